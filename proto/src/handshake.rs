@@ -1,0 +1,91 @@
+//! The first packets on the control socket.
+//!
+//! A client sends one [`ClientHello`]; the control daemon checks it and hands the connection, with the hello
+//! and the peer's credentials, to the server. The server answers with one [`Welcome`] that carries the
+//! session's descriptors (`SCM_RIGHTS`, in the order of [`WELCOME_DESCRIPTORS`]). From then on the socket
+//! carries only descriptors that belong to messages in the ring ([`DescriptorNote`]); its end of file tells
+//! either side that the other is gone.
+//!
+//! A user interface (`mps-control COMMAND`) sends [`MAGIC_UI`] followed by the command line instead.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// First bytes of a [`ClientHello`].
+pub const MAGIC_CLIENT: [u8; 4] = *b"MPSC";
+/// First bytes of a command packet of a user interface.
+pub const MAGIC_UI: [u8; 4] = *b"MPSU";
+/// First bytes of a [`Welcome`].
+pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
+
+/// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// What the descriptors of a [`Welcome`] are, in order.
+pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
+
+/// Devices one server can serve.
+pub const MAX_DEVICES: usize = 16;
+
+/// What a client says first. 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ClientHello {
+    /// [`MAGIC_CLIENT`].
+    pub magic: [u8; 4],
+    /// [`PROTOCOL_VERSION`] of the client.
+    pub protocol: u32,
+    /// [`crate::table::fingerprint`] of the client: both sides must agree on entry points and opcodes.
+    pub table_hash: u64,
+    /// The client's process id as it sees it itself (another PID namespace may see another one; for logs only).
+    pub pid: u32,
+    /// 0; later flags.
+    pub flags: u32,
+    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in hundredths of a percent, 0 when not set.
+    pub active_thread_centipercent: u32,
+    /// `CUDA_MPS_CLIENT_PRIORITY`, or -1 when not set.
+    pub priority: i32,
+    /// 0; later fields.
+    pub reserved: [u64; 4],
+}
+
+/// What the server answers. `status` is a `CUresult`; when it is not 0 there are no descriptors.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Welcome {
+    /// [`MAGIC_WELCOME`].
+    pub magic: [u8; 4],
+    /// [`PROTOCOL_VERSION`] of the server.
+    pub protocol: u32,
+    /// `CUresult`: 0, or why the client is refused (805, 807, 808, …).
+    pub status: u32,
+    /// 1: proxy mode. 2: direct mode (not served yet).
+    pub mode: u32,
+    /// Number of the session, unique in this server's life.
+    pub session: u64,
+    /// Bytes of the segment.
+    pub segment_len: u64,
+    /// First address of the host arena; the same in the server.
+    pub host_arena: u64,
+    /// Bytes of the host arena.
+    pub host_arena_len: u64,
+    /// First address of the device arena.
+    pub device_arena: u64,
+    /// Bytes of the device arena.
+    pub device_arena_len: u64,
+    /// Server's process id.
+    pub server_pid: u32,
+    /// How many of `devices` are filled.
+    pub device_count: u32,
+    /// `CUuuid` of the server's devices by the server's ordinal.
+    pub devices: [[u8; 16]; MAX_DEVICES],
+}
+
+/// Packet on the session's socket that carries one descriptor for the ring message of the same token.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct DescriptorNote {
+    /// The token named by the ring message or the answer.
+    pub token: u64,
+    /// Bytes behind the descriptor.
+    pub len: u64,
+}
