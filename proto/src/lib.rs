@@ -1,6 +1,12 @@
 //! The contract between the shim, the server and the control daemon.
 
+pub mod arena;
 pub mod classes;
 pub mod cuda;
+pub mod handle;
 pub mod handshake;
+pub mod message;
+pub mod ring;
+pub mod segment;
+pub mod shm;
 pub mod table;

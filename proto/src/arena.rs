@@ -1,0 +1,29 @@
+//! Address ranges that mean the same in every client and in the server.
+//!
+//! Pinned host memory is mapped in the **host arena** at one address in both processes, so that the pointer a
+//! program gets from `cuMemHostAlloc` is valid on its CPU and on the device. Device memory lies in the **device
+//! arena**, which clients reserve too: no host pointer of a client can be mistaken for a device pointer.
+//!
+//! The ranges keep clear of where Linux puts programs, libraries and stacks (0x55…, 0x7f…), of the shadow
+//! memory of the sanitizers, and of where CUDA's own allocations land.
+
+/// First address of the host arena.
+pub const HOST_ARENA: u64 = 0x2a00_0000_0000;
+/// Bytes of the host arena.
+pub const HOST_ARENA_LEN: u64 = 1 << 40;
+/// First address of the device arena.
+pub const DEVICE_ARENA: u64 = 0x2c00_0000_0000;
+/// Bytes of the device arena that belong to one device.
+pub const DEVICE_ARENA_STRIDE: u64 = 1 << 40;
+/// Bytes of the device arena.
+pub const DEVICE_ARENA_LEN: u64 = DEVICE_ARENA_STRIDE * crate::handshake::MAX_DEVICES as u64;
+
+/// Whether an address is device memory of a session (on whatever device).
+pub const fn is_device(address: u64) -> bool {
+    address >= DEVICE_ARENA && address < DEVICE_ARENA + DEVICE_ARENA_LEN
+}
+
+/// Whether an address is in the host arena.
+pub const fn is_host(address: u64) -> bool {
+    address >= HOST_ARENA && address < HOST_ARENA + HOST_ARENA_LEN
+}

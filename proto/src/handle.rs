@@ -1,0 +1,86 @@
+//! Handles that a program holds for objects in the server.
+//!
+//! The client chooses them, so that creating a stream or an event needs no answer. A handle is a kind, a
+//! generation and an index; a stale one is told from its successor by the generation. The high bits make it
+//! differ from every address a process can map and from the constants 1 and 2 that name default streams.
+
+/// What a handle stands for. The discriminants are part of the wire format.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Context = 1,
+    Module = 2,
+    Function = 3,
+    Library = 4,
+    Kernel = 5,
+    Stream = 6,
+    Event = 7,
+}
+
+impl Kind {
+    /// The kind of this number.
+    pub fn from_u8(value: u8) -> Option<Kind> {
+        [
+            Kind::Context,
+            Kind::Module,
+            Kind::Function,
+            Kind::Library,
+            Kind::Kernel,
+            Kind::Stream,
+            Kind::Event,
+        ]
+        .into_iter()
+        .find(|k| *k as u8 == value)
+    }
+}
+
+/// Marks the upper bits of every handle: not a canonical x86-64 or AArch64 address.
+const TAG: u64 = 0x5d << 56;
+
+/// `tag:8 | kind:8 | generation:16 | index:32`.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Handle(pub u64);
+
+impl Handle {
+    /// Puts a handle together.
+    pub const fn new(kind: Kind, generation: u16, index: u32) -> Handle {
+        Handle(TAG | (kind as u64) << 48 | (generation as u64) << 32 | index as u64)
+    }
+    /// The kind, when this is a handle at all.
+    pub fn kind(self) -> Option<Kind> {
+        if self.0 >> 56 != TAG >> 56 {
+            None
+        } else {
+            Kind::from_u8((self.0 >> 48) as u8)
+        }
+    }
+    /// Position in the table of its kind.
+    pub const fn index(self) -> u32 {
+        self.0 as u32
+    }
+    /// How often the position was used before.
+    pub const fn generation(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_survive() {
+        let handle = Handle::new(Kind::Event, 0xbeef, 0x1234_5678);
+        assert_eq!(handle.kind(), Some(Kind::Event));
+        assert_eq!(handle.generation(), 0xbeef);
+        assert_eq!(handle.index(), 0x1234_5678);
+    }
+
+    #[test]
+    fn other_values_are_no_handles() {
+        for value in [0, 1, 2, 0x7fff_1234_5678, u64::MAX, TAG, TAG | 0x63 << 48] {
+            assert_eq!(Handle(value).kind(), None, "{value:#x}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The messages a client writes into the ring, and the answers.
+//!
+//! One message is not one entry point: every copy of the driver API becomes one of three copy messages, every
+//! synchronization a mark. A *post* awaits no answer; an *ask* gets exactly one [`crate::segment::Answer`],
+//! whose payload is the struct named with it. Trailing bytes (parameters, names, data) follow the struct.
+//!
+//! An opcode, once given, is never reused.
+
+use crate::ring::WRAP;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+macro_rules! opcodes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $class:ident;)*) => {
+        /// What a message asks for.
+        #[repr(u16)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Op { $($(#[$doc])* $name = $number,)* }
+
+        impl Op {
+            /// All opcodes.
+            pub const ALL: &'static [Op] = &[$(Op::$name,)*];
+            /// The opcode of this number.
+            pub fn from_u16(value: u16) -> Option<Op> {
+                match value { $($number => Some(Op::$name),)* _ => None }
+            }
+            /// Whether the client waits for an answer.
+            pub fn is_ask(self) -> bool {
+                match self { $(Op::$name => matches!(Class::$class, Class::Ask),)* }
+            }
+        }
+        enum Class { Post, Ask }
+    };
+}
+
+opcodes! {
+    /// [`Launch`], packed parameters, then [`crate::cuda::CUlaunchAttribute`]s.
+    Launch = 2, Post;
+    /// [`Mark`]: write a flag when the stream gets there.
+    Mark = 3, Post;
+    /// [`CopyInline`], then the bytes: host to device.
+    CopyInline = 4, Post;
+    /// [`Copy`].
+    Copy = 5, Post;
+    /// [`Memset`].
+    Memset = 6, Post;
+    /// [`StreamCreate`].
+    StreamCreate = 7, Post;
+    /// [`Object`]: work already queued still runs.
+    StreamDestroy = 8, Post;
+    /// [`EventCreate`].
+    EventCreate = 9, Post;
+    /// [`Object`].
+    EventDestroy = 10, Post;
+    /// [`EventOnStream`].
+    EventRecord = 11, Post;
+    /// [`EventOnStream`].
+    StreamWaitEvent = 12, Post;
+    /// [`MarkEvent`]: write a flag when the event's last record is complete.
+    MarkEvent = 13, Post;
+    /// [`Range`]: a granted mapping is given back.
+    MemRelease = 14, Post;
+    /// [`Object`], a module or a library.
+    ImageUnload = 15, Post;
+    /// [`Range`]: pinned host memory is given back.
+    HostFree = 16, Post;
+
+    /// [`Attach`] -> nothing: the device's context exists from now on.
+    Attach = 64, Ask;
+    /// [`MemGrant`] -> [`Range`].
+    MemGrant = 65, Ask;
+    /// [`HostAlloc`] -> [`Range`], with a descriptor of the same token on the socket.
+    HostAlloc = 66, Ask;
+    /// [`Attach`] -> [`MemInfo`].
+    MemInfo = 67, Ask;
+    /// [`ImageLoad`], options -> [`ImageLoaded`], then the logs.
+    ImageLoad = 68, Ask;
+    /// [`GetFunction`], name -> [`FunctionInfo`], then [`Param`]s.
+    GetFunction = 69, Ask;
+    /// [`Named`], name -> [`Range`].
+    GetGlobal = 70, Ask;
+    /// [`FunctionAttribute`] -> [`Value`].
+    GetFunctionAttribute = 71, Ask;
+    /// [`FunctionAttribute`] -> nothing.
+    SetFunctionAttribute = 72, Ask;
+    /// [`Occupancy`] -> [`Value`].
+    Occupancy = 73, Ask;
+    /// [`Launch`], attributes -> [`Value`]: `cuOccupancyMaxActiveClusters`, `cuOccupancyMaxPotentialClusterSize` by `flags`.
+    Clusters = 74, Ask;
+    /// [`Limit`] -> [`Value`].
+    GetLimit = 75, Ask;
+    /// [`Limit`] -> [`Value`].
+    SetLimit = 76, Ask;
+    /// [`Object`] -> nothing; the status is that of `cuEventQuery`.
+    EventQuery = 77, Ask;
+    /// [`EventPair`] -> [`Value`]: bits of an f32, milliseconds.
+    EventElapsed = 78, Ask;
+    /// [`Named`] -> [`Value`] count, then NUL-ended names: the kernels of a library or functions of a module.
+    EnumerateFunctions = 79, Ask;
+    /// [`PointerQuery`] -> [`Value`]: an attribute of a pointer the client does not know (a global's interior, say).
+    PointerAttribute = 80, Ask;
+}
+
+const _: () = assert!(WRAP == 1);
+
+macro_rules! wire {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
+    )*};
+}
+
+wire! {
+    /// `cuLaunchKernel`, `cuLaunchKernelEx`, `cuLaunchCooperativeKernel`.
+    Launch {
+        /// Handle of a function or a kernel.
+        function: u64,
+        stream: u64,
+        /// Blocks.
+        grid: [u32; 3],
+        /// Threads.
+        block: [u32; 3],
+        /// Bytes of dynamic shared memory per block.
+        shared: u32,
+        /// Bytes of packed parameters behind this struct (padded to 8).
+        param_len: u32,
+        /// Attributes behind the parameters.
+        attributes: u32,
+        /// 0; in [`Op::Clusters`]: 0 active clusters, 1 potential cluster size.
+        flags: u32,
+    }
+    /// `cuStreamWriteValue32` of `value` into flag `slot`, in stream order.
+    Mark { stream: u64, slot: u32, value: u32, }
+    /// Host to device with the data in the message. Bytes.
+    CopyInline { to: u64, stream: u64, len: u64, }
+    /// A copy whose host side, if any, the server can reach.
+    Copy {
+        /// Device address, or host address in the arena, or offset in the staging area.
+        to: u64,
+        from: u64,
+        /// Bytes.
+        len: u64,
+        stream: u64,
+        /// [`Side`] of `to` | [`Side`] of `from` << 8.
+        sides: u32,
+        pad: u32,
+    }
+    /// `cuMemsetD8/16/32` and `cuMemsetD2D8/16/32`.
+    Memset {
+        to: u64,
+        stream: u64,
+        /// Elements in a row.
+        width: u64,
+        /// Rows, 1 for the one-dimensional ones.
+        height: u64,
+        /// Bytes from row to row.
+        pitch: u64,
+        value: u32,
+        /// Bytes of an element: 1, 2 or 4.
+        element: u32,
+    }
+    /// `cuStreamCreateWithPriority`, and the default streams of a context.
+    StreamCreate {
+        stream: u64,
+        /// Handle of the legacy default stream it is ordered against; 0: non-blocking; itself: it *is* one.
+        legacy: u64,
+        priority: i32,
+        /// Server's ordinal.
+        device: u32,
+    }
+    /// One object by handle.
+    Object { object: u64, }
+    EventCreate {
+        event: u64,
+        /// `CU_EVENT_*`.
+        flags: u32,
+        device: u32,
+    }
+    EventOnStream { event: u64, stream: u64, flags: u32, pad: u32, }
+    MarkEvent {
+        event: u64,
+        /// The stream that waits for the event and writes the flag; belongs to the waiting thread.
+        stream: u64,
+        slot: u32,
+        value: u32,
+    }
+    /// Addresses `[start, start + len)`.
+    Range { start: u64, len: u64, }
+    /// A device by the server's ordinal.
+    Attach { device: u32, pad: u32, }
+    MemGrant {
+        /// Bytes; the server rounds up to the driver's granularity.
+        len: u64,
+        device: u32,
+        pad: u32,
+    }
+    HostAlloc {
+        /// Bytes; rounded up to pages.
+        len: u64,
+        /// `CU_MEMHOSTALLOC_*`.
+        flags: u32,
+        /// Server's ordinal.
+        device: u32,
+    }
+    /// Bytes.
+    MemInfo { free: u64, total: u64, }
+    /// `cuModuleLoadData(Ex)`, `cuLibraryLoadData`.
+    ImageLoad {
+        /// Handle of kind module or library, chosen by the client.
+        image: u64,
+        /// SHA-256 of the content.
+        hash: [u8; 32],
+        /// Bytes of the content. It comes in a descriptor with the message's token; none when the token is 0 (the
+        /// server is asked to use the copy it has; it answers `CUDA_ERROR_NOT_FOUND` if it has none).
+        len: u64,
+        /// [`JitOption`]s behind this struct.
+        options: u32,
+        device: u32,
+        /// Bytes of log wanted.
+        info_log: u32,
+        error_log: u32,
+    }
+    /// One `CUjit_option` with a value that is a number.
+    JitOption { option: u32, pad: u32, value: u64, }
+    /// Bytes of info log, then of error log, behind this struct.
+    ImageLoaded { info_log: u32, error_log: u32, wall_time_ms: f32, pad: u32, }
+    /// `cuModuleGetFunction`, `cuLibraryGetKernel`.
+    GetFunction { parent: u64, function: u64, }
+    /// An object inside another, by name.
+    Named { parent: u64, }
+    /// What a client needs to know to launch. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, -1 where unknown.
+    FunctionInfo { attributes: [i32; 16], params: u32, pad: u32, }
+    /// Where a parameter lies in the packed buffer, bytes.
+    Param { offset: u32, size: u32, }
+    FunctionAttribute { function: u64, attribute: u32, value: i32, }
+    /// A single number.
+    Value { value: u64, }
+    /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags` (kind 0), `cuOccupancyAvailableDynamicSMemPerBlock`
+    /// (kind 1; `shared` is the number of blocks).
+    Occupancy { function: u64, shared: u64, block: i32, flags: u32, kind: u32, pad: u32, }
+    Limit { value: u64, limit: u32, device: u32, }
+    EventPair { start: u64, end: u64, }
+    PointerQuery { pointer: u64, attribute: u32, pad: u32, }
+}
+
+/// Which memory one side of a [`Copy`] lies in.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Device address.
+    Device = 0,
+    /// Address in the host arena, the same in both processes.
+    Host = 1,
+    /// Offset in the segment's staging area.
+    Staging = 2,
+}
+
+impl Side {
+    /// The side of this number.
+    pub fn from_u8(value: u8) -> Option<Side> {
+        [Side::Device, Side::Host, Side::Staging]
+            .into_iter()
+            .find(|s| *s as u8 == value)
+    }
+}
+
+/// Host-to-device copies up to this many bytes travel in the ring. Above it the copy from registered staging
+/// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).
+pub const INLINE_COPY_MAX: usize = 4 << 10;
+
+/// The most bytes of kernel parameters the driver takes (CUDA 12.1 and later).
+pub const PARAMS_MAX: usize = 32_764;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn opcodes_are_unique_and_not_the_filler() {
+        let numbers: HashSet<u16> = Op::ALL.iter().map(|op| *op as u16).collect();
+        assert_eq!(numbers.len(), Op::ALL.len());
+        assert!(!numbers.contains(&WRAP));
+        assert!(
+            Op::ALL
+                .iter()
+                .all(|op| Op::from_u16(*op as u16) == Some(*op))
+        );
+        assert_eq!(Op::from_u16(0), None);
+    }
+}

@@ -1,0 +1,421 @@
+//! The command ring: one producer (the client), one consumer (the server), bytes in shared memory.
+//!
+//! A message never wraps: where one would cross the end, the producer fills the rest with a [`WRAP`] message.
+//! Each side keeps its authoritative cursor private; the shared words only tell the peer how far it may go.
+//! The consumer trusts nothing: a head that runs away, a length that does not fit, is a [`Violation`].
+//!
+//! The code is generic over [`Memory`] so that the very same producer and consumer run over a shared mapping
+//! and under a model checker (`tests/loom.rs`).
+
+use thiserror::Error;
+
+/// Messages begin at multiples of this many bytes.
+pub const ALIGN: u32 = 16;
+/// Bytes of a message's header: `len: u32, op: u16, flags: u16, token: u64`.
+pub const HEADER: u32 = 16;
+/// Opcode of the filler before the end of the ring.
+pub const WRAP: u16 = 1;
+/// The longest message, header included, bytes.
+pub const MAX_MESSAGE: u32 = 128 << 10;
+
+/// Where a ring lives: two published cursors and `capacity` bytes.
+pub trait Memory {
+    /// Bytes, a power of two, at least twice [`MAX_MESSAGE`] in a real ring.
+    fn capacity(&self) -> u64;
+    /// Bytes ever produced, as last published. Pairs with [`Memory::publish_head`].
+    fn head(&self) -> u64;
+    /// Makes all bytes written so far visible to a consumer that reads this head. Release, and ordered before a
+    /// later read of the peer's sleeping mark (sequentially consistent).
+    fn publish_head(&self, head: u64);
+    /// Bytes ever consumed, as last published. Pairs with [`Memory::publish_tail`].
+    fn tail(&self) -> u64;
+    /// Gives the bytes before `tail` back to the producer. Release.
+    fn publish_tail(&self, tail: u64);
+    /// Copies `bytes` into the ring at `offset` (< capacity; never crosses the end).
+    fn write(&self, offset: u64, bytes: &[u8]);
+    /// Copies from the ring at `offset` into `bytes`.
+    fn read(&self, offset: u64, bytes: &mut [u8]);
+}
+
+/// How a peer broke the ring's rules. Ends its session.
+#[derive(Debug, Error, PartialEq, Eq, Clone, Copy)]
+pub enum Violation {
+    /// More bytes published than the ring holds, or the head went backwards.
+    #[error("head {head} is impossible: consumed {tail}, capacity {capacity}")]
+    Head { head: u64, tail: u64, capacity: u64 },
+    /// A message length that is too short, unaligned, too long, unpublished or crosses the ring's end.
+    #[error("message length {len} is impossible at {tail} with {available} bytes published")]
+    Length { len: u32, tail: u64, available: u64 },
+}
+
+/// Bytes that a message with `payload` bytes behind the header takes in the ring.
+pub const fn message_len(payload: usize) -> usize {
+    (HEADER as usize + payload + (ALIGN as usize - 1)) & !(ALIGN as usize - 1)
+}
+
+/// The client's end.
+#[derive(Debug)]
+pub struct Producer<M> {
+    memory: M,
+    head: u64,
+    known_tail: u64,
+}
+
+/// Room in the ring that the producer may fill before it publishes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reservation {
+    offset: u64,
+    len: u32,
+}
+
+impl<M: Memory> Producer<M> {
+    /// A producer on a fresh ring.
+    pub fn new(memory: M) -> Self {
+        Producer {
+            memory,
+            head: 0,
+            known_tail: 0,
+        }
+    }
+    /// The ring's memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+    /// Bytes produced so far.
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+    /// True when the server has taken every message.
+    pub fn is_drained(&mut self) -> bool {
+        self.known_tail = self.memory.tail();
+        self.known_tail == self.head
+    }
+
+    fn has_room(&mut self, len: u64) -> bool {
+        let capacity = self.memory.capacity();
+        if self.head.wrapping_sub(self.known_tail) + len <= capacity {
+            return true;
+        }
+        let tail = self.memory.tail();
+        // The server is trusted by the client, yet a nonsensical tail must not make us overwrite what is unread.
+        if self.head.wrapping_sub(tail) <= capacity {
+            self.known_tail = tail;
+        }
+        self.head.wrapping_sub(self.known_tail) + len <= capacity
+    }
+
+    /// Room for a message with `payload` bytes behind the header; `None` while the ring is full.
+    ///
+    /// # Panics
+    /// When the message is longer than [`MAX_MESSAGE`]: the caller must split.
+    #[inline]
+    pub fn reserve(&mut self, payload: usize) -> Option<Reservation> {
+        let len = message_len(payload) as u64;
+        assert!(len <= MAX_MESSAGE as u64, "message of {len} bytes");
+        let capacity = self.memory.capacity();
+        let offset = self.head & (capacity - 1);
+        let rest = capacity - offset;
+        if rest < len {
+            if !self.has_room(rest) {
+                return None;
+            }
+            self.write_header(offset, rest as u32, WRAP, 0, 0);
+            self.head = self.head.wrapping_add(rest);
+            self.memory.publish_head(self.head);
+        }
+        if !self.has_room(len) {
+            return None;
+        }
+        Some(Reservation {
+            offset: self.head & (capacity - 1),
+            len: len as u32,
+        })
+    }
+
+    #[inline]
+    fn write_header(&self, offset: u64, len: u32, op: u16, flags: u16, token: u64) {
+        let mut header = [0u8; HEADER as usize];
+        header[0..4].copy_from_slice(&len.to_le_bytes());
+        header[4..6].copy_from_slice(&op.to_le_bytes());
+        header[6..8].copy_from_slice(&flags.to_le_bytes());
+        header[8..16].copy_from_slice(&token.to_le_bytes());
+        self.memory.write(offset, &header);
+    }
+
+    /// Fills part of a reservation, `at` bytes behind the header.
+    #[inline]
+    pub fn fill(&self, room: Reservation, at: usize, bytes: &[u8]) {
+        assert!(HEADER as usize + at + bytes.len() <= room.len as usize);
+        self.memory
+            .write(room.offset + HEADER as u64 + at as u64, bytes);
+    }
+
+    /// Publishes a filled reservation.
+    #[inline]
+    pub fn publish(&mut self, room: Reservation, op: u16, flags: u16, token: u64) {
+        self.write_header(room.offset, room.len, op, flags, token);
+        self.head = self.head.wrapping_add(room.len as u64);
+        self.memory.publish_head(self.head);
+    }
+}
+
+/// One message as the consumer found it: a validated copy of its header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// Opcode.
+    pub op: u16,
+    /// Flags, by opcode.
+    pub flags: u16,
+    /// What the header's token says, by opcode.
+    pub token: u64,
+    /// Where the bytes behind the header begin in the ring.
+    pub offset: u64,
+    /// How many bytes are behind the header (padding included).
+    pub len: u32,
+}
+
+/// The server's end.
+#[derive(Debug)]
+pub struct Consumer<M> {
+    memory: M,
+    tail: u64,
+    head: u64,
+}
+
+impl<M: Memory> Consumer<M> {
+    /// A consumer on a fresh ring.
+    pub fn new(memory: M) -> Self {
+        Consumer {
+            memory,
+            tail: 0,
+            head: 0,
+        }
+    }
+    /// The ring's memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// True when a message is there. Reads shared memory.
+    #[inline]
+    pub fn has_message(&self) -> bool {
+        self.head != self.tail || self.memory.head() != self.tail
+    }
+
+    /// The message at the tail, fillers skipped; it stays there until [`Consumer::consume`].
+    ///
+    /// # Errors
+    /// A [`Violation`] when the producer broke the rules.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Message>, Violation> {
+        loop {
+            if self.head == self.tail {
+                let head = self.memory.head();
+                let capacity = self.memory.capacity();
+                if head == self.tail {
+                    return Ok(None);
+                }
+                if head.wrapping_sub(self.tail) > capacity || !head.is_multiple_of(ALIGN as u64) {
+                    return Err(Violation::Head {
+                        head,
+                        tail: self.tail,
+                        capacity,
+                    });
+                }
+                self.head = head;
+            }
+            let capacity = self.memory.capacity();
+            let offset = self.tail & (capacity - 1);
+            let mut header = [0u8; HEADER as usize];
+            self.memory.read(offset, &mut header);
+            let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+            let op = u16::from_le_bytes([header[4], header[5]]);
+            let flags = u16::from_le_bytes([header[6], header[7]]);
+            let mut token = [0u8; 8];
+            token.copy_from_slice(&header[8..16]);
+            let available = self.head.wrapping_sub(self.tail);
+            let to_end = capacity - offset;
+            let sound = len >= HEADER
+                && len.is_multiple_of(ALIGN)
+                && len as u64 <= available
+                && len as u64 <= to_end
+                && (op == WRAP || len <= MAX_MESSAGE);
+            if !sound || (op == WRAP && len as u64 != to_end) {
+                return Err(Violation::Length {
+                    len,
+                    tail: self.tail,
+                    available,
+                });
+            }
+            if op == WRAP {
+                self.tail = self.tail.wrapping_add(len as u64);
+                self.memory.publish_tail(self.tail);
+                continue;
+            }
+            return Ok(Some(Message {
+                op,
+                flags,
+                token: u64::from_le_bytes(token),
+                offset: offset + HEADER as u64,
+                len: len - HEADER,
+            }));
+        }
+    }
+
+    /// Done with the message that [`Consumer::peek`] gave: its bytes may be overwritten from now on.
+    #[inline]
+    pub fn consume(&mut self, message: &Message) {
+        self.tail = self.tail.wrapping_add((message.len + HEADER) as u64);
+        self.memory.publish_tail(self.tail);
+    }
+
+    /// Copies bytes of a message out, `at` bytes behind its header; false when they are not all inside it.
+    #[inline]
+    pub fn copy_out(&self, message: &Message, at: usize, bytes: &mut [u8]) -> bool {
+        if at + bytes.len() > message.len as usize {
+            return false;
+        }
+        self.memory.read(message.offset + at as u64, bytes);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    #[derive(Debug, Default)]
+    struct Shared {
+        head: Cell<u64>,
+        tail: Cell<u64>,
+        bytes: RefCell<Vec<u8>>,
+    }
+
+    impl Memory for Rc<Shared> {
+        fn capacity(&self) -> u64 {
+            self.bytes.borrow().len() as u64
+        }
+        fn head(&self) -> u64 {
+            self.head.get()
+        }
+        fn publish_head(&self, head: u64) {
+            self.head.set(head);
+        }
+        fn tail(&self) -> u64 {
+            self.tail.get()
+        }
+        fn publish_tail(&self, tail: u64) {
+            self.tail.set(tail);
+        }
+        fn write(&self, offset: u64, bytes: &[u8]) {
+            let o = offset as usize;
+            self.bytes.borrow_mut()[o..o + bytes.len()].copy_from_slice(bytes);
+        }
+        fn read(&self, offset: u64, bytes: &mut [u8]) {
+            let o = offset as usize;
+            bytes.copy_from_slice(&self.bytes.borrow()[o..o + bytes.len()]);
+        }
+    }
+
+    fn shared(capacity: usize) -> Rc<Shared> {
+        Rc::new(Shared {
+            bytes: RefCell::new(vec![0; capacity]),
+            ..Shared::default()
+        })
+    }
+
+    proptest! {
+        /// Whatever the sizes and the interleaving, messages come out whole, once and in order.
+        #[test]
+        fn delivers_in_order(sizes in prop::collection::vec(0usize..700, 1..200), pattern in prop::collection::vec(any::<bool>(), 1..64)) {
+            let memory = shared(4096);
+            let mut producer = Producer::new(memory.clone());
+            let mut consumer = Consumer::new(memory);
+            let (mut sent, mut received, mut step) = (0usize, 0usize, 0usize);
+            while received < sizes.len() {
+                let push = pattern[step % pattern.len()];
+                step += 1;
+                if push && sent < sizes.len() {
+                    if let Some(room) = producer.reserve(sizes[sent]) {
+                        let body: Vec<u8> = (0..sizes[sent]).map(|i| (i + sent) as u8).collect();
+                        producer.fill(room, 0, &body);
+                        producer.publish(room, 2 + (sent % 7) as u16, sent as u16, sent as u64);
+                        sent += 1;
+                        continue;
+                    }
+                }
+                if let Some(message) = consumer.peek().unwrap() {
+                    prop_assert_eq!(message.token, received as u64);
+                    prop_assert_eq!(message.op, 2 + (received % 7) as u16);
+                    let mut body = vec![0; sizes[received]];
+                    prop_assert!(consumer.copy_out(&message, 0, &mut body));
+                    prop_assert!(body.iter().enumerate().all(|(i, b)| *b == (i + received) as u8));
+                    consumer.consume(&message);
+                    received += 1;
+                } else if sent < sizes.len() && !push {
+                    step = 0;
+                    while !pattern.get(step).copied().unwrap_or(true) { step += 1; }
+                    if step >= pattern.len() {
+                        let room = producer.reserve(sizes[sent]).expect("an empty ring has room");
+                        let body: Vec<u8> = (0..sizes[sent]).map(|i| (i + sent) as u8).collect();
+                        producer.fill(room, 0, &body);
+                        producer.publish(room, 2 + (sent % 7) as u16, sent as u16, sent as u64);
+                        sent += 1;
+                    }
+                }
+            }
+            prop_assert!(producer.is_drained());
+        }
+
+        /// A hostile producer may write anything anywhere: the consumer ends in an error or in a message inside the
+        /// ring, never outside it and never in a panic.
+        #[test]
+        fn survives_a_hostile_producer(head in any::<u64>(), bytes in prop::collection::vec(any::<u8>(), 4096), rounds in 1usize..50) {
+            let memory = shared(4096);
+            memory.bytes.borrow_mut().copy_from_slice(&bytes);
+            memory.head.set(head);
+            let mut consumer = Consumer::new(memory);
+            for _ in 0..rounds {
+                match consumer.peek() {
+                    Ok(Some(message)) => {
+                        prop_assert!(message.offset + message.len as u64 <= 4096);
+                        let mut body = vec![0; message.len as usize];
+                        prop_assert!(consumer.copy_out(&message, 0, &mut body));
+                        prop_assert!(!consumer.copy_out(&message, 1, &mut body));
+                        consumer.consume(&message);
+                    }
+                    Ok(None) | Err(_) => break,
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_ring_gives_no_room_and_then_room_again() {
+        let memory = shared(1024);
+        let mut producer = Producer::new(memory.clone());
+        let mut consumer = Consumer::new(memory);
+        let mut count = 0;
+        while let Some(room) = producer.reserve(48) {
+            producer.publish(room, 2, 0, count);
+            count += 1;
+        }
+        assert_eq!(count, 16);
+        let message = consumer.peek().unwrap().unwrap();
+        consumer.consume(&message);
+        assert!(producer.reserve(48).is_some());
+    }
+
+    #[test]
+    fn a_runaway_head_is_a_violation() {
+        let memory = shared(1024);
+        memory.head.set(4096);
+        assert!(matches!(
+            Consumer::new(memory).peek(),
+            Err(Violation::Head { .. })
+        ));
+    }
+}

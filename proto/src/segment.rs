@@ -1,0 +1,222 @@
+//! The shared segment of a session: one sealed memfd, mapped by the client and the server.
+//!
+//! | offset | bytes | what | written by |
+//! |---|---|---|---|
+//! | 0 | 4 KiB | [`Header`] | as each field says |
+//! | 4 KiB | 64 KiB | answer payload | server |
+//! | 68 KiB | 2 MiB | command ring | client |
+//! | [`REGISTERED`] | 64 KiB | completion flags, one per 64-byte line | the GPU |
+//! | [`STAGING`] | 960 KiB | staging of copies | client and GPU |
+//!
+//! From [`REGISTERED`] on the server registers the memory with the driver (`cuMemHostRegister`).
+//!
+//! Each atomic names its partner. Everything the server reads here may be changed by a hostile client at any
+//! time: it bounds every value before it uses it.
+
+use crate::ring::Memory;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 4 << 10;
+/// Where the answer's payload lies.
+pub const ANSWER: usize = HEADER_LEN;
+/// Bytes an answer may have.
+pub const ANSWER_LEN: usize = 64 << 10;
+/// Where the ring lies.
+pub const RING: usize = ANSWER + ANSWER_LEN;
+/// Bytes of the ring.
+pub const RING_LEN: usize = 2 << 20;
+/// Where the part that the GPU reaches begins.
+pub const REGISTERED: usize = RING + RING_LEN;
+/// Bytes between two flags: a line each, so that one waiter's flag does not take another's line away.
+pub const FLAG_STRIDE: usize = 64;
+/// Completion flags of a session.
+pub const FLAGS: usize = 1024;
+/// Where staging begins.
+pub const STAGING: usize = REGISTERED + FLAGS * FLAG_STRIDE;
+/// Bytes of staging.
+pub const STAGING_LEN: usize = 960 << 10;
+/// Bytes the GPU reaches.
+pub const REGISTERED_LEN: usize = FLAGS * FLAG_STRIDE + STAGING_LEN;
+/// Bytes of the whole segment.
+pub const SEGMENT_LEN: usize = REGISTERED + REGISTERED_LEN;
+/// Threads of one client that can sleep at a time; further ones go on yielding.
+pub const SLEEPERS: usize = 64;
+
+const _: () = assert!(std::mem::size_of::<Header>() <= HEADER_LEN);
+const _: () = assert!(
+    RING_LEN.is_power_of_two()
+        && REGISTERED.is_multiple_of(4096)
+        && SEGMENT_LEN.is_multiple_of(4096)
+);
+
+/// A cache line of its own.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub struct Line<T>(pub T);
+
+/// A thread of the client that sleeps until a flag reaches a value.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Sleeper {
+    /// Flag slot. Client, before `state`.
+    pub slot: AtomicU32,
+    /// Value awaited. Client, before `state`.
+    pub value: AtomicU32,
+    /// Futex word: [`sleeper::FREE`], [`sleeper::SLEEPS`] (client, release), [`sleeper::WOKEN`] (server's watcher,
+    /// release, then a wake).
+    pub state: AtomicU32,
+}
+
+/// Values of [`Sleeper::state`].
+pub mod sleeper {
+    /// Nobody's.
+    pub const FREE: u32 = 0;
+    /// Claimed by a thread that fills it.
+    pub const CLAIMED: u32 = 1;
+    /// A thread sleeps on it.
+    pub const SLEEPS: u32 = 2;
+    /// Its thread was woken.
+    pub const WOKEN: u32 = 3;
+}
+
+/// Values of [`Header::state`].
+pub mod state {
+    /// Calls are served.
+    pub const LIVE: u32 = 0;
+    /// No call is served any more; [`super::Header::error`] says why.
+    pub const ENDED: u32 = 1;
+}
+
+/// The first page.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Header {
+    /// Bytes the client has put into the ring. Client: `publish_head`; server: `head`.
+    pub head: Line<AtomicU64>,
+    /// Bytes the server has taken. Server: `publish_tail`; client: `tail`.
+    pub tail: Line<AtomicU64>,
+    /// 1 while the server's dispatch thread sleeps and wants the doorbell. Server: stores 1, full fence, looks at
+    /// `head` again; client: publishes `head`, full fence, reads it.
+    pub server_sleeps: Line<AtomicU32>,
+    /// Counts answers. Server: release after the payload; client: acquire before it.
+    pub answers: Line<AtomicU32>,
+    /// Status of the answer (`CUresult`). Server, before `answers`.
+    pub answer_status: AtomicU32,
+    /// Bytes of its payload. Server, before `answers`.
+    pub answer_len: AtomicU32,
+    /// 1 while a client thread sleeps on `answers` as a futex. Client: stores 1, full fence, reads `answers`;
+    /// server: publishes `answers`, full fence, reads it.
+    pub answer_sleeps: Line<AtomicU32>,
+    /// [`state`]. Server: release after `error`; client: acquire.
+    pub state: Line<AtomicU32>,
+    /// Status every further call returns once `state` is not [`state::LIVE`]. Server.
+    pub error: AtomicU32,
+    /// First error of a posted message since the client took the last one (0: none). Server: compare-exchange from
+    /// 0; client: swap with 0.
+    pub posted_error: AtomicU32,
+    /// 1 while threads outnumber CPUs: waiting clients had better yield at once. Server, a hint.
+    pub crowded: AtomicU32,
+    /// How many of `sleepers` are in use. Client, full fence, then the doorbell when `watcher_idle`.
+    pub sleeping: Line<AtomicU32>,
+    /// The sleeping threads.
+    pub sleepers: [Sleeper; SLEEPERS],
+}
+
+/// The ring's memory inside a mapped segment.
+#[derive(Clone, Copy, Debug)]
+pub struct RingMemory {
+    base: *mut u8,
+}
+
+// SAFETY: the pointer is to a shared mapping that both processes may touch at any time; all access goes through
+// atomics or raw copies of plain bytes whose content is validated after the copy.
+unsafe impl Send for RingMemory {}
+// SAFETY: as above.
+unsafe impl Sync for RingMemory {}
+
+impl RingMemory {
+    /// The ring of the segment mapped at `base`.
+    ///
+    /// # Safety
+    /// `base` must be a readable and writable mapping of [`SEGMENT_LEN`] bytes that outlives this value.
+    pub unsafe fn new(base: *mut u8) -> Self {
+        RingMemory { base }
+    }
+    fn header(&self) -> &Header {
+        // SAFETY: `new` vouches for the mapping; Header is all atomics, valid for any bytes, and page aligned.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+    /// Address of a byte of the ring, for payloads that are handed to the driver in place.
+    pub fn address(&self, offset: u64) -> *mut u8 {
+        assert!(offset < RING_LEN as u64);
+        // SAFETY: inside the mapping, just checked.
+        unsafe { self.base.add(RING + offset as usize) }
+    }
+}
+
+impl Memory for RingMemory {
+    #[inline]
+    fn capacity(&self) -> u64 {
+        RING_LEN as u64
+    }
+    #[inline]
+    fn head(&self) -> u64 {
+        self.header().head.0.load(Ordering::Acquire)
+    }
+    #[inline]
+    fn publish_head(&self, head: u64) {
+        self.header().head.0.store(head, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+    #[inline]
+    fn tail(&self) -> u64 {
+        self.header().tail.0.load(Ordering::Acquire)
+    }
+    #[inline]
+    fn publish_tail(&self, tail: u64) {
+        self.header().tail.0.store(tail, Ordering::Release);
+    }
+    #[inline]
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        assert!(offset as usize + bytes.len() <= RING_LEN);
+        // SAFETY: the range is inside the ring (just checked); the consumer reads it only after `publish_head`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.base.add(RING + offset as usize),
+                bytes.len(),
+            )
+        }
+    }
+    #[inline]
+    fn read(&self, offset: u64, bytes: &mut [u8]) {
+        assert!(offset as usize + bytes.len() <= RING_LEN);
+        // SAFETY: the range is inside the ring (just checked). A hostile producer may write meanwhile: the bytes are
+        // then arbitrary, which every caller's validation of its copy allows for.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.base.add(RING + offset as usize),
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            )
+        }
+    }
+}
+
+/// Whether a flag that counts up, modulo 2^32, has reached a value.
+#[inline]
+pub fn reached(flag: u32, value: u32) -> bool {
+    flag.wrapping_sub(value) as i32 >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reached;
+
+    #[test]
+    fn flags_wrap() {
+        assert!(reached(5, 5) && reached(6, 5) && !reached(4, 5));
+        assert!(reached(2, u32::MAX) && !reached(u32::MAX, 2));
+    }
+}

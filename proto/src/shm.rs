@@ -1,0 +1,445 @@
+//! Sealed memory files, mappings, futexes, doorbells and descriptors over sockets.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// A memory file of `len` bytes that can neither shrink nor grow (`memfd_create(2)`, `F_ADD_SEALS`).
+///
+/// # Errors
+/// Those of the system calls: no memory, no descriptors.
+pub fn sealed_memfd(name: &std::ffi::CStr, len: u64) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call with a NUL-ended name.
+    let raw = check(unsafe {
+        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    })?;
+    // SAFETY: the descriptor is new and ours.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let len = i64::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: plain system calls on our descriptor.
+    unsafe {
+        check(libc::ftruncate(raw, len))?;
+        check(libc::fcntl(
+            raw,
+            libc::F_ADD_SEALS,
+            libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
+        ))?;
+    }
+    Ok(fd)
+}
+
+/// Whether a memory file is sealed against shrinking and has at least `len` bytes: only then may its mapping be
+/// read without fear of SIGBUS.
+pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
+    // SAFETY: plain system calls on a borrowed descriptor.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` is large enough; it is read only when the call succeeded.
+    let size = unsafe {
+        if libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) < 0 {
+            return false;
+        }
+        stat.assume_init().st_size
+    };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0 && size >= 0 && size as u64 >= len
+}
+
+/// A shared mapping of a memory file; unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a mapping is memory of the process, not of a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; it hands out only a raw pointer.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd` for reading and writing, populated.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        Mapping::map(
+            std::ptr::null_mut(),
+            fd,
+            len,
+            libc::MAP_SHARED | libc::MAP_POPULATE,
+        )
+    }
+
+    /// Maps at exactly `address`, which the caller has reserved (see [`Reservation`]).
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    ///
+    /// # Safety
+    /// `[address, address + len)` must be reserved by the caller and used by nothing else.
+    pub unsafe fn at(address: u64, fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        Mapping::map(
+            address as *mut u8,
+            fd,
+            len,
+            libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE,
+        )
+    }
+
+    fn map(
+        address: *mut u8,
+        fd: BorrowedFd<'_>,
+        len: usize,
+        flags: libc::c_int,
+    ) -> io::Result<Mapping> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: with a null address the kernel chooses a free place; with a fixed one the caller of `at` vouches.
+        let base = unsafe { libc::mmap(address.cast(), len, protection, flags, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Mapping {
+            base: base.cast(),
+            len,
+        })
+    }
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// Puts inaccessible memory in its place, so that the addresses stay reserved.
+    pub fn retire(self) {
+        let this = std::mem::ManuallyDrop::new(self);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: replaces our own mapping, which nobody can name any more.
+        unsafe { libc::mmap(this.base.cast(), this.len, libc::PROT_NONE, flags, -1, 0) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Addresses that nothing else in this process will be mapped at.
+#[derive(Debug)]
+pub struct Reservation {
+    /// First address.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Reservation {
+    /// Reserves exactly these addresses.
+    ///
+    /// # Errors
+    /// When some of them are in use, or an address-space limit forbids it.
+    pub fn at(start: u64, len: u64) -> io::Result<Reservation> {
+        let flags = libc::MAP_PRIVATE
+            | libc::MAP_ANONYMOUS
+            | libc::MAP_NORESERVE
+            | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: NOREPLACE never touches what is already mapped.
+        let base =
+            unsafe { libc::mmap(start as *mut _, len as usize, libc::PROT_NONE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        if base as u64 != start {
+            // A kernel that does not know the flag takes the address for a hint.
+            // SAFETY: just mapped by us.
+            unsafe { libc::munmap(base, len as usize) };
+            return Err(io::Error::from_raw_os_error(libc::EEXIST));
+        }
+        Ok(Reservation { start, len })
+    }
+    /// Whether `[address, address + len)` lies inside.
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        address >= self.start && len <= self.len && address - self.start <= self.len - len
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: our own reservation and whatever was put into it.
+        unsafe { libc::munmap(self.start as *mut _, self.len as usize) };
+    }
+}
+
+/// Sleeps while `*word == expected`, at most `timeout`; may return early for no reason (`futex(2)`, shared).
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: the word outlives the call; the kernel reads it atomically.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            expected,
+            &time,
+            0,
+            0,
+        )
+    };
+}
+
+/// Wakes all sleepers on `word`, in any process.
+pub fn futex_wake(word: &AtomicU32) {
+    // SAFETY: only the address is used.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE,
+            i32::MAX,
+            0,
+            0,
+            0,
+        )
+    };
+}
+
+/// A counter that wakes whoever polls it (`eventfd(2)`), non-blocking.
+#[derive(Debug)]
+pub struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// A silent doorbell.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn new() -> io::Result<Doorbell> {
+        // SAFETY: a plain system call.
+        let raw = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        // SAFETY: the descriptor is new and ours.
+        Ok(Doorbell(unsafe { OwnedFd::from_raw_fd(raw) }))
+    }
+    /// A doorbell that came over a socket.
+    pub fn from_fd(fd: OwnedFd) -> Doorbell {
+        Doorbell(fd)
+    }
+    /// Rings. A full counter means that it rings already.
+    pub fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: writes eight bytes from a local.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+    /// Stops ringing.
+    pub fn silence(&self) {
+        let mut count = 0u64;
+        // SAFETY: reads eight bytes into a local.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+    /// The descriptor, for `epoll` and for passing on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+}
+
+const MAX_DESCRIPTORS: usize = 4;
+
+/// Sends one packet with up to four descriptors (`SCM_RIGHTS`).
+///
+/// # Errors
+/// Those of `sendmsg(2)`; the peer being gone is `BrokenPipe`, never a signal.
+pub fn send_packet(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    assert!(descriptors.len() <= MAX_DESCRIPTORS);
+    let mut iov = libc::iovec {
+        iov_base: bytes.as_ptr() as *mut _,
+        iov_len: bytes.len(),
+    };
+    let mut control = [0u64; 8];
+    // SAFETY: a zeroed msghdr is valid; its pointers are to locals that outlive the call; the control buffer is
+    // aligned for a cmsghdr and large enough for MAX_DESCRIPTORS descriptors (16 + 4 * 4 < 64 bytes).
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut iov;
+        header.msg_iovlen = 1;
+        if !descriptors.is_empty() {
+            let len = (size_of::<RawFd>() * descriptors.len()) as u32;
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = libc::CMSG_SPACE(len) as usize;
+            let cmsg = libc::CMSG_FIRSTHDR(&header);
+            (*cmsg).cmsg_level = libc::SOL_SOCKET;
+            (*cmsg).cmsg_type = libc::SCM_RIGHTS;
+            (*cmsg).cmsg_len = libc::CMSG_LEN(len) as usize;
+            for (i, fd) in descriptors.iter().enumerate() {
+                libc::CMSG_DATA(cmsg)
+                    .cast::<RawFd>()
+                    .add(i)
+                    .write_unaligned(fd.as_raw_fd());
+            }
+        }
+        loop {
+            if libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Receives one packet into `bytes` with its descriptors (close-on-exec). `Ok((0, _))`: the peer is gone.
+///
+/// # Errors
+/// Those of `recvmsg(2)`: `WouldBlock` when there is none and `wait` is false; `InvalidData` for a packet longer
+/// than `bytes`.
+pub fn recv_packet(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    wait: bool,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut iov = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut control = [0u64; 8];
+    let flags = libc::MSG_CMSG_CLOEXEC | if wait { 0 } else { libc::MSG_DONTWAIT };
+    // SAFETY: as in `send_packet`; the descriptors found are new and ours, each is taken once.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut iov;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control);
+        let len = loop {
+            let len = libc::recvmsg(socket.as_raw_fd(), &mut header, flags);
+            if len >= 0 {
+                break len as usize;
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        };
+        let mut descriptors = Vec::new();
+        let mut cmsg = libc::CMSG_FIRSTHDR(&header);
+        while !cmsg.is_null() {
+            if (*cmsg).cmsg_level == libc::SOL_SOCKET && (*cmsg).cmsg_type == libc::SCM_RIGHTS {
+                let count = ((*cmsg).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
+                for i in 0..count {
+                    let raw = libc::CMSG_DATA(cmsg)
+                        .cast::<RawFd>()
+                        .add(i)
+                        .read_unaligned();
+                    descriptors.push(OwnedFd::from_raw_fd(raw));
+                }
+            }
+            cmsg = libc::CMSG_NXTHDR(&header, cmsg);
+        }
+        if header.msg_flags & libc::MSG_TRUNC != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "packet too long",
+            ));
+        }
+        Ok((len, descriptors))
+    }
+}
+
+/// Whether the peer of a socket has closed it. Takes no packet.
+pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one pollfd, no waiting.
+    let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+    ready > 0 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let mut fds = [0; 2];
+        // SAFETY: two new descriptors, taken once.
+        unsafe {
+            assert_eq!(
+                libc::socketpair(
+                    libc::AF_UNIX,
+                    libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+                    0,
+                    fds.as_mut_ptr()
+                ),
+                0
+            );
+            (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
+        }
+    }
+
+    #[test]
+    fn a_sealed_file_cannot_shrink() {
+        let fd = sealed_memfd(c"test", 8192).unwrap();
+        assert!(is_sealed(fd.as_fd(), 8192));
+        assert!(!is_sealed(fd.as_fd(), 8193));
+        // SAFETY: a plain system call.
+        assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
+    }
+
+    #[test]
+    fn descriptors_travel() {
+        let (a, b) = pair();
+        let memory = sealed_memfd(c"test", 4096).unwrap();
+        let bell = Doorbell::new().unwrap();
+        send_packet(a.as_fd(), b"hello", &[memory.as_fd(), bell.fd()]).unwrap();
+        let mut bytes = [0; 16];
+        let (len, fds) = recv_packet(b.as_fd(), &mut bytes, true).unwrap();
+        assert_eq!((&bytes[..len], fds.len()), (&b"hello"[..], 2));
+        let here = Mapping::new(memory.as_fd(), 4096).unwrap();
+        let there = Mapping::new(fds[0].as_fd(), 4096).unwrap();
+        // SAFETY: both mappings are 4096 bytes of the same file.
+        unsafe {
+            here.base().write_volatile(42);
+            assert_eq!(there.base().read_volatile(), 42);
+        }
+        assert!(!is_hung_up(b.as_fd()));
+        drop(a);
+        assert!(is_hung_up(b.as_fd()));
+    }
+
+    #[test]
+    fn a_reservation_is_exclusive() {
+        let first = Reservation::at(0x2f00_0000_0000, 1 << 30).unwrap();
+        assert!(Reservation::at(0x2f00_0000_0000 + (1 << 29), 1 << 30).is_err());
+        assert!(
+            first.contains(first.start, first.len) && !first.contains(first.start + 1, first.len)
+        );
+        assert!(!first.contains(first.start, u64::MAX));
+    }
+}
