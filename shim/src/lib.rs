@@ -1,1 +1,34 @@
+//! The library that takes the place of the CUDA driver inside a program.
+//!
+//! Its SONAME is `libcuda.so.1`, so that under `LD_PRELOAD` the loader answers every wish for the driver with
+//! it; [`dlopen`] catches the wishes that a SONAME does not: `libcuda.so` and absolute paths.
+//!
+//! The way of a call:
+//!
+//! 1. [`exports`]: the program calls an exported symbol, or the pointer that [`procaddr`] gave out, which is the
+//!    same address. It jumps through the symbol's slot.
+//! 2. Until `cuInit` has decided, the slot leads to the genuine driver ([`genuine`]), except for the few calls
+//!    that the shim always answers itself ([`mode::OWN`]).
+//! 3. `cuInit` ([`mode`]) looks for a daemon ([`connect`]) and writes all slots: without one the genuine driver's
+//!    own functions (pass-through), with one the handlers of [`calls`] (proxy) and, for what those do not serve, a
+//!    function that answers `CUDA_ERROR_NOT_SUPPORTED`.
+//!
+//! Nothing happens in a constructor, and nothing is printed unless `MPSSHIM_LOG` asks for it ([`log`]).
 
+mod calls;
+mod connect;
+mod dlopen;
+mod exports;
+mod genuine;
+mod ldcache;
+mod log;
+mod mode;
+mod procaddr;
+mod settings;
+
+/// Tells one shim from a genuine driver: [`genuine`] refuses a library that exports this. Returns the version,
+/// NUL-terminated.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn mpsshim_version() -> *const std::ffi::c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

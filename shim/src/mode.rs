@@ -1,0 +1,312 @@
+//! What `cuInit` decides: whether this process runs on the genuine driver or through a server.
+//!
+//! The decision is made by the first `cuInit` that succeeds and holds for the life of the process. One that
+//! fails leaves everything undecided, and the next one asks anew. A child that is forked after the decision and
+//! goes on without exec cannot use CUDA, as natively: in pass-through the genuine driver says so, in proxy mode
+//! the child's slots do.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS,
+    CUresult, CUuuid,
+};
+use parking_lot::ReentrantMutex;
+
+use crate::calls::SERVED;
+use crate::exports::{self, COUNT, SYMBOLS, Target};
+use crate::genuine::{self, Driver, Error};
+use crate::{connect, log, procaddr, settings};
+
+/// Where calls go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Mode {
+    /// No `cuInit` has succeeded yet. Calls go to the genuine driver, which knows what is allowed that early.
+    Undecided,
+    /// To the genuine driver.
+    PassThrough,
+    /// To the handlers of [`SERVED`].
+    Proxy,
+}
+
+/// The calls that are the shim's own in every mode.
+pub static OWN: &[(&str, Target)] = &[
+    ("cuInit", Target::new(cu_init as *const ())),
+    (
+        "cuGetProcAddress",
+        Target::new(procaddr::get_proc_address as *const ()),
+    ),
+    (
+        "cuGetProcAddress_v2",
+        Target::new(procaddr::get_proc_address_v2 as *const ()),
+    ),
+    (
+        "cuGetExportTable",
+        Target::new(cu_get_export_table as *const ()),
+    ),
+];
+
+/// Calls that a forked child may still make: they touch neither device nor session.
+const WORKS_AFTER_FORK: [&str; 5] = [
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGetProcAddress",
+    "cuGetProcAddress_v2",
+];
+
+static MODE: AtomicU8 = AtomicU8::new(Mode::Undecided as u8);
+/// Set while some thread is inside the genuine `cuInit` or connects.
+static DECIDING: AtomicBool = AtomicBool::new(false);
+
+/// The mode now.
+pub fn current() -> Mode {
+    match MODE.load(Ordering::Acquire) {
+        mode if mode == Mode::PassThrough as u8 => Mode::PassThrough,
+        mode if mode == Mode::Proxy as u8 => Mode::Proxy,
+        _ => Mode::Undecided,
+    }
+}
+
+/// Whether the program runs on the genuine driver or, while nothing is decided, would if it called `cuInit` now.
+pub fn goes_to_genuine() -> bool {
+    // cudart asks for some hundred functions before cuInit: one connection that finds a daemon is enough.
+    static DAEMON_SEEN: AtomicBool = AtomicBool::new(false);
+    match current() {
+        Mode::PassThrough => true,
+        Mode::Proxy => false,
+        Mode::Undecided if DAEMON_SEEN.load(Ordering::Relaxed) => false,
+        Mode::Undecided => {
+            let daemon = daemon_wanted();
+            DAEMON_SEEN.store(daemon, Ordering::Relaxed);
+            !daemon
+        }
+    }
+}
+
+/// Whether there is a daemon, and no wish to do without.
+fn daemon_wanted() -> bool {
+    !settings::disabled() && connect::daemon_reachable()
+}
+
+/// `cuInit`.
+///
+/// # Safety
+/// None beyond the CUDA function's; the type is that of the exported symbol.
+pub unsafe extern "C" fn cu_init(flags: u32) -> CUresult {
+    // Held through the decision, so that a second thread's cuInit waits for it. Libraries that the genuine cuInit
+    // loads (a profiler's, say) call cuInit themselves on this thread; those are for the genuine driver.
+    static LOCK: ReentrantMutex<Cell<bool>> = ReentrantMutex::new(Cell::new(false));
+
+    log::init();
+    register_fork_handler();
+    let deciding = LOCK.lock();
+    if deciding.get() {
+        return genuine_init(flags).map_or_else(Error::status, |(_, status)| status);
+    }
+    match current() {
+        Mode::Proxy if flags != 0 => CUDA_ERROR_INVALID_VALUE,
+        Mode::Proxy => CUDA_SUCCESS,
+        Mode::PassThrough => {
+            drop(deciding);
+            genuine_init(flags).map_or_else(Error::status, |(_, status)| status)
+        }
+        Mode::Undecided => {
+            deciding.set(true);
+            DECIDING.store(true, Ordering::SeqCst);
+            let status = decide(flags).map_or_else(|status| status, |()| CUDA_SUCCESS);
+            DECIDING.store(false, Ordering::SeqCst);
+            deciding.set(false);
+            tracing::debug!(%status, mode = ?current(), "cuInit");
+            status
+        }
+    }
+}
+
+/// Chooses the mode and installs it. An error leaves the process undecided.
+fn decide(flags: u32) -> Result<(), CUresult> {
+    let daemon = daemon_wanted();
+    // In proxy mode too: the genuine driver's export tables are handed to the program, and work once it is
+    // initialised. Nothing is made on the device by it.
+    let driver = match genuine_init(flags) {
+        Ok((driver, status)) => {
+            status.ok()?;
+            Some(driver)
+        }
+        // A client of a server can do without a driver of its own, but not without the one it was told to use.
+        Err(Error::NotFound) if daemon && flags == 0 => None,
+        Err(Error::NotFound) if daemon => return Err(CUDA_ERROR_INVALID_VALUE),
+        Err(error) => return Err(error.status()),
+    };
+    if daemon && connect::connect()? {
+        install_proxy();
+        return Ok(());
+    }
+    match driver {
+        Some(driver) => {
+            install_pass_through(driver);
+            Ok(())
+        }
+        None => Err(Error::NotFound.status()),
+    }
+}
+
+/// Calls the genuine `cuInit`.
+fn genuine_init(flags: u32) -> Result<(&'static Driver, CUresult), &'static Error> {
+    let driver = genuine::driver()?;
+    let Some(address) = driver.symbol("cuInit") else {
+        return Ok((driver, CUDA_ERROR_NOT_SUPPORTED));
+    };
+    // SAFETY: the driver's cuInit has this signature.
+    let init = unsafe { std::mem::transmute::<*const (), extern "C" fn(u32) -> CUresult>(address) };
+    Ok((driver, init(flags)))
+}
+
+fn install_pass_through(driver: &Driver) {
+    let mut targets: Vec<Target> = SYMBOLS
+        .iter()
+        // What this driver lacks a program would not have found; it gets told when it calls.
+        .map(|symbol| {
+            driver
+                .symbol(symbol)
+                .map_or(Target::new(not_supported as *const ()), Target::new)
+        })
+        .collect();
+    // Still the shim's, so that one symbol keeps one address.
+    overwrite(&mut targets, &OWN[1..3]);
+    install(&targets, Mode::PassThrough);
+}
+
+fn install_proxy() {
+    let mut targets: Vec<Target> = (0..COUNT).map(exports::absent).collect();
+    overwrite(&mut targets, SERVED);
+    overwrite(&mut targets, OWN);
+    install(&targets, Mode::Proxy);
+}
+
+fn overwrite(targets: &mut [Target], entries: &[(&str, Target)]) {
+    for (symbol, target) in entries {
+        match exports::index_of(symbol) {
+            Some(index) => targets[index] = *target,
+            None => tracing::error!(symbol, "is served but is no symbol of the driver"),
+        }
+    }
+}
+
+fn install(targets: &[Target], mode: Mode) {
+    // First the mode, so that a call that still comes through `resolve` goes where the slots will lead.
+    MODE.store(mode as u8, Ordering::Release);
+    for (index, target) in targets.iter().enumerate() {
+        exports::install(index, *target);
+    }
+}
+
+/// `cuGetExportTable`. Tables taken before `cuInit` must already be the right ones.
+///
+/// # Safety
+/// As the CUDA function: `table` and `uuid` are null or valid.
+unsafe extern "C" fn cu_get_export_table(
+    table: *mut *const c_void,
+    uuid: *const CUuuid,
+) -> CUresult {
+    type GetExportTable = unsafe extern "C" fn(*mut *const c_void, *const CUuuid) -> CUresult;
+    let served = || served("cuGetExportTable").map(Target::address);
+    let target = if goes_to_genuine() { None } else { served() };
+    match target.or_else(|| genuine::symbol("cuGetExportTable")) {
+        Some(address) => {
+            // SAFETY: both are functions of this signature.
+            let function = unsafe { std::mem::transmute::<*const (), GetExportTable>(address) };
+            // SAFETY: the caller's arguments, unchanged.
+            unsafe { function(table, uuid) }
+        }
+        None => CUDA_ERROR_NOT_SUPPORTED,
+    }
+}
+
+fn served(symbol: &str) -> Option<Target> {
+    SERVED
+        .iter()
+        .find(|(served, _)| *served == symbol)
+        .map(|(_, target)| *target)
+}
+
+/// Where a call goes whose slot has not been written. Called by the export stubs.
+pub extern "C" fn resolve(index: usize) -> *const () {
+    log::init();
+    let symbol = SYMBOLS[index];
+    if let Some((_, own)) = OWN.iter().find(|(own, _)| *own == symbol) {
+        return own.address();
+    }
+    if current() == Mode::Proxy {
+        // The slots are being written just now.
+        return served(symbol).unwrap_or(exports::absent(index)).address();
+    }
+    match genuine::driver() {
+        Ok(driver) => driver.symbol(symbol).unwrap_or(not_supported as *const ()),
+        Err(_) => not_initialized as *const (),
+    }
+}
+
+/// A call that proxy mode does not serve. Called by the export stubs.
+pub extern "C" fn absent(index: usize) -> CUresult {
+    static LOGGED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
+    if !LOGGED[index].swap(true, Ordering::Relaxed) {
+        tracing::warn!(symbol = SYMBOLS[index], "called, but not served");
+    }
+    CUDA_ERROR_NOT_SUPPORTED
+}
+
+// These two stand in for functions of any signature: they read no argument.
+
+extern "C" fn not_supported() -> CUresult {
+    CUDA_ERROR_NOT_SUPPORTED
+}
+
+extern "C" fn not_initialized() -> CUresult {
+    CUDA_ERROR_NOT_INITIALIZED
+}
+
+fn register_fork_handler() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler only writes atomics.
+        let status = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+        if status != 0 {
+            tracing::warn!(status, "no fork handler: a forked child must not use CUDA");
+        }
+    });
+}
+
+/// Runs in a forked child before anything else does. The session is the parent's, and whatever lock another
+/// thread held stays held: no handler may run any more.
+unsafe extern "C" fn after_fork_in_child() {
+    if current() != Mode::Proxy && !DECIDING.load(Ordering::SeqCst) {
+        return;
+    }
+    for (index, symbol) in SYMBOLS.iter().enumerate() {
+        if !WORKS_AFTER_FORK.contains(symbol) {
+            exports::install(index, Target::new(not_initialized as *const ()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_symbol_exists() {
+        let named = OWN
+            .iter()
+            .chain(SERVED)
+            .map(|(symbol, _)| *symbol)
+            .chain(WORKS_AFTER_FORK);
+        for symbol in named {
+            assert!(exports::index_of(symbol).is_some(), "{symbol}");
+        }
+    }
+}
