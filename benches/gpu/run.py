@@ -1,0 +1,791 @@
+#!/usr/bin/env python3
+"""Measures native CUDA, NVIDIA MPS and mpsshim side by side on one GPU.
+
+Every measurement runs on each system in turn, and the whole round is repeated, so that a change of the machine's state
+meets all three alike. The table shows medians. Needs python3, the built binaries, and benches/cuda/microbench.cu
+compiled with nvcc (the command is at its top); nbody is the CUDA sample's binary, or ours from examples/.
+
+    benches/gpu/run.py --build target/release --microbench ./microbench --nbody ./nbody
+"""
+
+import argparse
+import dataclasses
+import datetime
+import glob
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+# --------------------------------------------------------------------------------------------------------------------
+# The table
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: a value that a measurement yields, and what mpsshim has to reach."""
+
+    key: str
+    title: str
+    unit: str
+    digits: int
+    # ("at most" | "at least", number), ("within", factor of native), or None where nothing is asked for.
+    target: tuple | None = None
+
+    def target_text(self):
+        if self.target is None:
+            return ""
+        kind, number = self.target
+        if kind == "within":
+            return f"within {round((number - 1) * 100)}% of native"
+        return f"{kind} {number:,g} {self.unit}"
+
+    def reached(self, native, ours):
+        """True, False, or None when it cannot be told."""
+        if self.target is None or ours is None:
+            return None
+        kind, number = self.target
+        if kind == "within":
+            return None if native is None else ours <= native * number
+        return ours <= number if kind == "at most" else ours >= number
+
+
+# Measurement -> rows. The order is that of the table.
+MEASUREMENTS = {
+    "nbody1": [Row("nbody1", "nbody 512000, 10 iterations, one copy", "ms", 1, ("within", 1.01))],
+    "nbody3": [Row("nbody3", "nbody 14336, 10000 iterations, three copies, each", "ms", 0, ("at most", 6900))],
+    "latency": [
+        Row("launch_burst", "launch, client side, queue not full", "µs", 3, ("at most", 0.15)),
+        Row("launch_steady", "launch, steady state", "µs", 2),
+        Row("launch_sync", "launch + synchronize, p50", "µs", 2, ("at most", 7.75)),
+        Row("launch_sync_p99", "launch + synchronize, p99", "µs", 2),
+        Row("h2d_4", "4-byte copy to the device, p50", "µs", 2, ("at most", 0.3)),
+        Row("d2h_4", "4-byte copy from the device, p50", "µs", 2, ("at most", 6.5)),
+        Row("malloc_free", "malloc + free of 1 MiB, p50", "µs", 2),
+    ],
+    "small8": [Row("small8", "50 µs kernel + synchronize, 8 clients, total", "/s", 0, ("at least", 145_000))],
+    "small16": [Row("small16", "50 µs kernel + synchronize, 16 clients, total", "/s", 0, ("at least", 260_000))],
+    "small32": [
+        Row("small32", "50 µs kernel of 4 blocks + synchronize, 32 clients, total", "/s", 0, ("at least", 310_000))
+    ],
+    "empty8": [Row("empty8", "empty kernels, 256 then synchronize, 8 clients, total", "/s", 0)],
+    "start": [
+        Row("start", "runtime start (cudaFree(0)) with a running server", "ms", 1, ("at most", 60)),
+        Row("first_kernel", "first kernel done after", "ms", 1),
+    ],
+    "memory": [Row("memory", "device memory for each further idle client", "MiB", 1, ("at most", 5))],
+    "bandwidth": [
+        Row("h2d_pinned", "pinned copy, 256 MiB, to the device", "GB/s", 1, ("at least", 54)),
+        Row("d2h_pinned", "pinned copy, 256 MiB, from the device", "GB/s", 1, ("at least", 54)),
+        Row("h2d_pageable", "pageable copy, 256 MiB, to the device", "GB/s", 1),
+        Row("d2h_pageable", "pageable copy, 256 MiB, from the device", "GB/s", 1),
+    ],
+    "idle": [Row("idle", "CPU of idle daemon and server, one idle client", "ms/s", 1, ("at most", 0))],
+}
+
+SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim"}
+
+# --------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+class Failure(Exception):
+    """A measurement or a system that did not work; the message goes into the report."""
+
+
+class Processes:
+    """Starts processes, each in a process group of its own, and ends every one of them."""
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, command, env, stdin=subprocess.DEVNULL, cwd=None):
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process, timeout, text=None):
+        """Waits for the process's end; what it printed. Anything but exit status 0 is a Failure."""
+        name = os.path.basename(process.args[0])
+        try:
+            out, err = process.communicate(text, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.end(process)
+            raise Failure(f"{name} was still running after {timeout:.0f} s") from None
+        if process.returncode != 0:
+            last = (err.strip() or out.strip() or "no output").splitlines()[-1]
+            raise Failure(f"{name} ended with {process.returncode}: {last}")
+        return out
+
+    def run(self, command, env, timeout, text=None):
+        stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
+        return self.finish(self.start(command, env, stdin), timeout, text)
+
+    def end(self, process):
+        if process.poll() is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+        if process in self.started:
+            self.started.remove(process)
+
+    def end_all(self):
+        for process in list(self.started):
+            self.end(process)
+
+
+def read_line(process, timeout):
+    """The next line of the process's output; a Failure if none comes in time.
+
+    Processes.finish would miss what is read ahead here, so read up to a line after which the process waits for input.
+    """
+    line = []
+    reader = threading.Thread(target=lambda: line.append(process.stdout.readline()), daemon=True)
+    reader.start()
+    reader.join(timeout)
+    name = os.path.basename(process.args[0])
+    if not line:
+        raise Failure(f"{name} printed nothing for {timeout:.0f} s")
+    if not line[0]:
+        process.wait(5)
+        raise Failure(f"{name} ended early with {process.returncode}: {process.stderr.read().strip()[-200:]}")
+    return line[0].strip()
+
+
+def read_until(process, wanted, timeout):
+    """Reads lines up to one that begins with `wanted` and returns that one."""
+    deadline = time.monotonic() + timeout
+    while not (line := read_line(process, max(0.1, deadline - time.monotonic()))).startswith(wanted):
+        pass
+    return line
+
+
+def ended(pid):
+    """True when no such process runs (a zombie has ended too)."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return parse_stat(stat.read())[0] == "Z"
+    except OSError:
+        return True
+
+
+def end_pid(pid, names):
+    """Kills a process that a daemon of ours left, if it still is one of `names`."""
+    try:
+        with open(f"/proc/{pid}/comm") as comm:
+            # The kernel keeps 15 characters of a name.
+            if comm.read().strip() in [name[:15] for name in names]:
+                os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Parsing what programs print
+
+
+def parse_values(text):
+    """name=value lines as a dictionary of numbers; other lines are skipped."""
+    values = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        try:
+            if equals:
+                values[name.strip()] = float(value)
+        except ValueError:
+            pass
+    return values
+
+
+def parse_nbody(text):
+    """The milliseconds that nbody's benchmark reports."""
+    found = re.search(r"total time for \d+ iterations: ([\d.]+) ms", text)
+    if not found:
+        raise Failure("nbody printed no total time")
+    return float(found[1])
+
+
+def parse_stat(text):
+    """State and CPU ticks (user and system) from /proc/PID/stat. The command's name may hold anything, even ')'."""
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def parse_pids(text):
+    return [int(line) for line in text.split() if line.isdigit()]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Systems
+
+
+class System:
+    """Programs on the bare driver."""
+
+    name = "native"
+
+    def __init__(self, processes, directory):
+        self.processes = processes
+        self.directory = directory
+
+    def env(self):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("MPSSHIM_", "CUDA_MPS_")) and k != "LD_PRELOAD"}
+        # Nothing listens there: no program may join an MPS that happens to run on this machine.
+        env["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(self.directory, "none")
+        return env
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def pids(self):
+        """Daemon and servers."""
+        return []
+
+    def check_used(self):
+        """A Failure unless the clients that run now really go through this system."""
+
+
+class Daemon(System):
+    """What NVIDIA MPS and mpsshim have in common: a control command, a pipe directory with a pid file, servers."""
+
+    control = ""
+    server = ""
+    variable_prefix = ""
+
+    def __init__(self, processes, directory):
+        super().__init__(processes, directory)
+        self.pipe = os.path.join(directory, "pipe")
+        self.log = os.path.join(directory, "log")
+        self.known = set()  # Every process id of a daemon or server that was seen.
+        self.running = False
+
+    def directories(self):
+        return {f"{self.variable_prefix}PIPE_DIRECTORY": self.pipe, f"{self.variable_prefix}LOG_DIRECTORY": self.log}
+
+    def env(self):
+        return super().env() | self.directories()
+
+    def daemon_env(self):
+        return self.env()
+
+    def command(self, *words, timeout=10):
+        raise NotImplementedError
+
+    def start(self):
+        if not shutil.which(self.control):
+            raise Failure(f"there is no {self.control}")
+        os.makedirs(self.pipe)
+        os.makedirs(self.log)
+        self.running = True
+        # Not through a pipe: the daemon keeps its standard output.
+        with open(os.path.join(self.directory, "daemon.out"), "w") as out:
+            try:
+                status = subprocess.run(
+                    [self.control, "-d"], env=self.daemon_env(), stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=20
+                ).returncode
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise Failure(f"{self.control} -d: {error}") from None
+        if status != 0:
+            with open(out.name) as said:
+                raise Failure(f"{self.control} -d ended with {status}: {said.read().strip()[-300:]}")
+        deadline = time.monotonic() + 10
+        while not self.daemon_pids():
+            if time.monotonic() > deadline:
+                raise Failure(f"{self.control} -d wrote no pid file in {self.pipe}")
+            time.sleep(0.05)
+        self.known.update(self.daemon_pids())
+
+    def daemon_pids(self):
+        pids = []
+        for path in glob.glob(os.path.join(self.pipe, "*.pid")):
+            with open(path) as file:
+                pids += parse_pids(file.read())
+        return pids
+
+    def pids(self):
+        servers = parse_pids(self.command("get_server_list"))
+        self.known.update(servers)
+        return self.daemon_pids() + servers
+
+    def check_used(self):
+        servers = parse_pids(self.command("get_server_list"))
+        self.known.update(servers)
+        if not any(parse_pids(self.command("get_client_list", str(server))) for server in servers):
+            raise Failure("the client runs, but no server knows it")
+
+    def stop(self):
+        if not self.running:
+            return
+        self.running = False
+        try:
+            self.known.update(self.daemon_pids())
+            self.known.update(parse_pids(self.command("get_server_list")))
+            self.command("quit", timeout=20)
+        except Failure as failure:
+            print(f"{self.name}: {failure}; killing it", file=sys.stderr)
+        deadline = time.monotonic() + 5
+        while not all(ended(pid) for pid in self.known) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in self.known:
+            end_pid(pid, [os.path.basename(self.control), self.server])
+
+    def log_tail(self, lines=15):
+        text = ""
+        for path in sorted(glob.glob(os.path.join(self.log, "*.log"))):
+            with open(path, errors="replace") as file:
+                text += f"--- {os.path.basename(path)}\n" + "".join(file.readlines()[-lines:])
+        return text
+
+
+class NvidiaMps(Daemon):
+    name = "nvidia"
+    control = "nvidia-cuda-mps-control"
+    server = "nvidia-cuda-mps-server"
+    variable_prefix = "CUDA_MPS_"
+
+    def command(self, *words, timeout=10):
+        return self.processes.run([self.control], self.env(), timeout, " ".join(words) + "\n")
+
+
+class Mpsshim(Daemon):
+    name = "mpsshim"
+    server = "mps-server"
+    variable_prefix = "MPSSHIM_"
+
+    def __init__(self, processes, directory, build):
+        super().__init__(processes, directory)
+        self.build = os.path.abspath(build)
+        self.control = os.path.join(self.build, "mps-control")
+        self.library = os.path.join(self.build, "libmpsshim.so")
+
+    def env(self):
+        return super().env() | {"LD_PRELOAD": self.library}
+
+    def daemon_env(self):
+        env = self.env()
+        del env["LD_PRELOAD"]
+        return env
+
+    def command(self, *words, timeout=10):
+        return self.processes.run([self.control, *words], self.daemon_env(), timeout)
+
+    def start(self):
+        if not os.path.exists(self.library):
+            raise Failure(f"there is no {self.library}: cargo build --release")
+        super().start()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Measurements
+
+
+class Bench:
+    """The measurements, each a method that runs on one system and returns row key -> value."""
+
+    def __init__(self, processes, microbench, nbody, quick=False):
+        self.processes = processes
+        self.microbench = microbench and os.path.abspath(microbench)
+        self.nbody = nbody and os.path.abspath(nbody)
+        self.quick = quick
+
+    def possible(self, name):
+        """Why a measurement cannot run here, or None."""
+        if name.startswith("nbody"):
+            return None if self.nbody else "no --nbody"
+        return None if self.microbench else "no --microbench"
+
+    def run(self, name, system):
+        if name.startswith("small"):
+            clients = int(name.removeprefix("small"))
+            return {name: self.total(system, clients, "small", "--blocks", "4" if clients >= 32 else "8")}
+        if name.startswith("empty"):
+            return {name: self.total(system, int(name.removeprefix("empty")), "empty", "--batch", "256")}
+        return getattr(self, name)(system)
+
+    def micro(self, system, *arguments, timeout=60):
+        return parse_values(self.processes.run([self.microbench, *arguments], system.env(), timeout))
+
+    def hold(self, system):
+        """An idle client that has its context."""
+        process = self.processes.start([self.microbench, "hold"], system.env(), stdin=subprocess.PIPE)
+        read_until(process, "ready=", 30)
+        return process
+
+    def release(self, holders):
+        try:
+            for holder in holders:
+                self.processes.finish(holder, 20, "")
+        finally:
+            for holder in holders:
+                self.processes.end(holder)
+
+    def nbody_run(self, system, copies, bodies, iterations):
+        command = [self.nbody, "-benchmark", f"-numbodies={bodies}", f"-i={iterations}"]
+        running = [self.processes.start(command, system.env()) for _ in range(copies)]
+        try:
+            return [parse_nbody(self.processes.finish(process, 90)) for process in running]
+        finally:
+            for process in running:
+                self.processes.end(process)
+
+    def nbody1(self, system):
+        scale = 10 if self.quick else 1
+        (took,) = self.nbody_run(system, 1, 512000, 10 // scale)
+        return {"nbody1": took * scale}
+
+    def nbody3(self, system):
+        scale = 10 if self.quick else 1
+        return {"nbody3": statistics.mean(self.nbody_run(system, 3, 14336, 10000 // scale)) * scale}
+
+    def latency(self, system):
+        values = self.micro(system, "latency")
+        return {
+            "launch_burst": values["launch_burst_ns"] / 1e3,
+            "launch_steady": values["launch_steady_ns"] / 1e3,
+            "launch_sync": values["launch_sync_p50_us"],
+            "launch_sync_p99": values["launch_sync_p99_us"],
+            "h2d_4": values["h2d_4_bytes_p50_us"],
+            "d2h_4": values["d2h_4_bytes_p50_us"],
+            "malloc_free": values["malloc_free_p50_us"],
+        }
+
+    def total(self, system, clients, mode, *arguments):
+        """Kernels a second of clients that begin together, added up."""
+        seconds = "1" if self.quick else "2"
+        command = [self.microbench, mode, "--wait", "--seconds", seconds, *arguments]
+        running = [self.processes.start(command, system.env(), stdin=subprocess.PIPE) for _ in range(clients)]
+        try:
+            for process in running:
+                read_until(process, "ready=", 60)
+            begin = time.time() + 0.2
+            for process in running:
+                process.stdin.write(f"{begin}\n")
+                process.stdin.flush()
+            results = [parse_values(self.processes.finish(process, 30)) for process in running]
+        finally:
+            for process in running:
+                self.processes.end(process)
+        late = max(result["late_ms"] for result in results)
+        if late > 100:
+            raise Failure(f"a client began {late:.0f} ms late")
+        return sum(result["kernels_per_s"] for result in results)
+
+    def start(self, system):
+        holder = self.hold(system)
+        try:
+            system.check_used()
+            results = [self.micro(system, "start") for _ in range(3 if self.quick else 5)]
+        finally:
+            self.release([holder])
+        return {
+            "start": statistics.median(result["runtime_start_ms"] for result in results),
+            "first_kernel": statistics.median(result["first_kernel_ms"] for result in results),
+        }
+
+    def memory(self, system):
+        more = 4
+        holders = [self.hold(system)]
+        try:
+            before = self.device_memory(holders[0])
+            holders += [self.hold(system) for _ in range(more)]
+            after = self.device_memory(holders[0])
+        finally:
+            self.release(holders)
+        return {"memory": (after - before) / more}
+
+    def device_memory(self, holder):
+        """MiB in use on the first device: from nvidia-smi, or as a client sees it where there is none."""
+        if shutil.which("nvidia-smi"):
+            text = nvidia_smi("memory.used")
+            if text and text.split()[0].isdigit():
+                return float(text.split()[0])
+        holder.stdin.write("?\n")
+        holder.stdin.flush()
+        return parse_values(read_until(holder, "used_mib=", 10))["used_mib"]
+
+    def bandwidth(self, system):
+        values = self.micro(system, "bandwidth")
+        return {f"{way}_{kind}": values[f"{way}_{kind}_gb_s"] for way in ("h2d", "d2h") for kind in ("pinned", "pageable")}
+
+    def idle(self, system):
+        holder = self.hold(system)
+        try:
+            pids = system.pids()
+            if not pids:
+                return {}
+            time.sleep(1)  # What the client's start left to do is not idling.
+            seconds = 2 if self.quick else 4
+            before = cpu_ms(pids)
+            time.sleep(seconds)
+            return {"idle": (cpu_ms(pids) - before) / seconds}
+        finally:
+            self.release([holder])
+
+
+def cpu_ms(pids):
+    """Milliseconds of CPU that the processes have used so far."""
+    ticks = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                ticks += parse_stat(stat.read())[1]
+        except OSError:
+            raise Failure(f"process {pid} has ended") from None
+    return ticks * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def nvidia_smi(field):
+    """One field of the first GPU, or None."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The report
+
+
+class Report:
+    def __init__(self, systems, measurements, about):
+        self.systems = systems
+        self.measurements = measurements
+        self.about = about
+        self.values = {}  # row key -> system -> list of values
+        self.failures = []
+
+    def add(self, system, values):
+        for key, value in values.items():
+            self.values.setdefault(key, {}).setdefault(system, []).append(value)
+
+    def fail(self, system, measurement, failure):
+        text = f"{SYSTEM_TITLES[system]}, {measurement}: {failure}"
+        print(text, file=sys.stderr)
+        self.failures.append(text)
+
+    def median(self, key, system):
+        values = self.values.get(key, {}).get(system)
+        return statistics.median(values) if values else None
+
+    def rows(self):
+        for measurement in self.measurements:
+            for row in MEASUREMENTS[measurement]:
+                yield row, row.reached(self.median(row.key, "native"), self.median(row.key, "mpsshim"))
+
+    def markdown(self):
+        lines = ["| | " + " | ".join(SYSTEM_TITLES[s] for s in self.systems) + " | to reach | |"]
+        lines.append("|---|" + "---|" * (len(self.systems) + 2))
+        for row, reached in self.rows():
+            cells = []
+            for system in self.systems:
+                value = self.median(row.key, system)
+                cells.append("–" if value is None else f"{value:,.{row.digits}f} {row.unit}")
+            verdict = {True: "yes", False: "**no**", None: ""}[reached]
+            lines.append(f"| {row.title} | " + " | ".join(cells) + f" | {row.target_text()} | {verdict} |")
+        return "\n".join(lines)
+
+    def document(self):
+        text = f"# Native, NVIDIA MPS and mpsshim, {self.about['date']}\n\n{self.markdown()}\n\n"
+        text += f"Medians of {self.about['repetitions']} rounds, all systems in turn within each round.\n\n"
+        for name in ("command", "commit", "gpu", "driver", "cpus", "kernel"):
+            text += f"- {name}: {self.about[name]}\n"
+        if self.failures:
+            text += "\nWhat failed:\n\n" + "".join(f"- {failure}\n" for failure in self.failures)
+        return text
+
+    def data(self):
+        return self.about | {"values": self.values, "failures": self.failures}
+
+    def save(self, directory):
+        os.makedirs(directory, exist_ok=True)
+        stem = os.path.join(directory, "gpu-" + self.about["date"][:16].replace(":", "").replace(" ", "-"))
+        with open(stem + ".json", "w") as file:
+            json.dump(self.data(), file, indent=1)
+            file.write("\n")
+        with open(stem + ".md", "w") as file:
+            file.write(self.document())
+        return stem
+
+
+def about(arguments, repetitions):
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=os.path.dirname(os.path.abspath(__file__)),
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["benches/gpu/run.py", *arguments]),
+        "commit": commit or "unknown",
+        "gpu": nvidia_smi("name") or "unknown",
+        "driver": nvidia_smi("driver_version") or "unknown",
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "repetitions": repetitions,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The run
+
+
+def comma_list(known):
+    def parse(text):
+        names = [name for name in text.split(",") if name]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--build", default="target/release", help="where libmpsshim.so, mps-control and mps-server are")
+    parser.add_argument("--microbench", help="compiled benches/cuda/microbench.cu")
+    parser.add_argument("--nbody", help="an nbody binary; its rows are left out without it")
+    parser.add_argument("--results", default="docs/results", help="where the .json and .md files go (%(default)s)")
+    parser.add_argument(
+        "--only", type=comma_list(MEASUREMENTS), default=list(MEASUREMENTS), help=f"of {','.join(MEASUREMENTS)}"
+    )
+    parser.add_argument(
+        "--systems", type=comma_list(SYSTEM_TITLES), default=list(SYSTEM_TITLES), help=f"of {','.join(SYSTEM_TITLES)}"
+    )
+    parser.add_argument("--repetitions", type=int, default=None, help="rounds (2; 1 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="shorter measurements, one round")
+    parser.add_argument("--budget", type=float, default=360, help="seconds after which no measurement begins (%(default)s)")
+    options = parser.parse_args(arguments)
+    if options.repetitions is None:
+        options.repetitions = 1 if options.quick else 2
+    if options.repetitions < 1:
+        parser.error("--repetitions: at least 1")
+    for name in ("microbench", "nbody"):
+        path = getattr(options, name)
+        if path and not os.access(path, os.X_OK):
+            parser.error(f"--{name} {path}: no such program")
+    if not options.microbench and not options.nbody:
+        parser.error("give --microbench, --nbody or both")
+    return options
+
+
+def make_system(name, processes, directory, build):
+    directory = os.path.join(directory, name)
+    os.makedirs(directory)
+    if name == "mpsshim":
+        return Mpsshim(processes, directory, build)
+    return NvidiaMps(processes, directory) if name == "nvidia" else System(processes, directory)
+
+
+def start_systems(options, systems, bench, report):
+    """Starts the systems; those that do not work leave the list."""
+    for system in list(systems):
+        try:
+            system.start()
+            if options.microbench:
+                holder = bench.hold(system)
+                try:
+                    system.check_used()
+                finally:
+                    bench.release([holder])
+        except Failure as failure:
+            report.fail(system.name, "start", failure)
+            show_log(system)
+            system.stop()
+            systems.remove(system)
+
+
+def show_log(system):
+    if isinstance(system, Daemon):
+        print(system.log_tail(), file=sys.stderr)
+
+
+def measure_all(options, systems, bench, report):
+    begin = time.monotonic()
+    for repetition in range(options.repetitions):
+        for measurement in options.only:
+            reason = bench.possible(measurement)
+            if reason:
+                if repetition == 0:
+                    print(f"{measurement}: left out, {reason}", file=sys.stderr)
+                continue
+            for system in systems:
+                if time.monotonic() - begin > options.budget:
+                    report.fail(system.name, measurement, f"left out of round {repetition + 1}, the budget is spent")
+                    continue
+                since = time.monotonic()
+                try:
+                    values = bench.run(measurement, system)
+                except (Failure, KeyError, OSError) as failure:
+                    report.fail(system.name, measurement, repr(failure) if isinstance(failure, KeyError) else failure)
+                    show_log(system)
+                    continue
+                report.add(system.name, values)
+                shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
+                print(f"{time.monotonic() - since:5.1f} s  {system.name:8} {shown or '–'}", flush=True)
+
+
+def main(arguments):
+    options = parse_arguments(arguments)
+    # A stop from outside must still end every daemon and client.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    report = Report(options.systems, options.only, about(arguments, options.repetitions))
+    processes = Processes()
+    bench = Bench(processes, options.microbench, options.nbody, options.quick)
+    with tempfile.TemporaryDirectory(prefix="mpsbench-") as directory:
+        systems = [make_system(name, processes, directory, options.build) for name in options.systems]
+        try:
+            start_systems(options, systems, bench, report)
+            measure_all(options, systems, bench, report)
+        finally:
+            processes.end_all()
+            for system in systems:
+                system.stop()
+            processes.end_all()
+    print()
+    print(report.markdown())
+    print(f"\nwritten to {report.save(options.results)}.md and .json")
+    missed = [row.title for row, reached in report.rows() if reached is False]
+    if missed:
+        print("not reached: " + "; ".join(missed))
+    return 1 if report.failures or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
