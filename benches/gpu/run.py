@@ -11,7 +11,6 @@ compiled with nvcc (the command is at its top); nbody is the CUDA sample's binar
 import argparse
 import dataclasses
 import datetime
-import glob
 import json
 import os
 import platform
@@ -23,8 +22,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+
+import systems
 
 # --------------------------------------------------------------------------------------------------------------------
 # The table
@@ -92,120 +92,6 @@ MEASUREMENTS = {
     "idle": [Row("idle", "CPU of idle daemon and server, one idle client", "ms/s", 1, ("at most", 0))],
 }
 
-SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim"}
-
-# --------------------------------------------------------------------------------------------------------------------
-# Processes
-
-
-class Failure(Exception):
-    """A measurement or a system that did not work; the message goes into the report."""
-
-
-class Processes:
-    """Starts processes, each in a process group of its own, and ends every one of them."""
-
-    def __init__(self):
-        self.started = []
-
-    def start(self, command, env, stdin=subprocess.DEVNULL, cwd=None):
-        process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=cwd,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def finish(self, process, timeout, text=None):
-        """Waits for the process's end; what it printed. Anything but exit status 0 is a Failure."""
-        name = os.path.basename(process.args[0])
-        try:
-            out, err = process.communicate(text, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            self.end(process)
-            raise Failure(f"{name} was still running after {timeout:.0f} s") from None
-        if process.returncode != 0:
-            last = (err.strip() or out.strip() or "no output").splitlines()[-1]
-            raise Failure(f"{name} ended with {process.returncode}: {last}")
-        return out
-
-    def run(self, command, env, timeout, text=None):
-        stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
-        return self.finish(self.start(command, env, stdin), timeout, text)
-
-    def end(self, process):
-        if process.poll() is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
-        if process in self.started:
-            self.started.remove(process)
-
-    def end_all(self):
-        for process in list(self.started):
-            self.end(process)
-
-
-def read_line(process, timeout):
-    """The next line of the process's output; a Failure if none comes in time.
-
-    Processes.finish would miss what is read ahead here, so read up to a line after which the process waits for input.
-    """
-    line = []
-    reader = threading.Thread(target=lambda: line.append(process.stdout.readline()), daemon=True)
-    reader.start()
-    reader.join(timeout)
-    name = os.path.basename(process.args[0])
-    if not line:
-        raise Failure(f"{name} printed nothing for {timeout:.0f} s")
-    if not line[0]:
-        process.wait(5)
-        raise Failure(f"{name} ended early with {process.returncode}: {process.stderr.read().strip()[-200:]}")
-    return line[0].strip()
-
-
-def read_until(process, wanted, timeout):
-    """Reads lines up to one that begins with `wanted` and returns that one."""
-    deadline = time.monotonic() + timeout
-    while not (line := read_line(process, max(0.1, deadline - time.monotonic()))).startswith(wanted):
-        pass
-    return line
-
-
-def ended(pid):
-    """True when no such process runs (a zombie has ended too)."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return parse_stat(stat.read())[0] == "Z"
-    except OSError:
-        return True
-
-
-def end_pid(pid, names):
-    """Kills a process that a daemon of ours left, if it still is one of `names`."""
-    try:
-        with open(f"/proc/{pid}/comm") as comm:
-            # The kernel keeps 15 characters of a name.
-            if comm.read().strip() in [name[:15] for name in names]:
-                os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Parsing what programs print
 
@@ -227,181 +113,8 @@ def parse_nbody(text):
     """The milliseconds that nbody's benchmark reports."""
     found = re.search(r"total time for \d+ iterations: ([\d.]+) ms", text)
     if not found:
-        raise Failure("nbody printed no total time")
+        raise systems.Failure("nbody printed no total time")
     return float(found[1])
-
-
-def parse_stat(text):
-    """State and CPU ticks (user and system) from /proc/PID/stat. The command's name may hold anything, even ')'."""
-    fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[11]) + int(fields[12])
-
-
-def parse_pids(text):
-    return [int(line) for line in text.split() if line.isdigit()]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Systems
-
-
-class System:
-    """Programs on the bare driver."""
-
-    name = "native"
-
-    def __init__(self, processes, directory):
-        self.processes = processes
-        self.directory = directory
-
-    def env(self):
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("MPSSHIM_", "CUDA_MPS_")) and k != "LD_PRELOAD"}
-        # Nothing listens there: no program may join an MPS that happens to run on this machine.
-        env["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(self.directory, "none")
-        return env
-
-    def start(self):
-        pass
-
-    def stop(self):
-        pass
-
-    def pids(self):
-        """Daemon and servers."""
-        return []
-
-    def check_used(self):
-        """A Failure unless the clients that run now really go through this system."""
-
-
-class Daemon(System):
-    """What NVIDIA MPS and mpsshim have in common: a control command, a pipe directory with a pid file, servers."""
-
-    control = ""
-    server = ""
-    variable_prefix = ""
-
-    def __init__(self, processes, directory):
-        super().__init__(processes, directory)
-        self.pipe = os.path.join(directory, "pipe")
-        self.log = os.path.join(directory, "log")
-        self.known = set()  # Every process id of a daemon or server that was seen.
-        self.running = False
-
-    def directories(self):
-        return {f"{self.variable_prefix}PIPE_DIRECTORY": self.pipe, f"{self.variable_prefix}LOG_DIRECTORY": self.log}
-
-    def env(self):
-        return super().env() | self.directories()
-
-    def daemon_env(self):
-        return self.env()
-
-    def command(self, *words, timeout=10):
-        raise NotImplementedError
-
-    def start(self):
-        if not shutil.which(self.control):
-            raise Failure(f"there is no {self.control}")
-        os.makedirs(self.pipe)
-        os.makedirs(self.log)
-        self.running = True
-        # Not through a pipe: the daemon keeps its standard output.
-        with open(os.path.join(self.directory, "daemon.out"), "w") as out:
-            try:
-                status = subprocess.run(
-                    [self.control, "-d"], env=self.daemon_env(), stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=20
-                ).returncode
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise Failure(f"{self.control} -d: {error}") from None
-        if status != 0:
-            with open(out.name) as said:
-                raise Failure(f"{self.control} -d ended with {status}: {said.read().strip()[-300:]}")
-        deadline = time.monotonic() + 10
-        while not self.daemon_pids():
-            if time.monotonic() > deadline:
-                raise Failure(f"{self.control} -d wrote no pid file in {self.pipe}")
-            time.sleep(0.05)
-        self.known.update(self.daemon_pids())
-
-    def daemon_pids(self):
-        pids = []
-        for path in glob.glob(os.path.join(self.pipe, "*.pid")):
-            with open(path) as file:
-                pids += parse_pids(file.read())
-        return pids
-
-    def pids(self):
-        servers = parse_pids(self.command("get_server_list"))
-        self.known.update(servers)
-        return self.daemon_pids() + servers
-
-    def check_used(self):
-        servers = parse_pids(self.command("get_server_list"))
-        self.known.update(servers)
-        if not any(parse_pids(self.command("get_client_list", str(server))) for server in servers):
-            raise Failure("the client runs, but no server knows it")
-
-    def stop(self):
-        if not self.running:
-            return
-        self.running = False
-        try:
-            self.known.update(self.daemon_pids())
-            self.known.update(parse_pids(self.command("get_server_list")))
-            self.command("quit", timeout=20)
-        except Failure as failure:
-            print(f"{self.name}: {failure}; killing it", file=sys.stderr)
-        deadline = time.monotonic() + 5
-        while not all(ended(pid) for pid in self.known) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for pid in self.known:
-            end_pid(pid, [os.path.basename(self.control), self.server])
-
-    def log_tail(self, lines=15):
-        text = ""
-        for path in sorted(glob.glob(os.path.join(self.log, "*.log"))):
-            with open(path, errors="replace") as file:
-                text += f"--- {os.path.basename(path)}\n" + "".join(file.readlines()[-lines:])
-        return text
-
-
-class NvidiaMps(Daemon):
-    name = "nvidia"
-    control = "nvidia-cuda-mps-control"
-    server = "nvidia-cuda-mps-server"
-    variable_prefix = "CUDA_MPS_"
-
-    def command(self, *words, timeout=10):
-        return self.processes.run([self.control], self.env(), timeout, " ".join(words) + "\n")
-
-
-class Mpsshim(Daemon):
-    name = "mpsshim"
-    server = "mps-server"
-    variable_prefix = "MPSSHIM_"
-
-    def __init__(self, processes, directory, build):
-        super().__init__(processes, directory)
-        self.build = os.path.abspath(build)
-        self.control = os.path.join(self.build, "mps-control")
-        self.library = os.path.join(self.build, "libmpsshim.so")
-
-    def env(self):
-        return super().env() | {"LD_PRELOAD": self.library}
-
-    def daemon_env(self):
-        env = self.env()
-        del env["LD_PRELOAD"]
-        return env
-
-    def command(self, *words, timeout=10):
-        return self.processes.run([self.control, *words], self.daemon_env(), timeout)
-
-    def start(self):
-        if not os.path.exists(self.library):
-            raise Failure(f"there is no {self.library}: cargo build --release")
-        super().start()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -437,7 +150,7 @@ class Bench:
     def hold(self, system):
         """An idle client that has its context."""
         process = self.processes.start([self.microbench, "hold"], system.env(), stdin=subprocess.PIPE)
-        read_until(process, "ready=", 30)
+        systems.read_until(process, "ready=", 30)
         return process
 
     def release(self, holders):
@@ -485,7 +198,7 @@ class Bench:
         running = [self.processes.start(command, system.env(), stdin=subprocess.PIPE) for _ in range(clients)]
         try:
             for process in running:
-                read_until(process, "ready=", 60)
+                systems.read_until(process, "ready=", 60)
             begin = time.time() + 0.2
             for process in running:
                 process.stdin.write(f"{begin}\n")
@@ -496,7 +209,7 @@ class Bench:
                 self.processes.end(process)
         late = max(result["late_ms"] for result in results)
         if late > 100:
-            raise Failure(f"a client began {late:.0f} ms late")
+            raise systems.Failure(f"a client began {late:.0f} ms late")
         return sum(result["kernels_per_s"] for result in results)
 
     def start(self, system):
@@ -530,11 +243,13 @@ class Bench:
                 return float(text.split()[0])
         holder.stdin.write("?\n")
         holder.stdin.flush()
-        return parse_values(read_until(holder, "used_mib=", 10))["used_mib"]
+        return parse_values(systems.read_until(holder, "used_mib=", 10))["used_mib"]
 
     def bandwidth(self, system):
         values = self.micro(system, "bandwidth")
-        return {f"{way}_{kind}": values[f"{way}_{kind}_gb_s"] for way in ("h2d", "d2h") for kind in ("pinned", "pageable")}
+        return {
+            f"{way}_{kind}": values[f"{way}_{kind}_gb_s"] for way in ("h2d", "d2h") for kind in ("pinned", "pageable")
+        }
 
     def idle(self, system):
         holder = self.hold(system)
@@ -557,9 +272,9 @@ def cpu_ms(pids):
     for pid in pids:
         try:
             with open(f"/proc/{pid}/stat") as stat:
-                ticks += parse_stat(stat.read())[1]
+                ticks += systems.parse_stat(stat.read())[1]
         except OSError:
-            raise Failure(f"process {pid} has ended") from None
+            raise systems.Failure(f"process {pid} has ended") from None
     return ticks * 1000 / os.sysconf("SC_CLK_TCK")
 
 
@@ -578,8 +293,8 @@ def nvidia_smi(field):
 
 
 class Report:
-    def __init__(self, systems, measurements, about):
-        self.systems = systems
+    def __init__(self, names, measurements, about):
+        self.systems = names
         self.measurements = measurements
         self.about = about
         self.values = {}  # row key -> system -> list of values
@@ -590,7 +305,7 @@ class Report:
             self.values.setdefault(key, {}).setdefault(system, []).append(value)
 
     def fail(self, system, measurement, failure):
-        text = f"{SYSTEM_TITLES[system]}, {measurement}: {failure}"
+        text = f"{systems.SYSTEM_TITLES[system]}, {measurement}: {failure}"
         print(text, file=sys.stderr)
         self.failures.append(text)
 
@@ -604,7 +319,7 @@ class Report:
                 yield row, row.reached(self.median(row.key, "native"), self.median(row.key, "mpsshim"))
 
     def markdown(self):
-        lines = ["| | " + " | ".join(SYSTEM_TITLES[s] for s in self.systems) + " | to reach | |"]
+        lines = ["| | " + " | ".join(systems.SYSTEM_TITLES[s] for s in self.systems) + " | to reach | |"]
         lines.append("|---|" + "---|" * (len(self.systems) + 2))
         for row, reached in self.rows():
             cells = []
@@ -684,12 +399,13 @@ def parse_arguments(arguments):
     parser.add_argument(
         "--only", type=comma_list(MEASUREMENTS), default=list(MEASUREMENTS), help=f"of {','.join(MEASUREMENTS)}"
     )
-    parser.add_argument(
-        "--systems", type=comma_list(SYSTEM_TITLES), default=list(SYSTEM_TITLES), help=f"of {','.join(SYSTEM_TITLES)}"
-    )
+    names = list(systems.SYSTEM_TITLES)
+    parser.add_argument("--systems", type=comma_list(names), default=names, help=f"of {','.join(names)}")
     parser.add_argument("--repetitions", type=int, default=None, help="rounds (2; 1 with --quick)")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, one round")
-    parser.add_argument("--budget", type=float, default=360, help="seconds after which no measurement begins (%(default)s)")
+    parser.add_argument(
+        "--budget", type=float, default=360, help="seconds after which no measurement begins (%(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.repetitions is None:
         options.repetitions = 1 if options.quick else 2
@@ -704,17 +420,9 @@ def parse_arguments(arguments):
     return options
 
 
-def make_system(name, processes, directory, build):
-    directory = os.path.join(directory, name)
-    os.makedirs(directory)
-    if name == "mpsshim":
-        return Mpsshim(processes, directory, build)
-    return NvidiaMps(processes, directory) if name == "nvidia" else System(processes, directory)
-
-
-def start_systems(options, systems, bench, report):
+def start_systems(options, usable, bench, report):
     """Starts the systems; those that do not work leave the list."""
-    for system in list(systems):
+    for system in list(usable):
         try:
             system.start()
             if options.microbench:
@@ -723,19 +431,14 @@ def start_systems(options, systems, bench, report):
                     system.check_used()
                 finally:
                     bench.release([holder])
-        except Failure as failure:
+        except systems.Failure as failure:
             report.fail(system.name, "start", failure)
-            show_log(system)
+            systems.show_log(system)
             system.stop()
-            systems.remove(system)
+            usable.remove(system)
 
 
-def show_log(system):
-    if isinstance(system, Daemon):
-        print(system.log_tail(), file=sys.stderr)
-
-
-def measure_all(options, systems, bench, report):
+def measure_all(options, usable, bench, report):
     begin = time.monotonic()
     for repetition in range(options.repetitions):
         for measurement in options.only:
@@ -744,16 +447,16 @@ def measure_all(options, systems, bench, report):
                 if repetition == 0:
                     print(f"{measurement}: left out, {reason}", file=sys.stderr)
                 continue
-            for system in systems:
+            for system in usable:
                 if time.monotonic() - begin > options.budget:
                     report.fail(system.name, measurement, f"left out of round {repetition + 1}, the budget is spent")
                     continue
                 since = time.monotonic()
                 try:
                     values = bench.run(measurement, system)
-                except (Failure, KeyError, OSError) as failure:
+                except (systems.Failure, KeyError, OSError) as failure:
                     report.fail(system.name, measurement, repr(failure) if isinstance(failure, KeyError) else failure)
-                    show_log(system)
+                    systems.show_log(system)
                     continue
                 report.add(system.name, values)
                 shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
@@ -766,16 +469,16 @@ def main(arguments):
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     report = Report(options.systems, options.only, about(arguments, options.repetitions))
-    processes = Processes()
+    processes = systems.Processes()
     bench = Bench(processes, options.microbench, options.nbody, options.quick)
     with tempfile.TemporaryDirectory(prefix="mpsbench-") as directory:
-        systems = [make_system(name, processes, directory, options.build) for name in options.systems]
+        usable = [systems.make_system(name, processes, directory, options.build) for name in options.systems]
         try:
-            start_systems(options, systems, bench, report)
-            measure_all(options, systems, bench, report)
+            start_systems(options, usable, bench, report)
+            measure_all(options, usable, bench, report)
         finally:
             processes.end_all()
-            for system in systems:
+            for system in usable:
                 system.stop()
             processes.end_all()
     print()

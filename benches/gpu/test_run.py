@@ -12,6 +12,7 @@ import time
 import unittest
 
 import run
+import systems
 
 # A stand-in for the compiled microbench: the same modes and lines, made-up numbers.
 MICROBENCH = """#!{python}
@@ -61,17 +62,17 @@ class Parsing(unittest.TestCase):
 
     def test_nbody(self):
         self.assertEqual(run.parse_nbody("x\n512000 bodies, total time for 10 iterations: 1722.625 ms\n"), 1722.625)
-        with self.assertRaises(run.Failure):
+        with self.assertRaises(systems.Failure):
             run.parse_nbody("CUDA error")
 
     def test_stat_of_a_process_with_an_odd_name(self):
         text = "17 (a) b) S 1 2 3 4 5 6 7 8 9 10 120 30 0 0 20 0"
-        self.assertEqual(run.parse_stat(text), ("S", 150))
+        self.assertEqual(systems.parse_stat(text), ("S", 150))
 
     def test_pids(self):
-        self.assertEqual(run.parse_pids("12\n345\n"), [12, 345])
-        self.assertEqual(run.parse_pids("Server 0 not found\n"), [0])
-        self.assertEqual(run.parse_pids(""), [])
+        self.assertEqual(systems.parse_pids("12\n345\n"), [12, 345])
+        self.assertEqual(systems.parse_pids("Server 0 not found\n"), [0])
+        self.assertEqual(systems.parse_pids(""), [])
 
     def test_own_cpu_time_is_counted(self):
         before = run.cpu_ms([os.getpid()])
@@ -144,7 +145,14 @@ class EndToEnd(unittest.TestCase):
         os.chmod(self.path(name), os.stat(self.path(name)).st_mode | stat.S_IXUSR)
 
     def bench(self, *arguments):
-        options = ["--build", self.directory, "--microbench", self.path("microbench"), "--results", self.path("results")]
+        options = [
+            "--build",
+            self.directory,
+            "--microbench",
+            self.path("microbench"),
+            "--results",
+            self.path("results"),
+        ]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = run.main([*options, *arguments])
@@ -157,7 +165,7 @@ class EndToEnd(unittest.TestCase):
 
     def daemon_has_ended(self):
         with open(self.path("last")) as file:
-            return run.ended(int(file.read()))
+            return systems.ended(int(file.read()))
 
     def test_every_measurement_on_two_systems(self):
         arguments = ["--systems", "native,mpsshim", "--nbody", self.path("nbody"), "--quick"]

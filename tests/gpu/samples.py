@@ -14,12 +14,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benches", "gpu"))
-import run  # noqa: E402  The processes and the daemon are the benches'.
+import systems  # noqa: E402  The processes and the daemon are the benches'.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,11 @@ READING = re.compile(r"^(\w+)=[\d.]+$")
 
 def comparable(output):
     """The lines of a sample's output that must not change from run to run."""
-    return [READING.sub(r"\1=", line.rstrip()) for line in output.splitlines() if READING.match(line) or not VARIES.search(line)]
+    return [
+        READING.sub(r"\1=", line.rstrip())
+        for line in output.splitlines()
+        if READING.match(line) or not VARIES.search(line)
+    ]
 
 
 def first_difference(expected, got):
@@ -100,7 +105,7 @@ class Check:
         try:
             output, errors = process.communicate(timeout=self.timeout)
             status = process.returncode
-        except run.subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:
             self.processes.end(process)
             status, output, errors = None, "", ""
         with open(os.path.join(self.out, label + ".out"), "w") as file:
@@ -137,14 +142,16 @@ def check_all(check, samples, native, shim, copies):
     for sample in samples:
         check.judge(sample, "alone", expected[sample], check.together([sample], shim.env(), "alone"))
     for sample in samples:
-        check.judge(sample, f"{copies} at once", expected[sample], check.together([sample] * copies, shim.env(), "copy"))
+        check.judge(
+            sample, f"{copies} at once", expected[sample], check.together([sample] * copies, shim.env(), "copy")
+        )
     for sample, result in zip(samples, check.together(samples, shim.env(), "mixed")):
         check.judge(sample, "beside all others", expected[sample], [result])
 
 
 def clients(shim):
-    servers = run.parse_pids(shim.command("get_server_list"))
-    return [client for server in servers for client in run.parse_pids(shim.command("get_client_list", str(server)))]
+    servers = systems.parse_pids(shim.command("get_server_list"))
+    return [client for server in servers for client in systems.parse_pids(shim.command("get_client_list", str(server)))]
 
 
 def check_emptied(check, shim):
@@ -159,9 +166,11 @@ def check_emptied(check, shim):
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", required=True, help="directory of the compiled samples")
-    parser.add_argument("--build", default="target/release", help="where libmpsshim.so and mps-control are (%(default)s)")
+    parser.add_argument(
+        "--build", default="target/release", help="where libmpsshim.so and mps-control are (%(default)s)"
+    )
     parser.add_argument("--out", help="keep every run's output in this directory")
-    parser.add_argument("--only", type=run.comma_list([sample.name for sample in SAMPLES]))
+    parser.add_argument("--only", nargs="+", choices=[sample.name for sample in SAMPLES], metavar="SAMPLE")
     parser.add_argument("--copies", type=int, default=4, help="how many at once (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one run (%(default)s)")
     return parser.parse_args(arguments)
@@ -170,7 +179,7 @@ def parse_arguments(arguments):
 def main(arguments):
     options = parse_arguments(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    processes = run.Processes()
+    processes = systems.Processes()
     with tempfile.TemporaryDirectory(prefix="mpscheck-") as directory:
         out = options.out or os.path.join(directory, "out")
         os.makedirs(out, exist_ok=True)
@@ -183,13 +192,13 @@ def main(arguments):
         if not samples:
             print("no samples to run", file=sys.stderr)
             return 1
-        native = run.make_system("native", processes, directory, options.build)
-        shim = run.make_system("mpsshim", processes, directory, options.build)
+        native = systems.make_system("native", processes, directory, options.build)
+        shim = systems.make_system("mpsshim", processes, directory, options.build)
         try:
             shim.start()
             check_all(check, samples, native, shim, options.copies)
             check_emptied(check, shim)
-        except run.Failure as failure:
+        except systems.Failure as failure:
             print(f"FAIL  {failure}")
             check.failed += 1
         finally:

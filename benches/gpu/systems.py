@@ -1,0 +1,321 @@
+"""The ways to run a CUDA program that are compared: on the bare driver, under NVIDIA MPS, through mpsshim.
+
+Starts and ends their daemons and all client processes. Used by run.py beside it and by tests/gpu/samples.py.
+"""
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim"}
+
+# --------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+class Failure(Exception):
+    """A measurement or a system that did not work; the message goes into the report."""
+
+
+class Processes:
+    """Starts processes, each in a process group of its own, and ends every one of them."""
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, command, env, stdin=subprocess.DEVNULL, cwd=None):
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process, timeout, text=None):
+        """Waits for the process's end; what it printed. Anything but exit status 0 is a Failure."""
+        name = os.path.basename(process.args[0])
+        try:
+            out, err = process.communicate(text, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.end(process)
+            raise Failure(f"{name} was still running after {timeout:.0f} s") from None
+        if process.returncode != 0:
+            last = (err.strip() or out.strip() or "no output").splitlines()[-1]
+            raise Failure(f"{name} ended with {process.returncode}: {last}")
+        return out
+
+    def run(self, command, env, timeout, text=None):
+        stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
+        return self.finish(self.start(command, env, stdin), timeout, text)
+
+    def end(self, process):
+        if process.poll() is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+        if process in self.started:
+            self.started.remove(process)
+
+    def end_all(self):
+        for process in list(self.started):
+            self.end(process)
+
+
+def read_line(process, timeout):
+    """The next line of the process's output; a Failure if none comes in time.
+
+    Processes.finish would miss what is read ahead here, so read up to a line after which the process waits for input.
+    """
+    line = []
+    reader = threading.Thread(target=lambda: line.append(process.stdout.readline()), daemon=True)
+    reader.start()
+    reader.join(timeout)
+    name = os.path.basename(process.args[0])
+    if not line:
+        raise Failure(f"{name} printed nothing for {timeout:.0f} s")
+    if not line[0]:
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{name} closed its output and goes on") from None
+        raise Failure(f"{name} ended early with {process.returncode}: {process.stderr.read().strip()[-200:]}")
+    return line[0].strip()
+
+
+def read_until(process, wanted, timeout):
+    """Reads lines up to one that begins with `wanted` and returns that one."""
+    deadline = time.monotonic() + timeout
+    while not (line := read_line(process, max(0.1, deadline - time.monotonic()))).startswith(wanted):
+        pass
+    return line
+
+
+def ended(pid):
+    """True when no such process runs (a zombie has ended too)."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return parse_stat(stat.read())[0] == "Z"
+    except OSError:
+        return True
+
+
+def end_pid(pid, names):
+    """Kills a process that a daemon of ours left, if it still is one of `names`."""
+    try:
+        with open(f"/proc/{pid}/comm") as comm:
+            # The kernel keeps 15 characters of a name.
+            if comm.read().strip() in [name[:15] for name in names]:
+                os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def parse_stat(text):
+    """State and CPU ticks (user and system) from /proc/PID/stat. The command's name may hold anything, even ')'."""
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def parse_pids(text):
+    return [int(line) for line in text.split() if line.isdigit()]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Systems
+
+
+class System:
+    """Programs on the bare driver."""
+
+    name = "native"
+
+    def __init__(self, processes, directory):
+        self.processes = processes
+        self.directory = directory
+
+    def env(self):
+        ours = ("LD_PRELOAD", "MPSSHIM_PIPE_DIRECTORY", "MPSSHIM_LOG_DIRECTORY", "MPSSHIM_DISABLE")
+        env = {k: v for k, v in os.environ.items() if k not in ours and not k.startswith("CUDA_MPS_")}
+        # Nothing listens there: no program may join an MPS that happens to run on this machine.
+        env["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(self.directory, "none")
+        return env
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def pids(self):
+        """Daemon and servers."""
+        return []
+
+    def check_used(self):
+        """A Failure unless the clients that run now really go through this system."""
+
+
+class Daemon(System):
+    """What NVIDIA MPS and mpsshim have in common: a control command, a pipe directory with a pid file, servers."""
+
+    control = ""
+    server = ""
+    variable_prefix = ""
+
+    def __init__(self, processes, directory):
+        super().__init__(processes, directory)
+        self.pipe = os.path.join(directory, "pipe")
+        self.log = os.path.join(directory, "log")
+        self.known = set()  # Every process id of a daemon or server that was seen.
+        self.running = False
+
+    def directories(self):
+        return {f"{self.variable_prefix}PIPE_DIRECTORY": self.pipe, f"{self.variable_prefix}LOG_DIRECTORY": self.log}
+
+    def env(self):
+        return super().env() | self.directories()
+
+    def daemon_env(self):
+        return self.env()
+
+    def command(self, *words, timeout=10):
+        raise NotImplementedError
+
+    def start(self):
+        if not shutil.which(self.control):
+            raise Failure(f"there is no {self.control}")
+        os.makedirs(self.pipe)
+        os.makedirs(self.log)
+        self.running = True
+        # Not through a pipe: the daemon keeps its standard output.
+        with open(os.path.join(self.directory, "daemon.out"), "w") as out:
+            try:
+                status = subprocess.run(
+                    [self.control, "-d"],
+                    env=self.daemon_env(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    timeout=20,
+                ).returncode
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise Failure(f"{self.control} -d: {error}") from None
+        if status != 0:
+            with open(out.name) as said:
+                raise Failure(f"{self.control} -d ended with {status}: {said.read().strip()[-300:]}")
+        deadline = time.monotonic() + 10
+        while not self.daemon_pids():
+            if time.monotonic() > deadline:
+                raise Failure(f"{self.control} -d wrote no pid file in {self.pipe}")
+            time.sleep(0.05)
+        self.known.update(self.daemon_pids())
+
+    def daemon_pids(self):
+        pids = []
+        for path in glob.glob(os.path.join(self.pipe, "*.pid")):
+            with open(path) as file:
+                pids += parse_pids(file.read())
+        return pids
+
+    def pids(self):
+        servers = parse_pids(self.command("get_server_list"))
+        self.known.update(servers)
+        return self.daemon_pids() + servers
+
+    def check_used(self):
+        servers = parse_pids(self.command("get_server_list"))
+        self.known.update(servers)
+        if not any(parse_pids(self.command("get_client_list", str(server))) for server in servers):
+            raise Failure("the client runs, but no server knows it")
+
+    def stop(self):
+        if not self.running:
+            return
+        self.running = False
+        try:
+            self.known.update(self.daemon_pids())
+            self.known.update(parse_pids(self.command("get_server_list")))
+            self.command("quit", timeout=20)
+        except Failure as failure:
+            print(f"{self.name}: {failure}; killing it", file=sys.stderr)
+        deadline = time.monotonic() + 5
+        while not all(ended(pid) for pid in self.known) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in self.known:
+            end_pid(pid, [os.path.basename(self.control), self.server])
+
+    def log_tail(self, lines=15):
+        text = ""
+        for path in sorted(glob.glob(os.path.join(self.log, "*.log"))):
+            with open(path, errors="replace") as file:
+                text += f"--- {os.path.basename(path)}\n" + "".join(file.readlines()[-lines:])
+        return text
+
+
+class NvidiaMps(Daemon):
+    name = "nvidia"
+    control = "nvidia-cuda-mps-control"
+    server = "nvidia-cuda-mps-server"
+    variable_prefix = "CUDA_MPS_"
+
+    def command(self, *words, timeout=10):
+        return self.processes.run([self.control], self.env(), timeout, " ".join(words) + "\n")
+
+
+class Mpsshim(Daemon):
+    name = "mpsshim"
+    server = "mps-server"
+    variable_prefix = "MPSSHIM_"
+
+    def __init__(self, processes, directory, build):
+        super().__init__(processes, directory)
+        self.build = os.path.abspath(build)
+        self.control = os.path.join(self.build, "mps-control")
+        self.library = os.path.join(self.build, "libmpsshim.so")
+
+    def env(self):
+        return super().env() | {"LD_PRELOAD": self.library}
+
+    def daemon_env(self):
+        env = self.env()
+        del env["LD_PRELOAD"]
+        return env
+
+    def command(self, *words, timeout=10):
+        return self.processes.run([self.control, *words], self.daemon_env(), timeout)
+
+    def start(self):
+        if not os.path.exists(self.library):
+            raise Failure(f"there is no {self.library}: cargo build --release")
+        super().start()
+
+
+def make_system(name, processes, directory, build):
+    directory = os.path.join(directory, name)
+    os.makedirs(directory)
+    if name == "mpsshim":
+        return Mpsshim(processes, directory, build)
+    return NvidiaMps(processes, directory) if name == "nvidia" else System(processes, directory)
+
+
+def show_log(system):
+    if isinstance(system, Daemon):
+        print(system.log_tail(), file=sys.stderr)
