@@ -1,0 +1,201 @@
+//! Runs a CUDA program on a shared GPU.
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use mpsshim_server::control::launch::ensure_daemon;
+use mpsshim_server::control::spawn::beside_this_executable;
+use mpsshim_server::settings::{self, Settings};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Exit status when mps-run itself fails; 126 and 127 are about the program, as with a shell.
+const OWN_FAILURE: u8 = 125;
+
+/// Runs PROGRAM with the mpsshim library, so that it shares its GPU with other programs run this way.
+///
+/// Starts a control daemon when none listens in the pipe directory. mps-run becomes the program: process id,
+/// exit status and signals are the program's.
+#[derive(Parser)]
+#[command(name = "mps-run", version, after_help = after_help())]
+struct Options {
+    /// Pipe directory of the daemon (sets MPSSHIM_PIPE_DIRECTORY)
+    #[arg(long, value_name = "DIR")]
+    pipe_dir: Option<PathBuf>,
+    /// The genuine CUDA driver (sets MPSSHIM_CUDA_LIBRARY)
+    #[arg(long, value_name = "PATH")]
+    cuda_library: Option<PathBuf>,
+    /// What is logged (sets MPSSHIM_LOG)
+    #[arg(long, value_name = "FILTER")]
+    log: Option<OsString>,
+    /// The library to preload
+    #[arg(long, value_name = "PATH")]
+    shim: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    program: Vec<OsString>,
+}
+
+fn after_help() -> String {
+    format!(
+        "Exit status: the program's; 127 if there is no such program, 126 if it cannot be run, {OWN_FAILURE} if \
+         mps-run itself fails.\n\nExample: mps-run ./nbody -benchmark\n\n{}",
+        settings::help_text()
+    )
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let command = match prepare(&options) {
+        Ok(command) => command,
+        Err(error) => {
+            eprintln!("mps-run: {error:#}");
+            return ExitCode::from(OWN_FAILURE);
+        }
+    };
+    run(command)
+}
+
+/// Becomes the program; returns only when that is impossible.
+fn run(mut command: Command) -> ExitCode {
+    let error = command.exec();
+    eprintln!(
+        "mps-run: cannot run {}: {error}",
+        Path::new(command.get_program()).display()
+    );
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
+        127
+    } else {
+        126
+    })
+}
+
+fn prepare(options: &Options) -> anyhow::Result<Command> {
+    let [program, arguments @ ..] = options.program.as_slice() else {
+        bail!("no program given")
+    };
+    let given = [
+        (
+            settings::PIPE_DIRECTORY,
+            options.pipe_dir.as_deref().map(Path::as_os_str),
+        ),
+        (
+            settings::CUDA_LIBRARY,
+            options.cuda_library.as_deref().map(Path::as_os_str),
+        ),
+        (settings::LOG, options.log.as_deref()),
+    ];
+    let lookup = |name: &str| {
+        let option = given
+            .iter()
+            .find(|(given, _)| *given == name)
+            .and_then(|(_, value)| *value);
+        option
+            .map(OsStr::to_owned)
+            .or_else(|| std::env::var_os(name))
+    };
+    let settings = Settings::from_lookup(lookup, nix::unistd::geteuid().is_root())?;
+    if let Some(driver) = &settings.cuda_library
+        && !driver.is_file()
+    {
+        bail!("there is no CUDA driver {}", driver.display());
+    }
+    let shim = find_shim(options.shim.as_deref().or(settings.library.as_deref()))?;
+    if !settings.disable {
+        ensure_daemon(&settings)?;
+    }
+    let mut command = Command::new(program);
+    command.args(arguments);
+    for (name, value) in given {
+        if value.is_some()
+            && let Some(value) = in_force(&settings, name)
+        {
+            command.env(name, value);
+        }
+    }
+    command.env(
+        "LD_PRELOAD",
+        preload(&shim, std::env::var_os("LD_PRELOAD").as_deref()),
+    );
+    Ok(command)
+}
+
+/// A setting as the program shall see it: a path is absolute, wherever the program goes.
+fn in_force<'a>(settings: &'a Settings, name: &str) -> Option<&'a OsStr> {
+    match name {
+        settings::PIPE_DIRECTORY => Some(settings.pipe_directory.as_os_str()),
+        settings::CUDA_LIBRARY => settings.cuda_library.as_deref().map(Path::as_os_str),
+        _ => settings.log.as_deref().map(OsStr::new),
+    }
+}
+
+fn find_shim(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let name = "libmpsshim.so";
+    let candidates = match given {
+        Some(path) => vec![path.to_owned()],
+        None => ["", "../lib/mpsshim", "../lib"]
+            .iter()
+            .map(|place| beside_this_executable(&Path::new(place).join(name).to_string_lossy()))
+            .collect(),
+    };
+    let Some(shim) = candidates.iter().find(|path| path.is_file()) else {
+        let looked: Vec<String> = candidates
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        bail!(
+            "cannot find the library {}; name it with --shim or {}",
+            looked.join(" or "),
+            settings::LIBRARY
+        );
+    };
+    let shim = shim
+        .canonicalize()
+        .with_context(|| format!("cannot resolve {}", shim.display()))?;
+    if shim
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| b" :".contains(byte))
+    {
+        bail!(
+            "{} cannot be preloaded: the loader takes a space or a colon for the end of the path",
+            shim.display()
+        );
+    }
+    Ok(shim)
+}
+
+/// The shim first: its symbols must win.
+fn preload(shim: &Path, present: Option<&OsStr>) -> OsString {
+    let mut value = shim.as_os_str().to_owned();
+    if let Some(present) = present.filter(|present| !present.is_empty()) {
+        value.push(":");
+        value.push(present);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_preloaded_stays() {
+        let shim = Path::new("/opt/libmpsshim.so");
+        assert_eq!(preload(shim, None), "/opt/libmpsshim.so");
+        assert_eq!(preload(shim, Some(OsStr::new(""))), "/opt/libmpsshim.so");
+        assert_eq!(
+            preload(shim, Some(OsStr::new("/a.so /b.so"))),
+            "/opt/libmpsshim.so:/a.so /b.so"
+        );
+    }
+}

@@ -1,0 +1,137 @@
+//! Starting a daemon in the background.
+//!
+//! The daemon is a process of its own from its first instruction (no fork of a running program): it is started
+//! with its standard output as a pipe, says there that it listens, or why it cannot, and lets go of it.
+
+use super::spawn::{beside_this_executable, without_terminal};
+use crate::seqpacket;
+use crate::settings::{self, Settings};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Option by which a daemon learns that its standard output is the pipe described above.
+pub const DETACHED_OPTION: &str = "--detached";
+/// What it says when it listens.
+const READY: &str = "ready";
+/// How long a daemon that someone else is starting may take to listen.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no daemon.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// mps-control cannot be run.
+    #[error("cannot run {path}: {source}")]
+    Execute {
+        /// The executable.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The daemon said why it cannot start.
+    #[error("{0}")]
+    Refused(String),
+    /// The daemon ended without a word.
+    #[error("the control daemon ended while it started; see control.log in {0}")]
+    Ended(PathBuf),
+    /// A daemon holds the directory and does not listen.
+    #[error(
+        "a control daemon holds {0} but does not answer there; end it (its process id is in mps-control.pid)"
+    )]
+    Silent(PathBuf),
+}
+
+/// Starts `executable` (mps-control) as a daemon and returns when it listens.
+pub fn start_detached(executable: &Path, settings: &Settings) -> Result<(), LaunchError> {
+    let failed = |source| LaunchError::Execute {
+        path: executable.to_owned(),
+        source,
+    };
+    let mut command = Command::new(executable);
+    without_terminal(&mut command)
+        .stdout(Stdio::piped())
+        .args(["-d", DETACHED_OPTION]);
+    let mut child = with_settings(&mut command, settings)
+        .current_dir("/")
+        .spawn()
+        .map_err(failed)?;
+    let mut said = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let mut stdout = BufReader::new(stdout);
+        stdout.read_line(&mut said).map_err(failed)?;
+        if said.trim_end() == READY {
+            return Ok(());
+        }
+        stdout.read_to_string(&mut said).map_err(failed)?;
+    }
+    // It has closed its output without being ready, so it is ending.
+    child.wait().map_err(failed)?;
+    match said.trim_end() {
+        "" => Err(LaunchError::Ended(settings.log_directory.clone())),
+        why => Err(LaunchError::Refused(why.to_owned())),
+    }
+}
+
+/// In the daemon, at its start: leaves the session of whoever started it.
+pub fn leave_session() {
+    // Fails for a process that leads a group already, which is as good.
+    let _ = nix::unistd::setsid();
+}
+
+/// In the daemon, when it listens: tells who started it and lets go of the pipe.
+pub fn tell_ready() -> io::Result<()> {
+    writeln!(io::stdout(), "{READY}")?;
+    io::stdout().flush()?;
+    nix::unistd::dup2_stdout(File::options().write(true).open("/dev/null")?)?;
+    Ok(())
+}
+
+/// Starts a daemon unless one listens. Any number of processes may do so at once: one daemon comes of it.
+pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
+    let listens = || seqpacket::connect(&settings.control_socket()).is_ok();
+    if listens() {
+        return Ok(());
+    }
+    // By way of `mps-control -d`, so that the daemon is no child of the program that this process becomes.
+    let executable = beside_this_executable("mps-control");
+    let mut command = Command::new(&executable);
+    let result = with_settings(&mut command, settings)
+        .arg("-d")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| LaunchError::Execute {
+            path: executable,
+            source,
+        })?;
+    let until = Instant::now() + START_PATIENCE;
+    let said = String::from_utf8_lossy(&result.stderr)
+        .trim_end()
+        .to_owned();
+    let other_is_starting = said == super::directory::DirectoryError::AlreadyRunning.to_string();
+    while !listens() {
+        if !result.status.success() && !other_is_starting {
+            return Err(LaunchError::Refused(said));
+        }
+        if Instant::now() > until {
+            return Err(LaunchError::Silent(settings.pipe_directory.clone()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn with_settings<'a>(command: &'a mut Command, settings: &Settings) -> &'a mut Command {
+    command.env(settings::PIPE_DIRECTORY, &settings.pipe_directory);
+    command.env(settings::LOG_DIRECTORY, &settings.log_directory);
+    for (name, value) in [
+        (settings::CUDA_LIBRARY, &settings.cuda_library),
+        (settings::SERVER, &settings.server),
+    ] {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    }
+    command
+}

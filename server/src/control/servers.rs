@@ -1,0 +1,596 @@
+//! The servers of a daemon and the clients that wait for one.
+//!
+//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after whatever
+//! has happened and brings every waiting client as far as it can go now.
+
+use super::greeting;
+use super::spawn::{Launcher, Owner};
+use crate::link::{Arrival, Link, ToDaemon};
+use crate::seqpacket;
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Servers that may fail to start within [`FAILURE_WINDOW`] before their user's clients are refused.
+const FAILURE_LIMIT: usize = 3;
+const FAILURE_WINDOW: Duration = Duration::from_secs(10);
+/// How long a server that has lost its context or closed its link may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a server may take to end that was told to do so at once.
+const FORCED_END_PATIENCE: Duration = Duration::from_secs(1);
+/// Reports taken from one server before the others have their turn.
+const REPORTS_A_TURN: usize = 64;
+
+/// How far a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its contexts are being made.
+    Initializing,
+    /// It takes clients.
+    Active,
+    /// Its context is lost.
+    Fault,
+    /// It was told to end.
+    Stopping,
+}
+
+impl fmt::Display for State {
+    /// As `get_server_status` prints it. NVIDIA's has no word for a server that is ending.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Initializing => "INITIALIZING",
+            State::Active | State::Stopping => "ACTIVE",
+            State::Fault => "FAULT",
+        })
+    }
+}
+
+/// One server process.
+pub struct Server {
+    /// Process id.
+    pub pid: i32,
+    /// Whose clients it serves.
+    pub uid: u32,
+    /// How far it is.
+    pub state: State,
+    child: Child,
+    /// `None`: closed by the server.
+    link: Option<Link>,
+    /// The link had no room; the daemon waits until it has.
+    link_full: bool,
+    /// Process id by session.
+    sessions: BTreeMap<u64, i32>,
+    /// Clients handed over whose fate is not reported yet.
+    handed_over: usize,
+    kill_at: Option<Instant>,
+}
+
+impl Server {
+    /// Process ids of the clients, in order of their coming.
+    pub fn clients(&self) -> impl Iterator<Item = i32> + '_ {
+        self.sessions.values().copied()
+    }
+
+    /// Whether the link should be watched for room.
+    pub fn link_full(&self) -> bool {
+        self.link_full
+    }
+
+    /// The link, while it is open.
+    pub fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(Link::as_fd)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.sessions.is_empty() && self.handed_over == 0
+    }
+
+    fn stop(&mut self, force: bool) {
+        self.state = State::Stopping;
+        if let Some(Err(error)) = self.link.as_ref().map(|link| link.order_shutdown(force)) {
+            tracing::warn!("Server {}: {error}", self.pid);
+        }
+        if force {
+            self.end_within(FORCED_END_PATIENCE);
+        }
+    }
+
+    fn end_within(&mut self, patience: Duration) {
+        let at = Instant::now() + patience;
+        self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn close_link(&mut self) {
+        self.link = None;
+        self.link_full = false;
+        self.end_within(END_PATIENCE);
+    }
+
+    fn kill(&mut self) {
+        self.kill_at = None;
+        // Fails only for a process that has been reaped, and then there is nothing to kill.
+        let _ = self.child.kill();
+    }
+
+    fn note(&mut self, report: ToDaemon) {
+        let pid = self.pid;
+        match report {
+            ToDaemon::Ready => {
+                if self.state == State::Initializing {
+                    self.state = State::Active;
+                }
+                tracing::info!("NEW SERVER {pid}: Ready");
+            }
+            ToDaemon::Connected {
+                session,
+                pid: client,
+                ..
+            } => {
+                self.handed_over = self.handed_over.saturating_sub(1);
+                self.sessions.insert(session, client);
+            }
+            ToDaemon::Refused {
+                pid: client,
+                status,
+                reason,
+            } => {
+                self.handed_over = self.handed_over.saturating_sub(1);
+                tracing::info!(
+                    "Server {pid} refused client {client} with status {status}: {reason}"
+                );
+            }
+            ToDaemon::Gone {
+                session,
+                pid: client,
+                reason,
+            } => {
+                self.sessions.remove(&session);
+                if let Some(reason) = reason {
+                    tracing::info!("Server {pid} ended client {client}: {reason}");
+                }
+            }
+            ToDaemon::Fault { status } => {
+                self.state = State::Fault;
+                self.end_within(END_PATIENCE);
+                tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
+            }
+            ToDaemon::Stopping => self.state = State::Stopping,
+        }
+    }
+
+    fn read_reports(&mut self, limit: usize) {
+        for _ in 0..limit {
+            let Some(link) = &self.link else { return };
+            match link.next_report() {
+                Ok(Some(report)) => self.note(report),
+                Ok(None) => return self.close_link(),
+                Err(error) if error.would_block() => return,
+                Err(error) => {
+                    tracing::error!("Server {}: {error}", self.pid);
+                    self.close_link();
+                    return self.kill();
+                }
+            }
+        }
+    }
+}
+
+/// Starts that failed lately, by user.
+#[derive(Default)]
+struct Failures(Vec<(u32, Instant)>);
+
+impl Failures {
+    fn add(&mut self, uid: u32, now: Instant) {
+        self.0.push((uid, now));
+    }
+
+    fn too_many(&mut self, uid: u32, now: Instant) -> bool {
+        self.0
+            .retain(|(_, at)| now.duration_since(*at) < FAILURE_WINDOW);
+        self.0.iter().filter(|(user, _)| *user == uid).count() >= FAILURE_LIMIT
+    }
+}
+
+struct Waiting {
+    number: u64,
+    client: Arrival,
+}
+
+/// All servers and all clients that wait.
+pub struct Servers {
+    launcher: Launcher,
+    running: Vec<Server>,
+    waiting: Vec<Waiting>,
+    /// Users for whom `start_server` asked.
+    wanted: Vec<u32>,
+    failures: Failures,
+    next_number: u64,
+    closing: bool,
+}
+
+impl Servers {
+    /// None yet.
+    pub fn new(launcher: Launcher) -> Servers {
+        Servers {
+            launcher,
+            running: Vec::new(),
+            waiting: Vec::new(),
+            wanted: Vec::new(),
+            failures: Failures::default(),
+            next_number: 1,
+            closing: false,
+        }
+    }
+
+    /// The servers, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Server> {
+        self.running.iter()
+    }
+
+    /// Connections of the clients that wait, by number.
+    pub fn waiting(&self) -> impl Iterator<Item = (u64, BorrowedFd<'_>)> {
+        self.waiting
+            .iter()
+            .map(|waiting| (waiting.number, waiting.client.connection.as_fd()))
+    }
+
+    /// A client has said hello.
+    pub fn arrive(&mut self, client: Arrival) {
+        let (pid, uid) = (client.who.pid, client.who.uid);
+        if self.closing {
+            return refuse(
+                &client,
+                CUDA_ERROR_MPS_CONNECTION_FAILED,
+                "the daemon is shutting down",
+            );
+        }
+        if !self.launcher.serves(uid) {
+            let reason = "this daemon does not run as root and serves its own user only";
+            return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
+        }
+        let ready = self
+            .running
+            .iter()
+            .any(|server| server.uid == uid && server.state == State::Active);
+        let what = if ready {
+            "Server already exists"
+        } else {
+            "Server is not ready, push client to pending list"
+        };
+        tracing::info!("NEW CLIENT {pid} from user {uid}: {what}");
+        self.waiting.push(Waiting {
+            number: self.next_number,
+            client,
+        });
+        self.next_number += 1;
+        self.advance();
+    }
+
+    /// A client that waited has closed its connection.
+    pub fn leave(&mut self, number: u64) {
+        if let Some(index) = self
+            .waiting
+            .iter()
+            .position(|waiting| waiting.number == number)
+        {
+            let gone = self.waiting.remove(index);
+            tracing::info!(
+                "Client {} has gone while it waited for a server",
+                gone.client.who.pid
+            );
+        }
+    }
+
+    /// A server for this user shall run; says why not when that is impossible.
+    pub fn want(&mut self, uid: u32) -> Result<(), String> {
+        if !self.launcher.serves(uid) {
+            return Err(format!(
+                "this daemon does not run as root and cannot start a server for user {uid}"
+            ));
+        }
+        if self.closing {
+            return Err("the daemon is shutting down".into());
+        }
+        self.wanted.push(uid);
+        self.advance();
+        Ok(())
+    }
+
+    /// The link of a server has something to read, or room to write.
+    pub fn link_ready(&mut self, pid: i32) {
+        if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
+            server.link_full = false;
+            server.read_reports(REPORTS_A_TURN);
+        }
+        self.advance();
+    }
+
+    /// Some child has ended.
+    pub fn reap(&mut self) {
+        let mut index = 0;
+        while index < self.running.len() {
+            match self.running[index].child.try_wait() {
+                Ok(Some(status)) => {
+                    let server = self.running.remove(index);
+                    self.ended(server, status);
+                }
+                Ok(None) => index += 1,
+                Err(error) => {
+                    tracing::error!(
+                        "Server {}: cannot wait for it: {error}",
+                        self.running[index].pid
+                    );
+                    index += 1;
+                }
+            }
+        }
+        self.advance();
+    }
+
+    fn ended(&mut self, mut server: Server, status: ExitStatus) {
+        // Its last words may still be in the link.
+        server.read_reports(usize::MAX);
+        let pid = server.pid;
+        // As a shell has it: 128 and the signal.
+        let code = status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+        tracing::info!("Server {pid} exited with status {code}");
+        let clients = server.sessions.len() + server.handed_over;
+        match server.state {
+            State::Stopping => {}
+            State::Initializing => {
+                self.failures.add(server.uid, Instant::now());
+                tracing::error!("Server {pid} ended before it was ready; server.log says why");
+            }
+            State::Fault => {
+                tracing::error!(
+                    "Server {pid} ended after a fault, with {clients} clients; the next client gets a new server"
+                );
+            }
+            State::Active => {
+                tracing::error!(
+                    "Server {pid} ended unexpectedly, with {clients} clients; the next client gets a new server"
+                );
+            }
+        }
+    }
+
+    /// When [`Servers::expire`] has something to do next.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.running
+            .iter()
+            .filter_map(|server| server.kill_at)
+            .min()
+    }
+
+    /// Ends servers that were given their time.
+    pub fn expire(&mut self, now: Instant) {
+        for server in self
+            .running
+            .iter_mut()
+            .filter(|server| server.kill_at.is_some_and(|at| at <= now))
+        {
+            tracing::warn!("Server {} has not ended in time, killing it", server.pid);
+            server.kill();
+        }
+    }
+
+    /// Refuses clients from now on and tells every server to end; `force`: without waiting for its clients.
+    pub fn close(&mut self, force: bool) {
+        self.closing = true;
+        self.wanted.clear();
+        for waiting in self.waiting.drain(..) {
+            refuse(
+                &waiting.client,
+                CUDA_ERROR_MPS_CONNECTION_FAILED,
+                "the daemon is shutting down",
+            );
+        }
+        for server in &mut self.running {
+            if !force {
+                tracing::info!(
+                    "Try shutting down server {}, backoff is disabled",
+                    server.pid
+                );
+            }
+            server.stop(force);
+        }
+    }
+
+    /// Whether no server is left.
+    pub fn all_ended(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Brings every waiting client as far as it can go.
+    fn advance(&mut self) {
+        loop {
+            self.hand_over();
+            let Some(owner) = self.without_server() else {
+                return;
+            };
+            if self.failures.too_many(owner.uid, Instant::now()) {
+                self.give_up(owner.uid);
+            } else if self.running.is_empty() {
+                self.start(owner);
+            } else {
+                // Another user's server, or one of the same user that is ending. One that works on goes on:
+                // the ranks of a parallel program must all be served.
+                for server in self
+                    .running
+                    .iter_mut()
+                    .filter(|server| server.state == State::Active)
+                {
+                    if server.is_idle() {
+                        tracing::info!(
+                            "Shutting down idle server {} of user {} for user {}",
+                            server.pid,
+                            server.uid,
+                            owner.uid
+                        );
+                        server.stop(false);
+                    }
+                }
+                return;
+            }
+        }
+    }
+
+    /// Hands clients to servers that take them.
+    fn hand_over(&mut self) {
+        let running = &mut self.running;
+        self.waiting.retain(|waiting| {
+            let takes = |server: &&mut Server| {
+                server.uid == waiting.client.who.uid
+                    && server.state == State::Active
+                    && !server.link_full
+            };
+            let Some(server) = running.iter_mut().find(takes) else {
+                return true;
+            };
+            let Some(link) = &server.link else {
+                return true;
+            };
+            match link.hand_over(&waiting.client) {
+                Ok(()) => {
+                    server.handed_over += 1;
+                    false
+                }
+                Err(error) if error.would_block() => {
+                    server.link_full = true;
+                    true
+                }
+                Err(error) => {
+                    // It is dying; the client waits for the next one.
+                    tracing::warn!("Server {}: {error}", server.pid);
+                    server.close_link();
+                    true
+                }
+            }
+        });
+        self.wanted.retain(|uid| {
+            !running
+                .iter()
+                .any(|server| server.uid == *uid && server.state != State::Stopping)
+        });
+    }
+
+    /// The first user who waits and has no server that will take clients.
+    fn without_server(&self) -> Option<Owner> {
+        let clients = self.waiting.iter().map(|waiting| {
+            let who = waiting.client.who;
+            Owner {
+                uid: who.uid,
+                gid: Some(who.gid),
+            }
+        });
+        let wanted = self.wanted.iter().map(|&uid| Owner { uid, gid: None });
+        let serves = |server: &Server, uid| {
+            server.uid == uid && matches!(server.state, State::Initializing | State::Active)
+        };
+        clients
+            .chain(wanted)
+            .find(|owner| !self.running.iter().any(|server| serves(server, owner.uid)))
+    }
+
+    fn start(&mut self, owner: Owner) {
+        match self.launcher.start(owner) {
+            Ok((child, link)) => {
+                let pid = child.id();
+                tracing::info!(
+                    as_pid = u64::from(pid),
+                    "Starting new server {pid} for user {}",
+                    owner.uid
+                );
+                self.running.push(Server {
+                    // Linux process ids have 22 bits.
+                    pid: pid as i32,
+                    uid: owner.uid,
+                    state: State::Initializing,
+                    child,
+                    link: Some(link),
+                    link_full: false,
+                    sessions: BTreeMap::new(),
+                    handed_over: 0,
+                    kill_at: None,
+                });
+            }
+            Err(error) => {
+                tracing::error!("{error}");
+                self.failures.add(owner.uid, Instant::now());
+            }
+        }
+    }
+
+    fn give_up(&mut self, uid: u32) {
+        tracing::error!(
+            "{FAILURE_LIMIT} servers for user {uid} failed to start within {} s, its clients are refused",
+            FAILURE_WINDOW.as_secs()
+        );
+        self.wanted.retain(|wanted| *wanted != uid);
+        self.waiting.retain(|waiting| {
+            let refused = waiting.client.who.uid == uid;
+            if refused {
+                refuse(
+                    &waiting.client,
+                    CUDA_ERROR_MPS_CONNECTION_FAILED,
+                    "no server can be started; server.log says why",
+                );
+            }
+            !refused
+        });
+    }
+}
+
+fn refuse(client: &Arrival, status: CUresult, reason: &str) {
+    tracing::info!(
+        "Client {} from user {} refused with status {}: {reason}",
+        client.who.pid,
+        client.who.uid,
+        status.0
+    );
+    // A client that has gone needs no answer.
+    let _ = seqpacket::send(
+        client.connection.as_fd(),
+        greeting::refusal(status).as_bytes(),
+        None,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_failures_in_ten_seconds_are_too_many() {
+        let mut failures = Failures::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        failures.add(1, at(0));
+        failures.add(1, at(1));
+        failures.add(2, at(1));
+        assert!(!failures.too_many(1, at(2)));
+        failures.add(1, at(2));
+        assert!(failures.too_many(1, at(2)));
+        assert!(!failures.too_many(2, at(2)));
+        assert!(failures.too_many(1, at(9)));
+        assert!(!failures.too_many(1, at(10)), "the first one is forgotten");
+    }
+
+    #[test]
+    fn states_are_printed_as_nvidia_prints_them() {
+        let printed: Vec<String> = [State::Initializing, State::Active, State::Fault]
+            .iter()
+            .map(State::to_string)
+            .collect();
+        assert_eq!(printed, ["INITIALIZING", "ACTIVE", "FAULT"]);
+    }
+}

@@ -1,0 +1,125 @@
+//! Starting a server process.
+
+use crate::link::Link;
+use crate::seqpacket;
+use crate::settings::{self, Settings};
+use nix::unistd::{Uid, User, geteuid};
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Why no server could be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The executable cannot be run.
+    #[error(
+        "cannot start the server {path}: {source}; put mps-server next to mps-control or set {}",
+        settings::SERVER
+    )]
+    Execute {
+        /// The executable.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No such user.
+    #[error("there is no user with id {0}")]
+    NoUser(u32),
+    /// Descriptors or the like.
+    #[error("cannot prepare a server: {0}")]
+    Prepare(#[from] io::Error),
+}
+
+/// For whom a server is.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id; `None`: the user's own.
+    pub gid: Option<u32>,
+}
+
+/// What every server is started with.
+pub struct Launcher {
+    executable: PathBuf,
+    settings: Settings,
+    log: File,
+}
+
+impl Launcher {
+    /// Servers log to `log`, which is opened for appending.
+    pub fn new(settings: Settings, log: File) -> Launcher {
+        let executable = settings
+            .server
+            .clone()
+            .unwrap_or_else(|| beside_this_executable("mps-server"));
+        Launcher {
+            executable,
+            settings,
+            log,
+        }
+    }
+
+    /// Whether this daemon may start servers for that user.
+    pub fn serves(&self, uid: u32) -> bool {
+        geteuid().is_root() || geteuid().as_raw() == uid
+    }
+
+    /// Starts a server and keeps the daemon's end of the link, which does not block.
+    pub fn start(&self, owner: Owner) -> Result<(Child, Link), SpawnError> {
+        let (ours, theirs) = seqpacket::pair()?;
+        seqpacket::set_nonblocking(&ours, true)?;
+        let mut command = Command::new(&self.executable);
+        // The link is the server's standard input: an inheritable descriptor that no other child gets.
+        command
+            .args(["--link-fd", "0"])
+            .stdin(theirs)
+            .stdout(self.log.try_clone()?)
+            .stderr(self.log.try_clone()?);
+        command.current_dir("/").process_group(0);
+        command.env(settings::PIPE_DIRECTORY, &self.settings.pipe_directory);
+        command.env(settings::LOG_DIRECTORY, &self.settings.log_directory);
+        // The server needs the genuine driver, whatever is preloaded here.
+        command.env_remove("LD_PRELOAD");
+        if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+            // The most hardware queues there are: clients' streams then seldom wait for each other's.
+            command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+        }
+        if geteuid().as_raw() != owner.uid {
+            let gid = match owner.gid {
+                Some(gid) => gid,
+                None => group_of(owner.uid)?,
+            };
+            // As root this also drops the supplementary groups.
+            command.gid(gid).uid(owner.uid);
+        }
+        let child = command.spawn().map_err(|source| SpawnError::Execute {
+            path: self.executable.clone(),
+            source,
+        })?;
+        Ok((child, Link::new(ours)))
+    }
+}
+
+fn group_of(uid: u32) -> Result<u32, SpawnError> {
+    let user = User::from_uid(Uid::from_raw(uid)).map_err(io::Error::from)?;
+    Ok(user.ok_or(SpawnError::NoUser(uid))?.gid.as_raw())
+}
+
+/// `stdin`, `stdout` and `stderr` of a process that shall have none.
+pub fn without_terminal(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+}
+
+/// The path of a file that is installed in the directory of the running executable.
+pub fn beside_this_executable(name: &str) -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .and_then(|executable| executable.parent().map(Path::to_owned))
+        .map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
+}

@@ -1,0 +1,82 @@
+//! The other side of a command: what mps-control and mps-run use to speak to a daemon.
+
+use super::wire::{self, Answer, Mark};
+use crate::seqpacket;
+use crate::settings::Settings;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Why a command has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum UiError {
+    /// Nobody listens in the pipe directory.
+    #[error("Cannot find MPS control daemon process")]
+    NoDaemon,
+    /// The socket is there and may not be used.
+    #[error("cannot connect to the control daemon at {path}: {source}")]
+    Connect {
+        /// The socket.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A line that no command can be.
+    #[error("a command line may have {} bytes", wire::COMMAND_LIMIT)]
+    TooLong,
+    /// The connection broke before the answer was there.
+    #[error("the control daemon has gone without an answer")]
+    Gone,
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Ui {
+    connection: OwnedFd,
+}
+
+impl Ui {
+    /// Connects as the owner, or, where this is not permitted, as anyone.
+    pub fn connect(settings: &Settings) -> Result<Ui, UiError> {
+        let privileged = settings.privileged_socket();
+        let (path, result) = match seqpacket::connect(&privileged) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let control = settings.control_socket();
+                let result = seqpacket::connect(&control);
+                (control, result)
+            }
+            result => (privileged, result),
+        };
+        match result {
+            Ok(connection) => Ok(Ui { connection }),
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound
+                | io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::NotADirectory => Err(UiError::NoDaemon),
+                _ => Err(UiError::Connect {
+                    path: path.display().to_string(),
+                    source: error,
+                }),
+            },
+        }
+    }
+
+    /// Has one command done; waits for its answer.
+    pub fn command(&mut self, line: &str) -> Result<Answer, UiError> {
+        let packet = wire::command_packet(line).ok_or(UiError::TooLong)?;
+        seqpacket::send(self.connection.as_fd(), &packet, None).map_err(|_| UiError::Gone)?;
+        let mut text = Vec::new();
+        let mut buffer = vec![0; wire::PACKET_LIMIT];
+        loop {
+            let len = seqpacket::receive(self.connection.as_fd(), &mut buffer)
+                .map_err(|_| UiError::Gone)?;
+            let (mark, part) = wire::parse_answer(&buffer[..len]).ok_or(UiError::Gone)?;
+            text.extend_from_slice(part);
+            if mark != Mark::More {
+                return Ok(Answer {
+                    ok: mark == Mark::Done,
+                    text: String::from_utf8_lossy(&text).into_owned(),
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! What the control daemon and a server say to each other: one JSON object a packet, over a socket pair whose
+//! other end the server inherits. A client's connection travels with its [`ToServer::NewClient`].
+//!
+//! Neither side answers the other directly, so neither can wait for the other: the daemon gives orders, the
+//! server reports what has happened.
+
+use crate::engine::{ClientInfo, Credentials};
+use crate::seqpacket;
+use mpsshim_proto::handshake::ClientHello;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Longest packet, bytes.
+const PACKET_LIMIT: usize = 64 * 1024;
+
+/// Daemon to server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToServer {
+    /// Take over the client whose connection comes with this packet.
+    NewClient {
+        /// The bytes of its [`ClientHello`].
+        hello: Vec<u8>,
+        /// Process id, 0 when the daemon cannot see it.
+        pid: i32,
+        /// User id.
+        uid: u32,
+        /// Group id.
+        gid: u32,
+    },
+    /// End when the last client has gone; at once with `force`.
+    Shutdown {
+        /// Do not wait for clients.
+        force: bool,
+    },
+}
+
+/// Server to daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToDaemon {
+    /// The contexts exist; clients may come.
+    Ready,
+    /// A client that was handed over has a session.
+    Connected {
+        /// Number of the session.
+        session: u64,
+        /// Process id.
+        pid: i32,
+        /// User id.
+        uid: u32,
+    },
+    /// A client that was handed over was turned away.
+    Refused {
+        /// Process id.
+        pid: i32,
+        /// The `CUresult` that it was given.
+        status: u32,
+        /// Why.
+        reason: String,
+    },
+    /// A session is over and its resources are free.
+    Gone {
+        /// Number of the session.
+        session: u64,
+        /// Process id.
+        pid: i32,
+        /// Why the server ended it, if it did.
+        reason: Option<String>,
+    },
+    /// The context is lost with this `CUresult`; the server is about to end.
+    Fault {
+        /// The `CUresult`.
+        status: u32,
+    },
+    /// The server is ending as it was told to.
+    Stopping,
+}
+
+/// What can go wrong on the link.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The socket failed.
+    #[error("the link between daemon and server failed: {0}")]
+    Io(#[from] io::Error),
+    /// A packet that is no message.
+    #[error("the link between daemon and server carried no valid message: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// A packet that did not fit.
+    #[error(
+        "the link between daemon and server carried a packet of over {PACKET_LIMIT} bytes or descriptors too many"
+    )]
+    TooLong,
+    /// A client without its connection, or one whose hello has a wrong length.
+    #[error("the link between daemon and server carried a client without {0}")]
+    Incomplete(&'static str),
+}
+
+impl LinkError {
+    /// Whether a non-blocking link just has no packet, or no room for one, now.
+    pub fn would_block(&self) -> bool {
+        matches!(self, LinkError::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// A client that has said hello and waits for a session.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Its connection.
+    pub connection: OwnedFd,
+    /// What it said.
+    pub hello: ClientHello,
+    /// Who it is.
+    pub who: Credentials,
+}
+
+/// An order as the server receives it.
+#[derive(Debug)]
+pub enum Order {
+    /// Take over this client.
+    NewClient(Arrival),
+    /// End, at once with `force`.
+    Shutdown {
+        /// Do not wait for clients.
+        force: bool,
+    },
+}
+
+/// One end of the link.
+#[derive(Debug)]
+pub struct Link {
+    socket: OwnedFd,
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Link {
+    /// The end that this descriptor is.
+    pub fn new(socket: OwnedFd) -> Link {
+        Link { socket }
+    }
+
+    fn send(
+        &self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), LinkError> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > PACKET_LIMIT {
+            return Err(LinkError::TooLong);
+        }
+        Ok(seqpacket::send(self.as_fd(), &bytes, descriptor)?)
+    }
+
+    /// `None`: the other end is closed.
+    fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Option<OwnedFd>)>, LinkError> {
+        let mut buffer = vec![0; PACKET_LIMIT];
+        let packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer)?;
+        match packet {
+            packet if packet.cut => Err(LinkError::TooLong),
+            packet if packet.len == 0 => Ok(None),
+            packet => Ok(Some((
+                serde_json::from_slice(&buffer[..packet.len])?,
+                packet.descriptor,
+            ))),
+        }
+    }
+
+    /// Hands a client to the server. The daemon keeps its own descriptor of the connection.
+    pub fn hand_over(&self, client: &Arrival) -> Result<(), LinkError> {
+        let Credentials { pid, uid, gid } = client.who;
+        let order = ToServer::NewClient {
+            hello: client.hello.as_bytes().to_vec(),
+            pid,
+            uid,
+            gid,
+        };
+        self.send(&order, Some(client.connection.as_fd()))
+    }
+
+    /// Tells the server to end.
+    pub fn order_shutdown(&self, force: bool) -> Result<(), LinkError> {
+        self.send(&ToServer::Shutdown { force }, None)
+    }
+
+    /// Tells the daemon.
+    pub fn report(&self, report: &ToDaemon) -> Result<(), LinkError> {
+        self.send(report, None)
+    }
+
+    /// The next order, for the server. `None`: the daemon is gone.
+    pub fn next_order(&self) -> Result<Option<Order>, LinkError> {
+        match self.receive()? {
+            None => Ok(None),
+            Some((ToServer::Shutdown { force }, _)) => Ok(Some(Order::Shutdown { force })),
+            Some((
+                ToServer::NewClient {
+                    hello,
+                    pid,
+                    uid,
+                    gid,
+                },
+                descriptor,
+            )) => {
+                let connection = descriptor.ok_or(LinkError::Incomplete("its connection"))?;
+                let hello = ClientHello::read_from_bytes(&hello)
+                    .map_err(|_| LinkError::Incomplete("a whole hello"))?;
+                let who = Credentials { pid, uid, gid };
+                Ok(Some(Order::NewClient(Arrival {
+                    connection,
+                    hello,
+                    who,
+                })))
+            }
+        }
+    }
+
+    /// The next report, for the daemon. `None`: the server is gone.
+    pub fn next_report(&self) -> Result<Option<ToDaemon>, LinkError> {
+        Ok(self.receive()?.map(|(report, _)| report))
+    }
+}
+
+impl From<&ClientInfo> for ToDaemon {
+    fn from(client: &ClientInfo) -> ToDaemon {
+        ToDaemon::Connected {
+            session: client.session,
+            pid: client.pid,
+            uid: client.uid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::handshake::{MAGIC_CLIENT, PROTOCOL_VERSION};
+
+    fn links() -> (Link, Link) {
+        let (left, right) = seqpacket::pair().expect("pair");
+        (Link::new(left), Link::new(right))
+    }
+
+    fn hello() -> ClientHello {
+        ClientHello {
+            magic: MAGIC_CLIENT,
+            protocol: PROTOCOL_VERSION,
+            table_hash: 0x1234_5678_9abc_def0,
+            pid: 77,
+            flags: 0,
+            active_thread_centipercent: 3300,
+            priority: -1,
+            reserved: [0; 4],
+        }
+    }
+
+    #[test]
+    fn a_client_is_handed_over_with_its_connection() {
+        let (daemon, server) = links();
+        let (theirs, ours) = seqpacket::pair().expect("pair");
+        let who = Credentials {
+            pid: 12,
+            uid: 34,
+            gid: 56,
+        };
+        daemon
+            .hand_over(&Arrival {
+                connection: ours,
+                hello: hello(),
+                who,
+            })
+            .expect("hand over");
+        let Some(Order::NewClient(arrived)) = server.next_order().expect("order") else {
+            panic!("no client")
+        };
+        assert_eq!(arrived.hello.as_bytes(), hello().as_bytes());
+        assert_eq!(
+            (arrived.who.pid, arrived.who.uid, arrived.who.gid),
+            (12, 34, 56)
+        );
+        seqpacket::send(arrived.connection.as_fd(), b"welcome", None).expect("send");
+        let mut buffer = [0; 16];
+        assert_eq!(
+            seqpacket::receive(theirs.as_fd(), &mut buffer).expect("receive"),
+            7
+        );
+    }
+
+    #[test]
+    fn reports_come_back_as_they_were_sent() {
+        let (daemon, server) = links();
+        let reports = [
+            ToDaemon::Ready,
+            ToDaemon::Connected {
+                session: u64::MAX,
+                pid: 5,
+                uid: 6,
+            },
+            ToDaemon::Refused {
+                pid: 5,
+                status: 808,
+                reason: "full".into(),
+            },
+            ToDaemon::Gone {
+                session: 3,
+                pid: 5,
+                reason: Some("wrote \"nonsense\"\n".into()),
+            },
+            ToDaemon::Gone {
+                session: 4,
+                pid: 5,
+                reason: None,
+            },
+            ToDaemon::Fault { status: 700 },
+            ToDaemon::Stopping,
+        ];
+        for report in &reports {
+            server.report(report).expect("report");
+        }
+        for report in &reports {
+            assert_eq!(
+                daemon.next_report().expect("receive").as_ref(),
+                Some(report)
+            );
+        }
+        drop(server);
+        assert_eq!(daemon.next_report().expect("end"), None);
+    }
+
+    #[test]
+    fn nonsense_is_an_error_not_a_panic() {
+        let (daemon, server) = links();
+        for bytes in [
+            &b"{}"[..],
+            b"\xff\xfe",
+            b"\"Readyy\"",
+            b"{\"Gone\":{\"session\":-1,\"pid\":1}}",
+        ] {
+            seqpacket::send(server.as_fd(), bytes, None).expect("send");
+            assert!(matches!(daemon.next_report(), Err(LinkError::Malformed(_))));
+        }
+        let bare = ToServer::NewClient {
+            hello: hello().as_bytes().to_vec(),
+            pid: 1,
+            uid: 2,
+            gid: 3,
+        };
+        daemon.send(&bare, None).expect("send");
+        assert!(matches!(
+            server.next_order(),
+            Err(LinkError::Incomplete("its connection"))
+        ));
+        let short = ToServer::NewClient {
+            hello: vec![1, 2, 3],
+            pid: 1,
+            uid: 2,
+            gid: 3,
+        };
+        daemon.send(&short, Some(daemon.as_fd())).expect("send");
+        assert!(matches!(
+            server.next_order(),
+            Err(LinkError::Incomplete("a whole hello"))
+        ));
+    }
+
+    #[test]
+    fn an_empty_non_blocking_link_would_block() {
+        let (daemon, _server) = links();
+        seqpacket::set_nonblocking(&daemon, true).expect("non-blocking");
+        assert!(
+            daemon
+                .next_report()
+                .expect_err("nothing there")
+                .would_block()
+        );
+    }
+}

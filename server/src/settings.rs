@@ -1,0 +1,308 @@
+//! The settings of the product: environment variables, declared once in [`TABLE`].
+//!
+//! `--help` of the binaries and docs/settings.md are made from the table.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Longest path of a Unix socket, bytes: `sun_path` holds 108 with its terminator.
+pub const SOCKET_PATH_LIMIT: usize = 107;
+
+/// Pipe directory when none is set.
+pub const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/mpsshim";
+
+/// One row of [`TABLE`].
+pub struct Setting {
+    /// Environment variable.
+    pub name: &'static str,
+    /// Value in force when the variable is not set, in words.
+    pub default: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// Pipe directory of the daemon and its clients.
+pub const PIPE_DIRECTORY: &str = "MPSSHIM_PIPE_DIRECTORY";
+/// Where the logs are.
+pub const LOG_DIRECTORY: &str = "MPSSHIM_LOG_DIRECTORY";
+/// The genuine driver.
+pub const CUDA_LIBRARY: &str = "MPSSHIM_CUDA_LIBRARY";
+/// Log filter.
+pub const LOG: &str = "MPSSHIM_LOG";
+/// Pass everything through.
+pub const DISABLE: &str = "MPSSHIM_DISABLE";
+/// The server's executable.
+pub const SERVER: &str = "MPSSHIM_SERVER";
+/// The shim.
+pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
+
+/// Every setting.
+pub const TABLE: &[Setting] = &[
+    Setting {
+        name: PIPE_DIRECTORY,
+        default: "/tmp/mpsshim",
+        meaning: "Directory of the daemon's sockets. A program finds the daemon there; daemons of different \
+                  directories know nothing of each other. At most 88 bytes.",
+    },
+    Setting {
+        name: LOG_DIRECTORY,
+        default: "/var/log/mpsshim for root, else `logs` in the pipe directory",
+        meaning: "Directory of control.log and server.log.",
+    },
+    Setting {
+        name: CUDA_LIBRARY,
+        default: "found as the loader would",
+        meaning: "Absolute path of the genuine CUDA driver (libcuda.so.1), for server and programs.",
+    },
+    Setting {
+        name: LOG,
+        default: "`info` in daemon and server, silent in programs",
+        meaning: "What is logged: a level (error, warn, info, debug, trace) or a filter such as \
+                  `info,mpsshim_server::link=trace`. In a program the shim logs only when this is set.",
+    },
+    Setting {
+        name: DISABLE,
+        default: "0",
+        meaning: "1: the shim passes every call to the genuine driver, as if it were not loaded.",
+    },
+    Setting {
+        name: SERVER,
+        default: "mps-server next to mps-control",
+        meaning: "Executable that the daemon starts as server. Read by the daemon.",
+    },
+    Setting {
+        name: LIBRARY,
+        default: "libmpsshim.so next to mps-run, in ../lib/mpsshim or ../lib",
+        meaning: "The library that mps-run preloads.",
+    },
+];
+
+/// What can be wrong with the settings.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SettingsError {
+    /// A socket in this pipe directory could not be bound or reached.
+    #[error(
+        "the pipe directory {path} is too long: the socket {socket} in it would be {length} bytes and a Unix \
+         socket may have {SOCKET_PATH_LIMIT}; set {PIPE_DIRECTORY} to a shorter path"
+    )]
+    PipeDirectoryTooLong {
+        /// The directory.
+        path: String,
+        /// File name of the socket.
+        socket: &'static str,
+        /// Bytes of the socket's path.
+        length: usize,
+    },
+    /// The working directory is gone, so that a relative path means nothing.
+    #[error(
+        "{name}={path} is relative and the working directory cannot be read; give an absolute path"
+    )]
+    Relative {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        path: String,
+    },
+}
+
+/// The settings in force in one process. Paths are absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// [`PIPE_DIRECTORY`].
+    pub pipe_directory: PathBuf,
+    /// [`LOG_DIRECTORY`].
+    pub log_directory: PathBuf,
+    /// [`CUDA_LIBRARY`].
+    pub cuda_library: Option<PathBuf>,
+    /// [`LOG`].
+    pub log: Option<String>,
+    /// [`DISABLE`].
+    pub disable: bool,
+    /// [`SERVER`].
+    pub server: Option<PathBuf>,
+    /// [`LIBRARY`].
+    pub library: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The settings of this process.
+    pub fn from_env() -> Result<Settings, SettingsError> {
+        Settings::from_lookup(
+            |name| std::env::var_os(name),
+            nix::unistd::geteuid().is_root(),
+        )
+    }
+
+    /// The settings that `lookup` names. An empty variable counts as not set.
+    pub fn from_lookup(
+        lookup: impl Fn(&str) -> Option<OsString>,
+        is_root: bool,
+    ) -> Result<Settings, SettingsError> {
+        let get = |name: &'static str| lookup(name).filter(|value| !value.is_empty());
+        let path = |name: &'static str| get(name).map(|value| absolute(name, &value)).transpose();
+
+        let pipe_directory =
+            path(PIPE_DIRECTORY)?.unwrap_or_else(|| PathBuf::from(DEFAULT_PIPE_DIRECTORY));
+        check_socket_length(&pipe_directory)?;
+        let log_directory = match path(LOG_DIRECTORY)? {
+            Some(directory) => directory,
+            None if is_root => PathBuf::from("/var/log/mpsshim"),
+            None => pipe_directory.join("logs"),
+        };
+        Ok(Settings {
+            pipe_directory,
+            log_directory,
+            cuda_library: path(CUDA_LIBRARY)?,
+            log: get(LOG).map(|value| value.to_string_lossy().into_owned()),
+            disable: get(DISABLE).is_some_and(|value| value != "0"),
+            server: path(SERVER)?,
+            library: path(LIBRARY)?,
+        })
+    }
+
+    /// Socket of clients and of status commands.
+    pub fn control_socket(&self) -> PathBuf {
+        self.pipe_directory.join("control")
+    }
+
+    /// Socket of commands that change something.
+    pub fn privileged_socket(&self) -> PathBuf {
+        self.pipe_directory.join("control_privileged")
+    }
+}
+
+fn absolute(name: &'static str, value: &OsStr) -> Result<PathBuf, SettingsError> {
+    std::path::absolute(value).map_err(|_| SettingsError::Relative {
+        name,
+        path: value.to_string_lossy().into_owned(),
+    })
+}
+
+fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
+    // The longer of the two names decides.
+    let socket = "control_privileged";
+    let length = directory.join(socket).as_os_str().len();
+    if length > SOCKET_PATH_LIMIT {
+        return Err(SettingsError::PipeDirectoryTooLong {
+            path: directory.display().to_string(),
+            socket,
+            length,
+        });
+    }
+    Ok(())
+}
+
+/// The table as the last part of a `--help` text.
+pub fn help_text() -> String {
+    let mut text = String::from("Environment:\n");
+    for setting in TABLE {
+        let _ = writeln!(text, "  {}", setting.name);
+        let _ = writeln!(
+            text,
+            "          {} [default: {}]",
+            setting.meaning, setting.default
+        );
+    }
+    text
+}
+
+/// The table as docs/settings.md.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# Settings\n\n\
+         Generated from `server/src/settings.rs`; `UPDATE_DOCS=1 cargo test -p mpsshim-server settings` \
+         rewrites it.\n\n\
+         All settings are environment variables. A relative path is relative to the working directory of the \
+         process that reads it; an empty value counts as not set. The variables `CUDA_MPS_*` and \
+         `CUDA_VISIBLE_DEVICES` keep the meaning that NVIDIA gives them, see [operations](operations.md).\n\n\
+         | variable | default | meaning |\n|---|---|---|\n",
+    );
+    for setting in TABLE {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} |",
+            setting.name, setting.default, setting.meaning
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(values: &[(&str, &str)], is_root: bool) -> Result<Settings, SettingsError> {
+        Settings::from_lookup(
+            |name| {
+                values
+                    .iter()
+                    .find(|(n, _)| *n == name)
+                    .map(|(_, v)| OsString::from(v))
+            },
+            is_root,
+        )
+    }
+
+    #[test]
+    fn defaults() {
+        let root = settings(&[], true).expect("defaults");
+        assert_eq!(root.pipe_directory, Path::new("/tmp/mpsshim"));
+        assert_eq!(root.log_directory, Path::new("/var/log/mpsshim"));
+        assert!(!root.disable);
+        let user = settings(&[(PIPE_DIRECTORY, "/run/x"), (LOG, "")], false).expect("defaults");
+        assert_eq!(user.log_directory, Path::new("/run/x/logs"));
+        assert_eq!(user.log, None);
+    }
+
+    #[test]
+    fn relative_paths_become_absolute() {
+        let found = settings(&[(PIPE_DIRECTORY, "here"), (DISABLE, "1")], true).expect("relative");
+        assert!(found.pipe_directory.is_absolute());
+        assert!(found.pipe_directory.ends_with("here"));
+        assert!(found.disable);
+        assert!(!settings(&[(DISABLE, "0")], true).expect("disable").disable);
+    }
+
+    #[test]
+    fn the_longest_pipe_directory() {
+        let longest = SOCKET_PATH_LIMIT - "/control_privileged".len();
+        let path = format!("/{}", "x".repeat(longest - 1));
+        assert!(settings(&[(PIPE_DIRECTORY, &path)], true).is_ok());
+        let path = format!("{path}x");
+        let error = settings(&[(PIPE_DIRECTORY, &path)], true)
+            .expect_err("one byte more")
+            .to_string();
+        assert!(
+            error.contains(&path) && error.contains("107") && error.contains("108 bytes"),
+            "{error}"
+        );
+        let said = TABLE
+            .iter()
+            .find(|s| s.name == PIPE_DIRECTORY)
+            .expect("row")
+            .meaning;
+        assert!(said.contains(&format!("At most {longest} bytes")));
+    }
+
+    #[test]
+    fn every_setting_is_in_the_help() {
+        for setting in TABLE {
+            assert!(help_text().contains(setting.name));
+            assert!(!setting.meaning.contains('|') && !setting.default.contains('|'));
+        }
+    }
+
+    #[test]
+    fn settings_md_is_up_to_date() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/settings.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, markdown()).expect("write docs/settings.md");
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == markdown(),
+            "docs/settings.md differs from the table: run UPDATE_DOCS=1 cargo test -p mpsshim-server settings"
+        );
+    }
+}
