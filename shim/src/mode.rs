@@ -309,4 +309,36 @@ mod tests {
             assert!(exports::index_of(symbol).is_some(), "{symbol}");
         }
     }
+
+    /// Calls an export that takes nothing or one integer.
+    fn call(symbol: &str) -> CUresult {
+        let target = exports::exported(exports::index_of(symbol).unwrap());
+        // SAFETY: the symbols below are called with 0 for their one argument.
+        let function = unsafe {
+            std::mem::transmute::<*const (), extern "C" fn(u32) -> CUresult>(target.address())
+        };
+        function(0)
+    }
+
+    #[test]
+    fn proxy_mode_refuses_what_is_absent_and_a_forked_child() {
+        const ABSENT: &str = "cuGLInit";
+        register_fork_handler();
+        install_proxy();
+        assert_eq!(call(ABSENT), CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!(call("cuInit"), CUDA_SUCCESS);
+        // SAFETY: the child makes two calls that allocate nothing, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused =
+                [ABSENT, "cuInit"].map(|symbol| call(symbol) == CUDA_ERROR_NOT_INITIALIZED);
+            // SAFETY: ends the child without the test harness's exit handlers.
+            unsafe { libc::_exit(if refused == [true, true] { 0 } else { 1 }) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's calls were not refused");
+        assert_eq!(call(ABSENT), CUDA_ERROR_NOT_SUPPORTED);
+    }
 }
