@@ -150,6 +150,8 @@ fn a_running_daemon_is_used() {
 #[test]
 fn what_mps_run_cannot_do() {
     let mut place = Place::new();
+    assert_eq!(run(&place, &[]).code, 125);
+    assert_eq!(run(&place, &["--help"]).code, 0);
     let result = run(&place, &["--shim", "/no/libmpsshim.so", "true"]);
     assert_eq!(result.code, 125);
     assert!(

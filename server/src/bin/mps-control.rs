@@ -6,6 +6,7 @@ use mpsshim_server::control::daemon::Daemon;
 use mpsshim_server::control::ui::{Ui, UiError};
 use mpsshim_server::control::wire::Answer;
 use mpsshim_server::control::{commands, launch};
+use mpsshim_server::logging;
 use mpsshim_server::settings::{self, Settings};
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -66,6 +67,8 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     if options.detached {
         launch::leave_session();
         let daemon = Daemon::open(&settings, None)?;
+        // The last words of a bug.
+        nix::unistd::dup2_stderr(logging::open(&settings.log_directory, "control.log")?)?;
         launch::tell_ready()?;
         daemon.run()?;
     } else if options.daemon {

@@ -53,7 +53,14 @@ fn after_help() -> String {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(told) => {
+            // Help and version are no failure. Where standard error is closed nobody can be told.
+            let _ = told.print();
+            return ExitCode::from(if told.use_stderr() { OWN_FAILURE } else { 0 });
+        }
+    };
     let command = match prepare(&options) {
         Ok(command) => command,
         Err(error) => {

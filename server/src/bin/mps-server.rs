@@ -29,7 +29,14 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    match run(&options) {
+    let (link, settings) = match prepare(&options) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            eprintln!("mps-server: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match run(&options, link, settings) {
         Ok(End::Orderly) => ExitCode::SUCCESS,
         Ok(End::Fault) => {
             // No destructor, no exit handler of the driver: after a fault they may hang.
@@ -38,21 +45,24 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             tracing::error!("{error:#}");
-            eprintln!("mps-server: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(options: &Options) -> anyhow::Result<End> {
-    let by_hand = "mps-server is started by the control daemon with a link to it; start `mps-control -d`, or run a \
-                   program with `mps-run`";
-    let fd = options.link_fd.context(by_hand)?;
-    let link = take_link(fd).context(by_hand)?;
+/// Link, settings and log: what is wrong until here is said on standard error.
+fn prepare(options: &Options) -> anyhow::Result<(Link, Settings)> {
+    let by_hand = "mps-server is started by the control daemon with a link to it; start `mps-control -d`, \
+                   or run a program with `mps-run`";
+    let link = take_link(options.link_fd.context(by_hand)?).context(by_hand)?;
     let settings = Settings::from_env()?;
     // The daemon has opened server.log, which this user may not be able to do, as standard error.
     let log = File::from(std::io::stderr().as_fd().try_clone_to_owned()?);
     logging::install("Server", vec![log], settings.log.as_deref());
+    Ok((link, settings))
+}
+
+fn run(options: &Options, link: Link, settings: Settings) -> anyhow::Result<End> {
     tracing::info!(target: logging::OTHER, "Startup");
     tracing::info!(
         target: logging::OTHER,

@@ -1,7 +1,7 @@
 //! The control daemon: one thread that waits on its sockets and never blocks anywhere else.
 
 use super::commands::{self, Command};
-use super::directory::{DirectoryError, PipeDirectory};
+use super::directory::{self, DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
 use super::servers::Servers;
 use super::spawn::Launcher;
@@ -89,7 +89,7 @@ pub struct Daemon {
 impl Daemon {
     /// Takes the pipe directory and listens; from here on nobody's connection fails. `echo` gets the log too.
     pub fn open(settings: &Settings, echo: Option<File>) -> Result<Daemon, DaemonError> {
-        let directory = PipeDirectory::take(settings)?;
+        let held = PipeDirectory::take(settings)?;
         let control_log = logging::open(&settings.log_directory, "control.log")?;
         let server_log = logging::open(&settings.log_directory, "server.log")?;
         let sinks = std::iter::once(control_log).chain(echo).collect();
@@ -107,8 +107,12 @@ impl Daemon {
             settings::PIPE_DIRECTORY,
             settings.pipe_directory.display()
         );
+        let uid = nix::unistd::geteuid().as_raw();
+        if let Some(warning) = directory::warning(&settings.pipe_directory, uid) {
+            tracing::warn!("{warning}");
+        }
         Ok(Daemon {
-            directory,
+            directory: held,
             end_signal,
             child_signal,
             servers: Servers::new(Launcher::new(settings.clone(), server_log)),

@@ -7,7 +7,7 @@ use nix::sys::stat::Mode;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Why the daemon cannot have its directory.
@@ -121,6 +121,25 @@ impl PipeDirectory {
             log_pipe,
             _lock: lock,
         })
+    }
+}
+
+/// What an operator should know about who can interfere with the directory.
+pub fn warning(directory: &Path, uid: u32) -> Option<String> {
+    let found = fs::metadata(directory).ok()?;
+    let others_may_write = found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0;
+    if found.uid() != uid && found.uid() != 0 {
+        let owner = found.uid();
+        Some(format!(
+            "The pipe directory belongs to user {owner}, who can put another daemon in this one's place"
+        ))
+    } else if others_may_write {
+        Some(
+            "Others may write in the pipe directory and can put another daemon in this one's place"
+                .into(),
+        )
+    } else {
+        None
     }
 }
 
@@ -258,6 +277,20 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read_to_string(&file).expect("read"), "precious");
+    }
+
+    #[test]
+    fn a_directory_open_to_others_is_warned_of() {
+        let directory = tempfile::tempdir().expect("directory");
+        let uid = nix::unistd::geteuid().as_raw();
+        let warned = |mode| {
+            fs::set_permissions(directory.path(), Permissions::from_mode(mode)).expect("mode");
+            warning(directory.path(), uid).is_some()
+        };
+        assert_eq!(
+            [0o755, 0o1777, 0o777, 0o775].map(warned),
+            [false, false, true, true]
+        );
     }
 
     #[test]
