@@ -98,6 +98,8 @@ opcodes! {
     EnumerateFunctions = 79, Ask;
     /// [`PointerQuery`] -> [`Value`]: an attribute of a pointer the client does not know (a global's interior, say).
     PointerAttribute = 80, Ask;
+    /// Nothing -> [`Value`] bytes left, then what the session's kernels printed (device `printf`).
+    Printed = 81, Ask;
 }
 
 const _: () = assert!(WRAP == 1);
@@ -230,7 +232,12 @@ wire! {
     /// An object inside another, by name.
     Named { parent: u64, }
     /// What a client needs to know to launch. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, -1 where unknown.
-    FunctionInfo { attributes: [i32; 16], params: u32, pad: u32, }
+    FunctionInfo {
+        attributes: [i32; 16],
+        params: u32,
+        /// [`FUNCTION_PRINTS`].
+        flags: u32,
+    }
     /// Where a parameter lies in the packed buffer, bytes.
     Param { offset: u32, size: u32, }
     FunctionAttribute { function: u64, attribute: u32, value: i32, }
@@ -268,6 +275,10 @@ impl Side {
 /// Host-to-device copies up to this many bytes travel in the ring. Above it the copy from registered staging
 /// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).
 pub const INLINE_COPY_MAX: usize = 4 << 10;
+
+/// In [`FunctionInfo::flags`]: its module may print, so that a client that has launched it asks for [`Op::Printed`]
+/// when it has waited.
+pub const FUNCTION_PRINTS: u32 = 1;
 
 /// The most bytes of kernel parameters the driver takes (CUDA 12.1 and later).
 pub const PARAMS_MAX: usize = 32_764;

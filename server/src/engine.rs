@@ -1,10 +1,52 @@
 //! The part of the server that executes clients' calls: sessions, dispatch, driver.
 //!
-//! `mps-server` (the binary) owns the link to the control daemon and drives an [`Engine`].
+//! `mps-server` (the binary) owns the link to the control daemon and drives an [`Engine`]. Read on in
+//! [`dispatch`], then `calls/`.
 
-use crossbeam_channel::Receiver;
-use mpsshim_proto::handshake::ClientHello;
-use std::os::fd::OwnedFd;
+mod calls;
+mod devices;
+mod dispatch;
+mod driver;
+mod host;
+mod images;
+mod printing;
+mod ranges;
+mod reaper;
+mod session;
+mod slots;
+mod slow;
+mod streams;
+mod watcher;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use devices::{Device, Grant};
+use driver::{Driver, is_sticky};
+use host::{HostArena, Registration, ServerFlags};
+use images::{Image, ImageCache, Raw};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
+use mpsshim_proto::shm::Doorbell;
+use parking_lot::Mutex;
+use printing::Printing;
+use reaper::{Buried, ReaperTask};
+use session::{Session, SessionShared};
+use slow::SlowTask;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
+/// a dispatch thread never waits inside a launch.
+const WINDOW: u64 = 256;
+/// The same while a module load waits for everyone's queued work.
+const WINDOW_BESIDE_LOAD: u64 = 16;
+/// Slow-lane threads.
+const SLOW_THREADS: usize = 3;
 
 /// Who is at the other end of a client's connection (`SO_PEERCRED` as the daemon read it).
 #[derive(Clone, Copy, Debug)]
@@ -52,24 +94,443 @@ pub struct EngineConfig {
     pub max_clients: usize,
 }
 
+/// A dispatch thread as others see it.
+struct Dispatcher {
+    inbox: Sender<Box<Session>>,
+    bell: Doorbell,
+    /// It has, as far as it knows, work in flight.
+    busy: AtomicBool,
+    /// Sessions that call it home.
+    load: AtomicUsize,
+}
+
+/// What all threads of the engine share.
+struct Shared {
+    driver: Driver,
+    config: EngineConfig,
+    devices: Vec<Device>,
+    flags: ServerFlags,
+    arena: HostArena,
+    images: ImageCache,
+    printing: Printing,
+    events: Sender<EngineEvent>,
+    sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
+    dispatchers: Vec<Dispatcher>,
+    slow: Sender<SlowTask>,
+    reaper: Sender<ReaperTask>,
+    epoll: OwnedFd,
+    watcher: OnceLock<Thread>,
+    watcher_idle: AtomicBool,
+    next_session: AtomicU64,
+    /// Sessions set up and not yet reaped.
+    alive: AtomicUsize,
+    cpus: usize,
+    /// More threads want to run than there are CPUs.
+    crowded: AtomicBool,
+    loads_waiting: AtomicU32,
+    /// The sticky status of a lost context, 0 while all is well.
+    lost: AtomicU32,
+    stopping: AtomicBool,
+}
+
 /// A running engine.
-pub struct Engine {}
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
 
 impl Engine {
-    /// Opens the driver, makes the contexts, starts the threads. Blocks until ready.
-    pub fn start(_config: EngineConfig) -> anyhow::Result<(Engine, Receiver<EngineEvent>)> {
-        anyhow::bail!("the engine is not built yet")
+    /// Opens the driver, makes the context of the first device, starts the threads. Blocks until ready, some
+    /// hundred milliseconds on a GPU.
+    ///
+    /// # Errors
+    /// When there is no driver, no device, or the driver refuses.
+    pub fn start(config: EngineConfig) -> anyhow::Result<(Engine, Receiver<EngineEvent>)> {
+        use anyhow::Context;
+        // Before the driver lays out its own address space.
+        let arena = HostArena::new().context("cannot reserve the host arena's addresses")?;
+        let driver = Driver::open(config.cuda_library.as_deref())?;
+        driver
+            .init(0)
+            .with_context(|| format!("cuInit of {}", driver.path()))?;
+        let mut count = 0;
+        driver
+            .device_get_count(&mut count)
+            .context("cuDeviceGetCount")?;
+        let count = (count.max(0) as usize).min(MAX_DEVICES);
+        let devices = (0..count)
+            .map(|ordinal| Device::new(&driver, ordinal))
+            .collect::<Result<Vec<_>, _>>()
+            .context("devices")?;
+        devices
+            .first()
+            .context("the driver has no device")?
+            .attach(&driver)
+            .context("the first device's context")?;
+        let flags = ServerFlags::new(&driver).context("the server's flags")?;
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let dispatch_threads = match config.dispatch_threads {
+            0 => (cpus / 4).clamp(1, 4),
+            n => n,
+        };
+        let (events, event_receiver) = unbounded();
+        let (slow, slow_tasks) = unbounded();
+        let (reaper, reaper_tasks) = unbounded();
+        let mut inboxes = Vec::new();
+        let mut dispatchers = Vec::new();
+        for _ in 0..dispatch_threads {
+            let (inbox, receiver) = unbounded();
+            inboxes.push(receiver);
+            let bell = Doorbell::new().context("a dispatch thread's doorbell")?;
+            dispatchers.push(Dispatcher {
+                inbox,
+                bell,
+                busy: AtomicBool::new(false),
+                load: AtomicUsize::new(0),
+            });
+        }
+        // SAFETY: a plain system call; the descriptor is new and ours.
+        let epoll = unsafe {
+            let raw = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            anyhow::ensure!(
+                raw >= 0,
+                "epoll_create1: {}",
+                std::io::Error::last_os_error()
+            );
+            OwnedFd::from_raw_fd(raw)
+        };
+        let shared = Arc::new(Shared {
+            driver,
+            config,
+            devices,
+            flags,
+            arena,
+            images: ImageCache::default(),
+            printing: Printing::capture().context("standard output")?,
+            events,
+            sessions: Mutex::default(),
+            dispatchers,
+            slow,
+            reaper,
+            epoll,
+            watcher: OnceLock::new(),
+            watcher_idle: AtomicBool::new(false),
+            next_session: AtomicU64::new(1),
+            alive: AtomicUsize::new(0),
+            cpus,
+            crowded: AtomicBool::new(false),
+            loads_waiting: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        let mut threads = Vec::new();
+        type Body = Box<dyn FnOnce(&Arc<Shared>) + Send>;
+        let mut spawn = |name: String, body: Body| -> anyhow::Result<()> {
+            let shared = shared.clone();
+            threads.push(
+                std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || body(&shared))?,
+            );
+            Ok(())
+        };
+        for (me, inbox) in inboxes.into_iter().enumerate() {
+            spawn(
+                format!("dispatch-{me}"),
+                Box::new(move |shared| dispatch::run(shared, me, &inbox)),
+            )?;
+        }
+        spawn("watcher".into(), Box::new(watcher::run))?;
+        for i in 0..SLOW_THREADS {
+            let tasks = slow_tasks.clone();
+            spawn(
+                format!("slow-{i}"),
+                Box::new(move |shared| slow::run(shared, &tasks)),
+            )?;
+        }
+        spawn(
+            "reaper".into(),
+            Box::new(move |shared| reaper::run(shared, &reaper_tasks)),
+        )?;
+        spawn("sockets".into(), Box::new(watcher::run_sockets))?;
+        let _ = shared
+            .watcher
+            .set(threads[dispatch_threads].thread().clone());
+        Ok((Engine { shared, threads }, event_receiver))
     }
+
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
-    pub fn add_client(&self, _socket: OwnedFd, _hello: ClientHello, _who: Credentials) {}
+    pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
+        self.shared.send_slow(SlowTask::Setup(socket, hello, who));
+    }
+
     /// Sessions that are alive.
     pub fn clients(&self) -> Vec<ClientInfo> {
-        Vec::new()
+        let mut clients: Vec<ClientInfo> = self
+            .shared
+            .session_list()
+            .iter()
+            .map(|session| session.info.clone())
+            .collect();
+        clients.sort_by_key(|client| client.session);
+        clients
     }
+
     /// Names of the devices served, by ordinal, with their UUIDs (`GPU-…`).
     pub fn devices(&self) -> Vec<(String, String)> {
-        Vec::new()
+        self.shared
+            .devices
+            .iter()
+            .map(|device| (device.name.clone(), uuid_text(&device.uuid)))
+            .collect()
     }
-    /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`) and frees the contexts.
-    pub fn shutdown(self) {}
+
+    /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and
+    /// stops the threads that touch them. The contexts go with the process.
+    pub fn shutdown(mut self) {
+        let shared = &self.shared;
+        shared.stopping.store(true, Ordering::SeqCst);
+        for dispatcher in &shared.dispatchers {
+            dispatcher.bell.ring();
+        }
+        for thread in self.threads.drain(..shared.dispatchers.len()) {
+            let _ = thread.join();
+        }
+        shared.wake_watcher();
+        let patience = Instant::now() + Duration::from_secs(2);
+        while shared.alive.load(Ordering::Relaxed) > 0 && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A UUID as `nvidia-smi` and CUDA_VISIBLE_DEVICES write it.
+fn uuid_text(uuid: &CUuuid) -> String {
+    let hex: String = uuid.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
+}
+
+impl Shared {
+    fn window(&self) -> u64 {
+        if self.loads_waiting.load(Ordering::Relaxed) == 0 {
+            WINDOW
+        } else {
+            WINDOW_BESIDE_LOAD
+        }
+    }
+    fn checkpoint_interval(&self) -> u64 {
+        self.window() / 4
+    }
+
+    /// The device of this ordinal.
+    fn device(&self, ordinal: u32) -> Result<&Device, CUresult> {
+        self.devices
+            .get(ordinal as usize)
+            .ok_or(CUDA_ERROR_INVALID_DEVICE)
+    }
+    /// A device that has a context.
+    fn any_device(&self) -> Option<&Device> {
+        self.devices.iter().find(|device| device.is_attached())
+    }
+    fn use_any_device(&self) {
+        if let Some(device) = self.any_device() {
+            let _ = device.make_current(&self.driver);
+        }
+    }
+    fn revoke(&self, grant: Grant) -> Result<(), CUresult> {
+        self.devices[grant.device].revoke(&self.driver, grant)
+    }
+
+    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of the handle.
+    fn load_image(
+        &self,
+        handle: u64,
+        content: &[u8],
+        options: &mut [u32],
+        values: &mut [*mut c_void],
+    ) -> (Result<(), CUresult>, Raw) {
+        let (count, options, values) = (
+            options.len() as u32,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        );
+        if Handle(handle).kind() == Some(Kind::Library) {
+            let mut library = CUlibrary::NULL;
+            let none = std::ptr::null_mut();
+            let status = self.driver.library_load_data(
+                &mut library,
+                content.as_ptr(),
+                options,
+                values,
+                count,
+                none,
+                none.cast(),
+                0,
+            );
+            (status, Raw::Library(library))
+        } else {
+            let mut module = CUmodule::NULL;
+            let status = self.driver.module_load_data_ex(
+                &mut module,
+                content.as_ptr(),
+                count,
+                options,
+                values,
+            );
+            (status, Raw::Module(module))
+        }
+    }
+    fn discard_image(&self, image: Image) {
+        self.bury(Buried::Image(image));
+    }
+
+    fn send_slow(&self, task: SlowTask) {
+        let _ = self.slow.send(task);
+    }
+    fn send_reaper(&self, task: ReaperTask) {
+        let _ = self.reaper.send(task);
+    }
+    fn bury(&self, object: Buried) {
+        self.send_reaper(ReaperTask::Bury(object));
+    }
+    fn tell(&self, event: EngineEvent) {
+        let _ = self.events.send(event);
+    }
+    /// Gives a session (back) to its dispatch thread.
+    fn send_home(&self, session: Box<Session>) {
+        let dispatcher = &self.dispatchers[session.home];
+        let _ = dispatcher.inbox.send(session);
+        dispatcher.bell.ring();
+    }
+
+    /// A number for a new session, unless there are as many as there may be.
+    fn admit(&self) -> Option<u64> {
+        let limit = self.config.max_clients;
+        let room = |alive: usize| (alive < limit).then_some(alive + 1);
+        self.alive
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, room)
+            .ok()?;
+        Some(self.next_session.fetch_add(1, Ordering::Relaxed))
+    }
+    /// Takes an admission back.
+    fn retract(&self) {
+        self.alive.fetch_sub(1, Ordering::AcqRel);
+    }
+    fn least_loaded(&self) -> usize {
+        let load = |at: &usize| self.dispatchers[*at].load.load(Ordering::Relaxed);
+        let home = (0..self.dispatchers.len()).min_by_key(load).unwrap_or(0);
+        self.dispatchers[home].load.fetch_add(1, Ordering::Relaxed);
+        home
+    }
+    fn remember(&self, session: &Arc<SessionShared>) {
+        self.sessions
+            .lock()
+            .insert(session.info.session, session.clone());
+        self.update_crowded();
+    }
+    fn forget(&self, session: &SessionShared) {
+        self.sessions.lock().remove(&session.info.session);
+        self.update_crowded();
+    }
+    fn update_crowded(&self) {
+        let sessions = self.sessions.lock();
+        let crowded = sessions.len() + self.dispatchers.len().min(sessions.len()) > self.cpus;
+        self.crowded.store(crowded, Ordering::Relaxed);
+        for session in sessions.values() {
+            session
+                .header()
+                .crowded
+                .store(crowded.into(), Ordering::Relaxed);
+        }
+    }
+    fn session(&self, id: u64) -> Option<Arc<SessionShared>> {
+        self.sessions.lock().get(&id).cloned()
+    }
+    fn session_list(&self) -> Vec<Arc<SessionShared>> {
+        self.sessions.lock().values().cloned().collect()
+    }
+    fn wake_watcher(&self) {
+        if self.watcher_idle.load(Ordering::SeqCst)
+            && let Some(thread) = self.watcher.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    fn epoll(&self) -> i32 {
+        self.epoll.as_raw_fd()
+    }
+    fn watch_socket(&self, session: &SessionShared) -> std::io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32,
+            u64: session.info.session,
+        };
+        // SAFETY: two open descriptors and an event that lives through the call.
+        let result = unsafe {
+            libc::epoll_ctl(
+                self.epoll(),
+                libc::EPOLL_CTL_ADD,
+                session.socket.as_raw_fd(),
+                &mut event,
+            )
+        };
+        if result < 0 {
+            Err(std::io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+    fn unwatch_socket(&self, session: &SessionShared) {
+        // SAFETY: two open descriptors.
+        unsafe {
+            libc::epoll_ctl(
+                self.epoll(),
+                libc::EPOLL_CTL_DEL,
+                session.socket.as_raw_fd(),
+                std::ptr::null_mut(),
+            );
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) != 0
+    }
+    fn lost_status(&self) -> Option<CUresult> {
+        match self.lost.load(Ordering::Relaxed) {
+            0 => None,
+            status => Some(CUresult(status)),
+        }
+    }
+    /// Looks whether a status means that the context is lost; if so every client is told at once.
+    fn note_status(&self, status: CUresult) {
+        if !is_sticky(status)
+            || self
+                .lost
+                .compare_exchange(0, status.0, Ordering::SeqCst, Ordering::Relaxed)
+                .is_err()
+        {
+            return;
+        }
+        for session in self.session_list() {
+            session.end(status);
+        }
+        self.tell(EngineEvent::Fault(status.0));
+    }
+    /// Asks the driver whether the contexts are sound.
+    fn probe(&self) {
+        for device in &self.devices {
+            if device.is_attached()
+                && let Err(status) = device.probe(&self.driver)
+            {
+                self.note_status(status);
+            }
+        }
+    }
 }

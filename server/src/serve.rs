@@ -121,9 +121,6 @@ struct Serving<H> {
 
 impl<H: Host> Serving<H> {
     fn announce(&self) {
-        for (ordinal, (name, _)) in self.host.devices().iter().enumerate() {
-            tracing::info!("Creating server context on device {ordinal} ({name})");
-        }
         tracing::info!("Active Threads Percentage set to 100.0");
         tracing::info!("Server Priority set to 0");
         tracing::info!("Server has started");

@@ -1,0 +1,112 @@
+//! Copies and memsets. All device ranges are checked against what the session owns.
+
+use super::super::Shared;
+use super::super::session::{CallError, Session};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, Side};
+use mpsshim_proto::ring::Message;
+
+impl Session {
+    /// Host to device with the data in the message. The driver takes it before the call returns.
+    pub fn copy_inline(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: CopyInline = self.body(message)?;
+        if body.len > INLINE_COPY_MAX as u64 {
+            return Err(CallError::Violation(format!(
+                "inline copy of {} bytes",
+                body.len
+            )));
+        }
+        let data = self.in_place(message, size_of::<CopyInline>(), body.len as usize)?;
+        self.check_device(body.to, body.len)?;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        shared
+            .driver
+            .memcpy_htod_async(body.to, data as u64, body.len as usize, stream)?;
+        self.submitted(shared, index)
+    }
+
+    /// A copy between memories the server reaches.
+    pub fn copy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Copy = self.body(message)?;
+        let side = |number: u32| {
+            Side::from_u8(number as u8)
+                .ok_or_else(|| CallError::Violation(format!("copy side {number}")))
+        };
+        let (to_side, from_side) = (side(body.sides & 0xff)?, side(body.sides >> 8 & 0xff)?);
+        let to = self.resolve(to_side, body.to, body.len)?;
+        let from = self.resolve(from_side, body.from, body.len)?;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (driver, len) = (&shared.driver, body.len as usize);
+        match (to_side, from_side) {
+            (Side::Device, Side::Device) => driver.memcpy_dtod_async(to, from, len, stream)?,
+            (Side::Device, _) => driver.memcpy_htod_async(to, from, len, stream)?,
+            (_, Side::Device) => driver.memcpy_dtoh_async(to, from, len, stream)?,
+            _ => {
+                return Err(CallError::Violation(
+                    "a copy from host to host needs no server".into(),
+                ));
+            }
+        }
+        self.submitted(shared, index)
+    }
+
+    fn resolve(&self, side: Side, address: u64, len: u64) -> Result<u64, CallError> {
+        match side {
+            Side::Device => self.check_device(address, len)?,
+            Side::Host => self.check_host(address, len)?,
+            Side::Staging => return self.shared.staging_address(address, len),
+        }
+        Ok(address)
+    }
+
+    /// `cuMemsetD8/16/32Async`, `cuMemsetD2D8/16/32Async`.
+    pub fn memset(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Memset = self.body(message)?;
+        let element = body.element as u64;
+        let row = body
+            .width
+            .checked_mul(element)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let flat = body.height == 1;
+        let len = if flat {
+            row
+        } else {
+            if body.height == 0 || row > body.pitch {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            let rows = body
+                .pitch
+                .checked_mul(body.height - 1)
+                .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            rows.checked_add(row).ok_or(CUDA_ERROR_INVALID_VALUE)?
+        };
+        self.check_device(body.to, len)?;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (driver, value) = (&shared.driver, body.value);
+        let (width, height, pitch) = (
+            body.width as usize,
+            body.height as usize,
+            body.pitch as usize,
+        );
+        match (element, flat) {
+            (1, true) => driver.memset_d8_async(body.to, value as u8, width, stream)?,
+            (2, true) => driver.memset_d16_async(body.to, value as u16, width, stream)?,
+            (4, true) => driver.memset_d32_async(body.to, value, width, stream)?,
+            (1, false) => {
+                driver.memset_d2d8_async(body.to, pitch, value as u8, width, height, stream)?
+            }
+            (2, false) => {
+                driver.memset_d2d16_async(body.to, pitch, value as u16, width, height, stream)?
+            }
+            (4, false) => {
+                driver.memset_d2d32_async(body.to, pitch, value, width, height, stream)?
+            }
+            _ => {
+                return Err(CallError::Violation(format!(
+                    "memset of {element}-byte elements"
+                )));
+            }
+        }
+        self.submitted(shared, index)
+    }
+}

@@ -1,0 +1,126 @@
+//! Events.
+
+use super::super::Shared;
+use super::super::session::{CallError, Event, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{
+    EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object, Value,
+};
+use mpsshim_proto::ring::Message;
+use zerocopy::IntoBytes;
+
+impl Session {
+    /// `cuEventCreate`.
+    pub fn event_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: EventCreate = self.body(message)?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let mut raw = CUevent::NULL;
+        // Interprocess events need a handle of their own kind; waiting threads never block in the driver.
+        shared
+            .driver
+            .event_create(&mut raw, body.flags & CU_EVENT_DISABLE_TIMING)?;
+        let event = Event {
+            raw,
+            device: body.device as usize,
+            recorded: false,
+        };
+        if let Err((status, event)) = self.events.insert(body.event, event) {
+            let _ = shared.driver.event_destroy(event.raw);
+            return Err(status.into());
+        }
+        Ok(())
+    }
+
+    /// `cuEventDestroy`: the driver lets recorded work finish.
+    pub fn event_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        let event = self.events.remove(body.object)?;
+        shared.devices[event.device].make_current(&shared.driver)?;
+        Ok(shared.driver.event_destroy(event.raw)?)
+    }
+
+    /// `cuEventRecord(WithFlags)`.
+    pub fn event_record(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: EventOnStream = self.body(message)?;
+        let raw = self.events.get(body.event)?.raw;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        shared.driver.event_record(raw, stream, body.flags)?;
+        self.events.get_mut(body.event)?.recorded = true;
+        self.submitted(shared, index)
+    }
+
+    /// `cuStreamWaitEvent`; an event never recorded is no reason to wait.
+    pub fn stream_wait_event(
+        &mut self,
+        shared: &Shared,
+        message: &Message,
+    ) -> Result<(), CallError> {
+        let body: EventOnStream = self.body(message)?;
+        let event = self.events.get(body.event)?;
+        if !event.recorded {
+            return Ok(());
+        }
+        let raw = event.raw;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        shared.driver.stream_wait_event(stream, raw, body.flags)?;
+        self.submitted(shared, index)
+    }
+
+    /// Writes a flag when the event's last record is complete, whatever its stream was given later.
+    pub fn mark_event(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: MarkEvent = self.body(message)?;
+        let mark = Mark {
+            stream: body.stream,
+            slot: body.slot,
+            value: body.value,
+        };
+        let address = self.shared.flag_address(body.slot)?;
+        let event = match self.events.get(body.event) {
+            Ok(event) => event.raw,
+            Err(status) => return self.mark_failed(&mark, status.into()),
+        };
+        let queued = self
+            .prepare(shared, body.stream)
+            .and_then(|(index, stream)| {
+                shared.driver.stream_wait_event(stream, event, 0)?;
+                shared
+                    .driver
+                    .stream_write_value32(stream, address, body.value, 0)?;
+                Ok(index)
+            });
+        match queued {
+            Ok(index) => {
+                self.submitted(shared, index)?;
+                self.streams.at_mut(index)?.note_mark(body.slot, body.value);
+                Ok(())
+            }
+            Err(error) => self.mark_failed(&mark, error),
+        }
+    }
+
+    /// `cuEventQuery`.
+    pub fn event_query(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let event = self.events.get(body.object)?;
+        shared.devices[event.device].make_current(&shared.driver)?;
+        shared.driver.event_query(event.raw)?;
+        Ok(Vec::new())
+    }
+
+    /// `cuEventElapsedTime`, milliseconds.
+    pub fn event_elapsed(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: EventPair = self.body(message)?;
+        let (start, end) = (self.events.get(body.start)?, self.events.get(body.end)?);
+        shared.devices[start.device].make_current(&shared.driver)?;
+        let mut ms = 0.0f32;
+        shared
+            .driver
+            .event_elapsed_time(&mut ms, start.raw, end.raw)?;
+        Ok(Value {
+            value: ms.to_bits().into(),
+        }
+        .as_bytes()
+        .to_vec())
+    }
+}

@@ -1,0 +1,134 @@
+//! `cuLaunchKernel`, `cuLaunchKernelEx`.
+
+use super::super::Shared;
+use super::super::session::{CallError, Session};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{Launch, PARAMS_MAX};
+use mpsshim_proto::ring::Message;
+use std::ffi::c_void;
+
+/// Attributes one launch may have: there are fewer kinds.
+const MAX_ATTRIBUTES: usize = 32;
+const ATTRIBUTE: usize = size_of::<CUlaunchAttribute>();
+
+/// A launch's attributes, translated, in the driver's form.
+pub struct Attributes {
+    list: [CUlaunchAttribute; MAX_ATTRIBUTES],
+    count: u32,
+}
+
+impl Session {
+    /// `cuLaunchKernel(Ex)`.
+    pub fn launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Launch = self.body(message)?;
+        let function = self.function(body.function)?;
+        let raw = function.raw;
+        // The driver copies as many bytes as the kernel has parameters.
+        if body.param_len < function.param_bytes {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let params = self.params(message, &body)?;
+        let mut size = body.param_len as usize;
+        let mut extra = [
+            CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
+            params.cast(),
+            CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
+            (&raw mut size).cast(),
+            CU_LAUNCH_PARAM_END as *mut c_void,
+        ];
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
+        let none = std::ptr::null_mut();
+        let extra = extra.as_mut_ptr();
+        if body.attributes == 0 {
+            shared.driver.launch_kernel(
+                raw,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                body.shared,
+                stream,
+                none,
+                extra,
+            )?;
+        } else {
+            let attributes = self.attributes(message, &body)?;
+            shared
+                .driver
+                .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
+        }
+        self.submitted(shared, index)
+    }
+
+    fn params(&self, message: &Message, body: &Launch) -> Result<*mut u8, CallError> {
+        if body.param_len as usize > PARAMS_MAX {
+            return Err(CallError::Violation(format!(
+                "{} bytes of kernel parameters",
+                body.param_len
+            )));
+        }
+        self.in_place(message, size_of::<Launch>(), body.param_len as usize)
+    }
+
+    /// Copies the attributes behind the parameters out and puts the driver's handles into them.
+    pub fn attributes(&self, message: &Message, body: &Launch) -> Result<Attributes, CallError> {
+        let count = body.attributes as usize;
+        if count > MAX_ATTRIBUTES {
+            return Err(CallError::Violation(format!("{count} launch attributes")));
+        }
+        let zero = CUlaunchAttribute {
+            id: 0,
+            pad: 0,
+            value: [0; 64],
+        };
+        let mut attributes = Attributes {
+            list: [zero; MAX_ATTRIBUTES],
+            count: body.attributes,
+        };
+        let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
+        let mut bytes = [0u8; ATTRIBUTE];
+        for (i, attribute) in attributes.list[..count].iter_mut().enumerate() {
+            if !self
+                .consumer
+                .copy_out(message, at + i * ATTRIBUTE, &mut bytes)
+            {
+                return Err(CallError::Violation(
+                    "launch attributes do not fit the message".into(),
+                ));
+            }
+            attribute.id = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            attribute.value.copy_from_slice(&bytes[8..]);
+            match attribute.id {
+                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+                | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
+                    let mut handle = [0; 8];
+                    handle.copy_from_slice(&attribute.value[..8]);
+                    let event = self.events.get(u64::from_le_bytes(handle))?;
+                    attribute.value[..8].copy_from_slice(&event.raw.0.to_le_bytes());
+                }
+                CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
+                    return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+                }
+                _ => {}
+            }
+        }
+        Ok(attributes)
+    }
+}
+
+impl Attributes {
+    /// The configuration that carries them; valid as long as self.
+    pub fn config(&self, body: &Launch, stream: CUstream) -> CUlaunchConfig {
+        CUlaunchConfig {
+            grid: body.grid,
+            block: body.block,
+            shared_mem_bytes: body.shared,
+            stream,
+            attrs: self.list.as_ptr(),
+            num_attrs: self.count,
+        }
+    }
+}

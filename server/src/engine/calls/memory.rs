@@ -1,0 +1,134 @@
+//! Device memory and pinned host memory.
+
+use super::super::Shared;
+use super::super::session::{CallError, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::{Attach, HostAlloc, MemGrant, MemInfo, PointerQuery, Range, Value};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::shm;
+use std::os::fd::AsFd;
+use zerocopy::IntoBytes;
+
+/// Bytes of given-back pinned memory kept for the session's next request of the same size.
+const HOST_SPARE: u64 = 256 << 20;
+
+impl Session {
+    /// A mapping of device memory for the client to carve.
+    pub fn mem_grant(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: MemGrant = self.body(message)?;
+        let device = shared.device(body.device)?;
+        let grant = device.grant(&shared.driver, body.len)?;
+        let range = Range {
+            start: grant.start,
+            len: grant.len,
+        };
+        self.grants.insert(grant.start, grant);
+        Ok(range.as_bytes().to_vec())
+    }
+
+    /// Device memory given back. The client has waited for its work; the driver waits for nobody else's.
+    pub fn mem_release(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Range = self.body(message)?;
+        let grant = self
+            .grants
+            .remove(&body.start)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        shared.revoke(grant)?;
+        Ok(())
+    }
+
+    /// `cuMemGetInfo`, bytes.
+    pub fn mem_info(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Attach = self.body(message)?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let (mut free, mut total) = (0, 0);
+        shared.driver.mem_get_info(&mut free, &mut total)?;
+        Ok(MemInfo {
+            free: free as u64,
+            total: total as u64,
+        }
+        .as_bytes()
+        .to_vec())
+    }
+
+    /// Pinned memory: a memory file mapped at one address here and in the client. The descriptor goes over the
+    /// socket, before the answer, under the message's token.
+    pub fn host_alloc(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: HostAlloc = self.body(message)?;
+        let device = shared.device(body.device)?;
+        let len = body
+            .len
+            .max(1)
+            .checked_next_multiple_of(4096)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let block = match self.host_spare.iter().position(|block| block.len() == len) {
+            Some(at) => self.host_spare.swap_remove(at),
+            None => shared.arena.allocate(&shared.driver, device, len)?,
+        };
+        let note = DescriptorNote {
+            token: message.token,
+            len,
+        };
+        let sent = shm::send_packet(self.shared.socket(), note.as_bytes(), &[block.fd.as_fd()]);
+        let range = Range {
+            start: block.start(),
+            len,
+        };
+        if sent.is_err() {
+            self.host_spare.push(block);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+        }
+        self.host.insert(range.start, block);
+        Ok(range.as_bytes().to_vec())
+    }
+
+    /// Pinned memory given back. It stays registered: unregistering waits for other clients' work.
+    pub fn host_free(&mut self, message: &Message) -> Result<(), CallError> {
+        let body: Range = self.body(message)?;
+        let block = self
+            .host
+            .remove(&body.start)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.host_spare.push(block);
+        Ok(())
+    }
+
+    /// Pinned memory beyond what is worth keeping, oldest first.
+    pub fn take_surplus_host(&mut self) -> Vec<super::super::host::HostBlock> {
+        let mut kept: u64 = self.host_spare.iter().map(|block| block.len()).sum();
+        let mut surplus = Vec::new();
+        while kept > HOST_SPARE && !self.host_spare.is_empty() {
+            let block = self.host_spare.remove(0);
+            kept -= block.len();
+            surplus.push(block);
+        }
+        surplus
+    }
+
+    /// `cuPointerGetAttribute` of numbers, for pointers that the client cannot judge itself.
+    pub fn pointer_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PointerQuery = self.body(message)?;
+        self.check_device(body.pointer, 1)?;
+        shared
+            .any_device()
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?
+            .make_current(&shared.driver)?;
+        // The longest attribute is two words (CU_POINTER_ATTRIBUTE_P2P_TOKENS).
+        let mut value = [0u64; 2];
+        match body.attribute {
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+            | CU_POINTER_ATTRIBUTE_RANGE_SIZE
+            | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {}
+            _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
+        }
+        shared.driver.pointer_get_attribute(
+            value.as_mut_ptr().cast(),
+            body.attribute,
+            body.pointer,
+        )?;
+        Ok(Value { value: value[0] }.as_bytes().to_vec())
+    }
+}

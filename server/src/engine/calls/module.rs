@@ -1,0 +1,252 @@
+//! Modules and libraries.
+
+use super::super::Shared;
+use super::super::images::{Image, Raw, prints};
+use super::super::session::{CallError, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::{ImageLoad, ImageLoaded, JitOption, Named, Object, Range, Value};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::shm;
+use std::ffi::{CStr, c_char, c_void};
+use std::os::fd::OwnedFd;
+use zerocopy::{FromZeros, IntoBytes};
+
+// `CUjit_option` numbers used here (cuda.h).
+const JIT_WALL_TIME: u32 = 2;
+const JIT_INFO_LOG_BUFFER: u32 = 3;
+const JIT_INFO_LOG_BUFFER_SIZE: u32 = 4;
+const JIT_ERROR_LOG_BUFFER: u32 = 5;
+const JIT_ERROR_LOG_BUFFER_SIZE: u32 = 6;
+/// Options whose value is a plain number, so that a client's value can be handed on.
+const JIT_NUMBERS: &[u32] = &[
+    0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 22, 23, 24, 25, 26, 27, 31, 32, 34, 35,
+];
+/// Options one load may have.
+const MAX_OPTIONS: usize = 64;
+/// Bytes of log of one kind that are carried back.
+const MAX_LOG: u32 = 24 << 10;
+
+impl Session {
+    /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
+    pub fn image_load(
+        &mut self,
+        shared: &Shared,
+        message: &Message,
+    ) -> Result<(Result<(), CUresult>, Vec<u8>), CallError> {
+        let body: ImageLoad = self.body(message)?;
+        let content = match message.token {
+            0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
+            token => {
+                let fd = self.receive_descriptor(token)?;
+                shared.images.receive(fd, body.len, &body.hash)?
+            }
+        };
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let mut options: Vec<u32> = Vec::new();
+        let mut values: Vec<*mut c_void> = Vec::new();
+        if body.options as usize > MAX_OPTIONS {
+            return Err(CallError::Violation(format!(
+                "{} load options",
+                body.options
+            )));
+        }
+        for i in 0..body.options as usize {
+            let mut option = JitOption::new_zeroed();
+            let at = size_of::<ImageLoad>() + i * size_of::<JitOption>();
+            if !self.consumer.copy_out(message, at, option.as_mut_bytes()) {
+                return Err(CallError::Violation(
+                    "load options do not fit the message".into(),
+                ));
+            }
+            if JIT_NUMBERS.contains(&option.option) {
+                options.push(option.option);
+                values.push(option.value as *mut c_void);
+            }
+        }
+        let mut info = vec![0u8; body.info_log.min(MAX_LOG) as usize];
+        let mut error = vec![0u8; body.error_log.min(MAX_LOG) as usize];
+        let mut log_at = [None, None];
+        for (which, (log, buffer, size)) in [
+            (&mut info, JIT_INFO_LOG_BUFFER, JIT_INFO_LOG_BUFFER_SIZE),
+            (&mut error, JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            if !log.is_empty() {
+                options.extend([buffer, size]);
+                log_at[which] = Some(values.len() + 1);
+                values.extend([log.as_mut_ptr().cast(), log.len() as *mut c_void]);
+            }
+        }
+        let wall_time_at = values.len();
+        options.push(JIT_WALL_TIME);
+        values.push(std::ptr::null_mut());
+        let (status, raw) = shared.load_image(body.image, &content, &mut options, &mut values);
+        // The driver leaves the bytes it wrote in the size option's value, and the time as a float's bits.
+        let filled = |which: usize, log: &[u8]| {
+            let reported = log_at[which].map_or(0, |at: usize| values[at] as usize);
+            reported
+                .min(log.len())
+                .max(log.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1))
+        };
+        let (info_len, error_len) = (filled(0, &info), filled(1, &error));
+        let reply = ImageLoaded {
+            info_log: info_len as u32,
+            error_log: error_len as u32,
+            wall_time_ms: f32::from_bits(values[wall_time_at] as usize as u32),
+            pad: 0,
+        };
+        let mut payload = reply.as_bytes().to_vec();
+        payload.extend_from_slice(&info[..info_len]);
+        payload.extend_from_slice(&error[..error_len]);
+        if let Err(status) = status {
+            return Ok((Err(status), payload));
+        }
+        let image = Image {
+            raw,
+            device: body.device as usize,
+            prints: prints(&content),
+            _content: content,
+        };
+        let table = match raw {
+            Raw::Module(_) => &mut self.images,
+            Raw::Library(_) => &mut self.libraries,
+        };
+        if let Err((status, image)) = table.insert(body.image, image) {
+            shared.discard_image(image);
+            return Ok((Err(status), payload));
+        }
+        Ok((Ok(()), payload))
+    }
+
+    /// The descriptor that the client sent ahead of the message with this token.
+    fn receive_descriptor(&self, token: u64) -> Result<OwnedFd, CallError> {
+        let mut note = DescriptorNote::new_zeroed();
+        let (len, fds) = shm::recv_packet(self.shared.socket(), note.as_mut_bytes(), false)
+            .map_err(|error| {
+                CallError::Violation(format!("no descriptor for token {token}: {error}"))
+            })?;
+        let expected = len == size_of::<DescriptorNote>() && note.token == token;
+        match (expected, <[OwnedFd; 1]>::try_from(fds)) {
+            (true, Ok([fd])) => Ok(fd),
+            _ => Err(CallError::Violation(format!(
+                "descriptor packet does not match token {token}"
+            ))),
+        }
+    }
+
+    /// `cuModuleUnload`, `cuLibraryUnload`: the handles die at once, the driver's object when all is quiet, since
+    /// unloading waits for other clients' work.
+    pub fn image_unload(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        let image = match Handle(body.object).kind() {
+            Some(Kind::Library) => self.libraries.remove(body.object)?,
+            _ => self.images.remove(body.object)?,
+        };
+        shared.discard_image(image);
+        Ok(())
+    }
+
+    fn image(&self, handle: u64) -> Result<&Image, CUresult> {
+        match Handle(handle).kind() {
+            Some(Kind::Library) => self.libraries.get(handle),
+            _ => self.images.get(handle),
+        }
+    }
+
+    /// The driver's object behind a module or library handle, its context made current; its device; whether its
+    /// kernels print.
+    pub fn image_ready(
+        &self,
+        shared: &Shared,
+        handle: u64,
+    ) -> Result<(Raw, usize, bool), CUresult> {
+        let image = self.image(handle)?;
+        shared.devices[image.device].make_current(&shared.driver)?;
+        Ok((image.raw, image.device, image.prints))
+    }
+
+    /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
+    pub fn get_global(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Named = self.body(message)?;
+        let name = self.name::<Named>(message)?;
+        let (mut start, mut len) = (0, 0);
+        match self.image_ready(shared, body.parent)?.0 {
+            Raw::Module(module) => shared.driver.module_get_global(
+                &mut start,
+                &mut len,
+                module,
+                name.as_ptr().cast(),
+            )?,
+            Raw::Library(library) => shared.driver.library_get_global(
+                &mut start,
+                &mut len,
+                library,
+                name.as_ptr().cast(),
+            )?,
+        }
+        self.globals.insert(start, len as u64);
+        Ok(Range {
+            start,
+            len: len as u64,
+        }
+        .as_bytes()
+        .to_vec())
+    }
+
+    /// The NUL-ended name behind a `T`.
+    pub fn name<T>(&self, message: &Message) -> Result<Vec<u8>, CallError> {
+        let mut name = self.trailing::<T>(message)?;
+        match name.iter().position(|b| *b == 0) {
+            Some(end) => {
+                name.truncate(end + 1);
+                Ok(name)
+            }
+            None => Err(CallError::Violation("a name without its end".into())),
+        }
+    }
+
+    /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: how many, and their names.
+    pub fn enumerate_functions(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Named = self.body(message)?;
+        let driver = &shared.driver;
+        let mut count = 0;
+        let mut names: Vec<*const c_char> = Vec::new();
+        match self.image_ready(shared, body.parent)?.0 {
+            Raw::Module(module) => {
+                driver.module_get_function_count(&mut count, module)?;
+                let mut functions = vec![CUfunction::NULL; count as usize];
+                driver.module_enumerate_functions(functions.as_mut_ptr(), count, module)?;
+                for function in functions {
+                    let mut name = std::ptr::null();
+                    driver.func_get_name(&mut name, function)?;
+                    names.push(name);
+                }
+            }
+            Raw::Library(library) => {
+                driver.library_get_kernel_count(&mut count, library)?;
+                let mut kernels = vec![CUkernel::NULL; count as usize];
+                driver.library_enumerate_kernels(kernels.as_mut_ptr(), count, library)?;
+                for kernel in kernels {
+                    let mut name = std::ptr::null();
+                    driver.kernel_get_name(&mut name, kernel)?;
+                    names.push(name);
+                }
+            }
+        }
+        let mut payload = Value {
+            value: count.into(),
+        }
+        .as_bytes()
+        .to_vec();
+        for name in names.into_iter().filter(|name| !name.is_null()) {
+            // SAFETY: the driver's names are NUL-ended and live as long as the module, which the session holds.
+            payload.extend_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes_with_nul());
+        }
+        Ok(payload)
+    }
+}

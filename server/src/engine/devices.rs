@@ -1,0 +1,254 @@
+//! The devices: one primary context each, their memory, and streams kept for reuse.
+
+use super::driver::Driver;
+use super::ranges::RangeAllocator;
+use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
+use mpsshim_proto::cuda::*;
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+/// Streams made ahead: creating one while another client's kernels run can block until they are done.
+const STREAMS_AHEAD: usize = 32;
+
+/// A mapping of device memory at an address of the device arena.
+#[derive(Debug)]
+pub struct Grant {
+    /// First address.
+    pub start: CUdeviceptr,
+    /// Bytes.
+    pub len: u64,
+    /// Server's ordinal.
+    pub device: usize,
+    handle: CUmemGenericAllocationHandle,
+}
+
+/// A device and its context.
+#[derive(Debug)]
+pub struct Device {
+    /// The driver's device.
+    pub raw: CUdevice,
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: CUuuid,
+    ordinal: usize,
+    context: OnceLock<CUcontext>,
+    starting: Mutex<()>,
+    addresses: Mutex<RangeAllocator>,
+    granularity: OnceLock<u64>,
+    streams: Mutex<HashMap<i32, Vec<CUstream>>>,
+    probe: OnceLock<CUstream>,
+}
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+impl Device {
+    /// Reads what a device is; makes no context.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(driver: &Driver, ordinal: usize) -> Result<Device, CUresult> {
+        let mut raw = 0;
+        driver.device_get(&mut raw, ordinal as i32)?;
+        let mut name = [0u8; 256];
+        driver.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, raw)?;
+        let len = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+        let mut uuid = CUuuid::default();
+        driver.device_get_uuid(&mut uuid, raw)?;
+        let start = DEVICE_ARENA + ordinal as u64 * DEVICE_ARENA_STRIDE;
+        Ok(Device {
+            raw,
+            name: String::from_utf8_lossy(&name[..len]).into_owned(),
+            uuid,
+            ordinal,
+            context: OnceLock::new(),
+            starting: Mutex::new(()),
+            addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
+            granularity: OnceLock::new(),
+            streams: Mutex::new(HashMap::new()),
+            probe: OnceLock::new(),
+        })
+    }
+
+    /// Makes the context and what goes with it, once. Takes a few hundred milliseconds.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn attach(&self, driver: &Driver) -> Result<(), CUresult> {
+        let _starting = self.starting.lock();
+        if self.context.get().is_some() {
+            return Ok(());
+        }
+        tracing::info!(
+            "Creating server context on device {} ({})",
+            self.ordinal,
+            self.name
+        );
+        driver.primary_ctx_set_flags(self.raw, CU_CTX_SCHED_SPIN)?;
+        let mut context = CUcontext::NULL;
+        driver.primary_ctx_retain(&mut context, self.raw)?;
+        driver.ctx_set_current(context)?;
+        CURRENT.set(self.ordinal);
+        let start = DEVICE_ARENA + self.ordinal as u64 * DEVICE_ARENA_STRIDE;
+        let mut reserved = 0;
+        driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
+        if reserved != start {
+            tracing::error!(
+                "the driver reserved {reserved:#x} instead of {start:#x} for device memory"
+            );
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let mut granularity = 0;
+        driver.mem_get_granularity(&mut granularity, &self.properties(), 0)?;
+        if granularity as u64 != 2 << 20 {
+            *self.addresses.lock() =
+                RangeAllocator::new(start, DEVICE_ARENA_STRIDE, granularity as u64);
+        }
+        let _ = self.granularity.set(granularity as u64);
+        let mut ahead = Vec::new();
+        for _ in 0..=STREAMS_AHEAD {
+            let mut stream = CUstream::NULL;
+            driver.stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
+            ahead.push(stream);
+        }
+        let _ = self.probe.set(ahead.pop().expect("one more than ahead"));
+        self.streams.lock().insert(0, ahead);
+        let _ = self.context.set(context);
+        Ok(())
+    }
+
+    /// Makes this device's context the calling thread's.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_DEVICE` when no client has attached to the device.
+    #[inline]
+    pub fn make_current(&self, driver: &Driver) -> Result<(), CUresult> {
+        if CURRENT.get() == self.ordinal {
+            return Ok(());
+        }
+        let context = *self.context.get().ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        driver.ctx_set_current(context)?;
+        CURRENT.set(self.ordinal);
+        Ok(())
+    }
+
+    /// Whether it has a context.
+    pub fn is_attached(&self) -> bool {
+        self.context.get().is_some()
+    }
+
+    fn properties(&self) -> CUmemAllocationProp {
+        CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: CUmemLocation {
+                kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.raw,
+            },
+            ..CUmemAllocationProp::default()
+        }
+    }
+
+    /// Device memory of at least `len` bytes, mapped and accessible. Blocks on no other client's work.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    pub fn grant(&self, driver: &Driver, len: u64) -> Result<Grant, CUresult> {
+        self.make_current(driver)?;
+        let (start, len) = {
+            let mut addresses = self.addresses.lock();
+            let len = addresses.round_up(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            (addresses.take(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?, len)
+        };
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        let made = driver
+            .mem_create(&mut handle, len as usize, &self.properties(), 0)
+            .and_then(|()| {
+                let access = CUmemAccessDesc {
+                    location: CUmemLocation {
+                        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                        id: self.raw,
+                    },
+                    flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                };
+                driver
+                    .mem_map(start, len as usize, 0, handle, 0)
+                    .and_then(|()| {
+                        driver
+                            .mem_set_access(start, len as usize, &access, 1)
+                            .inspect_err(|_| {
+                                let _ = driver.mem_unmap(start, len as usize);
+                            })
+                    })
+                    .inspect_err(|_| {
+                        let _ = driver.mem_release(handle);
+                    })
+            });
+        match made {
+            Ok(()) => Ok(Grant {
+                start,
+                len,
+                device: self.ordinal,
+                handle,
+            }),
+            Err(status) => {
+                self.addresses.lock().give_back(start, len);
+                Err(status)
+            }
+        }
+    }
+
+    /// Gives memory back to the driver. No work may touch it any more.
+    ///
+    /// # Errors
+    /// The driver's; the addresses then stay taken.
+    pub fn revoke(&self, driver: &Driver, grant: Grant) -> Result<(), CUresult> {
+        self.make_current(driver)?;
+        driver.mem_unmap(grant.start, grant.len as usize)?;
+        driver.mem_release(grant.handle)?;
+        self.addresses.lock().give_back(grant.start, grant.len);
+        Ok(())
+    }
+
+    /// A non-blocking stream, a kept one if there is one.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
+        if let Some(stream) = self.streams.lock().get_mut(&priority).and_then(Vec::pop) {
+            return Ok(stream);
+        }
+        self.make_current(driver)?;
+        let mut stream = CUstream::NULL;
+        driver.stream_create(&mut stream, CU_STREAM_NON_BLOCKING, priority)?;
+        Ok(stream)
+    }
+
+    /// Keeps a drained stream for the next session.
+    pub fn keep_stream(&self, priority: i32, stream: CUstream) {
+        self.streams
+            .lock()
+            .entry(priority)
+            .or_default()
+            .push(stream);
+    }
+
+    /// Asks the driver whether the context is still sound (`cuStreamQuery` of an idle stream, 0.7 µs).
+    ///
+    /// # Errors
+    /// The sticky status.
+    pub fn probe(&self, driver: &Driver) -> Result<(), CUresult> {
+        let Some(probe) = self.probe.get() else {
+            return Ok(());
+        };
+        self.make_current(driver)?;
+        match driver.stream_query(*probe) {
+            Err(CUDA_ERROR_NOT_READY) => Ok(()),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Dispatch threads: each takes messages of its sessions' rings in turn and executes them.
+//!
+//! A session whose next message may wait inside the driver is handed to the slow lane as a whole and comes back
+//! when that message is done; the order of its messages is kept and the other sessions go on. A thread with
+//! nothing to do spins a little, then sleeps until a doorbell rings; with work in flight it looks at the context's
+//! health every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
+
+use super::calls;
+use super::reaper::ReaperTask;
+use super::session::Session;
+use super::slow::SlowTask;
+use super::{Dispatcher, Shared};
+use crossbeam_channel::Receiver;
+use mpsshim_proto::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_proto::message::Op;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// Messages of one session before the next session's turn.
+const BUDGET: usize = 64;
+/// How long an idle thread spins before it sleeps: longer than the gap between two small kernels of a client.
+const SPIN: Duration = Duration::from_micros(200);
+/// How often the health of the context is looked at while work is in flight and nothing else happens.
+const PROBE: Duration = Duration::from_millis(1);
+
+/// What came of a visit to a session.
+enum Visit {
+    /// No message.
+    Idle,
+    /// Messages were executed.
+    Worked,
+    /// The next message waits for the stream to drain a little.
+    Full,
+    /// The next message belongs on the slow lane.
+    Slow,
+    /// The session is over; why, when it was not the client that left.
+    Ended(Option<String>),
+}
+
+/// The body of dispatch thread `me`.
+pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
+    let dispatcher = &shared.dispatchers[me];
+    let mut sessions: Vec<Box<Session>> = Vec::new();
+    let mut idle_since: Option<Instant> = None;
+    let mut probed = Instant::now();
+    loop {
+        sessions.extend(inbox.try_iter());
+        if shared.stopping.load(Ordering::Relaxed) {
+            for session in sessions.drain(..) {
+                end(shared, session, Some("the server is shutting down".into()));
+            }
+            return;
+        }
+        let (mut worked, mut full) = (false, false);
+        let mut at = 0;
+        while at < sessions.len() {
+            match visit(shared, &mut sessions[at]) {
+                Visit::Idle => {}
+                Visit::Worked => worked = true,
+                Visit::Full => full = true,
+                Visit::Slow => {
+                    let session = sessions.swap_remove(at);
+                    shared.send_slow(SlowTask::Serve(session));
+                    worked = true;
+                    continue;
+                }
+                Visit::Ended(why) => {
+                    let session = sessions.swap_remove(at);
+                    end(shared, session, why);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        if worked {
+            dispatcher.busy.store(true, Ordering::Relaxed);
+            idle_since = None;
+            continue;
+        }
+        let now = Instant::now();
+        if full && now.duration_since(probed) > PROBE {
+            probed = now;
+            shared.probe();
+        }
+        let since = *idle_since.get_or_insert(now);
+        if now.duration_since(since) < SPIN && !sessions.is_empty() {
+            if shared.crowded.load(Ordering::Relaxed) {
+                std::thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
+            continue;
+        }
+        if full {
+            // The GPU will make room without ringing any bell.
+            std::thread::sleep(Duration::from_micros(20));
+            continue;
+        }
+        sleep(shared, dispatcher, &mut sessions, inbox);
+        idle_since = None;
+    }
+}
+
+/// Sleeps until a doorbell rings, or for [`PROBE`] while work is in flight.
+fn sleep(
+    shared: &Arc<Shared>,
+    dispatcher: &Dispatcher,
+    sessions: &mut [Box<Session>],
+    inbox: &Receiver<Box<Session>>,
+) {
+    for session in sessions.iter() {
+        session
+            .shared
+            .header()
+            .server_sleeps
+            .0
+            .store(1, Ordering::Relaxed);
+    }
+    fence(Ordering::SeqCst);
+    let mut in_flight = false;
+    for session in sessions.iter_mut() {
+        in_flight |= session.has_work_in_flight(shared);
+    }
+    dispatcher.busy.store(in_flight, Ordering::Relaxed);
+    let pending = |session: &Session| {
+        session.consumer.has_message() || session.shared.hung_up.load(Ordering::Relaxed)
+    };
+    if inbox.is_empty()
+        && !shared.stopping.load(Ordering::Relaxed)
+        && !sessions.iter().any(|s| pending(s))
+    {
+        let poll = |fd: i32| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut bells: Vec<libc::pollfd> = sessions
+            .iter()
+            .map(|s| poll(s.shared.bell.fd().as_raw_fd()))
+            .collect();
+        bells.push(poll(dispatcher.bell.fd().as_raw_fd()));
+        let timeout = if in_flight {
+            PROBE.as_millis() as i32
+        } else {
+            -1
+        };
+        // SAFETY: the array is as long as said and lives through the call.
+        unsafe { libc::poll(bells.as_mut_ptr(), bells.len() as libc::nfds_t, timeout) };
+        dispatcher.bell.silence();
+        for (session, bell) in sessions.iter().zip(&bells) {
+            if bell.revents != 0 {
+                session.shared.bell.silence();
+            }
+        }
+        if in_flight {
+            shared.probe();
+        }
+    }
+    for session in sessions.iter() {
+        session
+            .shared
+            .header()
+            .server_sleeps
+            .0
+            .store(0, Ordering::Relaxed);
+        if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
+            shared.wake_watcher();
+        }
+    }
+}
+
+#[inline]
+fn visit(shared: &Shared, session: &mut Session) -> Visit {
+    if session.shared.hung_up.load(Ordering::Relaxed) {
+        return Visit::Ended(None);
+    }
+    let mut count = 0;
+    while count < BUDGET {
+        match step(shared, session, false) {
+            Step::None => break,
+            Step::Done => count += 1,
+            Step::Full if count == 0 => return Visit::Full,
+            Step::Slow if count == 0 => return Visit::Slow,
+            Step::Full | Step::Slow => return Visit::Worked,
+            Step::Violation(why) => return Visit::Ended(Some(why)),
+        }
+    }
+    if count > 0 {
+        return Visit::Worked;
+    }
+    if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
+        shared.wake_watcher();
+    }
+    session.stop_printing(shared);
+    if shared.is_lost() {
+        return Visit::Ended(Some("the context is lost".into()));
+    }
+    Visit::Idle
+}
+
+/// What came of one message.
+pub enum Step {
+    /// There is none.
+    None,
+    /// It was executed.
+    Done,
+    /// Its stream has as much in flight as it may.
+    Full,
+    /// It belongs on the slow lane.
+    Slow,
+    /// The client broke the protocol.
+    Violation(String),
+}
+
+/// Executes the next message of a session.
+#[inline]
+pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step {
+    let message = match session.consumer.peek() {
+        Ok(Some(message)) => message,
+        Ok(None) => return Step::None,
+        Err(violation) => return Step::Violation(violation.to_string()),
+    };
+    let Some(op) = Op::from_u16(message.op) else {
+        return Step::Violation(format!("unknown opcode {}", message.op));
+    };
+    if !on_slow_lane && calls::is_slow(op) {
+        return Step::Slow;
+    }
+    match calls::stream_of(session, op, &message) {
+        Ok(Some(stream)) if session.is_full(shared, stream) => return Step::Full,
+        Ok(_) => {}
+        Err(error) => return Step::Violation(error.to_string()),
+    }
+    if session.launches_print && calls::prints(session, op, &message) && !session.may_print(shared)
+    {
+        return Step::Full;
+    }
+    match calls::execute(shared, session, op, &message) {
+        Ok(()) => {
+            session.consumer.consume(&message);
+            Step::Done
+        }
+        Err(why) => Step::Violation(why),
+    }
+}
+
+/// Ends a session: its client is told, the reaper gets what it owned.
+pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
+    session
+        .shared
+        .end(shared.lost_status().unwrap_or(CUDA_ERROR_MPS_RPC_FAILURE));
+    // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
+    unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
+    shared.forget(&session.shared);
+    session.fault = why;
+    shared.send_reaper(ReaperTask::Session(session));
+}
+
+/// Whether the dispatchers know of work in flight.
+pub fn any_busy(dispatchers: &[Dispatcher]) -> bool {
+    dispatchers
+        .iter()
+        .any(|dispatcher| AtomicBool::load(&dispatcher.busy, Ordering::Relaxed))
+}

@@ -1,0 +1,195 @@
+//! The genuine driver: found, opened, and every function the server uses, typed.
+//!
+//! All foreign calls of the server go through here. Functions that take host addresses take them as `u64`: the
+//! callers pass only addresses inside mappings the server made itself, with lengths they have checked.
+
+use mpsshim_proto::cuda::*;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why there is no driver to serve with.
+#[derive(Debug, Error)]
+pub enum DriverError {
+    /// No library could be opened.
+    #[error(
+        "cannot open the CUDA driver {0}: {1}; set MPSSHIM_CUDA_LIBRARY to the genuine libcuda.so.1"
+    )]
+    Open(String, String),
+    /// It lacks a function.
+    #[error("the CUDA driver {0} has no {1}: it is too old")]
+    Missing(String, &'static str),
+    /// A preloaded mpsshim answered instead.
+    #[error("{0} is mpsshim itself, not a CUDA driver; unset LD_PRELOAD for the server")]
+    Shim(String),
+}
+
+macro_rules! driver {
+    ($($(#[$doc:meta])* $method:ident = $symbol:literal ( $($arg:ident : $ty:ty),* );)*) => {
+        /// The driver's functions. The method names follow the entry points'.
+        #[derive(Debug)]
+        pub struct Driver {
+            path: String,
+            $($method: unsafe extern "C" fn($($ty),*) -> CUresult,)*
+        }
+        impl Driver {
+            fn load(handle: *mut c_void, path: String) -> Result<Driver, DriverError> {
+                Ok(Driver {
+                    $($method: {
+                        let address = symbol(handle, $symbol);
+                        if address.is_null() { return Err(DriverError::Missing(path, $symbol)); }
+                        // SAFETY: the exported function of this name has this C signature (cuda.h, CUDA 13.0).
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(address) }
+                    },)*
+                    path,
+                })
+            }
+            $(
+                $(#[$doc])*
+                #[doc = concat!("`", $symbol, "`.")]
+                #[inline]
+                #[allow(clippy::too_many_arguments, reason = "the driver has them")]
+                pub fn $method(&self $(, $arg: $ty)*) -> Result<(), CUresult> {
+                    // SAFETY: references are valid for the call; host addresses are checked by the callers, see the
+                    // module's documentation; handles and device addresses are checked by the driver.
+                    unsafe { (self.$method)($($arg),*) }.ok()
+                }
+            )*
+        }
+    };
+}
+
+driver! {
+    init = "cuInit" (flags: u32);
+    device_get_count = "cuDeviceGetCount" (count: &mut c_int);
+    device_get = "cuDeviceGet" (device: &mut CUdevice, ordinal: c_int);
+    device_get_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: CUdevice);
+    device_get_uuid = "cuDeviceGetUuid_v2" (uuid: &mut CUuuid, device: CUdevice);
+    primary_ctx_set_flags = "cuDevicePrimaryCtxSetFlags_v2" (device: CUdevice, flags: u32);
+    primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: &mut CUcontext, device: CUdevice);
+    ctx_set_current = "cuCtxSetCurrent" (context: CUcontext);
+    ctx_get_limit = "cuCtxGetLimit" (value: &mut usize, limit: CUlimit);
+    ctx_set_limit = "cuCtxSetLimit" (limit: CUlimit, value: usize);
+    mem_get_info = "cuMemGetInfo_v2" (free: &mut usize, total: &mut usize);
+    mem_address_reserve = "cuMemAddressReserve" (address: &mut CUdeviceptr, len: usize, alignment: usize, hint: CUdeviceptr, flags: u64);
+    mem_create = "cuMemCreate" (handle: &mut CUmemGenericAllocationHandle, len: usize, properties: &CUmemAllocationProp, flags: u64);
+    mem_release = "cuMemRelease" (handle: CUmemGenericAllocationHandle);
+    mem_map = "cuMemMap" (address: CUdeviceptr, len: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64);
+    mem_unmap = "cuMemUnmap" (address: CUdeviceptr, len: usize);
+    mem_set_access = "cuMemSetAccess" (address: CUdeviceptr, len: usize, access: &CUmemAccessDesc, count: usize);
+    mem_get_granularity = "cuMemGetAllocationGranularity" (bytes: &mut usize, properties: &CUmemAllocationProp, option: u32);
+    mem_host_register = "cuMemHostRegister_v2" (address: u64, len: usize, flags: u32);
+    mem_host_unregister = "cuMemHostUnregister" (address: u64);
+    mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (device: &mut CUdeviceptr, host: u64, flags: u32);
+    memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (to: CUdeviceptr, from: u64, len: usize, stream: CUstream);
+    memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (to: u64, from: CUdeviceptr, len: usize, stream: CUstream);
+    memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream);
+    memset_d8_async = "cuMemsetD8Async" (to: CUdeviceptr, value: u8, count: usize, stream: CUstream);
+    memset_d16_async = "cuMemsetD16Async" (to: CUdeviceptr, value: u16, count: usize, stream: CUstream);
+    memset_d32_async = "cuMemsetD32Async" (to: CUdeviceptr, value: u32, count: usize, stream: CUstream);
+    memset_d2d8_async = "cuMemsetD2D8Async" (to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream);
+    memset_d2d16_async = "cuMemsetD2D16Async" (to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream);
+    memset_d2d32_async = "cuMemsetD2D32Async" (to: CUdeviceptr, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream);
+    stream_create = "cuStreamCreateWithPriority" (stream: &mut CUstream, flags: u32, priority: c_int);
+    stream_query = "cuStreamQuery" (stream: CUstream);
+    stream_synchronize = "cuStreamSynchronize" (stream: CUstream);
+    stream_wait_event = "cuStreamWaitEvent" (stream: CUstream, event: CUevent, flags: u32);
+    stream_write_value32 = "cuStreamWriteValue32_v2" (stream: CUstream, address: CUdeviceptr, value: u32, flags: u32);
+    event_create = "cuEventCreate" (event: &mut CUevent, flags: u32);
+    event_destroy = "cuEventDestroy_v2" (event: CUevent);
+    event_record = "cuEventRecordWithFlags" (event: CUevent, stream: CUstream, flags: u32);
+    event_query = "cuEventQuery" (event: CUevent);
+    event_elapsed_time = "cuEventElapsedTime" (ms: &mut f32, start: CUevent, end: CUevent);
+    module_load_data_ex = "cuModuleLoadDataEx" (module: &mut CUmodule, image: *const u8, count: u32, options: *mut u32, values: *mut *mut c_void);
+    module_unload = "cuModuleUnload" (module: CUmodule);
+    module_get_function = "cuModuleGetFunction" (function: &mut CUfunction, module: CUmodule, name: *const c_char);
+    module_get_global = "cuModuleGetGlobal_v2" (address: &mut CUdeviceptr, len: &mut usize, module: CUmodule, name: *const c_char);
+    module_get_function_count = "cuModuleGetFunctionCount" (count: &mut u32, module: CUmodule);
+    module_enumerate_functions = "cuModuleEnumerateFunctions" (functions: *mut CUfunction, count: u32, module: CUmodule);
+    library_load_data = "cuLibraryLoadData" (library: &mut CUlibrary, image: *const u8, jit_options: *mut u32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut u32, values: *mut *mut c_void, count: u32);
+    library_unload = "cuLibraryUnload" (library: CUlibrary);
+    library_get_kernel = "cuLibraryGetKernel" (kernel: &mut CUkernel, library: CUlibrary, name: *const c_char);
+    library_get_global = "cuLibraryGetGlobal" (address: &mut CUdeviceptr, len: &mut usize, library: CUlibrary, name: *const c_char);
+    library_get_kernel_count = "cuLibraryGetKernelCount" (count: &mut u32, library: CUlibrary);
+    library_enumerate_kernels = "cuLibraryEnumerateKernels" (kernels: *mut CUkernel, count: u32, library: CUlibrary);
+    kernel_get_function = "cuKernelGetFunction" (function: &mut CUfunction, kernel: CUkernel);
+    kernel_get_name = "cuKernelGetName" (name: &mut *const c_char, kernel: CUkernel);
+    func_get_name = "cuFuncGetName" (name: &mut *const c_char, function: CUfunction);
+    func_get_attribute = "cuFuncGetAttribute" (value: &mut c_int, attribute: CUfunction_attribute, function: CUfunction);
+    func_set_attribute = "cuFuncSetAttribute" (function: CUfunction, attribute: CUfunction_attribute, value: c_int);
+    func_get_param_info = "cuFuncGetParamInfo" (function: CUfunction, index: usize, offset: &mut usize, size: &mut usize);
+    launch_kernel = "cuLaunchKernel" (function: CUfunction, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void);
+    launch_kernel_ex = "cuLaunchKernelEx" (config: &CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void);
+    occupancy_max_active_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" (blocks: &mut c_int, function: CUfunction, block: c_int, shared: usize, flags: u32);
+    occupancy_available_shared = "cuOccupancyAvailableDynamicSMemPerBlock" (bytes: &mut usize, function: CUfunction, blocks: c_int, block: c_int);
+    occupancy_max_active_clusters = "cuOccupancyMaxActiveClusters" (clusters: &mut c_int, function: CUfunction, config: &CUlaunchConfig);
+    occupancy_max_cluster_size = "cuOccupancyMaxPotentialClusterSize" (size: &mut c_int, function: CUfunction, config: &CUlaunchConfig);
+    pointer_get_attribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: CUpointer_attribute, pointer: CUdeviceptr);
+}
+
+fn symbol(handle: *mut c_void, name: &str) -> *mut c_void {
+    let name = CString::new(name).expect("symbol names have no NUL");
+    // SAFETY: an open handle and a NUL-ended name.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+fn open(path: &Path) -> Result<Driver, DriverError> {
+    let text = path.display().to_string();
+    let name = CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| DriverError::Open(text.clone(), "the path has a NUL".into()))?;
+    // SAFETY: a NUL-ended name; the driver's initialisers are trusted as those of any CUDA program.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        // SAFETY: dlerror returns a NUL-ended string or null, valid until the next dl call of this thread.
+        let why = unsafe {
+            let message = libc::dlerror();
+            if message.is_null() {
+                "unknown".into()
+            } else {
+                std::ffi::CStr::from_ptr(message)
+                    .to_string_lossy()
+                    .into_owned()
+            }
+        };
+        return Err(DriverError::Open(text, why));
+    }
+    if !symbol(handle, "mpsshim_version").is_null() {
+        return Err(DriverError::Shim(text));
+    }
+    Driver::load(handle, text)
+}
+
+impl Driver {
+    /// Opens the driver at `path`, or the one the loader finds as `libcuda.so.1`.
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn open(path: Option<&Path>) -> Result<Driver, DriverError> {
+        open(path.unwrap_or(&PathBuf::from("libcuda.so.1")))
+    }
+    /// What was opened.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+/// Whether a status means that the context is lost for good (the "sticky" errors of the CUDA manual).
+pub fn is_sticky(status: CUresult) -> bool {
+    matches!(
+        status,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_CONTAINED
+    )
+}

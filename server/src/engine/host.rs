@@ -1,0 +1,222 @@
+//! Memory that both the CPU of a client and the device reach: the arena, and the driver's registrations.
+
+use super::devices::Device;
+use super::driver::Driver;
+use super::ranges::RangeAllocator;
+use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::segment::FLAG_STRIDE;
+use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
+use parking_lot::Mutex;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's
+/// lock, so it is left to the reaper's quiet moments: see [`Registration::unregister`].
+#[derive(Debug)]
+pub struct Registration {
+    mapping: Mapping,
+    offset: usize,
+    device: CUdeviceptr,
+    registered: bool,
+}
+
+impl Registration {
+    /// Registers a mapping from `offset` on, for all contexts.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(driver: &Driver, mapping: Mapping, offset: usize) -> Result<Registration, CUresult> {
+        let address = mapping.base() as u64 + offset as u64;
+        driver.mem_host_register(
+            address,
+            mapping.len() - offset,
+            CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
+        )?;
+        let mut this = Registration {
+            mapping,
+            offset,
+            device: 0,
+            registered: true,
+        };
+        if let Err(status) = driver.mem_host_get_device_pointer(&mut this.device, address, 0) {
+            let _ = driver.mem_host_unregister(address);
+            this.registered = false;
+            return Err(status);
+        }
+        Ok(this)
+    }
+    /// The mapping, whole.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+    /// Device address of the first registered byte.
+    pub fn device_address(&self) -> CUdeviceptr {
+        self.device
+    }
+    /// Undoes the registration; may wait for all work that is queued anywhere.
+    pub fn unregister(mut self, driver: &Driver) -> Mapping {
+        let address = self.mapping.base() as u64 + self.offset as u64;
+        if self.registered
+            && let Err(status) = driver.mem_host_unregister(address)
+        {
+            tracing::debug!("cuMemHostUnregister({address:#x}): {status}");
+        }
+        self.registered = false;
+        self.mapping
+    }
+}
+
+/// A block of the host arena: pinned memory of one client.
+#[derive(Debug)]
+pub struct HostBlock {
+    /// The registered mapping, at an address of the arena.
+    pub registration: Registration,
+    /// The memory file, to hand to the client.
+    pub fd: OwnedFd,
+}
+
+impl HostBlock {
+    /// First address, the same in the client.
+    pub fn start(&self) -> u64 {
+        self.registration.mapping().base() as u64
+    }
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.registration.mapping().len() as u64
+    }
+}
+
+/// The arena's addresses in this process.
+#[derive(Debug)]
+pub struct HostArena {
+    _reservation: Reservation,
+    addresses: Mutex<RangeAllocator>,
+}
+
+impl HostArena {
+    /// Reserves the arena.
+    ///
+    /// # Errors
+    /// When the addresses are in use.
+    pub fn new() -> std::io::Result<HostArena> {
+        let reservation = Reservation::at(HOST_ARENA, HOST_ARENA_LEN)?;
+        let addresses = Mutex::new(RangeAllocator::new(HOST_ARENA, HOST_ARENA_LEN, 2 << 20));
+        Ok(HostArena {
+            _reservation: reservation,
+            addresses,
+        })
+    }
+
+    /// Makes pinned memory of at least `len` bytes.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    pub fn allocate(
+        &self,
+        driver: &Driver,
+        device: &Device,
+        len: u64,
+    ) -> Result<HostBlock, CUresult> {
+        device.make_current(driver)?;
+        let bytes = len
+            .max(1)
+            .checked_next_multiple_of(4096)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let (start, room) = {
+            let mut addresses = self.addresses.lock();
+            let room = addresses.round_up(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            (addresses.take(room).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?, room)
+        };
+        let made = sealed_memfd(c"mpsshim-pinned", bytes).and_then(|fd| {
+            // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
+            let mapping = unsafe { Mapping::at(start, fd.as_fd(), bytes as usize) }?;
+            Ok((fd, mapping))
+        });
+        let registered = made.map_err(|error| {
+            tracing::warn!("pinned memory of {bytes} bytes: {error}");
+            CUDA_ERROR_OUT_OF_MEMORY
+        });
+        match registered.and_then(|(fd, mapping)| Ok((fd, Registration::new(driver, mapping, 0)?)))
+        {
+            Ok((fd, registration)) => Ok(HostBlock { registration, fd }),
+            Err(status) => {
+                self.retire(start, room);
+                Err(status)
+            }
+        }
+    }
+
+    /// Unregisters a block and frees it; may wait for all work that is queued anywhere.
+    pub fn free(&self, driver: &Driver, block: HostBlock) {
+        let start = block.start();
+        let room = self
+            .addresses
+            .lock()
+            .round_up(block.len())
+            .unwrap_or(block.len());
+        block.registration.unregister(driver).retire();
+        self.retire(start, room);
+    }
+
+    fn retire(&self, start: u64, room: u64) {
+        // The mapping was replaced by a reservation (or never made, or unmapped by its drop): reserve it again in
+        // any case, so that nothing else of this process lands in the arena.
+        let _ = Reservation::at(start, room).map(std::mem::forget);
+        self.addresses.lock().give_back(start, room);
+    }
+}
+
+/// Completion flags that only the server and the GPU write: they bound the work in flight of each stream.
+#[derive(Debug)]
+pub struct ServerFlags {
+    registration: Registration,
+    free: Mutex<Vec<u32>>,
+}
+
+/// Server flags there are; further streams have none and are bounded only by the client's own marks.
+const SERVER_FLAGS: usize = 4096;
+
+impl ServerFlags {
+    /// Makes and registers the page.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(driver: &Driver) -> Result<ServerFlags, CUresult> {
+        let len = SERVER_FLAGS * FLAG_STRIDE;
+        let mapping = sealed_memfd(c"mpsshim-flags", len as u64)
+            .and_then(|fd| Mapping::new(fd.as_fd(), len))
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let registration = Registration::new(driver, mapping, 0)?;
+        Ok(ServerFlags {
+            registration,
+            free: Mutex::new((0..SERVER_FLAGS as u32).rev().collect()),
+        })
+    }
+    /// A flag and its present value.
+    pub fn take(&self) -> Option<(u32, u32)> {
+        let slot = self.free.lock().pop()?;
+        Some((slot, self.value(slot)))
+    }
+    /// Gives a flag back; nothing may write it any more.
+    pub fn give_back(&self, slot: u32) {
+        self.free.lock().push(slot);
+    }
+    /// What the GPU wrote last.
+    pub fn value(&self, slot: u32) -> u32 {
+        // SAFETY: slots are below SERVER_FLAGS and the mapping lives as long as self; the GPU writes whole words.
+        let word = unsafe {
+            &*self
+                .registration
+                .mapping()
+                .base()
+                .add(slot as usize * FLAG_STRIDE)
+                .cast::<AtomicU32>()
+        };
+        word.load(Ordering::Acquire)
+    }
+    /// Device address of a flag.
+    pub fn device_address(&self, slot: u32) -> CUdeviceptr {
+        self.registration.device_address() + slot as u64 * FLAG_STRIDE as u64
+    }
+}

@@ -1,0 +1,175 @@
+//! Module and library images: received, checked, kept once per content.
+
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::shm::{Mapping, is_sealed};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+/// The largest image accepted, bytes.
+const MAX_IMAGE: u64 = 4 << 30;
+
+/// Content of an image; a NUL follows it.
+pub type Content = Arc<[u8]>;
+
+/// A module or library in the driver.
+#[derive(Debug)]
+pub struct Image {
+    /// The driver's object.
+    pub raw: Raw,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Keeps the content as long as the driver may look at it.
+    pub _content: Content,
+    /// Its kernels print (`vprintf` is named in it).
+    pub prints: bool,
+}
+
+/// Which kind of object an image became.
+#[derive(Debug, Clone, Copy)]
+pub enum Raw {
+    /// `cuModuleLoadData`.
+    Module(CUmodule),
+    /// `cuLibraryLoadData`.
+    Library(CUlibrary),
+}
+
+/// Contents in use, by SHA-256.
+#[derive(Debug, Default)]
+pub struct ImageCache(Mutex<HashMap<[u8; 32], Weak<[u8]>>>);
+
+impl ImageCache {
+    /// The content with this hash, if some session still uses it.
+    pub fn get(&self, hash: &[u8; 32]) -> Option<Content> {
+        self.0.lock().get(hash)?.upgrade()
+    }
+
+    /// Takes a content from a client's descriptor. Its hash is computed here: a client cannot give another one's
+    /// image a false content.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_IMAGE` when it is not what the message says or is truncated.
+    pub fn receive(&self, fd: OwnedFd, len: u64, hash: &[u8; 32]) -> Result<Content, CUresult> {
+        if len == 0 || len > MAX_IMAGE || !is_sealed(fd.as_fd(), len) {
+            return Err(CUDA_ERROR_INVALID_IMAGE);
+        }
+        if let Some(content) = self.get(hash) {
+            return Ok(content);
+        }
+        let mapping =
+            Mapping::new(fd.as_fd(), len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let mut bytes = vec![0u8; len as usize + 1];
+        // SAFETY: the mapping has `len` bytes and cannot shrink (sealed); the client may change them meanwhile, so
+        // only the copy is hashed, checked and used.
+        unsafe { std::ptr::copy_nonoverlapping(mapping.base(), bytes.as_mut_ptr(), len as usize) };
+        let actual: [u8; 32] = Sha256::digest(&bytes[..len as usize]).into();
+        if actual != *hash || !is_whole(&bytes[..len as usize]) {
+            return Err(CUDA_ERROR_INVALID_IMAGE);
+        }
+        let content: Content = bytes.into();
+        let mut cache = self.0.lock();
+        cache.retain(|_, content| content.strong_count() > 0);
+        cache.insert(actual, Arc::downgrade(&content));
+        Ok(content)
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?) as u64)
+}
+fn u32_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as u64)
+}
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// Whether an image's own lengths stay inside it. The driver reads as far as they say.
+pub fn is_whole(bytes: &[u8]) -> bool {
+    let whole = || -> Option<bool> {
+        let len = bytes.len() as u64;
+        if bytes.starts_with(&0xBA55_ED50u32.to_le_bytes()) {
+            let header = u16_at(bytes, 6)?;
+            return Some(header >= 16 && header.checked_add(u64_at(bytes, 8)?)? <= len);
+        }
+        if bytes.starts_with(b"\x7fELF") {
+            let (sections, segments) = (u64_at(bytes, 0x28)?, u64_at(bytes, 0x20)?);
+            let (segment_size, segment_count) = (u16_at(bytes, 0x36)?, u16_at(bytes, 0x38)?);
+            let (section_size, section_count) = (u16_at(bytes, 0x3a)?, u16_at(bytes, 0x3c)?);
+            if section_size != 64 || (segment_count != 0 && segment_size != 56) {
+                return Some(false);
+            }
+            if sections.checked_add(section_size * section_count)? > len
+                || segments.checked_add(segment_size * segment_count)? > len
+            {
+                return Some(false);
+            }
+            for i in 0..section_count {
+                let at = (sections + i * section_size) as usize;
+                const NO_BITS: u64 = 8;
+                let (offset, size) = (u64_at(bytes, at + 24)?, u64_at(bytes, at + 32)?);
+                if u32_at(bytes, at + 4)? != NO_BITS && offset.checked_add(size)? > len {
+                    return Some(false);
+                }
+            }
+            for i in 0..segment_count {
+                let at = (segments + i * segment_size) as usize;
+                if u64_at(bytes, at + 8)?.checked_add(u64_at(bytes, at + 32)?)? > len {
+                    return Some(false);
+                }
+            }
+            return Some(true);
+        }
+        // PTX text, with or without its NUL; anything else the driver refuses by itself once it sees no magic.
+        Some(!bytes.is_empty())
+    };
+    whole().unwrap_or(false)
+}
+
+/// Whether some kernel in the image calls device `printf`.
+pub fn prints(bytes: &[u8]) -> bool {
+    const NAME: &[u8] = b"vprintf";
+    bytes.windows(NAME.len()).any(|window| window == NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fatbin(payload: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        bytes[..4].copy_from_slice(&0xBA55_ED50u32.to_le_bytes());
+        bytes[6..8].copy_from_slice(&16u16.to_le_bytes());
+        bytes[8..16].copy_from_slice(&payload.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn truncated_fatbins_are_refused() {
+        assert!(is_whole(&fatbin(100, 116)));
+        assert!(!is_whole(&fatbin(101, 116)));
+        assert!(!is_whole(&fatbin(u64::MAX, 116)));
+        assert!(!is_whole(&fatbin(100, 116)[..12]));
+    }
+
+    #[test]
+    fn a_truncated_elf_is_refused() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(is_whole(&own));
+        assert!(!is_whole(&own[..own.len() - 4096]));
+        assert!(!is_whole(&own[..40]));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..400), magic in 0..3) {
+            let start: &[u8] = match magic { 0 => b"\x7fELF", 1 => &[0x50, 0xed, 0x55, 0xba], _ => b"" };
+            let n = start.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&start[..n]);
+            is_whole(&bytes);
+        }
+    }
+}

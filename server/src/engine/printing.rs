@@ -1,0 +1,136 @@
+//! Device `printf`: what a client's kernels print belongs on that client's standard output.
+//!
+//! The driver writes the text to the standard output of the process that owns the context, when a stream is
+//! synchronized or a kernel launched, without a word on which kernel printed it. So the server's standard output
+//! is a memory file, and one session at a time has printing kernels in flight: whatever is in the file when its
+//! streams are idle is its own. Sessions whose modules never name `vprintf` are not concerned.
+
+use super::Shared;
+use super::session::Session;
+use mpsshim_proto::cuda::CUresult;
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::AsRawFd;
+
+/// What one session's kernels may leave unread; more is dropped, oldest first.
+const KEPT: usize = 16 << 20;
+
+/// The captured standard output and whose turn it is.
+#[derive(Debug)]
+pub struct Printing {
+    output: Mutex<File>,
+    holder: Mutex<Option<u64>>,
+}
+
+/// A session's side of it.
+#[derive(Debug, Default)]
+pub struct Printed {
+    /// It has the turn.
+    holds: bool,
+    /// Text not yet fetched by the client.
+    text: Vec<u8>,
+}
+
+impl Printing {
+    /// Puts a memory file in the place of standard output.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    pub fn capture() -> std::io::Result<Printing> {
+        // SAFETY: plain system calls; the descriptor is new and ours.
+        let file = unsafe {
+            let raw = libc::memfd_create(c"mpsshim-stdout".as_ptr(), libc::MFD_CLOEXEC);
+            if raw < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            <File as std::os::fd::FromRawFd>::from_raw_fd(raw)
+        };
+        // SAFETY: as above. Appending, so that truncating it after each reading leaves no hole.
+        unsafe {
+            if libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) < 0
+                || libc::dup2(file.as_raw_fd(), 1) < 0
+            {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(Printing {
+            output: Mutex::new(file),
+            holder: Mutex::new(None),
+        })
+    }
+
+    fn take_output(&self) -> Vec<u8> {
+        // SAFETY: flushes the C library's streams; the driver prints through one of them.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
+        let mut file = self.output.lock();
+        let mut text = Vec::new();
+        if file
+            .rewind()
+            .and_then(|()| file.read_to_end(&mut text))
+            .is_err()
+            || file.set_len(0).is_err()
+        {
+            tracing::warn!("printed text could not be read");
+        }
+        text
+    }
+}
+
+impl Session {
+    /// Whether this session may launch a kernel that prints now; takes the turn if it is free.
+    pub fn may_print(&mut self, shared: &Shared) -> bool {
+        if self.printed.holds {
+            return true;
+        }
+        let mut holder = shared.printing.holder.lock();
+        if holder.is_none() {
+            *holder = Some(self.shared.info.session);
+            self.printed.holds = true;
+        }
+        self.printed.holds
+    }
+
+    /// Gives the turn back if nothing is in flight, after fetching what was printed.
+    pub fn stop_printing(&mut self, shared: &Shared) {
+        if self.printed.holds && !self.has_work_in_flight(shared) {
+            if let Err(status) = self.fetch_printed(shared) {
+                shared.note_status(status);
+            }
+            self.printed.holds = false;
+            *shared.printing.holder.lock() = None;
+        }
+    }
+
+    fn fetch_printed(&mut self, shared: &Shared) -> Result<(), CUresult> {
+        for stream in self.streams.iter().chain(&self.retired) {
+            shared.devices[stream.device].make_current(&shared.driver)?;
+            shared.driver.stream_synchronize(stream.raw)?;
+        }
+        let text = shared.printing.take_output();
+        self.printed.text.extend_from_slice(&text);
+        let surplus = self.printed.text.len().saturating_sub(KEPT);
+        self.printed.text.drain(..surplus);
+        Ok(())
+    }
+
+    /// The next `room` bytes of what its kernels printed, and how many are left after them.
+    pub fn take_printed(
+        &mut self,
+        shared: &Shared,
+        room: usize,
+    ) -> Result<(Vec<u8>, usize), CUresult> {
+        if self.printed.holds {
+            if self.has_work_in_flight(shared) {
+                // Work of other streams still runs; the text of what the client waited for is complete nevertheless.
+                let text = shared.printing.take_output();
+                self.printed.text.extend_from_slice(&text);
+            } else {
+                self.stop_printing(shared);
+            }
+        }
+        let count = self.printed.text.len().min(room);
+        let text = self.printed.text.drain(..count).collect();
+        Ok((text, self.printed.text.len()))
+    }
+}

@@ -1,0 +1,381 @@
+//! One client as the server sees it.
+
+use super::ClientInfo;
+use super::devices::Grant;
+use super::host::{HostBlock, Registration};
+use super::images::Image;
+use super::printing::Printed;
+use super::slots::Slots;
+use super::streams::Stream;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::Op;
+use mpsshim_proto::ring::{Consumer, Message, Violation};
+use mpsshim_proto::segment::{self, Header, RingMemory};
+use mpsshim_proto::shm::{self, Doorbell};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Events a session may have at a time.
+const MAX_EVENTS: usize = 1 << 20;
+/// Modules and libraries a session may have at a time.
+const MAX_IMAGES: usize = 1 << 16;
+/// Functions and kernels a session may have at a time.
+const MAX_FUNCTIONS: usize = 1 << 20;
+/// Streams a session may have at a time, the hidden ones included.
+const MAX_STREAMS: usize = 4 * segment::FLAGS;
+
+/// Why a message was not executed.
+#[derive(Debug, Error)]
+pub enum CallError {
+    /// The driver, or a check in its place, says no: the client gets the status.
+    #[error("{0}")]
+    Status(#[from] CUresult),
+    /// The client broke the protocol: its session ends.
+    #[error("{0}")]
+    Violation(String),
+}
+
+impl From<Violation> for CallError {
+    fn from(violation: Violation) -> Self {
+        CallError::Violation(violation.to_string())
+    }
+}
+
+/// What more than one thread needs of a session.
+#[derive(Debug)]
+pub struct SessionShared {
+    /// Who it is.
+    pub info: ClientInfo,
+    /// The segment, registered from [`segment::REGISTERED`] on.
+    pub registration: Registration,
+    /// Rung by the client after it posted while the dispatch thread slept.
+    pub bell: Doorbell,
+    /// The client's connection.
+    pub socket: OwnedFd,
+    /// Its other end is closed.
+    pub hung_up: AtomicBool,
+}
+
+impl SessionShared {
+    fn base(&self) -> *mut u8 {
+        self.registration.mapping().base()
+    }
+    /// The segment's header.
+    pub fn header(&self) -> &Header {
+        // SAFETY: the mapping has SEGMENT_LEN bytes and lives as long as self; Header is all atomics.
+        unsafe { &*self.base().cast::<Header>() }
+    }
+    /// The ring's memory.
+    pub fn ring(&self) -> RingMemory {
+        // SAFETY: the mapping has SEGMENT_LEN bytes; a Session keeps this Arc alive as long as its consumer.
+        unsafe { RingMemory::new(self.base()) }
+    }
+    /// What the GPU wrote last into a flag (or the client: then it fools only itself). 0 outside the table.
+    #[inline]
+    pub fn flag(&self, slot: u32) -> u32 {
+        if slot as usize >= segment::FLAGS {
+            return 0;
+        }
+        // SAFETY: inside the mapping, aligned to a line.
+        let word = unsafe {
+            let offset = segment::REGISTERED + slot as usize * segment::FLAG_STRIDE;
+            &*self.base().add(offset).cast::<AtomicU32>()
+        };
+        word.load(Ordering::Acquire)
+    }
+    /// Writes a flag from here, for a mark that the GPU will not write.
+    pub fn set_flag(&self, slot: u32, value: u32) {
+        if (slot as usize) < segment::FLAGS {
+            // SAFETY: as in `flag`.
+            let word = unsafe {
+                let offset = segment::REGISTERED + slot as usize * segment::FLAG_STRIDE;
+                &*self.base().add(offset).cast::<AtomicU32>()
+            };
+            word.store(value, Ordering::Release);
+        }
+    }
+    /// Device address of a flag.
+    ///
+    /// # Errors
+    /// A violation for a slot that is not there.
+    pub fn flag_address(&self, slot: u32) -> Result<CUdeviceptr, CallError> {
+        if slot as usize >= segment::FLAGS {
+            return Err(CallError::Violation(format!(
+                "flag slot {slot} is out of range"
+            )));
+        }
+        Ok(self.registration.device_address() + slot as u64 * segment::FLAG_STRIDE as u64)
+    }
+    /// Host address of staging memory.
+    ///
+    /// # Errors
+    /// A violation for a range outside the staging area.
+    pub fn staging_address(&self, offset: u64, len: u64) -> Result<u64, CallError> {
+        let area = segment::STAGING_LEN as u64;
+        if offset > area || len > area - offset {
+            return Err(CallError::Violation(format!(
+                "staging range {offset}+{len} is out of range"
+            )));
+        }
+        Ok(self.base() as u64 + segment::STAGING as u64 + offset)
+    }
+    /// Ends the session for the client: every further call of it returns `status`, sleepers wake.
+    pub fn end(&self, status: CUresult) {
+        let header = self.header();
+        header.error.store(status.0, Ordering::Relaxed);
+        header
+            .state
+            .0
+            .store(segment::state::ENDED, Ordering::Release);
+        fence(Ordering::SeqCst);
+        shm::futex_wake(&header.answers.0);
+        for sleeper in &header.sleepers {
+            if sleeper.state.load(Ordering::Acquire) == segment::sleeper::SLEEPS {
+                sleeper
+                    .state
+                    .store(segment::sleeper::WOKEN, Ordering::Release);
+                shm::futex_wake(&sleeper.state);
+            }
+        }
+    }
+    /// The client's connection.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A function or kernel of a session.
+#[derive(Debug)]
+pub struct Function {
+    /// The driver's function, loaded in the device's context.
+    pub raw: CUfunction,
+    /// Bytes its parameters take when packed.
+    pub param_bytes: u32,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Launching it may print (see [`Image::prints`]).
+    pub prints: bool,
+}
+
+/// An event of a session.
+#[derive(Debug)]
+pub struct Event {
+    /// The driver's event.
+    pub raw: CUevent,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Recorded at least once.
+    pub recorded: bool,
+}
+
+/// Everything a client owns here. Belongs to one thread at a time: its dispatch thread, the slow lane while it
+/// executes a call that may block, the reaper in the end.
+#[derive(Debug)]
+pub struct Session {
+    /// What other threads see.
+    pub shared: Arc<SessionShared>,
+    /// Our end of the ring.
+    pub consumer: Consumer<RingMemory>,
+    /// Streams by handle.
+    pub streams: Slots<Stream>,
+    /// Events by handle.
+    pub events: Slots<Event>,
+    /// Modules and libraries by handle.
+    pub images: Slots<Image>,
+    /// The same for libraries.
+    pub libraries: Slots<Image>,
+    /// Functions by handle.
+    pub functions: Slots<Function>,
+    /// Kernels of libraries by handle.
+    pub kernels: Slots<Function>,
+    /// Device memory by first address.
+    pub grants: BTreeMap<u64, Grant>,
+    /// Pinned host memory by first address.
+    pub host: BTreeMap<u64, HostBlock>,
+    /// Pinned host memory the client gave back, for its next request of the same size.
+    pub host_spare: Vec<HostBlock>,
+    /// Known globals: first address and bytes.
+    pub globals: BTreeMap<u64, u64>,
+    /// Streams that the client destroyed while they had work.
+    pub retired: Vec<Stream>,
+    /// Some of its modules print.
+    pub launches_print: bool,
+    /// What its kernels printed.
+    pub printed: Printed,
+    /// Why the server ended the session, if it did.
+    pub fault: Option<String>,
+    /// Dispatch thread it belongs to.
+    pub home: usize,
+}
+
+impl Session {
+    /// A session with nothing in it yet.
+    pub fn new(shared: Arc<SessionShared>, home: usize) -> Session {
+        Session {
+            consumer: Consumer::new(shared.ring()),
+            shared,
+            streams: Slots::new(Kind::Stream, MAX_STREAMS),
+            events: Slots::new(Kind::Event, MAX_EVENTS),
+            images: Slots::new(Kind::Module, MAX_IMAGES),
+            libraries: Slots::new(Kind::Library, MAX_IMAGES),
+            functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
+            kernels: Slots::new(Kind::Kernel, MAX_FUNCTIONS),
+            grants: BTreeMap::new(),
+            host: BTreeMap::new(),
+            host_spare: Vec::new(),
+            globals: BTreeMap::new(),
+            retired: Vec::new(),
+            launches_print: false,
+            printed: Printed::default(),
+            fault: None,
+            home,
+        }
+    }
+
+    /// Copies the struct at the beginning of a message out of the ring.
+    ///
+    /// # Errors
+    /// A violation when the message is shorter.
+    #[inline]
+    pub fn body<T: FromBytes + IntoBytes + Immutable>(
+        &self,
+        message: &Message,
+    ) -> Result<T, CallError> {
+        let mut body = T::new_zeroed();
+        if !self.consumer.copy_out(message, 0, body.as_mut_bytes()) {
+            return Err(CallError::Violation(format!(
+                "message {:?} has {} bytes, too short",
+                Op::from_u16(message.op),
+                message.len
+            )));
+        }
+        Ok(body)
+    }
+
+    /// Copies what follows a `T` out of the ring.
+    ///
+    /// # Errors
+    /// A violation when the message is shorter than a `T`.
+    pub fn trailing<T>(&self, message: &Message) -> Result<Vec<u8>, CallError> {
+        let skip = size_of::<T>();
+        let len = (message.len as usize)
+            .checked_sub(skip)
+            .ok_or_else(|| CallError::Violation("message too short".into()))?;
+        let mut bytes = vec![0; len];
+        self.consumer.copy_out(message, skip, &mut bytes);
+        Ok(bytes)
+    }
+
+    /// Host address of `len` bytes of a message, `at` bytes behind its header, for the driver to read in place.
+    ///
+    /// # Errors
+    /// A violation when they are not all inside the message.
+    #[inline]
+    pub fn in_place(&self, message: &Message, at: usize, len: usize) -> Result<*mut u8, CallError> {
+        if at
+            .checked_add(len)
+            .is_none_or(|end| end > message.len as usize)
+        {
+            return Err(CallError::Violation(format!(
+                "{len} bytes at {at} do not fit a message of {}",
+                message.len
+            )));
+        }
+        Ok(self.consumer.memory().address(message.offset + at as u64))
+    }
+
+    /// Answers an ask.
+    pub fn answer(&self, status: Result<(), CUresult>, payload: &[u8]) {
+        let header = self.shared.header();
+        let payload = &payload[..payload.len().min(segment::ANSWER_LEN)];
+        // SAFETY: the answer area is inside the mapping and has ANSWER_LEN bytes; the client reads it after `answers`.
+        unsafe {
+            let to = self.shared.base().add(segment::ANSWER);
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), to, payload.len());
+        }
+        header
+            .answer_len
+            .store(payload.len() as u32, Ordering::Relaxed);
+        header
+            .answer_status
+            .store(status.err().unwrap_or(CUDA_SUCCESS).0, Ordering::Relaxed);
+        header.answers.0.fetch_add(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if header.answer_sleeps.0.load(Ordering::Relaxed) != 0 {
+            shm::futex_wake(&header.answers.0);
+        }
+    }
+
+    /// Keeps the first error of a post for the client's next call that waits.
+    pub fn post_error(&self, status: CUresult) {
+        let _ = self.shared.header().posted_error.compare_exchange(
+            0,
+            status.0,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The function or kernel behind a handle.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    #[inline]
+    pub fn function(&self, handle: u64) -> Result<&Function, CUresult> {
+        self.functions
+            .get(handle)
+            .or_else(|_| self.kernels.get(handle))
+    }
+
+    /// Whether `[address, address + len)` is device memory the session may name in a call: inside its own
+    /// mappings, or outside the arena (globals of modules) where the driver decides.
+    #[inline]
+    pub fn check_device(&self, address: u64, len: u64) -> Result<(), CUresult> {
+        if !mpsshim_proto::arena::is_device(address) {
+            // Pinned memory may be named where device memory is expected, but only one's own.
+            if mpsshim_proto::arena::is_host(address) {
+                return self.check_host(address, len);
+            }
+            let global = self.globals.range(..=address).next_back();
+            return match global {
+                Some((start, size))
+                    if address - start < *size && len <= size - (address - start) =>
+                {
+                    Ok(())
+                }
+                _ => Err(CUDA_ERROR_INVALID_VALUE),
+            };
+        }
+        let end = address.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut at = address;
+        loop {
+            match self.grants.range(..=at).next_back() {
+                Some((start, grant)) if at - start < grant.len => {
+                    at = start + grant.len;
+                    if end <= at {
+                        return Ok(());
+                    }
+                }
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            }
+        }
+    }
+
+    /// Whether `[address, address + len)` is inside one block of the session's pinned memory.
+    #[inline]
+    pub fn check_host(&self, address: u64, len: u64) -> Result<(), CUresult> {
+        match self.host.range(..=address).next_back() {
+            Some((start, block))
+                if address - start <= block.len() && len <= block.len() - (address - start) =>
+            {
+                Ok(())
+            }
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+}

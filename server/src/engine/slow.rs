@@ -1,0 +1,192 @@
+//! The slow lane: calls that take long or wait inside the driver, and the setting up of sessions.
+
+use super::Shared;
+use super::dispatch::{self, Step};
+use super::session::{Session, SessionShared};
+use super::{ClientInfo, Credentials, EngineEvent};
+use crossbeam_channel::Receiver;
+use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handshake::{
+    ClientHello, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, Welcome,
+};
+use mpsshim_proto::segment;
+use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
+use mpsshim_proto::table;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Messages executed here before the session goes back to its dispatch thread.
+const BUDGET: usize = 256;
+
+/// Work for the slow lane.
+pub enum SlowTask {
+    /// Execute the next message of a session, and what follows it, then send the session home.
+    Serve(Box<Session>),
+    /// Set up a session for a new client.
+    Setup(OwnedFd, ClientHello, Credentials),
+}
+
+/// The body of a slow-lane thread.
+pub fn run(shared: &Arc<Shared>, tasks: &Receiver<SlowTask>) {
+    for task in tasks.iter() {
+        match task {
+            SlowTask::Serve(session) => serve(shared, session),
+            SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
+        }
+    }
+}
+
+fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
+    shared.loads_waiting.fetch_add(1, Ordering::Relaxed);
+    let mut violation = None;
+    for _ in 0..BUDGET {
+        match dispatch::step(shared, &mut session, true) {
+            Step::Done => {}
+            Step::None | Step::Full | Step::Slow => break,
+            Step::Violation(why) => {
+                violation = Some(why);
+                break;
+            }
+        }
+    }
+    shared.loads_waiting.fetch_sub(1, Ordering::Relaxed);
+    for block in session.take_surplus_host() {
+        shared.bury(super::reaper::Buried::Host(block));
+    }
+    match violation {
+        Some(why) => dispatch::end(shared, session, Some(why)),
+        None => shared.send_home(session),
+    }
+}
+
+fn refuse(shared: &Shared, socket: &OwnedFd, who: Credentials, status: CUresult, why: String) {
+    let mut welcome = Welcome::new_zeroed();
+    welcome.magic = MAGIC_WELCOME;
+    welcome.protocol = PROTOCOL_VERSION;
+    welcome.status = status.0;
+    let _ = shm::send_packet(socket.as_fd(), welcome.as_bytes(), &[]);
+    shared.tell(EngineEvent::Refused(who.pid, status.0, why));
+}
+
+fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Credentials) {
+    if hello.protocol != PROTOCOL_VERSION || hello.table_hash != table::fingerprint() {
+        let why = format!(
+            "the client's library is of another version (protocol {}, table {:016x}; here {PROTOCOL_VERSION}, {:016x})",
+            hello.protocol,
+            hello.table_hash,
+            table::fingerprint()
+        );
+        return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+    }
+    if let Some(status) = shared.lost_status() {
+        let why = format!("the server's context is lost ({status})");
+        return refuse(shared, &socket, who, CUDA_ERROR_MPS_SERVER_NOT_READY, why);
+    }
+    let Some(id) = shared.admit() else {
+        let why = format!("there are {} clients already", shared.config.max_clients);
+        return refuse(
+            shared,
+            &socket,
+            who,
+            CUDA_ERROR_MPS_MAX_CLIENTS_REACHED,
+            why,
+        );
+    };
+    match prepare(shared, id, socket, who) {
+        Ok(session) => {
+            let info = session.shared.info.clone();
+            if shared.watch_socket(&session.shared).is_err() {
+                shared.tell(EngineEvent::Connected(info));
+                return dispatch::end(shared, session, Some("no descriptors left".into()));
+            }
+            shared.tell(EngineEvent::Connected(info));
+            shared.send_home(session);
+        }
+        Err((socket, status, why)) => {
+            shared.retract();
+            refuse(shared, &socket, who, status, why);
+        }
+    }
+}
+
+type Refusal = (OwnedFd, CUresult, String);
+
+fn prepare(
+    shared: &Arc<Shared>,
+    id: u64,
+    socket: OwnedFd,
+    who: Credentials,
+) -> Result<Box<Session>, Refusal> {
+    let made = || -> std::io::Result<(OwnedFd, Mapping, Doorbell)> {
+        let fd = sealed_memfd(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
+        let mapping = Mapping::new(fd.as_fd(), segment::SEGMENT_LEN)?;
+        Ok((fd, mapping, Doorbell::new()?))
+    };
+    let (fd, mapping, bell) = match made() {
+        Ok(made) => made,
+        Err(error) => {
+            return Err((
+                socket,
+                CUDA_ERROR_OUT_OF_MEMORY,
+                format!("cannot make its segment: {error}"),
+            ));
+        }
+    };
+    let registered = shared
+        .any_device()
+        .ok_or(CUDA_ERROR_NO_DEVICE)
+        .and_then(|device| device.make_current(&shared.driver))
+        .and_then(|()| {
+            super::host::Registration::new(&shared.driver, mapping, segment::REGISTERED)
+        });
+    let registration = match registered {
+        Ok(registration) => registration,
+        Err(status) => {
+            return Err((
+                socket,
+                status,
+                format!("cannot register its segment: {status}"),
+            ));
+        }
+    };
+    let home = shared.least_loaded();
+    let session_shared = Arc::new(SessionShared {
+        info: ClientInfo {
+            session: id,
+            pid: who.pid,
+            uid: who.uid,
+        },
+        registration,
+        bell,
+        socket,
+        hung_up: AtomicBool::new(false),
+    });
+    let mut welcome = Welcome::new_zeroed();
+    welcome.magic = MAGIC_WELCOME;
+    welcome.protocol = PROTOCOL_VERSION;
+    welcome.mode = 1;
+    welcome.session = id;
+    welcome.segment_len = segment::SEGMENT_LEN as u64;
+    (welcome.host_arena, welcome.host_arena_len) = (HOST_ARENA, HOST_ARENA_LEN);
+    (welcome.device_arena, welcome.device_arena_len) = (DEVICE_ARENA, DEVICE_ARENA_LEN);
+    welcome.server_pid = std::process::id();
+    welcome.device_count = shared.devices.len().min(MAX_DEVICES) as u32;
+    for (to, device) in welcome.devices.iter_mut().zip(&shared.devices) {
+        *to = device.uuid.0;
+    }
+    let session = Box::new(Session::new(session_shared.clone(), home));
+    // Listed before the client can act: whoever sees its first call served finds it in the list.
+    shared.remember(&session_shared);
+    if let Err(error) = shm::send_packet(
+        session_shared.socket(),
+        welcome.as_bytes(),
+        &[fd.as_fd(), session_shared.bell.fd()],
+    ) {
+        tracing::debug!("client {} left before it was welcomed: {error}", who.pid);
+        session_shared.hung_up.store(true, Ordering::Relaxed);
+    }
+    Ok(session)
+}

@@ -1,0 +1,291 @@
+//! Streams of a session: the order CUDA promises between default and blocking streams, and how much of each is
+//! in flight.
+//!
+//! Every stream here is a non-blocking stream of the shared context; the legacy default stream's order is made
+//! with events, and only where both sides have work that is not known to be done.
+
+use super::Shared;
+use super::session::{CallError, Session, SessionShared};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::segment::reached;
+use std::collections::VecDeque;
+
+/// How a stream is ordered against its context's legacy default stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// `CU_STREAM_NON_BLOCKING`: not at all.
+    Independent,
+    /// Waits for the legacy stream at this position, and it for this one.
+    Blocking(usize),
+    /// It is the legacy stream.
+    Legacy,
+}
+
+/// A flag that will be written when a stream gets to a point.
+#[derive(Debug, Clone, Copy)]
+struct Checkpoint {
+    /// Operations of the stream it covers.
+    ops: u64,
+    /// Slot of the server's own flags, or of the session's.
+    own: bool,
+    slot: u32,
+    value: u32,
+}
+
+/// A stream of a session.
+#[derive(Debug)]
+pub struct Stream {
+    /// The driver's stream.
+    pub raw: CUstream,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Its priority, to find it again among the kept ones.
+    pub priority: i32,
+    /// Its role.
+    pub role: Role,
+    /// Blocking streams of this legacy stream, by position.
+    pub members: Vec<usize>,
+    /// Operations submitted.
+    ops: u64,
+    /// Operations known to be complete.
+    done: u64,
+    checkpoints: VecDeque<Checkpoint>,
+    own_flag: Option<(u32, u32)>,
+    /// `ops` of this stream when the legacy stream last waited for it.
+    joined: u64,
+    /// `ops` of the legacy stream when this one last waited for it.
+    seen_legacy: u64,
+    join_event: Option<CUevent>,
+    /// `ops` when `join_event` was last recorded.
+    join_recorded: u64,
+}
+
+impl Stream {
+    /// A stream with no work.
+    pub fn new(shared: &Shared, raw: CUstream, device: usize, priority: i32, role: Role) -> Stream {
+        Stream {
+            raw,
+            device,
+            priority,
+            role,
+            members: Vec::new(),
+            ops: 0,
+            done: 0,
+            checkpoints: VecDeque::new(),
+            own_flag: shared.flags.take(),
+            joined: 0,
+            seen_legacy: 0,
+            join_event: None,
+            join_recorded: 0,
+        }
+    }
+
+    /// Takes notice of what the GPU has done; returns operations still in flight as far as is known.
+    #[inline]
+    pub fn in_flight(&mut self, shared: &Shared, session: &SessionShared) -> u64 {
+        while let Some(first) = self.checkpoints.front() {
+            let flag = if first.own {
+                shared.flags.value(first.slot)
+            } else {
+                session.flag(first.slot)
+            };
+            if !reached(flag, first.value) {
+                break;
+            }
+            self.done = self.done.max(first.ops);
+            self.checkpoints.pop_front();
+        }
+        self.ops - self.done
+    }
+
+    /// Operations that no checkpoint covers.
+    #[inline]
+    fn uncovered(&self) -> u64 {
+        self.ops - self.checkpoints.back().map_or(self.done, |last| last.ops)
+    }
+
+    /// Notes that the client's own flag will be written after everything submitted so far.
+    pub fn note_mark(&mut self, slot: u32, value: u32) {
+        if self.checkpoints.len() >= 4096 {
+            self.checkpoints.pop_front();
+        }
+        self.checkpoints.push_back(Checkpoint {
+            ops: self.ops,
+            own: false,
+            slot,
+            value,
+        });
+    }
+
+    /// Has the GPU tell the server when everything submitted so far is done.
+    pub fn checkpoint(&mut self, shared: &Shared) -> Result<(), CUresult> {
+        let Some((slot, value)) = self.own_flag.as_mut() else {
+            return Ok(());
+        };
+        if self.ops == self.done
+            || self
+                .checkpoints
+                .back()
+                .is_some_and(|last| last.ops == self.ops)
+        {
+            return Ok(());
+        }
+        let next = value.wrapping_add(1);
+        shared.driver.stream_write_value32(
+            self.raw,
+            shared.flags.device_address(*slot),
+            next,
+            0,
+        )?;
+        *value = next;
+        self.checkpoints.push_back(Checkpoint {
+            ops: self.ops,
+            own: true,
+            slot: *slot,
+            value: next,
+        });
+        Ok(())
+    }
+
+    /// Frees what belongs to the stream; the caller knows that it is idle.
+    pub fn release(self, shared: &Shared) {
+        if let Some(event) = self.join_event {
+            let _ = shared.driver.event_destroy(event);
+        }
+        if let Some((slot, _)) = self.own_flag {
+            shared.flags.give_back(slot);
+        }
+        shared.devices[self.device].keep_stream(self.priority, self.raw);
+    }
+
+    fn record_join(&mut self, shared: &Shared) -> Result<CUevent, CUresult> {
+        let event = match self.join_event {
+            Some(event) => event,
+            None => {
+                let mut event = CUevent::NULL;
+                shared
+                    .driver
+                    .event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
+                self.join_event = Some(event);
+                event
+            }
+        };
+        if self.join_recorded != self.ops {
+            shared.driver.event_record(event, self.raw, 0)?;
+            self.join_recorded = self.ops;
+        }
+        Ok(event)
+    }
+}
+
+impl Session {
+    /// Makes everything ready for the next operation on a stream: the device's context current, the waits that
+    /// legacy default-stream order asks for queued. Returns the driver's stream.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
+    #[inline]
+    pub fn prepare(
+        &mut self,
+        shared: &Shared,
+        handle: u64,
+    ) -> Result<(usize, CUstream), CallError> {
+        let index = self.streams.index(handle)?;
+        let stream = self.streams.at(index)?;
+        shared.devices[stream.device].make_current(&shared.driver)?;
+        match stream.role {
+            Role::Independent => {}
+            Role::Legacy if stream.members.is_empty() => {}
+            Role::Legacy => self.join_members(shared, index)?,
+            Role::Blocking(legacy) => self.join_legacy(shared, index, legacy)?,
+        }
+        Ok((index, self.streams.at(index)?.raw))
+    }
+
+    /// Counts an operation just submitted, and bounds what is unknown to be done.
+    #[inline]
+    pub fn submitted(&mut self, shared: &Shared, index: usize) -> Result<(), CallError> {
+        let interval = shared.checkpoint_interval();
+        let stream = self.streams.at_mut(index)?;
+        stream.ops += 1;
+        if stream.uncovered() >= interval {
+            stream.checkpoint(shared)?;
+        }
+        Ok(())
+    }
+
+    fn join_members(&mut self, shared: &Shared, index: usize) -> Result<(), CallError> {
+        let legacy = self.streams.at(index)?;
+        let raw = legacy.raw;
+        for at in 0..legacy.members.len() {
+            let member = self.streams.at(index)?.members[at];
+            let Ok(stream) = self.streams.at_mut(member) else {
+                continue;
+            };
+            if stream.ops == stream.joined || stream.in_flight(shared, &self.shared) == 0 {
+                continue;
+            }
+            let event = stream.record_join(shared)?;
+            stream.joined = stream.ops;
+            shared.driver.stream_wait_event(raw, event, 0)?;
+        }
+        Ok(())
+    }
+
+    fn join_legacy(
+        &mut self,
+        shared: &Shared,
+        index: usize,
+        legacy: usize,
+    ) -> Result<(), CallError> {
+        let Ok(other) = self.streams.at_mut(legacy) else {
+            return Ok(());
+        };
+        let ops = other.ops;
+        let stream = self.streams.at(index)?;
+        if stream.seen_legacy == ops {
+            return Ok(());
+        }
+        let raw = stream.raw;
+        let other = self.streams.at_mut(legacy)?;
+        if other.in_flight(shared, &self.shared) != 0 {
+            let event = other.record_join(shared)?;
+            shared.driver.stream_wait_event(raw, event, 0)?;
+        }
+        self.streams.at_mut(index)?.seen_legacy = ops;
+        Ok(())
+    }
+
+    /// Whether any stream has work that is not known to be done. Asks for checkpoints where there is none, so
+    /// that it will be known.
+    pub fn has_work_in_flight(&mut self, shared: &Shared) -> bool {
+        let mut any = false;
+        for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
+            if stream.in_flight(shared, &self.shared) == 0 {
+                continue;
+            }
+            any = true;
+            if stream.uncovered() > 0
+                && shared.devices[stream.device]
+                    .make_current(&shared.driver)
+                    .is_ok()
+                && let Err(status) = stream.checkpoint(shared)
+            {
+                shared.note_status(status);
+            }
+        }
+        any
+    }
+
+    /// Whether a stream has as much in flight as it may.
+    #[inline]
+    pub fn is_full(&mut self, shared: &Shared, handle: u64) -> bool {
+        let window = shared.window();
+        match self.streams.get_mut(handle) {
+            Ok(stream) if stream.ops - stream.done >= window => {
+                stream.in_flight(shared, &self.shared) >= window
+            }
+            _ => false,
+        }
+    }
+}
