@@ -254,6 +254,9 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
     shared.forget(&session.shared);
+    shared.dispatchers[session.home]
+        .load
+        .fetch_sub(1, Ordering::Relaxed);
     session.fault = why;
     shared.send_reaper(ReaperTask::Session(session));
 }

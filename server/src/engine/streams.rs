@@ -21,13 +21,11 @@ pub enum Role {
     Legacy,
 }
 
-/// A flag that will be written when a stream gets to a point.
+/// A flag that the GPU will write when a stream gets to a point.
 #[derive(Debug, Clone, Copy)]
 struct Checkpoint {
     /// Operations of the stream it covers.
     ops: u64,
-    /// Slot of the server's own flags, or of the session's.
-    own: bool,
     slot: u32,
     value: u32,
 }
@@ -50,6 +48,8 @@ pub struct Stream {
     /// Operations known to be complete.
     done: u64,
     checkpoints: VecDeque<Checkpoint>,
+    /// The client's last mark.
+    mark: Option<Checkpoint>,
     own_flag: Option<(u32, u32)>,
     /// `ops` of this stream when the legacy stream last waited for it.
     joined: u64,
@@ -72,6 +72,7 @@ impl Stream {
             ops: 0,
             done: 0,
             checkpoints: VecDeque::new(),
+            mark: None,
             own_flag: shared.flags.take(),
             joined: 0,
             seen_legacy: 0,
@@ -80,22 +81,33 @@ impl Stream {
         }
     }
 
-    /// Takes notice of what the GPU has done; returns operations still in flight as far as is known.
+    /// Takes notice of what the GPU has done; returns operations still in flight as far as is known. The client's
+    /// own marks count: by forging one it misleads only the order of its own streams.
     #[inline]
     pub fn in_flight(&mut self, shared: &Shared, session: &SessionShared) -> u64 {
+        let marked = match self.mark {
+            Some(mark) if reached(session.flag(mark.slot), mark.value) => mark.ops,
+            _ => 0,
+        };
+        self.ops - marked.max(self.take_notice(shared))
+    }
+
+    /// Operations that the server's own flags, or the driver, say are done.
+    fn take_notice(&mut self, shared: &Shared) -> u64 {
         while let Some(first) = self.checkpoints.front() {
-            let flag = if first.own {
-                shared.flags.value(first.slot)
-            } else {
-                session.flag(first.slot)
-            };
-            if !reached(flag, first.value) {
+            if !reached(shared.flags.value(first.slot), first.value) {
                 break;
             }
-            self.done = self.done.max(first.ops);
+            self.done = first.ops;
             self.checkpoints.pop_front();
         }
-        self.ops - self.done
+        if self.own_flag.is_none()
+            && self.done != self.ops
+            && shared.driver.stream_query(self.raw).is_ok()
+        {
+            self.done = self.ops;
+        }
+        self.done
     }
 
     /// Operations that no checkpoint covers.
@@ -106,12 +118,8 @@ impl Stream {
 
     /// Notes that the client's own flag will be written after everything submitted so far.
     pub fn note_mark(&mut self, slot: u32, value: u32) {
-        if self.checkpoints.len() >= 4096 {
-            self.checkpoints.pop_front();
-        }
-        self.checkpoints.push_back(Checkpoint {
+        self.mark = Some(Checkpoint {
             ops: self.ops,
-            own: false,
             slot,
             value,
         });
@@ -131,16 +139,13 @@ impl Stream {
             return Ok(());
         }
         let next = value.wrapping_add(1);
-        shared.driver.stream_write_value32(
-            self.raw,
-            shared.flags.device_address(*slot),
-            next,
-            0,
-        )?;
+        let address = shared.flags.device_address(*slot);
+        shared
+            .driver
+            .stream_write_value32(self.raw, address, next, 0)?;
         *value = next;
         self.checkpoints.push_back(Checkpoint {
             ops: self.ops,
-            own: true,
             slot: *slot,
             value: next,
         });
@@ -277,13 +282,14 @@ impl Session {
         any
     }
 
-    /// Whether a stream has as much in flight as it may.
+    /// Whether a stream has as much in flight as it may. Only the server's own flags count here: the driver makes
+    /// a dispatch thread wait inside a launch when its queue is full.
     #[inline]
     pub fn is_full(&mut self, shared: &Shared, handle: u64) -> bool {
         let window = shared.window();
         match self.streams.get_mut(handle) {
             Ok(stream) if stream.ops - stream.done >= window => {
-                stream.in_flight(shared, &self.shared) >= window
+                stream.ops - stream.take_notice(shared) >= window
             }
             _ => false,
         }
