@@ -1,1 +1,26 @@
+//! A small CUDA driver for the CPU, for the demo and the tests.
+//!
+//! `libsoftgpu.so` has the SONAME of the genuine driver and exports its entry points as far as the demo and
+//! the tests need them; what it lacks it does not export. A launch goes `launch` (parameters packed, limits
+//! checked) -> `stream` (queued; the stream's thread takes it) -> `interp` (blocks and threads run) over the
+//! code that `module` had `ptx` make from the text that `image` found.
+//!
+//! Environment: SOFTGPU_DEVICES (how many, default 1), SOFTGPU_MEMORY (bytes per device, with K, M or G,
+//! default 4G), SOFTGPU_LOG (anything but 0: errors and refusals to standard error).
 
+#![allow(non_snake_case)]
+
+mod api;
+mod context;
+mod copy;
+mod device;
+mod driver;
+mod event;
+mod image;
+mod interp;
+mod launch;
+mod lookup;
+mod memory;
+mod module;
+mod ptx;
+mod stream;

@@ -1,0 +1,277 @@
+//! Contexts and each thread's stack of current ones.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::ThreadId;
+
+use mpsshim_proto::cuda::*;
+use parking_lot::Mutex;
+
+use crate::api::{In, Out, R, api, log};
+use crate::driver::{device, driver, new_handle, start};
+use crate::stream::{Kind, Stream, orphans};
+
+pub struct Context {
+    pub handle: u64,
+    pub id: u64,
+    pub device: CUdevice,
+    pub flags: u32,
+    pub is_primary: bool,
+    /// The status that the context was lost with; zero while it is sound.
+    lost: AtomicU32,
+    ended: AtomicBool,
+    pub legacy: Arc<Stream>,
+    per_thread: Mutex<HashMap<ThreadId, Arc<Stream>>>,
+    /// Held while work is put into a stream: it makes "earlier" the same for the legacy stream and others.
+    pub order: Mutex<()>,
+    limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
+    cache_config: AtomicU32,
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The calling thread's context, whether sound or lost.
+pub fn current() -> R<Arc<Context>> {
+    driver()?;
+    let context = STACK.with_borrow(|stack| stack.last().cloned()).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    if context.ended.load(Ordering::Acquire) {
+        // The primary context that took this one's place after a reset is current in its stead.
+        return driver()?.contexts.get(context.handle).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    }
+    Ok(context)
+}
+
+/// The calling thread's context; the status it was lost with if it was.
+pub fn live() -> R<Arc<Context>> {
+    let context = current()?;
+    context.sound()?;
+    Ok(context)
+}
+
+impl Context {
+    pub fn new(device: CUdevice, flags: u32, primary: Option<u64>) -> Arc<Context> {
+        let handle = primary.unwrap_or_else(new_handle);
+        let context = Arc::new_cyclic(|weak| Context {
+            handle,
+            id: new_handle(),
+            device,
+            flags,
+            is_primary: primary.is_some(),
+            lost: AtomicU32::new(0),
+            ended: AtomicBool::new(false),
+            legacy: Stream::new(weak.clone(), handle, Kind::Legacy, 0, 0),
+            per_thread: Mutex::default(),
+            order: Mutex::default(),
+            limits: Mutex::new([1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
+            cache_config: AtomicU32::new(0),
+        });
+        start().contexts.insert(handle, context.clone());
+        context
+    }
+
+    pub fn status(&self) -> u32 {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    pub fn sound(&self) -> R<()> {
+        CUresult(self.status()).ok()
+    }
+
+    /// The context is lost from now on: queued work is dropped, every call returns `status`.
+    pub fn lose(&self, status: u32) {
+        if self.lost.compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            log(|| format!("context {:#x} is lost: {}", self.handle, CUresult(status)));
+        }
+    }
+
+    pub fn thread_stream(self: &Arc<Self>) -> Arc<Stream> {
+        let mut streams = self.per_thread.lock();
+        let make = || Stream::new(Arc::downgrade(self), self.handle, Kind::PerThread, 0, 0);
+        streams.entry(std::thread::current().id()).or_insert_with(make).clone()
+    }
+
+    /// All streams of this context, those destroyed while at work included.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        let mut all = start().streams.all();
+        all.retain(|s| s.context_handle == self.handle);
+        all.extend(self.per_thread.lock().values().cloned());
+        all.push(self.legacy.clone());
+        all.extend(orphans(self.handle));
+        all
+    }
+
+    /// Waits until all work submitted so far is done.
+    pub fn wait_idle(&self) {
+        self.streams().iter().for_each(|stream| stream.wait_idle());
+    }
+
+    /// Ends the context and everything in it; its handle stays valid if another one took it over.
+    pub fn end(&self) {
+        self.wait_idle();
+        self.ended.store(true, Ordering::Release);
+        let driver = start();
+        driver.streams.retain(|s| {
+            let stays = s.context_handle != self.handle;
+            if !stays {
+                s.retire();
+            }
+            stays
+        });
+        self.per_thread.lock().values().for_each(|s| s.retire());
+        self.legacy.retire();
+        driver.events.retain(|e| e.context != self.id);
+        driver.kernels.retain(|k| k.context != self.id);
+        driver.libraries.retain(|l| l.context != self.id);
+        driver.modules.retain(|m| m.context != self.id);
+        driver.ranges.drop_context(self.id);
+    }
+
+    pub fn destroy(&self) {
+        let _ = start().contexts.remove(self.handle);
+        self.end();
+    }
+}
+
+fn create(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) -> R<()> {
+    device(ordinal)?;
+    if out.is_null() || flags & !CU_CTX_FLAGS_MASK != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let context = Context::new(ordinal, flags, None);
+    let handle = CUcontext(context.handle);
+    STACK.with_borrow_mut(|stack| stack.push(context));
+    out.set(handle)
+}
+
+fn destroy(context: CUcontext) -> R<()> {
+    let found = driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+    if found.is_primary {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    STACK.with_borrow_mut(|stack| {
+        if stack.last().is_some_and(|top| top.handle == context.0) {
+            stack.pop();
+        }
+    });
+    found.destroy();
+    Ok(())
+}
+
+fn push(context: CUcontext) -> R<()> {
+    let found = driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+    STACK.with_borrow_mut(|stack| stack.push(found));
+    Ok(())
+}
+
+fn pop(out: Out<CUcontext>) -> R<()> {
+    driver()?;
+    let top = STACK.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    out.put(CUcontext(top.handle));
+    Ok(())
+}
+
+/// The context given by handle, or the current one for NULL.
+fn given(context: CUcontext) -> R<Arc<Context>> {
+    if context.is_null() {
+        return current();
+    }
+    driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
+}
+
+fn synchronize(context: &Context) -> R<()> {
+    context.sound()?;
+    context.wait_idle();
+    context.sound()
+}
+
+api! { TABLE;
+    fn cuCtxCreate_v2(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) { create(out, flags, ordinal) }
+    fn cuCtxCreate_v3(out: Out<CUcontext>, _affinity: In<u8>, count: i32, flags: u32, ordinal: CUdevice) {
+        if count != 0 { Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY) } else { create(out, flags, ordinal) }
+    }
+    fn cuCtxCreate_v4(out: Out<CUcontext>, parameters: In<[u64; 3]>, flags: u32, ordinal: CUdevice) {
+        // CUctxCreateParams: affinity parameters and their number, parameters for graphics interoperation.
+        if !parameters.is_null() && parameters.get(0)? .iter().any(|&word| word != 0) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        create(out, flags, ordinal)
+    }
+    fn cuCtxDestroy(context: CUcontext) { destroy(context) }
+    fn cuCtxDestroy_v2(context: CUcontext) { destroy(context) }
+    fn cuCtxPushCurrent(context: CUcontext) { push(context) }
+    fn cuCtxPushCurrent_v2(context: CUcontext) { push(context) }
+    fn cuCtxPopCurrent(out: Out<CUcontext>) { pop(out) }
+    fn cuCtxPopCurrent_v2(out: Out<CUcontext>) { pop(out) }
+    fn cuCtxSetCurrent(context: CUcontext) {
+        if context.is_null() {
+            driver()?;
+            STACK.with_borrow_mut(Vec::pop);
+            return Ok(());
+        }
+        let found = driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.push(found);
+        });
+        Ok(())
+    }
+    fn cuCtxGetCurrent(out: Out<CUcontext>) {
+        driver()?;
+        out.set(STACK.with_borrow(|stack| stack.last().map_or(CUcontext::NULL, |c| CUcontext(c.handle))))
+    }
+    fn cuCtxGetDevice(out: Out<CUdevice>) { out.set(current()?.device) }
+    fn cuCtxGetDevice_v2(out: Out<CUdevice>, context: CUcontext) { out.set(given(context)?.device) }
+    fn cuCtxGetFlags(out: Out<u32>) { out.set(current()?.flags) }
+    fn cuCtxGetId(context: CUcontext, out: Out<u64>) { out.set(given(context)?.id) }
+    fn cuCtxSynchronize() { synchronize(&*current()?) }
+    fn cuCtxSynchronize_v2(context: CUcontext) { synchronize(&*given(context)?) }
+    fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) {
+        given(context)?;
+        version.set(3020)
+    }
+    fn cuCtxGetLimit(out: Out<usize>, limit: CUlimit) {
+        let limits = *live()?.limits.lock();
+        out.set(*limits.get(limit as usize).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)?)
+    }
+    fn cuCtxSetLimit(limit: CUlimit, value: usize) {
+        let context = live()?;
+        let mut limits = context.limits.lock();
+        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)? = value;
+        Ok(())
+    }
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        current()?;
+        least.put(0);
+        greatest.put(crate::stream::GREATEST_PRIORITY);
+        Ok(())
+    }
+    fn cuCtxGetCacheConfig(out: Out<u32>) { out.set(live()?.cache_config.load(Ordering::Relaxed)) }
+    fn cuCtxSetCacheConfig(config: u32) {
+        if config > 3 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        live()?.cache_config.store(config, Ordering::Relaxed);
+        Ok(())
+    }
+    fn cuCtxGetSharedMemConfig(out: Out<u32>) {
+        live()?;
+        out.set(1)
+    }
+    fn cuCtxSetSharedMemConfig(_config: u32) { live().map(drop) }
+    fn cuCtxResetPersistingL2Cache() { live().map(drop) }
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) {
+        // All device memory lies in one address space: there is nothing to enable.
+        live()?;
+        given(peer)?;
+        if flags == 0 { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+    fn cuCtxDisablePeerAccess(peer: CUcontext) {
+        live()?;
+        given(peer)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Events.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mpsshim_proto::cuda::*;
+use parking_lot::{Condvar, Mutex};
+
+use crate::api::{Out, R, api, api_streams};
+use crate::context::live;
+use crate::driver::{driver, new_handle, start};
+use crate::stream::resolve;
+
+/// One recording of an event: done when its stream has come to it.
+#[derive(Default)]
+struct Record {
+    reached: Mutex<Option<Instant>>,
+    changed: Condvar,
+}
+
+impl Record {
+    fn reach(&self) {
+        *self.reached.lock() = Some(Instant::now());
+        self.changed.notify_all();
+    }
+    fn time(&self) -> Option<Instant> {
+        *self.reached.lock()
+    }
+    fn wait(&self) {
+        let mut reached = self.reached.lock();
+        while reached.is_none() {
+            self.changed.wait(&mut reached);
+        }
+    }
+}
+
+pub struct Event {
+    /// The id of its context.
+    pub context: u64,
+    context_handle: u64,
+    flags: u32,
+    record: Mutex<Option<Arc<Record>>>,
+}
+
+fn find(event: CUevent) -> R<Arc<Event>> {
+    let event = driver()?.events.get(event.0)?;
+    driver()?.contexts.get(event.context_handle).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED)?.sound()?;
+    Ok(event)
+}
+
+fn record(event: CUevent, stream: CUstream, own: bool) -> R<()> {
+    let event = find(event)?;
+    let (context, stream) = resolve(stream, own)?;
+    if context.id != event.context {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    let record = Arc::new(Record::default());
+    *event.record.lock() = Some(record.clone());
+    stream.submit_always(&context, move |_| record.reach());
+    Ok(())
+}
+
+fn destroy(event: CUevent) -> R<()> {
+    driver()?.events.remove(event.0).map(drop)
+}
+
+fn elapsed(out: Out<f32>, from: CUevent, to: CUevent) -> R<()> {
+    let (from, to) = (find(from)?, find(to)?);
+    if (from.flags | to.flags) & CU_EVENT_DISABLE_TIMING != 0 {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    let time = |event: &Event| -> R<Instant> {
+        let record = event.record.lock().clone().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        record.time().ok_or(CUDA_ERROR_NOT_READY)
+    };
+    let (from, to) = (time(&from)?, time(&to)?);
+    let forward = to.saturating_duration_since(from).as_secs_f64();
+    out.set(((forward - from.saturating_duration_since(to).as_secs_f64()) * 1e3) as f32)
+}
+
+api! { TABLE;
+    fn cuEventCreate(out: Out<CUevent>, flags: u32) {
+        if out.is_null() || flags > 7 || flags & CU_EVENT_INTERPROCESS != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let context = live()?;
+        let handle = new_handle();
+        let event = Event { context: context.id, context_handle: context.handle, flags, record: Mutex::new(None) };
+        start().events.insert(handle, Arc::new(event));
+        out.set(CUevent(handle))
+    }
+    fn cuEventDestroy(event: CUevent) { destroy(event) }
+    fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
+    fn cuEventQuery(event: CUevent) {
+        let record = find(event)?.record.lock().clone();
+        if record.is_none_or(|r| r.time().is_some()) { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+    }
+    fn cuEventSynchronize(event: CUevent) {
+        let found = find(event)?.record.lock().clone();
+        if let Some(record) = found {
+            record.wait();
+        }
+        find(event).map(drop)
+    }
+    fn cuEventElapsedTime(out: Out<f32>, from: CUevent, to: CUevent) { elapsed(out, from, to) }
+    fn cuEventElapsedTime_v2(out: Out<f32>, from: CUevent, to: CUevent) { elapsed(out, from, to) }
+}
+
+api_streams! { TABLE_STREAMS;
+    fn cuEventRecord / cuEventRecord_ptsz [own] (event: CUevent, stream: CUstream) { record(event, stream, own) }
+    fn cuEventRecordWithFlags / cuEventRecordWithFlags_ptsz [own] (event: CUevent, stream: CUstream, flags: u32) {
+        if flags > 1 { Err(CUDA_ERROR_INVALID_VALUE) } else { record(event, stream, own) }
+    }
+    fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz [own] (stream: CUstream, event: CUevent, flags: u32) {
+        let (context, stream) = resolve(stream, own)?;
+        if flags > 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let record = find(event)?.record.lock().clone();
+        if let Some(record) = record.filter(|r| r.time().is_none()) {
+            stream.submit_always(&context, move |_| record.wait());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! What a caller hands in as a module: PTX text, or a fatbin with PTX in it.
+
+use mpsshim_proto::cuda::*;
+
+const WRAPPER: u32 = 0x466243B1;
+const FATBIN: u32 = 0xBA55ED50;
+const ELF: u32 = 0x464C457F;
+/// No image is larger; a size field that says so is damaged.
+const LIMIT: u64 = 1 << 30;
+const ENTRY_PTX: u16 = 1;
+/// Flags of a fatbin entry whose payload is compressed (LZ4, Zstandard).
+const COMPRESSED: u64 = 0x2000 | 0x8000;
+
+/// Why an image was refused: the status and a sentence for the caller's log.
+pub struct Refused(pub CUresult, pub String);
+
+fn refused<T>(status: CUresult, reason: &str) -> Result<T, Refused> {
+    Err(Refused(status, reason.into()))
+}
+
+/// Copies memory of this process that may not be there: an image's size is only what it says itself.
+fn read(address: u64, bytes: u64) -> Result<Vec<u8>, Refused> {
+    if bytes > LIMIT {
+        return refused(CUDA_ERROR_INVALID_IMAGE, "the image gives an impossible size");
+    }
+    let mut out = vec![0u8; bytes as usize];
+    let to = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+    let from = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: out.len() };
+    // SAFETY: the kernel writes to `out` only, and answers for a bad source with an error.
+    let got = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+    if got == bytes as isize { Ok(out) } else { refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off") }
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<u64, Refused> {
+    let Some(field) = bytes.get(at..at + N) else {
+        return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off");
+    };
+    Ok(field.iter().rev().fold(0, |v, &b| v << 8 | u64::from(b)))
+}
+
+/// The PTX text of the image at `address`.
+pub fn ptx_at(address: u64) -> Result<String, Refused> {
+    if address == 0 {
+        return refused(CUDA_ERROR_INVALID_VALUE, "no image");
+    }
+    let magic = number::<4>(&read(address, 4)?, 0)? as u32;
+    match magic {
+        WRAPPER => fatbin(number::<8>(&read(address, 16)?, 8)?),
+        FATBIN => fatbin(address),
+        ELF => refused(CUDA_ERROR_NO_BINARY_FOR_GPU, "the image holds machine code; only PTX can run here"),
+        _ => {
+            let mut text = Vec::new();
+            loop {
+                let at = address + text.len() as u64;
+                let page = read(at, 4096 - at % 4096)?;
+                if let Some(end) = page.iter().position(|&b| b == 0) {
+                    text.extend_from_slice(&page[..end]);
+                    return to_text(text);
+                }
+                text.extend_from_slice(&page);
+                if text.len() as u64 > LIMIT {
+                    return refused(CUDA_ERROR_INVALID_IMAGE, "the text has no end");
+                }
+            }
+        }
+    }
+}
+
+/// The PTX text of an image read from a file.
+pub fn ptx_in(mut bytes: Vec<u8>) -> Result<String, Refused> {
+    match bytes.get(..4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes) {
+        Some(FATBIN) => entries(&bytes),
+        Some(ELF) => refused(CUDA_ERROR_NO_BINARY_FOR_GPU, "the image holds machine code; only PTX can run here"),
+        _ => {
+            let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+            bytes.truncate(end);
+            to_text(bytes)
+        }
+    }
+}
+
+fn to_text(bytes: Vec<u8>) -> Result<String, Refused> {
+    String::from_utf8(bytes)
+        .or_else(|_| refused(CUDA_ERROR_INVALID_IMAGE, "the image is neither text nor a known format"))
+}
+
+fn fatbin(address: u64) -> Result<String, Refused> {
+    let header = read(address, 16)?;
+    if number::<4>(&header, 0)? as u32 != FATBIN {
+        return refused(CUDA_ERROR_INVALID_IMAGE, "the wrapper does not lead to a fatbin");
+    }
+    let bytes = number::<2>(&header, 6)?.saturating_add(number::<8>(&header, 8)?);
+    entries(&read(address, bytes)?)
+}
+
+/// Looks for the newest PTX among the entries of a fatbin.
+fn entries(bytes: &[u8]) -> Result<String, Refused> {
+    let end = number::<2>(bytes, 6)?.saturating_add(number::<8>(bytes, 8)?);
+    if end > bytes.len() as u64 {
+        return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off");
+    }
+    let (mut at, mut best, mut compressed) = (number::<2>(bytes, 6)? as usize, None, false);
+    while at < end as usize {
+        let kind = number::<2>(bytes, at)? as u16;
+        let (header, padded) = (number::<4>(bytes, at + 4)? as usize, number::<8>(bytes, at + 8)?);
+        let (target, flags) = (number::<4>(bytes, at + 28)?, number::<8>(bytes, at + 40)?);
+        let start = at + header;
+        let payload = usize::try_from(padded).ok().and_then(|n| bytes.get(start..start.checked_add(n)?));
+        let Some(payload) = payload.filter(|_| header >= 64) else {
+            return refused(CUDA_ERROR_INVALID_IMAGE, "an entry of the fatbin is cut off");
+        };
+        if kind == ENTRY_PTX && flags & COMPRESSED != 0 {
+            compressed = true;
+        } else if kind == ENTRY_PTX && best.as_ref().is_none_or(|&(t, _)| t < target) {
+            best = Some((target, payload));
+        }
+        at = start + payload.len();
+    }
+    match best {
+        Some((_, text)) => {
+            let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
+            to_text(text[..end].to_vec())
+        }
+        None if compressed => refused(
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            "the PTX in the fatbin is compressed; build it with `nvcc --no-compress`",
+        ),
+        None => refused(CUDA_ERROR_NO_BINARY_FOR_GPU, "the fatbin holds no PTX, and machine code cannot run here"),
+    }
+}

@@ -1,0 +1,109 @@
+//! How callers find entry points and error texts.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use mpsshim_proto::cuda::*;
+
+use crate::api::{Entry, Out, R, Text, api, log};
+use crate::{context, copy, device, event, launch, memory, module, stream};
+
+/// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
+const NAMES: &str = include_str!("../../proto/driver-api.csv");
+const PER_THREAD_STREAM: u64 = 2;
+
+fn exported() -> &'static HashMap<&'static str, Entry> {
+    static ALL: OnceLock<HashMap<&'static str, Entry>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let tables = [
+            TABLE,
+            device::TABLE,
+            context::TABLE,
+            memory::TABLE,
+            module::TABLE,
+            launch::TABLE,
+            launch::TABLE_STREAMS,
+            stream::TABLE,
+            stream::TABLE_STREAMS,
+            event::TABLE,
+            event::TABLE_STREAMS,
+            copy::TABLE_STREAMS,
+        ];
+        tables.into_iter().flatten().copied().collect()
+    })
+}
+
+/// The newest symbol of a base name that a program built for `version` may be given.
+fn symbol(base: &str, version: u32, per_thread: bool) -> Result<&'static str, u32> {
+    let (mut found, mut newer) = (None, false);
+    for row in NAMES.lines().skip(1) {
+        let mut fields = row.split(',');
+        if fields.next() != Some(base) {
+            continue;
+        }
+        let since: u32 = fields.next().and_then(|v| v.parse().ok()).unwrap_or(0);
+        let (legacy, own) = (fields.next().unwrap_or("-"), fields.next().unwrap_or("-"));
+        match if per_thread { own } else { legacy } {
+            "-" => {}
+            _ if since > version => newer = true,
+            name => found = Some(name),
+        }
+    }
+    match found {
+        Some(name) if exported().contains_key(name) => Ok(name),
+        None if newer => Err(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
+        _ => Err(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+    }
+}
+
+fn find(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) -> R<()> {
+    let name = name.get()?;
+    if flags > 3 || out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    match symbol(&name, u32::try_from(version).unwrap_or(0), flags & PER_THREAD_STREAM != 0) {
+        Ok(symbol) => {
+            status.put(CU_GET_PROC_ADDRESS_SUCCESS);
+            out.set(exported()[symbol].0 as u64)
+        }
+        Err(why) => {
+            log(|| format!("cuGetProcAddress: no {name} for version {version}"));
+            status.put(why);
+            out.set(0)?;
+            Err(CUDA_ERROR_NOT_FOUND)
+        }
+    }
+}
+
+/// A text that stays where it is for as long as the process lives.
+fn lasting(text: &str) -> u64 {
+    static TEXTS: Mutex<Option<HashMap<String, CString>>> = Mutex::new(None);
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let entry = texts.get_or_insert_default().entry(text.to_owned());
+    entry.or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr() as u64
+}
+
+api! { TABLE;
+    fn cuGetProcAddress(name: Text, out: Out<u64>, version: i32, flags: u64) { find(name, out, version, flags, Out::NOWHERE) }
+    fn cuGetProcAddress_v2(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) {
+        find(name, out, version, flags, status)
+    }
+    fn cuGetExportTable(out: Out<u64>, _id: u64) {
+        out.put(0);
+        Err(CUDA_ERROR_NOT_FOUND)
+    }
+    fn cuGetErrorName(status: CUresult, out: Out<u64>) {
+        let name = result_name(status);
+        out.set(name.map_or(0, lasting))?;
+        name.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+    fn cuGetErrorString(status: CUresult, out: Out<u64>) {
+        // The name in words: "CUDA_ERROR_OUT_OF_MEMORY" is "out of memory".
+        let words = result_name(status).map(|n| {
+            n.trim_start_matches("CUDA_").trim_start_matches("ERROR_").to_lowercase().replace('_', " ")
+        });
+        out.set(words.as_deref().map_or(0, lasting))?;
+        words.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+}

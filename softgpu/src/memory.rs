@@ -1,0 +1,619 @@
+//! Device memory: which addresses are valid, and the calls that make and unmake them.
+//!
+//! A device address is an address of this process. Pages of ranges that can go away while kernels run are
+//! replaced, not unmapped, so that a kernel that still looks at them reads zeros instead of ending the process.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use mpsshim_proto::cuda::*;
+use parking_lot::{Mutex, RwLock};
+
+use crate::api::{In, Out, R, api};
+use crate::context::live;
+use crate::driver::{device, driver, new_handle, start};
+
+pub const GRANULARITY: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+
+#[derive(Clone)]
+pub enum Kind {
+    Allocated,
+    /// Host memory made here, with its flags.
+    Host(u32),
+    /// Host memory of the caller's.
+    Registered,
+    /// A variable, or all variables, of a module.
+    Module,
+    Mapped {
+        physical: Arc<Physical>,
+        access: bool,
+    },
+}
+
+#[derive(Clone)]
+pub struct Range {
+    pub start: u64,
+    /// Bytes that the caller asked for.
+    pub bytes: u64,
+    pub kind: Kind,
+    pub device: CUdevice,
+    /// Id of the context that it goes away with; 0 for none.
+    pub context: u64,
+    pub id: u64,
+}
+
+impl Range {
+    fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::Host(_) | Kind::Registered)
+    }
+    fn is_usable(&self) -> bool {
+        !matches!(self.kind, Kind::Mapped { access: false, .. })
+    }
+    fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+}
+
+/// Memory made by `cuMemCreate`: lives until neither a handle nor a mapping needs it.
+pub struct Physical {
+    fd: OwnedFd,
+    bytes: u64,
+    device: CUdevice,
+    handle: u64,
+    references: AtomicU32,
+    /// Counted against the device; an imported one belongs to whoever made it.
+    counted: bool,
+    shareable: u32,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if self.counted
+            && let Ok(device) = device(self.device)
+        {
+            device.give(self.bytes);
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Ranges {
+    map: RwLock<BTreeMap<u64, Range>>,
+    reserved: Mutex<BTreeMap<u64, u64>>,
+    version: AtomicU64,
+}
+
+impl Ranges {
+    /// The range with `address` in it.
+    pub fn find(&self, address: u64) -> Option<Range> {
+        let map = self.map.read();
+        map.range(..=address).next_back().map(|(_, r)| r).filter(|r| address - r.start < r.bytes.max(1)).cloned()
+    }
+    /// Whether `bytes` from `address` on are all usable by the device.
+    pub fn covers(&self, address: u64, bytes: u64) -> bool {
+        let map = self.map.read();
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
+        let mut at = address;
+        while at < end {
+            match map.range(..=at).next_back() {
+                Some((_, r)) if at < r.end() && r.is_usable() => at = r.end(),
+                _ => return false,
+            }
+        }
+        true
+    }
+    /// What a kernel may touch around `address`; an allocation counts up to the next multiple of 256.
+    pub fn span(&self, address: u64) -> Option<(u64, u64)> {
+        let map = self.map.read();
+        let (_, r) = map.range(..=address).next_back()?;
+        let end =
+            if matches!(r.kind, Kind::Allocated | Kind::Module) { r.end().next_multiple_of(256) } else { r.end() };
+        (address < end && r.is_usable()).then_some((r.start, end))
+    }
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+    fn insert(&self, range: Range) -> R<()> {
+        let mut map = self.map.write();
+        let before = map.range(..range.end().max(range.start + 1)).next_back();
+        if before.is_some_and(|(_, r)| r.end() > range.start) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        map.insert(range.start, range);
+        Ok(())
+    }
+    fn remove(&self, start: u64, fits: impl Fn(&Range) -> bool) -> R<Range> {
+        let mut map = self.map.write();
+        if !map.get(&start).is_some_and(fits) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let range = map.remove(&start).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        drop(map);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        Ok(range)
+    }
+    /// Frees what belongs to a context that ends.
+    pub fn drop_context(&self, context: u64) {
+        let starts: Vec<u64> = self.map.read().values().filter(|r| r.context == context).map(|r| r.start).collect();
+        for start in starts {
+            if let Ok(range) = self.remove(start, |r| r.context == context) {
+                release(&range);
+            }
+        }
+    }
+}
+
+/// Gives the pages of a removed range back.
+fn release(range: &Range) {
+    match range.kind {
+        Kind::Allocated | Kind::Module => {
+            unmap(range.start, range.bytes.next_multiple_of(PAGE));
+            if let Ok(device) = device(range.device) {
+                device.give(range.bytes.next_multiple_of(PAGE));
+            }
+        }
+        Kind::Host(_) => unmap(range.start, range.bytes.next_multiple_of(PAGE)),
+        Kind::Registered | Kind::Mapped { .. } => {}
+    }
+}
+
+/// Maps `bytes` somewhere, or at `at` with `flags` that say how much that is meant.
+fn map(at: u64, bytes: u64, flags: i32, fd: i32, offset: u64) -> R<u64> {
+    let anonymous = if fd < 0 { libc::MAP_ANONYMOUS | libc::MAP_PRIVATE } else { libc::MAP_SHARED };
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: without MAP_FIXED a mapping touches nothing that exists; with it callers name only addresses
+    // that they have reserved themselves.
+    let got = unsafe {
+        libc::mmap(at as *mut libc::c_void, bytes as usize, protection, flags | anonymous, fd, offset as libc::off_t)
+    };
+    if got == libc::MAP_FAILED { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(got as u64) }
+}
+
+fn unmap(start: u64, bytes: u64) {
+    // SAFETY: only ranges that this module mapped, and that were just taken out of the map, come here.
+    unsafe {
+        libc::munmap(start as *mut libc::c_void, bytes as usize);
+    }
+}
+
+/// Allocates device memory for a context.
+pub fn allocate(context: u64, ordinal: CUdevice, bytes: u64, kind: Kind) -> R<u64> {
+    let room = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let device = device(ordinal)?;
+    device.take(room)?;
+    let start = map(0, room, libc::MAP_NORESERVE, -1, 0).inspect_err(|_| device.give(room))?;
+    driver()?.ranges.insert(Range { start, bytes, kind, device: ordinal, context, id: new_handle() })?;
+    Ok(start)
+}
+
+/// Frees module data.
+pub fn free_module(start: u64) {
+    if let Ok(range) = crate::driver::start().ranges.remove(start, |r| matches!(r.kind, Kind::Module)) {
+        release(&range);
+    }
+}
+
+fn host_alloc(bytes: usize, flags: u32) -> R<u64> {
+    let context = live()?;
+    if bytes == 0 || flags > 7 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let room = (bytes as u64).checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let start = map(0, room, libc::MAP_NORESERVE, -1, 0)?;
+    let range = Range {
+        start,
+        bytes: bytes as u64,
+        kind: Kind::Host(flags),
+        device: context.device,
+        context: context.id,
+        id: new_handle(),
+    };
+    driver()?.ranges.insert(range)?;
+    Ok(start)
+}
+
+fn register(address: u64, bytes: usize, flags: u32) -> R<()> {
+    let context = live()?;
+    if address == 0 || bytes == 0 || flags > 15 || address.checked_add(bytes as u64).is_none() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let range = Range {
+        start: address,
+        bytes: bytes as u64,
+        kind: Kind::Registered,
+        device: context.device,
+        context: context.id,
+        id: new_handle(),
+    };
+    driver()?.ranges.insert(range).map_err(|_| CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+}
+
+fn host_range(address: u64) -> R<Range> {
+    driver()?.ranges.find(address).filter(Range::is_host).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+fn insert_physical(physical: Physical) -> u64 {
+    let handle = physical.handle;
+    start().physical.insert(handle, Arc::new(physical));
+    handle
+}
+
+fn memfd(bytes: u64) -> R<OwnedFd> {
+    // SAFETY: the name is a C string; a descriptor that comes back is ours alone.
+    let fd = unsafe {
+        let fd = libc::memfd_create(c"softgpu".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    // SAFETY: only a descriptor goes in.
+    if unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0 {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    Ok(fd)
+}
+
+fn reserve(bytes: u64, alignment: u64, hint: u64) -> R<u64> {
+    let flags = libc::MAP_NORESERVE;
+    if hint != 0 && hint.is_multiple_of(alignment) {
+        // An older kernel takes the flag for a mere hint: then the answer lies elsewhere.
+        match map(hint, bytes, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) {
+            Ok(at) if at == hint => return Ok(at),
+            Ok(at) => unmap(at, bytes),
+            Err(_) => {}
+        }
+    }
+    let wide = bytes.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let got = map(0, wide, flags, -1, 0)?;
+    let at = got.next_multiple_of(alignment);
+    if at > got {
+        unmap(got, at - got);
+    }
+    if got + wide > at + bytes {
+        unmap(at + bytes, got + wide - at - bytes);
+    }
+    Ok(at)
+}
+
+/// Whether `bytes` from `start` on lie in one reservation.
+fn is_reserved(ranges: &Ranges, start: u64, bytes: u64) -> bool {
+    let reserved = ranges.reserved.lock();
+    let found = reserved.range(..=start).next_back();
+    found.is_some_and(|(at, size)| start - at < *size && size - (start - at) >= bytes)
+}
+
+/// The starts of the mappings that make up exactly `bytes` from `start` on.
+fn mappings(ranges: &Ranges, start: u64, bytes: u64) -> R<Vec<u64>> {
+    let map = ranges.map.read();
+    let (mut at, mut out) = (start, Vec::new());
+    let end = start.checked_add(bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    while at < end {
+        match map.get(&at) {
+            Some(r) if matches!(r.kind, Kind::Mapped { .. }) && r.end() <= end => {
+                out.push(at);
+                at = r.end();
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    Ok(out)
+}
+
+/// Stores one pointer attribute; `Ok(false)` if the pointer has none such.
+fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
+    let range = driver()?.ranges.find(address);
+    let word = |v: u64| put(out, v.to_ne_bytes());
+    let half = |v: u32| put(out, v.to_ne_bytes());
+    let flag = |v: bool| put(out, [u8::from(v)]);
+    if which == CU_POINTER_ATTRIBUTE_MAPPED {
+        flag(range.is_some_and(|r| r.is_usable()))?;
+        return Ok(true);
+    }
+    let Some(range) = range else { return Ok(false) };
+    match which {
+        CU_POINTER_ATTRIBUTE_CONTEXT => {
+            let context = driver()?.contexts.all().into_iter().find(|c| c.id == range.context);
+            word(context.map_or(0, |c| c.handle))?;
+        }
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+            half(if range.is_host() { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE })?
+        }
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => word(address)?,
+        CU_POINTER_ATTRIBUTE_HOST_POINTER if range.is_host() => word(address)?,
+        CU_POINTER_ATTRIBUTE_HOST_POINTER => return Ok(false),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => half(0)?,
+        CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => word(range.id)?,
+        CU_POINTER_ATTRIBUTE_IS_MANAGED
+        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
+        | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => flag(false)?,
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => half(range.device as u32)?,
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => word(range.start)?,
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE | CU_POINTER_ATTRIBUTE_MAPPING_SIZE => word(range.bytes)?,
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => word(match &range.kind {
+            Kind::Mapped { physical, .. } => u64::from(physical.shareable),
+            _ => 0,
+        })?,
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => {
+            half(if range.is_usable() { CU_MEM_ACCESS_FLAGS_PROT_READWRITE } else { 0 })?
+        }
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => word(0)?,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    }
+    Ok(true)
+}
+
+fn put<const N: usize>(out: u64, bytes: [u8; N]) -> R<()> {
+    if out == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: by the driver API's contract the pointer has room for the attribute.
+    unsafe { (out as *mut [u8; N]).write_unaligned(bytes) }
+    Ok(())
+}
+
+api! { TABLE;
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let device = device(live()?.device)?;
+        free.set((device.total - device.used.load(Ordering::Acquire)) as usize)?;
+        total.set(device.total as usize)
+    }
+    fn cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
+        let context = live()?;
+        if bytes == 0 || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        out.set(allocate(context.id, context.device, bytes as u64, Kind::Allocated)?)
+    }
+    fn cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
+        let context = live()?;
+        if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let row = width.checked_next_multiple_of(512).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let bytes = row.checked_mul(height).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        pitch.set(row)?;
+        out.set(allocate(context.id, context.device, bytes as u64, Kind::Allocated)?)
+    }
+    fn cuMemFree_v2(address: u64) {
+        let context = live()?;
+        if address == 0 {
+            return Ok(());
+        }
+        let ranges = &driver()?.ranges;
+        if !ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Allocated)) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // As natively: kernels that use the memory come to their end first.
+        context.wait_idle();
+        context.sound()?;
+        release(&ranges.remove(address, |r| matches!(r.kind, Kind::Allocated))?);
+        Ok(())
+    }
+    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) {
+        live()?;
+        let range = driver()?.ranges.find(address).ok_or(CUDA_ERROR_NOT_FOUND)?;
+        base.put(range.start);
+        bytes.put(range.bytes as usize);
+        Ok(())
+    }
+    fn cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: u32) {
+        if out.is_null() { Err(CUDA_ERROR_INVALID_VALUE) } else { out.set(host_alloc(bytes, flags)?) }
+    }
+    fn cuMemAllocHost_v2(out: Out<u64>, bytes: usize) {
+        if out.is_null() { Err(CUDA_ERROR_INVALID_VALUE) } else { out.set(host_alloc(bytes, 0)?) }
+    }
+    fn cuMemFreeHost(address: u64) {
+        let context = live()?;
+        let ranges = &driver()?.ranges;
+        if !ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Host(_))) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context.wait_idle();
+        release(&ranges.remove(address, |r| matches!(r.kind, Kind::Host(_)))?);
+        Ok(())
+    }
+    fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: u64, flags: u32) {
+        live()?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        host_range(address)?;
+        out.set(address)
+    }
+    fn cuMemHostGetFlags(out: Out<u32>, address: u64) {
+        live()?;
+        match host_range(address)?.kind {
+            Kind::Host(flags) => out.set(flags | CU_MEMHOSTALLOC_DEVICEMAP),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    fn cuMemHostRegister(address: u64, bytes: usize, flags: u32) { register(address, bytes, flags) }
+    fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: u32) { register(address, bytes, flags) }
+    fn cuMemHostUnregister(address: u64) {
+        let context = live()?;
+        let ranges = &driver()?.ranges;
+        if !ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Registered)) {
+            return Err(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+        }
+        context.wait_idle();
+        ranges.remove(address, |r| matches!(r.kind, Kind::Registered))?;
+        Ok(())
+    }
+    fn cuMemGetAllocationGranularity(out: Out<usize>, prop: In<CUmemAllocationProp>, _option: u32) {
+        let prop = prop.get(0)?;
+        device(prop.location.id)?;
+        out.set(GRANULARITY as usize)
+    }
+    fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, hint: u64, flags: u64) {
+        let bytes = bytes as u64;
+        let alignment = (alignment as u64).max(GRANULARITY);
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !alignment.is_power_of_two() || flags != 0 || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let at = reserve(bytes, alignment, hint)?;
+        driver()?.ranges.reserved.lock().insert(at, bytes);
+        out.set(at)
+    }
+    fn cuMemAddressFree(address: u64, bytes: usize) {
+        let ranges = &driver()?.ranges;
+        let mut reserved = ranges.reserved.lock();
+        let in_use = ranges.map.read().range(address..address.saturating_add(bytes as u64)).next().is_some();
+        if reserved.get(&address) != Some(&(bytes as u64)) || in_use {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        reserved.remove(&address);
+        unmap(address, bytes as u64);
+        Ok(())
+    }
+    fn cuMemCreate(out: Out<CUmemGenericAllocationHandle>, bytes: usize, prop: In<CUmemAllocationProp>, flags: u64) {
+        let (prop, bytes) = (prop.get(0)?, bytes as u64);
+        let supported = prop.kind == CU_MEM_ALLOCATION_TYPE_PINNED && prop.location.kind == CU_MEM_LOCATION_TYPE_DEVICE;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 || !supported || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if prop.requested_handle_types & !CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let device = device(prop.location.id)?;
+        device.take(bytes)?;
+        let fd = memfd(bytes).inspect_err(|_| device.give(bytes))?;
+        out.set(CUmemGenericAllocationHandle(insert_physical(Physical {
+            fd,
+            bytes,
+            device: prop.location.id,
+            handle: new_handle(),
+            references: AtomicU32::new(1),
+            counted: true,
+            shareable: prop.requested_handle_types,
+        })))
+    }
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
+        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        if physical.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _ = driver()?.physical.remove(handle.0);
+        }
+        Ok(())
+    }
+    fn cuMemRetainAllocationHandle(out: Out<CUmemGenericAllocationHandle>, address: u64) {
+        let range = driver()?.ranges.find(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let Kind::Mapped { physical, .. } = range.kind else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        if physical.references.fetch_add(1, Ordering::AcqRel) == 0 {
+            driver()?.physical.insert(physical.handle, physical.clone());
+        }
+        out.set(CUmemGenericAllocationHandle(physical.handle))
+    }
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) {
+        let (bytes, offset) = (bytes as u64, offset as u64);
+        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let ranges = &driver()?.ranges;
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
+        if bytes == 0 || !(address | bytes | offset).is_multiple_of(GRANULARITY) || flags != 0 || !inside || !is_reserved(ranges, address, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let fd = physical.fd.as_raw_fd();
+        let device = physical.device;
+        let kind = Kind::Mapped { physical, access: false };
+        ranges.insert(Range { start: address, bytes, kind, device, context: 0, id: new_handle() })?;
+        map(address, bytes, libc::MAP_FIXED, fd, offset).map(drop).inspect_err(|_| drop(ranges.remove(address, |_| true)))
+    }
+    fn cuMemSetAccess(address: u64, bytes: usize, access: In<CUmemAccessDesc>, count: usize) {
+        let ranges = &driver()?.ranges;
+        let access = access.list(count.min(64))?;
+        access.iter().try_for_each(|a| device(a.location.id).map(drop))?;
+        let Some(last) = access.last() else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        let starts = mappings(ranges, address, bytes as u64)?;
+        let mut map = ranges.map.write();
+        for start in starts {
+            if let Some(Range { kind: Kind::Mapped { access, .. }, .. }) = map.get_mut(&start) {
+                *access = last.flags != 0;
+            }
+        }
+        drop(map);
+        ranges.version.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+    fn cuMemGetAccess(flags: Out<u64>, location: In<CUmemLocation>, address: u64) {
+        device(location.get(0)?.id)?;
+        let range = driver()?.ranges.find(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        flags.set(if range.is_usable() { u64::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE) } else { 0 })
+    }
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        let ranges = &driver()?.ranges;
+        for start in mappings(ranges, address, bytes as u64)? {
+            let range = ranges.remove(start, |r| matches!(r.kind, Kind::Mapped { .. }))?;
+            map(start, range.bytes, libc::MAP_FIXED | libc::MAP_NORESERVE, -1, 0)?;
+        }
+        Ok(())
+    }
+    fn cuMemExportToShareableHandle(out: Out<i32>, handle: CUmemGenericAllocationHandle, kind: u32, flags: u64) {
+        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        if out.is_null() || kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0 || physical.shareable & kind == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let copy = physical.fd.try_clone().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+        out.set(std::os::fd::IntoRawFd::into_raw_fd(copy))
+    }
+    fn cuMemImportFromShareableHandle(out: Out<CUmemGenericAllocationHandle>, descriptor: u64, kind: u32) {
+        if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        driver()?;
+        // SAFETY: dup and fstat take any number for a descriptor; the copy is ours alone.
+        let (fd, bytes) = unsafe {
+            let fd = libc::fcntl(descriptor as i32, libc::F_DUPFD_CLOEXEC, 3);
+            if fd < 0 {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            let mut stat: libc::stat = std::mem::zeroed();
+            let result = libc::fstat(fd, &mut stat);
+            (OwnedFd::from_raw_fd(fd), if result == 0 { stat.st_size as u64 } else { 0 })
+        };
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = new_handle();
+        let references = AtomicU32::new(1);
+        let shareable = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let physical = Physical { fd, bytes, device: 0, handle, references, counted: false, shareable };
+        out.set(CUmemGenericAllocationHandle(insert_physical(physical)))
+    }
+    fn cuMemGetAllocationPropertiesFromHandle(out: Out<CUmemAllocationProp>, handle: CUmemGenericAllocationHandle) {
+        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        out.set(CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requested_handle_types: physical.shareable,
+            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: physical.device },
+            ..CUmemAllocationProp::default()
+        })
+    }
+    fn cuPointerGetAttribute(out: u64, which: CUpointer_attribute, address: u64) {
+        if attribute(which, address, out)? { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+    fn cuPointerGetAttributes(count: u32, which: In<CUpointer_attribute>, outs: In<u64>, address: u64) {
+        for n in 0..count.min(64) as usize {
+            let (which, out) = (which.get(n)?, outs.get(n)?);
+            if !attribute(which, address, out)? {
+                // A pointer that the driver does not know is not an error here: its attributes are zero.
+                match which {
+                    CU_POINTER_ATTRIBUTE_MEMORY_TYPE | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => put(out, [0; 4])?,
+                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(out, (-2i32).to_ne_bytes())?,
+                    CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+                    | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => put(out, [0])?,
+                    _ => put(out, [0; 8])?,
+                }
+            }
+        }
+        Ok(())
+    }
+    fn cuPointerSetAttribute(_value: u64, which: CUpointer_attribute, address: u64) {
+        let known = which == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && driver()?.ranges.find(address).is_some();
+        if known { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+}

@@ -1,0 +1,485 @@
+//! Streams: queues of work, each with a thread of its own while it has something to do.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use mpsshim_proto::cuda::*;
+use parking_lot::{Condvar, Mutex};
+
+use crate::api::{In, Out, R, api, api_streams};
+use crate::context::{Context, live};
+use crate::driver::{driver, new_handle, start};
+
+pub const GREATEST_PRIORITY: i32 = -5;
+/// How long a stream's thread outlives its last work.
+const LINGER: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Legacy,
+    PerThread,
+    Created,
+}
+
+type Run = Box<dyn FnOnce(&Context) -> R<()> + Send>;
+
+struct Work {
+    run: Run,
+    /// Done even when the context is lost: it only keeps order, or tells of the loss.
+    always: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<Work>,
+    submitted: u64,
+    completed: u64,
+    has_thread: bool,
+    retired: bool,
+}
+
+pub struct Stream {
+    pub handle: u64,
+    pub context_handle: u64,
+    context: Weak<Context>,
+    kind: Kind,
+    flags: u32,
+    priority: i32,
+    id: u64,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+/// Destroyed streams that still have work.
+static ORPHANS: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
+
+/// The destroyed streams of a context that still have work.
+pub fn orphans(context_handle: u64) -> Vec<Arc<Stream>> {
+    let mut all = ORPHANS.lock();
+    all.retain(|s| s.pending().is_some());
+    all.iter().filter(|s| s.context_handle == context_handle).cloned().collect()
+}
+
+impl Stream {
+    pub fn new(context: Weak<Context>, context_handle: u64, kind: Kind, flags: u32, priority: i32) -> Arc<Stream> {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        Arc::new(Stream {
+            handle: new_handle(),
+            context_handle,
+            context,
+            kind,
+            flags,
+            priority,
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Whether its work and the legacy stream's wait for each other.
+    fn is_blocking(&self) -> bool {
+        self.kind != Kind::Legacy && self.flags & CU_STREAM_NON_BLOCKING == 0
+    }
+
+    /// The number of the last work submitted, if it is not done yet.
+    fn pending(&self) -> Option<u64> {
+        let queue = self.queue.lock();
+        (queue.completed < queue.submitted).then_some(queue.submitted)
+    }
+
+    fn wait(&self, number: u64) {
+        let mut queue = self.queue.lock();
+        while queue.completed < number {
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    pub fn wait_idle(&self) {
+        if let Some(number) = self.pending() {
+            self.wait(number);
+        }
+    }
+
+    /// No more work will come; what is queued is still done.
+    pub fn retire(&self) {
+        self.queue.lock().retired = true;
+        self.changed.notify_all();
+    }
+
+    /// Queues work that is dropped if the context is lost before its turn.
+    pub fn submit(self: &Arc<Self>, context: &Arc<Context>, run: impl FnOnce(&Context) -> R<()> + Send + 'static) {
+        self.put(context, Work { run: Box::new(run), always: false });
+    }
+
+    /// Queues work that is done in any case.
+    pub fn submit_always(self: &Arc<Self>, context: &Arc<Context>, run: impl FnOnce(&Context) + Send + 'static) {
+        let run = move |context: &Context| {
+            run(context);
+            Ok(())
+        };
+        self.put(context, Work { run: Box::new(run), always: true });
+    }
+
+    fn put(self: &Arc<Self>, context: &Arc<Context>, work: Work) {
+        let _order = context.order.lock();
+        let earlier: Vec<_> = match self.kind {
+            Kind::Legacy => context
+                .streams()
+                .into_iter()
+                .filter(|s| s.is_blocking())
+                .filter_map(|s| s.pending().map(|n| (s, n)))
+                .collect(),
+            _ if self.is_blocking() => {
+                context.legacy.pending().map(|n| (context.legacy.clone(), n)).into_iter().collect()
+            }
+            _ => Vec::new(),
+        };
+        if !earlier.is_empty() {
+            let run: Run = Box::new(move |_| {
+                earlier.iter().for_each(|(stream, number)| stream.wait(*number));
+                Ok(())
+            });
+            self.push(Work { run, always: true });
+        }
+        self.push(work);
+    }
+
+    fn push(self: &Arc<Self>, work: Work) {
+        let mut queue = self.queue.lock();
+        queue.work.push_back(work);
+        queue.submitted += 1;
+        if queue.has_thread {
+            self.changed.notify_all();
+            return;
+        }
+        queue.has_thread = true;
+        drop(queue);
+        let stream = self.clone();
+        let thread = std::thread::Builder::new().name("softgpu-stream".into());
+        if thread.spawn(move || stream.serve()).is_err() {
+            // Without threads the caller itself does the work.
+            self.serve();
+        }
+    }
+
+    fn serve(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            let Some(work) = queue.work.pop_front() else {
+                if queue.retired || self.changed.wait_for(&mut queue, LINGER).timed_out() && queue.work.is_empty() {
+                    queue.has_thread = false;
+                    return;
+                }
+                continue;
+            };
+            drop(queue);
+            if let Some(context) = self.context.upgrade()
+                && (work.always || context.status() == 0)
+            {
+                match catch_unwind(AssertUnwindSafe(|| (work.run)(&context))) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(status)) => context.lose(status.0),
+                    Err(_) => context.lose(CUDA_ERROR_UNKNOWN.0),
+                }
+            }
+            queue = self.queue.lock();
+            queue.completed += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether everything submitted is done, the work that it implicitly waits for included.
+    fn is_idle(&self, context: &Context) -> bool {
+        let others_idle = || context.streams().iter().all(|s| !s.is_blocking() || s.pending().is_none());
+        self.pending().is_none() && (self.kind != Kind::Legacy || others_idle())
+    }
+
+    pub fn synchronize(self: &Arc<Self>, context: &Arc<Context>) -> R<()> {
+        if !self.is_idle(context) {
+            if self.kind == Kind::Legacy {
+                self.submit_always(context, |_| {});
+            }
+            self.wait_idle();
+        }
+        context.sound()
+    }
+}
+
+/// The stream that a handle names in a call, with its sound context. `own` chooses between the two
+/// meanings of NULL.
+pub fn resolve(stream: CUstream, own: bool) -> R<(Arc<Context>, Arc<Stream>)> {
+    driver()?;
+    let named = match stream {
+        CUstream::NULL if own => CU_STREAM_PER_THREAD,
+        CUstream::NULL => CU_STREAM_LEGACY,
+        other => other,
+    };
+    let (context, stream) = match named {
+        CU_STREAM_LEGACY => {
+            let context = live()?;
+            let stream = context.legacy.clone();
+            (context, stream)
+        }
+        CU_STREAM_PER_THREAD => {
+            let context = live()?;
+            let stream = context.thread_stream();
+            (context, stream)
+        }
+        CUstream(handle) => {
+            let stream = driver()?.streams.get(handle)?;
+            (stream.context.upgrade().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?, stream)
+        }
+    };
+    context.sound()?;
+    Ok((context, stream))
+}
+
+fn create(out: Out<CUstream>, flags: u32, priority: i32) -> R<()> {
+    if out.is_null() || flags & !CU_STREAM_NON_BLOCKING != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let context = live()?;
+    let priority = priority.clamp(GREATEST_PRIORITY, 0);
+    let stream = Stream::new(Arc::downgrade(&context), context.handle, Kind::Created, flags, priority);
+    out.set(CUstream(stream.handle))?;
+    start().streams.insert(stream.handle, stream);
+    Ok(())
+}
+
+fn destroy(stream: CUstream) -> R<()> {
+    let stream = driver()?.streams.remove(stream.0)?;
+    if stream.pending().is_some() {
+        ORPHANS.lock().push(stream.clone());
+    }
+    stream.retire();
+    Ok(())
+}
+
+/// The number that a wait or write refers to, of 32 or 64 bits.
+#[derive(Clone, Copy)]
+struct Place {
+    address: u64,
+    wide: bool,
+}
+
+impl Place {
+    fn new(address: u64, wide: bool) -> R<Place> {
+        let bytes = if wide { 8 } else { 4 };
+        if !address.is_multiple_of(bytes) || !driver()?.ranges.covers(address, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(Place { address, wide })
+    }
+    fn load(self) -> u64 {
+        // SAFETY: the place was checked to be aligned and in device-visible memory when it was named; a
+        // range that goes away first waits for queued work, or leaves its pages mapped.
+        unsafe {
+            if self.wide {
+                AtomicU64::from_ptr(self.address as *mut u64).load(Ordering::Acquire)
+            } else {
+                u64::from(AtomicU32::from_ptr(self.address as *mut u32).load(Ordering::Acquire))
+            }
+        }
+    }
+    fn store(self, value: u64) {
+        // SAFETY: as in `load`. Release pairs with the acquire of whoever waits for the value, in this
+        // process or in another that maps the page.
+        unsafe {
+            if self.wide {
+                AtomicU64::from_ptr(self.address as *mut u64).store(value, Ordering::Release);
+            } else {
+                AtomicU32::from_ptr(self.address as *mut u32).store(value as u32, Ordering::Release);
+            }
+        }
+    }
+    fn holds(self, value: u64, how: u32) -> bool {
+        let now = self.load();
+        let value = if self.wide { value } else { value & 0xFFFF_FFFF };
+        match how {
+            CU_STREAM_WAIT_VALUE_GEQ if self.wide => now.wrapping_sub(value) as i64 >= 0,
+            CU_STREAM_WAIT_VALUE_GEQ => (now as u32).wrapping_sub(value as u32) as i32 >= 0,
+            CU_STREAM_WAIT_VALUE_EQ => now == value,
+            CU_STREAM_WAIT_VALUE_AND => now & value != 0,
+            _ if self.wide => !(now | value) != 0,
+            _ => !(now as u32 | value as u32) != 0,
+        }
+    }
+}
+
+/// Polls until `done`, ever more seldom: this is the one wait that nobody can signal.
+fn poll(context: &Context, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() && context.status() == 0 {
+        match start.elapsed() {
+            t if t < Duration::from_micros(50) => std::hint::spin_loop(),
+            t if t < Duration::from_millis(2) => std::thread::sleep(Duration::from_micros(20)),
+            t => std::thread::sleep((t / 64).min(Duration::from_millis(1))),
+        }
+    }
+}
+
+fn write_value(stream: CUstream, own: bool, address: u64, value: u64, wide: bool) -> R<()> {
+    let (context, stream) = resolve(stream, own)?;
+    let place = Place::new(address, wide)?;
+    stream.submit(&context, move |_| {
+        place.store(value);
+        Ok(())
+    });
+    Ok(())
+}
+
+fn wait_value(stream: CUstream, own: bool, address: u64, value: u64, flags: u32, wide: bool) -> R<()> {
+    let (context, stream) = resolve(stream, own)?;
+    let place = Place::new(address, wide)?;
+    // Bit 30 asks to flush writes of other devices, of which there are none.
+    let how = flags & !(1 << 30);
+    if how > CU_STREAM_WAIT_VALUE_NOR {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    stream.submit(&context, move |context| {
+        poll(context, || place.holds(value, how));
+        Ok(())
+    });
+    Ok(())
+}
+
+/// `CUstreamBatchMemOpParams`: operation, address, value, flags, alias and padding, 48 bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemOp {
+    operation: u32,
+    pad: u32,
+    address: u64,
+    value: u64,
+    flags: u32,
+    rest: [u32; 5],
+}
+
+fn batch(stream: CUstream, own: bool, count: u32, ops: In<MemOp>) -> R<()> {
+    if count > 256 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    resolve(stream, own)?;
+    for op in ops.list(count as usize)? {
+        let narrow = op.value & 0xFFFF_FFFF;
+        match op.operation {
+            1 => wait_value(stream, own, op.address, narrow, op.flags, false)?,
+            2 => write_value(stream, own, op.address, narrow, false)?,
+            4 => wait_value(stream, own, op.address, op.value, op.flags, true)?,
+            5 => write_value(stream, own, op.address, op.value, true)?,
+            // Flush of remote writes, barrier: work of a stream is done in order anyway.
+            3 | 6 => {}
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    Ok(())
+}
+
+type HostFn = extern "C" fn(*mut c_void);
+type StreamCallback = extern "C" fn(CUstream, CUresult, *mut c_void);
+
+fn capture_none(stream: CUstream, own: bool, status: Out<u32>, id: Out<u64>) -> R<()> {
+    resolve(stream, own)?;
+    id.put(0);
+    status.set(0)
+}
+
+api! { TABLE;
+    fn cuStreamCreate(out: Out<CUstream>, flags: u32) { create(out, flags, 0) }
+    fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32) { create(out, flags, priority) }
+    fn cuStreamDestroy(stream: CUstream) { destroy(stream) }
+    fn cuStreamDestroy_v2(stream: CUstream) { destroy(stream) }
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
+        // Nothing is ever captured: any mode is as good.
+        if mode.get()? > 2 { Err(CUDA_ERROR_INVALID_VALUE) } else { mode.set(0) }
+    }
+}
+
+api_streams! { TABLE_STREAMS;
+    fn cuStreamSynchronize / cuStreamSynchronize_ptsz [own] (stream: CUstream) {
+        let (context, stream) = resolve(stream, own)?;
+        stream.synchronize(&context)
+    }
+    fn cuStreamQuery / cuStreamQuery_ptsz [own] (stream: CUstream) {
+        let (context, stream) = resolve(stream, own)?;
+        if stream.is_idle(&context) { context.sound() } else { Err(CUDA_ERROR_NOT_READY) }
+    }
+    fn cuStreamGetPriority / cuStreamGetPriority_ptsz [own] (stream: CUstream, out: Out<i32>) {
+        out.set(resolve(stream, own)?.1.priority)
+    }
+    fn cuStreamGetFlags / cuStreamGetFlags_ptsz [own] (stream: CUstream, out: Out<u32>) {
+        out.set(resolve(stream, own)?.1.flags)
+    }
+    fn cuStreamGetId / cuStreamGetId_ptsz [own] (stream: CUstream, out: Out<u64>) { out.set(resolve(stream, own)?.1.id) }
+    fn cuStreamGetCtx / cuStreamGetCtx_ptsz [own] (stream: CUstream, out: Out<CUcontext>) {
+        out.set(CUcontext(resolve(stream, own)?.0.handle))
+    }
+    fn cuStreamGetCtx_v2 / cuStreamGetCtx_v2_ptsz [own] (stream: CUstream, out: Out<CUcontext>, green: Out<CUgreenCtx>) {
+        green.put(CUgreenCtx::NULL);
+        out.set(CUcontext(resolve(stream, own)?.0.handle))
+    }
+    fn cuStreamGetDevice / cuStreamGetDevice_ptsz [own] (stream: CUstream, out: Out<CUdevice>) {
+        out.set(resolve(stream, own)?.0.device)
+    }
+    fn cuLaunchHostFunc / cuLaunchHostFunc_ptsz [own] (stream: CUstream, function: Option<HostFn>, data: u64) {
+        let (context, stream) = resolve(stream, own)?;
+        let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        stream.submit(&context, move |_| {
+            function(data as *mut c_void);
+            Ok(())
+        });
+        Ok(())
+    }
+    fn cuStreamAddCallback / cuStreamAddCallback_ptsz [own] (stream: CUstream, function: Option<StreamCallback>, data: u64, flags: u32) {
+        let (context, queue) = resolve(stream, own)?;
+        let function = function.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        queue.submit_always(&context, move |context| function(stream, CUresult(context.status()), data as *mut c_void));
+        Ok(())
+    }
+    fn cuStreamWriteValue32 / cuStreamWriteValue32_ptsz [own] (stream: CUstream, address: u64, value: u32, _flags: u32) {
+        write_value(stream, own, address, value.into(), false)
+    }
+    fn cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, _flags: u32) {
+        write_value(stream, own, address, value.into(), false)
+    }
+    fn cuStreamWriteValue64 / cuStreamWriteValue64_ptsz [own] (stream: CUstream, address: u64, value: u64, _flags: u32) {
+        write_value(stream, own, address, value, true)
+    }
+    fn cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, _flags: u32) {
+        write_value(stream, own, address, value, true)
+    }
+    fn cuStreamWaitValue32 / cuStreamWaitValue32_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
+        wait_value(stream, own, address, value.into(), flags, false)
+    }
+    fn cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
+        wait_value(stream, own, address, value.into(), flags, false)
+    }
+    fn cuStreamWaitValue64 / cuStreamWaitValue64_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
+        wait_value(stream, own, address, value, flags, true)
+    }
+    fn cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
+        wait_value(stream, own, address, value, flags, true)
+    }
+    fn cuStreamBatchMemOp / cuStreamBatchMemOp_ptsz [own] (stream: CUstream, count: u32, ops: In<MemOp>, _flags: u32) {
+        batch(stream, own, count, ops)
+    }
+    fn cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz [own] (stream: CUstream, count: u32, ops: In<MemOp>, _flags: u32) {
+        batch(stream, own, count, ops)
+    }
+    fn cuStreamIsCapturing / cuStreamIsCapturing_ptsz [own] (stream: CUstream, status: Out<u32>) {
+        capture_none(stream, own, status, Out::NOWHERE)
+    }
+    fn cuStreamGetCaptureInfo / cuStreamGetCaptureInfo_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>) {
+        capture_none(stream, own, status, id)
+    }
+    fn cuStreamGetCaptureInfo_v2 / cuStreamGetCaptureInfo_v2_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>, _graph: u64, _nodes: u64, _count: u64) {
+        capture_none(stream, own, status, id)
+    }
+    fn cuStreamGetCaptureInfo_v3 / cuStreamGetCaptureInfo_v3_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>, _graph: u64, _nodes: u64, _edges: u64, _count: u64) {
+        capture_none(stream, own, status, id)
+    }
+}
