@@ -1,46 +1,284 @@
-//! The way to the daemon.
+//! The way to the daemon: the socket, the handshake, and what a session needs in this process.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
-use std::{env, mem};
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
 
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_proto::arena::{
+    DEVICE_ARENA, DEVICE_ARENA_LEN, DEVICE_ARENA_STRIDE, HOST_ARENA, HOST_ARENA_LEN,
+};
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
+};
+use mpsshim_proto::handshake::{
+    ClientHello, MAGIC_CLIENT, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, WELCOME_DESCRIPTORS,
+    Welcome,
+};
+use mpsshim_proto::segment::SEGMENT_LEN;
+use mpsshim_proto::shm::{self, Doorbell, Mapping, Reservation};
+use mpsshim_proto::table;
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::submit::{self, Session};
+use crate::{context, genuine, memory, settings};
+
+/// How long a client waits for its server, which may only be starting.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// [`Welcome::mode`].
+const PROXY: u32 = 1;
 
 /// Whether a daemon listens in the pipe directory.
 pub fn daemon_reachable() -> bool {
-    let directory =
-        env::var_os("MPSSHIM_PIPE_DIRECTORY").map_or("/tmp/mpsshim".into(), PathBuf::from);
-    let path = directory
-        .join("control")
-        .into_os_string()
-        .into_encoded_bytes();
-    // SAFETY: all zeroes is a valid address of no family.
-    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    if path.len() >= address.sun_path.len() {
-        return false;
-    }
-    for (to, from) in address.sun_path.iter_mut().zip(&path) {
-        *to = *from as libc::c_char;
-    }
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return false;
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: address and length describe `address`.
-    unsafe {
-        libc::connect(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            mem::size_of::<libc::sockaddr_un>() as libc::socklen_t,
-        ) == 0
-    }
+    matches!(open(), Ok(Some(_)))
 }
 
 /// Opens a session. `Ok(false)`: there is no daemon after all, and the program runs on the genuine driver.
+///
+/// # Errors
+/// A daemon is there, but the session is refused or cannot be used.
 pub fn connect() -> Result<bool, CUresult> {
-    Ok(false)
+    let socket = match open() {
+        Ok(Some(socket)) => socket,
+        Ok(None) => return Ok(false),
+        Err(error) => {
+            tracing::error!(%error, "the daemon cannot be reached");
+            return Err(CUDA_ERROR_MPS_CONNECTION_FAILED);
+        }
+    };
+    // A defect of the shim is for its log, not for the program's standard error.
+    std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
+    let (welcome, segment, doorbell) = greet(&socket)?;
+    let mapping = Mapping::new(segment.as_fd(), SEGMENT_LEN)
+        .map_err(|error| refuse(format_args!("the segment cannot be mapped: {error}")))?;
+    reserve_arenas(&welcome);
+    let base = mapping.base();
+    // The session lives as long as the process.
+    mem::forget(mapping);
+    // SAFETY: a mapping of a whole segment, sealed against shrinking, that is never unmapped; it is new to us.
+    let session = unsafe { Session::new(base, socket, Doorbell::from_fd(doorbell)) };
+    let count = (welcome.device_count as usize).min(MAX_DEVICES);
+    context::set_devices(device_map(&welcome.devices[..count]));
+    tracing::info!(
+        session = welcome.session,
+        server = welcome.server_pid,
+        devices = count,
+        "connected"
+    );
+    submit::install(session);
+    Ok(true)
+}
+
+fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
+    tracing::error!("no session: {reason}");
+    CUDA_ERROR_MPS_CONNECTION_FAILED
+}
+
+/// A connection; `None` when nobody listens.
+fn open() -> io::Result<Option<OwnedFd>> {
+    let path = settings::pipe_directory().join("control");
+    let Some(address) = address_of(&path) else {
+        tracing::warn!(path = %path.display(), "too long for a socket: taken for no daemon");
+        return Ok(None);
+    };
+    // SAFETY: a plain system call.
+    let raw = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        set_timeout(&socket, option, PATIENCE)?;
+    }
+    loop {
+        // SAFETY: address and length describe `address`.
+        let connected = unsafe {
+            libc::connect(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_un>() as libc::socklen_t,
+            )
+        };
+        if connected == 0 {
+            return Ok(Some(socket));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::ENOENT | libc::ECONNREFUSED | libc::ENOTDIR | libc::EPROTOTYPE) => {
+                return Ok(None);
+            }
+            Some(libc::EACCES) => {
+                tracing::warn!(path = %path.display(), "not allowed to connect to the daemon");
+                return Ok(None);
+            }
+            _ => return Err(error),
+        }
+    }
+}
+
+fn address_of(path: &Path) -> Option<libc::sockaddr_un> {
+    // SAFETY: all zeroes is a valid address of no family.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() {
+        return None;
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    Some(address)
+}
+
+fn set_timeout(socket: &OwnedFd, option: libc::c_int, timeout: Duration) -> io::Result<()> {
+    let time = libc::timeval {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_usec: 0,
+    };
+    // SAFETY: option value and length describe `time`.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const time).cast(),
+            size_of::<libc::timeval>() as libc::socklen_t,
+        )
+    };
+    if set < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Sends the hello and takes the welcome with its descriptors: segment and doorbell.
+fn greet(socket: &OwnedFd) -> Result<(Welcome, OwnedFd, OwnedFd), CUresult> {
+    let hello = ClientHello {
+        magic: MAGIC_CLIENT,
+        protocol: PROTOCOL_VERSION,
+        table_hash: table::fingerprint(),
+        pid: std::process::id(),
+        flags: 0,
+        active_thread_centipercent: settings::active_thread_centipercent(),
+        priority: settings::client_priority(),
+        reserved: [0; 4],
+    };
+    shm::send_packet(socket.as_fd(), hello.as_bytes(), &[])
+        .map_err(|error| refuse(format_args!("the hello cannot be sent: {error}")))?;
+    let mut welcome = Welcome::new_zeroed();
+    let (len, descriptors) = shm::recv_packet(socket.as_fd(), welcome.as_mut_bytes(), true)
+        .map_err(|error| {
+            let status = refuse(format_args!("no welcome: {error}"));
+            match error.kind() {
+                io::ErrorKind::WouldBlock => CUDA_ERROR_MPS_SERVER_NOT_READY,
+                _ => status,
+            }
+        })?;
+    if len == 0 {
+        return Err(refuse(format_args!("the daemon hung up")));
+    }
+    if len != size_of::<Welcome>() || welcome.magic != MAGIC_WELCOME {
+        return Err(refuse(format_args!("the answer is no welcome")));
+    }
+    if welcome.status != 0 {
+        let status = CUresult(welcome.status);
+        tracing::error!(%status, "the session was refused");
+        return Err(status);
+    }
+    if welcome.protocol != PROTOCOL_VERSION || welcome.mode != PROXY {
+        return Err(refuse(format_args!(
+            "the server speaks version {} and mode {}",
+            welcome.protocol, welcome.mode
+        )));
+    }
+    let arenas = (
+        welcome.host_arena,
+        welcome.host_arena_len,
+        welcome.device_arena,
+        welcome.device_arena_len,
+    );
+    if arenas != (HOST_ARENA, HOST_ARENA_LEN, DEVICE_ARENA, DEVICE_ARENA_LEN) {
+        return Err(refuse(format_args!(
+            "the server's arenas lie elsewhere: {arenas:x?}"
+        )));
+    }
+    let descriptors: [OwnedFd; WELCOME_DESCRIPTORS.len()] = descriptors
+        .try_into()
+        .map_err(|_| refuse(format_args!("the welcome lacks descriptors")))?;
+    let [segment, doorbell] = descriptors;
+    let sound = welcome.segment_len == SEGMENT_LEN as u64
+        && shm::is_sealed(segment.as_fd(), SEGMENT_LEN as u64);
+    if !sound {
+        return Err(refuse(format_args!("the segment is not as it should be")));
+    }
+    Ok((welcome, segment, doorbell))
+}
+
+/// Keeps the arenas' addresses free of anything else. Without the host arena there is no pinned memory; without
+/// the device arena a host pointer might be taken for device memory, which an address-space limit makes unlikely.
+fn reserve_arenas(welcome: &Welcome) {
+    match Reservation::at(HOST_ARENA, HOST_ARENA_LEN) {
+        Ok(reservation) => {
+            memory::host_arena_reserved();
+            mem::forget(reservation);
+        }
+        Err(error) => tracing::warn!(%error, "no host arena: pinned memory is not available"),
+    }
+    let devices = (welcome.device_count as u64).min(MAX_DEVICES as u64);
+    match Reservation::at(DEVICE_ARENA, devices * DEVICE_ARENA_STRIDE) {
+        Ok(reservation) => mem::forget(reservation),
+        Err(error) => tracing::warn!(%error, "no device arena"),
+    }
+}
+
+/// For each device of the program, in the order of its own `CUDA_VISIBLE_DEVICES`, the server's ordinal.
+fn device_map(server: &[[u8; 16]]) -> Vec<Option<u32>> {
+    let Some(own) = own_devices() else {
+        // Without a genuine driver the server's order is all there is.
+        return (0..server.len() as u32).map(Some).collect();
+    };
+    own.iter()
+        .map(|uuid| {
+            let found = server.iter().position(|other| *other == uuid.0);
+            if found.is_none() {
+                tracing::warn!(?uuid, "a device that the server does not have");
+            }
+            found.map(|ordinal| ordinal as u32)
+        })
+        .collect()
+}
+
+/// The program's devices.
+fn own_devices() -> Option<Vec<CUuuid>> {
+    type Count = unsafe extern "C" fn(*mut i32) -> CUresult;
+    type Uuid = unsafe extern "C" fn(*mut CUuuid, i32) -> CUresult;
+    let count = genuine::symbol("cuDeviceGetCount")?;
+    let uuid =
+        genuine::symbol("cuDeviceGetUuid_v2").or_else(|| genuine::symbol("cuDeviceGetUuid"))?;
+    // SAFETY: the driver's functions of these names have these signatures.
+    let (count, uuid) = unsafe {
+        (
+            mem::transmute::<*const (), Count>(count),
+            mem::transmute::<*const (), Uuid>(uuid),
+        )
+    };
+    let mut devices = 0;
+    // SAFETY: writes one int.
+    if !unsafe { count(&mut devices) }.is_ok() {
+        return None;
+    }
+    (0..devices)
+        .map(|ordinal| {
+            let mut found = CUuuid::default();
+            // SAFETY: writes one UUID.
+            unsafe { uuid(&mut found, ordinal) }
+                .is_ok()
+                .then_some(found)
+        })
+        .collect()
 }

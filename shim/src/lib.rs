@@ -17,14 +17,29 @@
 
 mod calls;
 mod connect;
+mod context;
 mod dlopen;
+mod event;
 mod exports;
+mod ffi;
 mod genuine;
+mod image;
 mod ldcache;
 mod log;
+mod memory;
 mod mode;
+mod module;
+mod objects;
+mod pool;
 mod procaddr;
+mod register;
 mod settings;
+mod staging;
+mod stream;
+mod submit;
+mod tables;
+mod thread;
+mod wait;
 
 /// Tells one shim from a genuine driver: [`genuine`] refuses a library that exports this. Returns the version,
 /// NUL-terminated.

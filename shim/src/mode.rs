@@ -16,7 +16,7 @@ use mpsshim_proto::cuda::{
 };
 use parking_lot::ReentrantMutex;
 
-use crate::calls::SERVED;
+use crate::calls::{GENUINE, SERVED};
 use crate::exports::{self, COUNT, SYMBOLS, Target};
 use crate::genuine::{self, Driver, Error};
 use crate::{connect, log, procaddr, settings};
@@ -184,6 +184,11 @@ fn install_pass_through(driver: &Driver) {
 fn install_proxy() {
     let mut targets: Vec<Target> = (0..COUNT).map(exports::absent).collect();
     overwrite(&mut targets, SERVED);
+    let genuine: Vec<_> = GENUINE
+        .iter()
+        .filter_map(|symbol| Some((*symbol, Target::new(genuine::symbol(symbol)?))))
+        .collect();
+    overwrite(&mut targets, &genuine);
     overwrite(&mut targets, OWN);
     install(&targets, Mode::Proxy);
 }
@@ -243,6 +248,9 @@ pub extern "C" fn resolve(index: usize) -> *const () {
     }
     if current() == Mode::Proxy {
         // The slots are being written just now.
+        if GENUINE.contains(&symbol) {
+            return genuine::symbol(symbol).unwrap_or(exports::absent(index).address());
+        }
         return served(symbol).unwrap_or(exports::absent(index)).address();
     }
     match genuine::driver() {

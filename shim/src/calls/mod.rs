@@ -1,6 +1,123 @@
 //! The driver calls that proxy mode serves, one file per subject.
+//!
+//! A handler has the signature of the symbol it stands for; what its pointers may be is said by their types
+//! ([`crate::ffi`]). Where a symbol exists for both flavours of the default stream one generic handler serves both.
+
+mod context;
+mod copy;
+mod device;
+mod event;
+mod function;
+mod host;
+mod launch;
+mod library;
+mod memory;
+mod memset;
+mod misc;
+mod module;
+mod occupancy;
+mod pointer;
+mod stream;
 
 use crate::exports::Target;
 
-/// The handler of each served symbol. A handler has the signature of the symbol it stands for.
-pub static SERVED: &[(&str, Target)] = &[];
+/// A symbol and its handler.
+pub type Entry = (&'static str, Target);
+
+/// Lists the handlers of a file.
+macro_rules! entries {
+    ($($symbol:ident => $handler:expr),* $(,)?) => {
+        /// The symbols served here.
+        pub const ENTRIES: &[$crate::calls::Entry] =
+            &[$((stringify!($symbol), $crate::exports::Target::new($handler as *const ()))),*];
+    };
+}
+use entries;
+
+const PARTS: &[&[Entry]] = &[
+    context::ENTRIES,
+    copy::ENTRIES,
+    device::ENTRIES,
+    event::ENTRIES,
+    function::ENTRIES,
+    host::ENTRIES,
+    launch::ENTRIES,
+    library::ENTRIES,
+    memory::ENTRIES,
+    memset::ENTRIES,
+    misc::ENTRIES,
+    module::ENTRIES,
+    occupancy::ENTRIES,
+    pointer::ENTRIES,
+    stream::ENTRIES,
+];
+
+const COUNT: usize = {
+    let (mut count, mut part) = (0, 0);
+    while part < PARTS.len() {
+        count += PARTS[part].len();
+        part += 1;
+    }
+    count
+};
+
+static ALL: [Entry; COUNT] = {
+    let mut all = [PARTS[0][0]; COUNT];
+    let (mut next, mut part) = (0, 0);
+    while part < PARTS.len() {
+        let mut i = 0;
+        while i < PARTS[part].len() {
+            all[next] = PARTS[part][i];
+            next += 1;
+            i += 1;
+        }
+        part += 1;
+    }
+    all
+};
+
+/// The handler of each served symbol.
+pub static SERVED: &[Entry] = &ALL;
+
+pub use device::GENUINE;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::classes::CLASSES;
+    use mpsshim_proto::table::{self, Class};
+    use std::collections::BTreeSet;
+
+    fn symbols() -> impl Iterator<Item = &'static str> {
+        SERVED
+            .iter()
+            .map(|(symbol, _)| *symbol)
+            .chain(GENUINE.iter().copied())
+    }
+
+    #[test]
+    fn each_symbol_is_served_once() {
+        let mut seen = BTreeSet::new();
+        for symbol in symbols() {
+            assert!(table::symbol_index(symbol).is_some(), "{symbol}");
+            assert!(seen.insert(symbol), "{symbol} is served twice");
+        }
+    }
+
+    /// What the table says is served has a handler for its newest symbol, and the other way round.
+    #[test]
+    fn the_table_and_the_handlers_agree() {
+        let served: BTreeSet<_> = symbols().collect();
+        for symbol in &served {
+            assert_ne!(table::symbol_class(symbol), Some(Class::Absent), "{symbol}");
+        }
+        let own = ["cuInit", "cuGetProcAddress"];
+        for (name, class) in CLASSES.iter().filter(|(name, _)| !own.contains(name)) {
+            assert_ne!(*class, Class::Absent, "{name}");
+            let newest = table::rows_of(name).last().unwrap();
+            for symbol in [newest.legacy, newest.per_thread].into_iter().flatten() {
+                assert!(served.contains(symbol), "{symbol} has no handler");
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Contexts and the calling thread's stack of them.
+
+use std::sync::atomic::Ordering;
+
+use mpsshim_proto::cuda::{
+    CU_CTX_FLAGS_MASK, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, CUdevice, CUlimit, CUresult,
+};
+use mpsshim_proto::message::{Limit, Op, Value};
+
+use super::entries;
+use crate::context::{self, Context};
+use crate::ffi::{In, Out, Status, guard};
+use crate::stream::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
+use crate::submit::session;
+
+entries! {
+    cuCtxCreate => create_v2,
+    cuCtxCreate_v2 => create_v2,
+    cuCtxCreate_v3 => create_v3,
+    cuCtxCreate_v4 => create_v4,
+    cuCtxDestroy => destroy,
+    cuCtxDestroy_v2 => destroy,
+    cuCtxPushCurrent => push_current,
+    cuCtxPushCurrent_v2 => push_current,
+    cuCtxPopCurrent => pop_current,
+    cuCtxPopCurrent_v2 => pop_current,
+    cuCtxSetCurrent => set_current,
+    cuCtxGetCurrent => get_current,
+    cuCtxGetDevice => get_device,
+    cuCtxGetDevice_v2 => get_device_v2,
+    cuCtxGetFlags => get_flags,
+    cuCtxSetFlags => set_flags,
+    cuCtxGetId => get_id,
+    cuCtxGetApiVersion => get_api_version,
+    cuCtxGetStreamPriorityRange => get_stream_priority_range,
+    cuCtxGetCacheConfig => get_cache_config,
+    cuCtxSetCacheConfig => set_cache_config,
+    cuCtxGetSharedMemConfig => get_shared_config,
+    cuCtxSetSharedMemConfig => set_shared_config,
+    cuCtxGetLimit => get_limit,
+    cuCtxSetLimit => set_limit,
+    cuCtxSynchronize => synchronize,
+    cuCtxSynchronize_v2 => synchronize_v2,
+    cuCtxResetPersistingL2Cache => reset_persisting_l2,
+}
+
+fn make(out: Out<u64>, flags: u32, device: CUdevice, version: u32) -> Status {
+    out.required()?;
+    let schedule = flags & 7;
+    if flags & !CU_CTX_FLAGS_MASK != 0 || !(schedule == 0 || schedule.is_power_of_two()) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    out.set(context::create(device, flags, version)?.handle)
+}
+
+/// `cuCtxCreate` as of CUDA 3.2.
+pub unsafe extern "C" fn create_v2(out: Out<u64>, flags: u32, device: CUdevice) -> CUresult {
+    guard(|| make(out, flags, device, 3020))
+}
+
+/// `cuCtxCreate` as of CUDA 11.4: with execution affinity, which a shared context cannot give.
+pub unsafe extern "C" fn create_v3(
+    out: Out<u64>,
+    affinity: In<u64>,
+    count: i32,
+    flags: u32,
+    device: CUdevice,
+) -> CUresult {
+    guard(|| {
+        if count != 0 || !affinity.is_null() {
+            return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+        }
+        make(out, flags, device, 3020)
+    })
+}
+
+/// `CUctxCreateParams`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CreateParams {
+    affinity: *const u64,
+    affinity_count: i32,
+    graphics: *const u64,
+}
+
+/// `cuCtxCreate` as of CUDA 12.5.
+pub unsafe extern "C" fn create_v4(
+    out: Out<u64>,
+    params: In<CreateParams>,
+    flags: u32,
+    device: CUdevice,
+) -> CUresult {
+    guard(|| {
+        if !params.is_null() {
+            let params = params.get()?;
+            if params.affinity_count != 0 || !params.graphics.is_null() {
+                return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+            }
+        }
+        make(out, flags, device, 3020)
+    })
+}
+
+/// `cuCtxDestroy`.
+pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
+    guard(|| {
+        if context == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context::by_handle(context)?.destroy()
+    })
+}
+
+/// `cuCtxPushCurrent`.
+pub unsafe extern "C" fn push_current(context: u64) -> CUresult {
+    guard(|| {
+        context::push(context::by_handle(context)?);
+        Ok(())
+    })
+}
+
+/// `cuCtxPopCurrent`.
+pub unsafe extern "C" fn pop_current(out: Out<u64>) -> CUresult {
+    guard(|| {
+        let top = context::top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        context::pop();
+        out.set_if_wanted(top.handle);
+        Ok(())
+    })
+}
+
+/// `cuCtxSetCurrent`.
+pub unsafe extern "C" fn set_current(context: u64) -> CUresult {
+    guard(|| {
+        let context = if context == 0 {
+            None
+        } else {
+            Some(context::by_handle(context)?)
+        };
+        context::set(context);
+        Ok(())
+    })
+}
+
+/// `cuCtxGetCurrent`.
+pub unsafe extern "C" fn get_current(out: Out<u64>) -> CUresult {
+    guard(|| out.set(context::top().map_or(0, |context| context.handle)))
+}
+
+/// `cuCtxGetDevice`.
+pub unsafe extern "C" fn get_device(out: Out<CUdevice>) -> CUresult {
+    guard(|| out.set(context::current()?.device))
+}
+
+/// `cuCtxGetDevice` as of CUDA 13: of any context.
+pub unsafe extern "C" fn get_device_v2(out: Out<CUdevice>, context: u64) -> CUresult {
+    guard(|| out.set(context::given_or_current(context)?.device))
+}
+
+/// `cuCtxGetFlags`.
+pub unsafe extern "C" fn get_flags(out: Out<u32>) -> CUresult {
+    guard(|| out.set(context::current()?.flags.load(Ordering::Relaxed)))
+}
+
+/// `cuCtxSetFlags`.
+pub unsafe extern "C" fn set_flags(flags: u32) -> CUresult {
+    guard(|| {
+        let context = context::current()?;
+        if flags & !CU_CTX_FLAGS_MASK != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// `cuCtxGetId`.
+pub unsafe extern "C" fn get_id(context: u64, out: Out<u64>) -> CUresult {
+    guard(|| {
+        out.set(
+            context::given_or_current(context)?
+                .id
+                .load(Ordering::Relaxed),
+        )
+    })
+}
+
+/// `cuCtxGetApiVersion`.
+pub unsafe extern "C" fn get_api_version(context: u64, out: Out<u32>) -> CUresult {
+    guard(|| out.set(context::given_or_current(context)?.version))
+}
+
+/// `cuCtxGetStreamPriorityRange`: what devices of compute capability 7.0 and later give.
+pub unsafe extern "C" fn get_stream_priority_range(
+    least: Out<i32>,
+    greatest: Out<i32>,
+) -> CUresult {
+    guard(|| {
+        context::current()?;
+        least.set_if_wanted(LEAST_PRIORITY);
+        greatest.set_if_wanted(GREATEST_PRIORITY);
+        Ok(())
+    })
+}
+
+/// `cuCtxGetCacheConfig`.
+pub unsafe extern "C" fn get_cache_config(out: Out<u32>) -> CUresult {
+    guard(|| out.set(context::current()?.cache_config.load(Ordering::Relaxed)))
+}
+
+/// `cuCtxSetCacheConfig`: a preference that devices with one cache for both do not need.
+pub unsafe extern "C" fn set_cache_config(config: u32) -> CUresult {
+    guard(|| {
+        let context = context::current()?;
+        if config > 3 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context.cache_config.store(config, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// `cuCtxGetSharedMemConfig`.
+pub unsafe extern "C" fn get_shared_config(out: Out<u32>) -> CUresult {
+    guard(|| {
+        // Four-byte banks unless it was set.
+        let config = context::current()?.shared_config.load(Ordering::Relaxed);
+        out.set(config.max(1))
+    })
+}
+
+/// `cuCtxSetSharedMemConfig`: without effect on current devices.
+pub unsafe extern "C" fn set_shared_config(config: u32) -> CUresult {
+    guard(|| {
+        let context = context::current()?;
+        if config > 2 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context.shared_config.store(config, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+fn limit_body(context: &Context, limit: CUlimit, value: u64) -> Limit {
+    Limit {
+        value,
+        limit,
+        device: context.server_device,
+    }
+}
+
+/// `cuCtxGetLimit`.
+pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let context = context::current()?;
+        let session = session()?;
+        session.check()?;
+        if let Some(known) = context.known_limits.lock().get(&limit) {
+            return out.set(*known as usize);
+        }
+        let body = limit_body(context, limit, 0);
+        let value: Value = session.ask(Op::GetLimit, &body, &[])?.read()?;
+        context.known_limits.lock().insert(limit, value.value);
+        out.set(value.value as usize)
+    })
+}
+
+/// `cuCtxSetLimit`. The server decides: the limit is that of a context shared with others.
+pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
+    guard(|| {
+        let context = context::current()?;
+        let body = limit_body(context, limit, value as u64);
+        let value: Value = session()?.ask(Op::SetLimit, &body, &[])?.read()?;
+        context.known_limits.lock().insert(limit, value.value);
+        Ok(())
+    })
+}
+
+/// `cuCtxSynchronize`.
+pub unsafe extern "C" fn synchronize() -> CUresult {
+    guard(|| stream::quiesce(session()?, Some(context::current()?)))
+}
+
+/// `cuCtxSynchronize` as of CUDA 13: of any context.
+pub unsafe extern "C" fn synchronize_v2(context: u64) -> CUresult {
+    guard(|| {
+        let context = context::given_or_current(context)?;
+        stream::quiesce(session()?, Some(context.usable()?))
+    })
+}
+
+/// `cuCtxResetPersistingL2Cache`: the cache is shared, so one client must not reset it.
+pub unsafe extern "C" fn reset_persisting_l2() -> CUresult {
+    guard(|| context::current().map(drop))
+}

@@ -1,0 +1,113 @@
+//! Functions.
+
+use std::ffi::c_char;
+
+use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUfunction_attribute, CUresult};
+
+use super::entries;
+use crate::ffi::{Out, Status, guard};
+use crate::module::{self, FunctionRef};
+use crate::submit::session;
+
+entries! {
+    cuFuncGetAttribute => get_attribute,
+    cuFuncSetAttribute => set_attribute,
+    cuFuncSetCacheConfig => set_cache_config,
+    cuFuncSetSharedMemConfig => set_shared_config,
+    cuFuncGetModule => get_module,
+    cuFuncGetName => get_name,
+    cuFuncGetParamInfo => get_param_info,
+    cuFuncIsLoaded => is_loaded,
+    cuFuncLoad => load,
+}
+
+/// `cuFuncGetAttribute`.
+pub unsafe extern "C" fn get_attribute(
+    out: Out<i32>,
+    attribute: CUfunction_attribute,
+    function: u64,
+) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let function = module::function(function)?;
+        out.set(module::attribute(session()?, function, attribute)?)
+    })
+}
+
+/// `cuFuncSetAttribute`.
+pub unsafe extern "C" fn set_attribute(
+    function: u64,
+    attribute: CUfunction_attribute,
+    value: i32,
+) -> CUresult {
+    guard(|| module::set_attribute(session()?, module::function(function)?, attribute, value))
+}
+
+/// `cuFuncSetCacheConfig`: a preference that devices with one cache for both do not need.
+pub unsafe extern "C" fn set_cache_config(function: u64, config: u32) -> CUresult {
+    guard(|| {
+        module::function(function)?;
+        if config > 3 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(())
+    })
+}
+
+/// `cuFuncSetSharedMemConfig`: without effect on current devices.
+pub unsafe extern "C" fn set_shared_config(function: u64, config: u32) -> CUresult {
+    guard(|| {
+        module::function(function)?;
+        if config > 2 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(())
+    })
+}
+
+/// `cuFuncGetModule`.
+pub unsafe extern "C" fn get_module(out: Out<u64>, function: u64) -> CUresult {
+    guard(|| out.set(module::function(function)?.parent()))
+}
+
+/// `cuFuncGetName`. The name lives as long as the process.
+pub unsafe extern "C" fn get_name(out: Out<*const c_char>, function: u64) -> CUresult {
+    guard(|| out.set(module::function(function)?.layout().name.as_ptr()))
+}
+
+/// Offset and size of a parameter; `CUDA_ERROR_INVALID_VALUE` past the last.
+pub fn param_info(
+    function: FunctionRef,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> Status {
+    let params = &function.layout().params;
+    let param = params.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    offset.set(param.offset as usize)?;
+    size.set_if_wanted(param.size as usize);
+    Ok(())
+}
+
+/// `cuFuncGetParamInfo`.
+pub unsafe extern "C" fn get_param_info(
+    function: u64,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> CUresult {
+    guard(|| param_info(module::function(function)?, index, offset, size))
+}
+
+/// `cuFuncIsLoaded`: whoever has its handle has it loaded.
+pub unsafe extern "C" fn is_loaded(out: Out<u32>, function: u64) -> CUresult {
+    guard(|| {
+        module::function(function)?;
+        out.set(1)
+    })
+}
+
+/// `cuFuncLoad`.
+pub unsafe extern "C" fn load(function: u64) -> CUresult {
+    guard(|| module::function(function).map(drop))
+}

@@ -1,0 +1,289 @@
+//! Kernel launches: one message, no answer.
+
+use std::ptr;
+
+use mpsshim_proto::cuda::{
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE, CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE,
+    CU_LAUNCH_PARAM_END, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+    CUlaunchAttribute, CUlaunchConfig, CUresult,
+};
+use mpsshim_proto::message::{Launch, Op, PARAMS_MAX};
+use zerocopy::IntoBytes;
+
+use super::entries;
+use crate::ffi::{In, Status, guard};
+use crate::module::{self, Function, FunctionRef};
+use crate::submit::session;
+use crate::{context, stream};
+
+entries! {
+    cuLaunchKernel => launch_kernel::<false>,
+    cuLaunchKernel_ptsz => launch_kernel::<true>,
+    cuLaunchKernelEx => launch_kernel_ex::<false>,
+    cuLaunchKernelEx_ptsz => launch_kernel_ex::<true>,
+    cuLaunchCooperativeKernel => launch_cooperative::<false>,
+    cuLaunchCooperativeKernel_ptsz => launch_cooperative::<true>,
+}
+
+/// More attributes than there are ids are a mistake.
+pub const ATTRIBUTES_MAX: u32 = 64;
+
+/// How a launch gives its parameters: one pointer each.
+pub type Pointers = In<*const u8>;
+/// Or a list of names and values that leads to a packed buffer.
+pub type Extra = In<usize>;
+
+/// Where and how large a launch is.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+}
+
+/// `cuLaunchKernel`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn launch_kernel<const PER_THREAD: bool>(
+    function: u64,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared: u32,
+    stream: u64,
+    params: Pointers,
+    extra: Extra,
+) -> CUresult {
+    let shape = Shape {
+        grid: [grid_x, grid_y, grid_z],
+        block: [block_x, block_y, block_z],
+        shared,
+    };
+    guard(|| launch(function, shape, (stream, PER_THREAD), params, extra, &[]))
+}
+
+/// `cuLaunchKernelEx`.
+pub unsafe extern "C" fn launch_kernel_ex<const PER_THREAD: bool>(
+    config: In<CUlaunchConfig>,
+    function: u64,
+    params: Pointers,
+    extra: Extra,
+) -> CUresult {
+    guard(|| {
+        let config = config.get()?;
+        // SAFETY: the program's configuration, as CUDA documents it.
+        let attributes = unsafe { attributes(&config)? };
+        launch(
+            function,
+            shape_of(&config),
+            (config.stream.0, PER_THREAD),
+            params,
+            extra,
+            attributes,
+        )
+    })
+}
+
+/// `cuLaunchCooperativeKernel`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn launch_cooperative<const PER_THREAD: bool>(
+    function: u64,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared: u32,
+    stream: u64,
+    params: Pointers,
+) -> CUresult {
+    let shape = Shape {
+        grid: [grid_x, grid_y, grid_z],
+        block: [block_x, block_y, block_z],
+        shared,
+    };
+    let mut cooperative = [0u8; size_of::<CUlaunchAttribute>()];
+    cooperative[..4].copy_from_slice(&CU_LAUNCH_ATTRIBUTE_COOPERATIVE.to_ne_bytes());
+    cooperative[8..12].copy_from_slice(&1u32.to_ne_bytes());
+    guard(|| {
+        let extra = Extra::none();
+        launch(
+            function,
+            shape,
+            (stream, PER_THREAD),
+            params,
+            extra,
+            &cooperative,
+        )
+    })
+}
+
+/// The shape that a configuration asks for.
+pub fn shape_of(config: &CUlaunchConfig) -> Shape {
+    Shape {
+        grid: config.grid,
+        block: config.block,
+        shared: config.shared_mem_bytes,
+    }
+}
+
+/// The attributes of a configuration, as the bytes that travel.
+///
+/// # Safety
+/// `config.attrs` is null or leads to `config.num_attrs` attributes.
+pub unsafe fn attributes<'a>(config: &CUlaunchConfig) -> Status<&'a [u8]> {
+    if config.num_attrs == 0 {
+        return Ok(&[]);
+    }
+    if config.attrs.is_null() || config.num_attrs > ATTRIBUTES_MAX {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let len = config.num_attrs as usize * size_of::<CUlaunchAttribute>();
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast(), len) })
+}
+
+/// The parameters of a launch.
+enum Params {
+    /// One pointer for each parameter of the layout.
+    Each(Pointers),
+    /// A packed buffer.
+    Packed(*const u8, usize),
+    None,
+}
+
+/// Which way the parameters come, and how many bytes they are.
+#[inline]
+fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Params, usize)> {
+    let layout = function.layout();
+    if !params.is_null() {
+        if !extra.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        return Ok((Params::Each(params), layout.len));
+    }
+    if extra.is_null() {
+        return if layout.params.is_empty() {
+            Ok((Params::None, 0))
+        } else {
+            Err(CUDA_ERROR_INVALID_VALUE)
+        };
+    }
+    let (mut buffer, mut len) = (ptr::null::<u8>(), 0);
+    let mut at = 0;
+    loop {
+        match extra.at(at)? {
+            CU_LAUNCH_PARAM_END => break,
+            CU_LAUNCH_PARAM_BUFFER_POINTER => buffer = extra.at(at + 1)? as *const u8,
+            CU_LAUNCH_PARAM_BUFFER_SIZE => {
+                let size = extra.at(at + 1)? as *const usize;
+                if size.is_null() {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                // SAFETY: the value that goes with this name is a pointer to the size.
+                len = unsafe { size.read() };
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        at += 2;
+        // Two names are all there are.
+        if at > 8 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+    }
+    let sound = len <= PARAMS_MAX && len >= layout.len && (!buffer.is_null() || len == 0);
+    if !sound {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok((Params::Packed(buffer, len), len))
+}
+
+/// What the driver refuses at once.
+#[inline]
+fn check(function: &Function, shape: &Shape) -> Status {
+    let limits = &context::device(function.context().device)?.limits;
+    let inside = |size: &[u32; 3], most: &[u32; 3]| {
+        size.iter()
+            .zip(most)
+            .all(|(size, most)| *size != 0 && size <= most)
+    };
+    let threads = shape.block.iter().map(|n| *n as u64).product::<u64>();
+    if !inside(&shape.grid, &limits.grid)
+        || !inside(&shape.block, &limits.block)
+        || threads > limits.block_threads as u64
+    {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if let Some(most) = function.known(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) {
+        if threads > most as u64 {
+            return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        }
+    }
+    if let Some(most) = function.known(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        if shape.shared > most as u32 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
+#[inline]
+fn launch(
+    function: u64,
+    shape: Shape,
+    (stream, per_thread): (u64, bool),
+    params: Pointers,
+    extra: Extra,
+    attributes: &[u8],
+) -> Status {
+    let session = session()?;
+    let function: FunctionRef = module::function(function)?;
+    let stream = stream::resolve(stream, per_thread)?;
+    check(function, &shape)?;
+    let (params, len) = params_of(function, params, extra)?;
+    let body = Launch {
+        function: function.handle(),
+        stream: stream.handle(),
+        grid: shape.grid,
+        block: shape.block,
+        shared: shape.shared,
+        param_len: len as u32,
+        attributes: (attributes.len() / size_of::<CUlaunchAttribute>()) as u32,
+        flags: 0,
+    };
+    let behind = size_of::<Launch>() + len.next_multiple_of(8);
+    let mut ring = session.ring()?;
+    let room = ring.reserve(behind + attributes.len())?;
+    ring.fill(room, 0, body.as_bytes());
+    match params {
+        Params::Each(pointers) => {
+            for (index, param) in function.layout().params.iter().enumerate() {
+                let from = pointers.at(index)?;
+                if from.is_null() {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                // SAFETY: parameter `index` has this size, and the program gave a pointer to it.
+                let bytes = unsafe { std::slice::from_raw_parts(from, param.size as usize) };
+                ring.fill(room, size_of::<Launch>() + param.offset as usize, bytes);
+            }
+        }
+        Params::Packed(buffer, len) => {
+            if len > 0 {
+                // SAFETY: the program gave a buffer of this size.
+                let bytes = unsafe { std::slice::from_raw_parts(buffer, len) };
+                ring.fill(room, size_of::<Launch>(), bytes);
+            }
+        }
+        Params::None => {}
+    }
+    if !attributes.is_empty() {
+        ring.fill(room, behind, attributes);
+    }
+    ring.publish(room, Op::Launch, 0);
+    stream.count(&ring);
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Device memory.
+
+use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUresult};
+use mpsshim_proto::message::{Attach, MemInfo, Op};
+
+use super::entries;
+use crate::ffi::{Out, guard};
+use crate::submit::session;
+use crate::{context, memory, stream};
+
+entries! {
+    cuMemAlloc_v2 => alloc,
+    cuMemAllocPitch_v2 => alloc_pitch,
+    cuMemFree_v2 => free,
+    cuMemAllocAsync => alloc_async::<false>,
+    cuMemAllocAsync_ptsz => alloc_async::<true>,
+    cuMemFreeAsync => free_async::<false>,
+    cuMemFreeAsync_ptsz => free_async::<true>,
+    cuMemGetInfo_v2 => get_info,
+    cuMemGetAddressRange_v2 => get_address_range,
+}
+
+/// Rows begin at multiples of this many bytes (`cuMemAllocPitch`).
+const PITCH: usize = 512;
+
+/// `cuMemAlloc`.
+pub unsafe extern "C" fn alloc(out: Out<CUdeviceptr>, len: usize) -> CUresult {
+    guard(|| {
+        out.required()?;
+        out.set(memory::alloc(session()?, context::current()?, len as u64)?)
+    })
+}
+
+/// `cuMemAllocPitch`.
+pub unsafe extern "C" fn alloc_pitch(
+    out: Out<CUdeviceptr>,
+    pitch_out: Out<usize>,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> CUresult {
+    guard(|| {
+        out.required()?;
+        pitch_out.required()?;
+        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let pitch = width
+            .checked_add(PITCH - 1)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?
+            / PITCH
+            * PITCH;
+        let len = pitch.checked_mul(height).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        out.set(memory::alloc(session()?, context::current()?, len as u64)?)?;
+        pitch_out.set(pitch)
+    })
+}
+
+/// `cuMemFree`. Freeing NULL does nothing.
+pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
+    guard(|| {
+        context::current()?;
+        if address == 0 {
+            return Ok(());
+        }
+        memory::free(session()?, address)
+    })
+}
+
+/// `cuMemAllocAsync`: the memory is there at once.
+pub unsafe extern "C" fn alloc_async<const P: bool>(
+    out: Out<CUdeviceptr>,
+    len: usize,
+    stream: u64,
+) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let stream = stream::resolve(stream, P)?;
+        out.set(memory::alloc(session()?, stream.context(), len as u64)?)
+    })
+}
+
+/// `cuMemFreeAsync`: the block is used again once the stream has got here.
+pub unsafe extern "C" fn free_async<const P: bool>(address: CUdeviceptr, stream: u64) -> CUresult {
+    guard(|| memory::free_behind(session()?, address, stream::resolve(stream, P)?))
+}
+
+/// `cuMemGetInfo`. What this client has been granted and does not use is free to it.
+pub unsafe extern "C" fn get_info(free: Out<usize>, total: Out<usize>) -> CUresult {
+    guard(|| {
+        let context = context::current()?;
+        let body = Attach {
+            device: context.server_device,
+            pad: 0,
+        };
+        let info: MemInfo = session()?.ask(Op::MemInfo, &body, &[])?.read()?;
+        let unused = memory::unused(context.server_device);
+        free.set_if_wanted((info.free + unused).min(info.total) as usize);
+        total.set_if_wanted(info.total as usize);
+        Ok(())
+    })
+}
+
+/// `cuMemGetAddressRange`.
+pub unsafe extern "C" fn get_address_range(
+    start: Out<CUdeviceptr>,
+    len: Out<usize>,
+    address: CUdeviceptr,
+) -> CUresult {
+    guard(|| {
+        context::current()?;
+        let found = memory::device_block(address)
+            .map(|(start, block, _)| (start, block.len))
+            .or_else(|| memory::host_block(address).map(|(start, block)| (start, block.len)))
+            .or_else(|| memory::global(address).map(|(start, global)| (start, global.len)));
+        let (first, bytes) = found.ok_or(CUDA_ERROR_NOT_FOUND)?;
+        start.set_if_wanted(first);
+        len.set_if_wanted(bytes as usize);
+        Ok(())
+    })
+}

@@ -1,0 +1,61 @@
+//! Export tables, the profiler's switches, capture modes.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUresult, CUuuid,
+};
+
+use super::entries;
+use crate::ffi::{In, Out, Text, guard};
+use crate::{genuine, tables};
+
+entries! {
+    cuGetExportTable => get_export_table,
+    cuProfilerInitialize => profiler_initialize,
+    cuProfilerStart => profiler_switch,
+    cuProfilerStop => profiler_switch,
+    cuThreadExchangeStreamCaptureMode => exchange_capture_mode,
+}
+
+/// `cuGetExportTable`: the genuine driver's, except for those that speak of contexts.
+pub unsafe extern "C" fn get_export_table(out: Out<*const c_void>, uuid: In<CUuuid>) -> CUresult {
+    type Genuine = unsafe extern "C" fn(Out<*const c_void>, In<CUuuid>) -> CUresult;
+    guard(|| {
+        out.required()?;
+        if let Some(own) = tables::own(&uuid.get()?) {
+            return out.set(own);
+        }
+        let address = genuine::symbol("cuGetExportTable").ok_or(CUDA_ERROR_NOT_FOUND)?;
+        // SAFETY: the driver's function of this name has this signature.
+        let genuine = unsafe { std::mem::transmute::<*const (), Genuine>(address) };
+        // SAFETY: the program's arguments, unchanged.
+        unsafe { genuine(out, uuid) }.ok()
+    })
+}
+
+/// `cuProfilerInitialize`: without a profiler it does nothing.
+pub unsafe extern "C" fn profiler_initialize(_config: Text, _output: Text, _mode: u32) -> CUresult {
+    CUDA_SUCCESS
+}
+
+/// `cuProfilerStart`, `cuProfilerStop`.
+pub unsafe extern "C" fn profiler_switch() -> CUresult {
+    CUDA_SUCCESS
+}
+
+/// `cuThreadExchangeStreamCaptureMode`: the mode is the thread's and stays in the client.
+pub unsafe extern "C" fn exchange_capture_mode(mode: Out<u32>) -> CUresult {
+    thread_local! {
+        /// `CU_STREAM_CAPTURE_MODE_GLOBAL` at first.
+        static MODE: Cell<u32> = const { Cell::new(0) };
+    }
+    guard(|| {
+        let new = mode.get()?;
+        if new > 2 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        mode.set(MODE.replace(new))
+    })
+}

@@ -1,0 +1,210 @@
+//! What a pointer is.
+
+use std::ffi::c_void;
+
+use mpsshim_proto::arena;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{Op, PointerQuery, Value};
+
+use super::entries;
+use crate::context::{self, Context};
+use crate::ffi::{In, Status, guard};
+use crate::memory;
+use crate::submit::session;
+
+entries! {
+    cuPointerGetAttribute => get_attribute,
+    cuPointerGetAttributes => get_attributes,
+    cuPointerSetAttribute => set_attribute,
+}
+
+/// What the client knows of the memory at an address.
+struct Known {
+    kind: u32,
+    start: u64,
+    len: u64,
+    id: u64,
+    context: Option<&'static Context>,
+    ordinal: i32,
+    /// Where the CPU finds it.
+    host: Option<u64>,
+    device: u64,
+}
+
+fn find(address: u64) -> Option<Known> {
+    if let Some((start, block, device)) = memory::device_block(address) {
+        return Some(Known {
+            kind: CU_MEMORYTYPE_DEVICE,
+            start,
+            len: block.len,
+            id: block.id << 1,
+            context: memory::owner_of(&block),
+            ordinal: context::ordinal_of(device).unwrap_or(0),
+            host: None,
+            device: address,
+        });
+    }
+    if let Some((start, block)) = memory::host_block(address) {
+        let context = memory::owner_of(&block);
+        return Some(Known {
+            kind: CU_MEMORYTYPE_HOST,
+            start,
+            len: block.len,
+            id: block.id << 1 | 1,
+            context,
+            ordinal: context.map_or(0, |context| context.device),
+            host: Some(address),
+            device: address,
+        });
+    }
+    if let Some((start, registered)) = memory::registered(address) {
+        let id = memory::host_block(registered.block).map_or(0, |(_, block)| block.id);
+        return Some(Known {
+            kind: CU_MEMORYTYPE_HOST,
+            start,
+            len: registered.len,
+            id: id << 1 | 1,
+            context: Some(registered.context),
+            ordinal: registered.context.device,
+            host: Some(address),
+            device: registered.arena + (address - start),
+        });
+    }
+    let (start, global) = memory::global(address)?;
+    Some(Known {
+        kind: CU_MEMORYTYPE_DEVICE,
+        start,
+        len: global.len,
+        id: start,
+        context: Some(global.context),
+        ordinal: global.context.device,
+        host: None,
+        device: address,
+    })
+}
+
+/// The value of an attribute and its length in bytes.
+fn value_of(known: &Known, attribute: CUpointer_attribute) -> Status<(u64, usize)> {
+    Ok(match attribute {
+        CU_POINTER_ATTRIBUTE_CONTEXT => (known.context.map_or(0, |context| context.handle), 8),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => (known.kind as u64, 4),
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => (known.device, 8),
+        CU_POINTER_ATTRIBUTE_HOST_POINTER => (known.host.ok_or(CUDA_ERROR_INVALID_VALUE)?, 8),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => (0, 4),
+        CU_POINTER_ATTRIBUTE_BUFFER_ID => (known.id, 8),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => (0, 4),
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => (known.ordinal as u32 as u64, 4),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => (0, 4),
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => (known.start, 8),
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE => (known.len, 8),
+        CU_POINTER_ATTRIBUTE_MAPPED => (1, 4),
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => (0, 8),
+        CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => (0, 4),
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => (CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64, 4),
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => (0, 8),
+        CU_POINTER_ATTRIBUTE_MAPPING_SIZE => (known.len, 8),
+        CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => (known.start, 8),
+        CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => (known.id, 8),
+        CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => (0, 4),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+/// Bytes of an attribute's value; also what is stored where a pointer is unknown: zeros, with the ordinal
+/// `CU_DEVICE_INVALID`.
+fn unknown(attribute: CUpointer_attribute) -> Status<(u64, usize)> {
+    match attribute {
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Ok((-2i32 as u32 as u64, 4)),
+        CU_POINTER_ATTRIBUTE_CONTEXT
+        | CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        | CU_POINTER_ATTRIBUTE_HOST_POINTER
+        | CU_POINTER_ATTRIBUTE_BUFFER_ID
+        | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+        | CU_POINTER_ATTRIBUTE_RANGE_SIZE
+        | CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+        | CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+        | CU_POINTER_ATTRIBUTE_MAPPING_SIZE
+        | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR
+        | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => Ok((0, 8)),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE..=CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => {
+            Ok((0, 4))
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn store(out: *mut c_void, (value, len): (u64, usize)) -> Status {
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the program gave room for the attribute's value, of this length; little-endian as the device is.
+    unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), out.cast(), len) };
+    Ok(())
+}
+
+/// `cuPointerGetAttribute`.
+pub unsafe extern "C" fn get_attribute(
+    out: *mut c_void,
+    attribute: CUpointer_attribute,
+    address: CUdeviceptr,
+) -> CUresult {
+    guard(|| {
+        let session = session()?;
+        session.check()?;
+        context::current()?;
+        let (_, len) = unknown(attribute)?;
+        if let Some(known) = find(address) {
+            return store(out, value_of(&known, attribute)?);
+        }
+        // Addresses that can only be device memory of a module are known to the server.
+        if address < 1 << 47 && !arena::is_device(address) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let body = PointerQuery {
+            pointer: address,
+            attribute,
+            pad: 0,
+        };
+        let value: Value = session.ask(Op::PointerAttribute, &body, &[])?.read()?;
+        store(out, (value.value, len))
+    })
+}
+
+/// `cuPointerGetAttributes`: what does not apply is zero.
+pub unsafe extern "C" fn get_attributes(
+    count: u32,
+    attributes: In<CUpointer_attribute>,
+    out: In<*mut c_void>,
+    address: CUdeviceptr,
+) -> CUresult {
+    guard(|| {
+        session()?.check()?;
+        context::current()?;
+        let known = find(address);
+        for index in 0..count as usize {
+            let attribute = attributes.at(index)?;
+            let none = unknown(attribute)?;
+            let value = match &known {
+                Some(known) => value_of(known, attribute).unwrap_or(none),
+                None => none,
+            };
+            store(out.at(index)?, value)?;
+        }
+        Ok(())
+    })
+}
+
+/// `cuPointerSetAttribute`: `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is accepted and changes nothing.
+pub unsafe extern "C" fn set_attribute(
+    value: In<u32>,
+    attribute: CUpointer_attribute,
+    address: CUdeviceptr,
+) -> CUresult {
+    guard(|| {
+        value.get()?;
+        if attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || find(address).is_none() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(())
+    })
+}

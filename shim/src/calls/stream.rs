@@ -1,0 +1,212 @@
+//! Streams.
+
+use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUresult};
+
+use super::entries;
+use crate::ffi::{Out, Status, guard};
+use crate::stream::{self, STREAMS};
+use crate::submit::session;
+use crate::{context, event};
+
+entries! {
+    cuStreamCreate => create,
+    cuStreamCreateWithPriority => create_with_priority,
+    cuStreamDestroy => destroy,
+    cuStreamDestroy_v2 => destroy,
+    cuStreamSynchronize => synchronize::<false>,
+    cuStreamSynchronize_ptsz => synchronize::<true>,
+    cuStreamQuery => query::<false>,
+    cuStreamQuery_ptsz => query::<true>,
+    cuStreamWaitEvent => wait_event::<false>,
+    cuStreamWaitEvent_ptsz => wait_event::<true>,
+    cuStreamGetFlags => get_flags::<false>,
+    cuStreamGetFlags_ptsz => get_flags::<true>,
+    cuStreamGetPriority => get_priority::<false>,
+    cuStreamGetPriority_ptsz => get_priority::<true>,
+    cuStreamGetId => get_id::<false>,
+    cuStreamGetId_ptsz => get_id::<true>,
+    cuStreamGetCtx => get_ctx::<false>,
+    cuStreamGetCtx_ptsz => get_ctx::<true>,
+    cuStreamGetCtx_v2 => get_ctx_v2::<false>,
+    cuStreamGetCtx_v2_ptsz => get_ctx_v2::<true>,
+    cuStreamGetDevice => get_device::<false>,
+    cuStreamGetDevice_ptsz => get_device::<true>,
+    cuStreamIsCapturing => is_capturing::<false>,
+    cuStreamIsCapturing_ptsz => is_capturing::<true>,
+    cuStreamGetCaptureInfo => get_capture_info_v1::<false>,
+    cuStreamGetCaptureInfo_ptsz => get_capture_info_v1::<true>,
+    cuStreamGetCaptureInfo_v2 => get_capture_info_v2::<false>,
+    cuStreamGetCaptureInfo_v2_ptsz => get_capture_info_v2::<true>,
+    cuStreamGetCaptureInfo_v3 => get_capture_info_v3::<false>,
+    cuStreamGetCaptureInfo_v3_ptsz => get_capture_info_v3::<true>,
+}
+
+fn make(out: Out<u64>, flags: u32, priority: i32) -> Status {
+    out.required()?;
+    let context = context::current()?;
+    let made = stream::create(session()?, context, flags, priority, false)?;
+    context.own_stream(made);
+    out.set(made.handle())
+}
+
+/// `cuStreamCreate`.
+pub unsafe extern "C" fn create(out: Out<u64>, flags: u32) -> CUresult {
+    guard(|| make(out, flags, 0))
+}
+
+/// `cuStreamCreateWithPriority`.
+pub unsafe extern "C" fn create_with_priority(
+    out: Out<u64>,
+    flags: u32,
+    priority: i32,
+) -> CUresult {
+    guard(|| make(out, flags, priority))
+}
+
+/// `cuStreamDestroy`. The default streams cannot be destroyed.
+pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
+    guard(|| {
+        let stream = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        stream.context().forget_stream(handle);
+        stream::destroy(session()?, handle)
+    })
+}
+
+/// `cuStreamSynchronize`.
+pub unsafe extern "C" fn synchronize<const PER_THREAD: bool>(handle: u64) -> CUresult {
+    guard(|| stream::synchronize(session()?, stream::resolve(handle, PER_THREAD)?))
+}
+
+/// `cuStreamQuery`.
+pub unsafe extern "C" fn query<const PER_THREAD: bool>(handle: u64) -> CUresult {
+    guard(|| {
+        if stream::query(session()?, stream::resolve(handle, PER_THREAD)?)? {
+            Ok(())
+        } else {
+            Err(CUDA_ERROR_NOT_READY)
+        }
+    })
+}
+
+/// `cuStreamWaitEvent`.
+pub unsafe extern "C" fn wait_event<const PER_THREAD: bool>(
+    handle: u64,
+    event: u64,
+    flags: u32,
+) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(handle, PER_THREAD)?;
+        event::wait_in(session()?, stream, event::resolve(event)?, flags)
+    })
+}
+
+/// `cuStreamGetFlags`.
+pub unsafe extern "C" fn get_flags<const PER_THREAD: bool>(handle: u64, out: Out<u32>) -> CUresult {
+    guard(|| out.set(stream::resolve(handle, PER_THREAD)?.flags()))
+}
+
+/// `cuStreamGetPriority`.
+pub unsafe extern "C" fn get_priority<const PER_THREAD: bool>(
+    handle: u64,
+    out: Out<i32>,
+) -> CUresult {
+    guard(|| out.set(stream::resolve(handle, PER_THREAD)?.priority()))
+}
+
+/// `cuStreamGetId`.
+pub unsafe extern "C" fn get_id<const PER_THREAD: bool>(handle: u64, out: Out<u64>) -> CUresult {
+    guard(|| out.set(stream::resolve(handle, PER_THREAD)?.id()))
+}
+
+/// `cuStreamGetCtx`.
+pub unsafe extern "C" fn get_ctx<const PER_THREAD: bool>(handle: u64, out: Out<u64>) -> CUresult {
+    guard(|| out.set(stream::resolve(handle, PER_THREAD)?.context().handle))
+}
+
+/// `cuStreamGetCtx` as of CUDA 12.5: with the green context, which none of our streams has.
+pub unsafe extern "C" fn get_ctx_v2<const PER_THREAD: bool>(
+    handle: u64,
+    out: Out<u64>,
+    green: Out<u64>,
+) -> CUresult {
+    guard(|| {
+        out.set(stream::resolve(handle, PER_THREAD)?.context().handle)?;
+        green.set_if_wanted(0);
+        Ok(())
+    })
+}
+
+/// `cuStreamGetDevice`.
+pub unsafe extern "C" fn get_device<const PER_THREAD: bool>(
+    handle: u64,
+    out: Out<i32>,
+) -> CUresult {
+    guard(|| out.set(stream::resolve(handle, PER_THREAD)?.context().device))
+}
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NOT_CAPTURING: u32 = 0;
+
+/// `cuStreamIsCapturing`: no stream is, captures are not served.
+pub unsafe extern "C" fn is_capturing<const PER_THREAD: bool>(
+    handle: u64,
+    out: Out<u32>,
+) -> CUresult {
+    guard(|| {
+        stream::resolve(handle, PER_THREAD)?;
+        out.set(NOT_CAPTURING)
+    })
+}
+
+/// `cuStreamGetCaptureInfo` as of CUDA 10.1.
+pub unsafe extern "C" fn get_capture_info_v1<const PER_THREAD: bool>(
+    handle: u64,
+    status: Out<u32>,
+    id: Out<u64>,
+) -> CUresult {
+    guard(|| {
+        stream::resolve(handle, PER_THREAD)?;
+        id.set_if_wanted(0);
+        status.set(NOT_CAPTURING)
+    })
+}
+
+/// `cuStreamGetCaptureInfo` as of CUDA 11.3.
+pub unsafe extern "C" fn get_capture_info_v2<const PER_THREAD: bool>(
+    handle: u64,
+    status: Out<u32>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    dependencies: Out<u64>,
+    count: Out<usize>,
+) -> CUresult {
+    guard(|| {
+        stream::resolve(handle, PER_THREAD)?;
+        id.set_if_wanted(0);
+        graph.set_if_wanted(0);
+        dependencies.set_if_wanted(0);
+        count.set_if_wanted(0);
+        status.set(NOT_CAPTURING)
+    })
+}
+
+/// `cuStreamGetCaptureInfo` as of CUDA 12.3: with edge data.
+pub unsafe extern "C" fn get_capture_info_v3<const PER_THREAD: bool>(
+    handle: u64,
+    status: Out<u32>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    dependencies: Out<u64>,
+    edges: Out<u64>,
+    count: Out<usize>,
+) -> CUresult {
+    guard(|| {
+        stream::resolve(handle, PER_THREAD)?;
+        id.set_if_wanted(0);
+        graph.set_if_wanted(0);
+        dependencies.set_if_wanted(0);
+        edges.set_if_wanted(0);
+        count.set_if_wanted(0);
+        status.set(NOT_CAPTURING)
+    })
+}

@@ -1,0 +1,490 @@
+//! Devices, contexts, and each thread's stack of them.
+//!
+//! In the server all of a client's contexts on a device are one. Here they are told apart, so that destroying one
+//! releases what was made in it. A context is never freed, only marked dead: a thread may have it current.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE,
+    CUDA_ERROR_NOT_INITIALIZED, CUresult, CUuuid,
+};
+use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::{Attach, Op};
+use parking_lot::{Mutex, RwLock};
+
+use crate::ffi::Status;
+use crate::objects::Entry;
+use crate::stream::{self, STREAMS, Stream, StreamRef};
+use crate::submit::{Session, session};
+use crate::wait::Policy;
+use crate::{event, genuine, memory, module};
+
+/// A device as the program numbers them.
+#[derive(Debug)]
+pub struct Device {
+    /// The server's ordinal, if the server has it.
+    pub server: Option<u32>,
+    /// `CU_DEVICE_ATTRIBUTE_MAX_*`.
+    pub limits: Limits,
+    primary: OnceLock<&'static Context>,
+    attached: Mutex<bool>,
+}
+
+/// What a launch is checked against.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub block_threads: u32,
+    pub block: [u32; 3],
+    pub grid: [u32; 3],
+}
+
+static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+
+/// Sets the map of devices: for each of the program's, in order, its ordinal in the server.
+pub fn set_devices(servers: Vec<Option<u32>>) {
+    let devices = servers
+        .into_iter()
+        .enumerate()
+        .map(|(ordinal, server)| Device {
+            server,
+            limits: limits_of(ordinal as i32),
+            primary: OnceLock::new(),
+            attached: Mutex::new(false),
+        })
+        .collect();
+    let _ = DEVICES.set(devices);
+}
+
+fn limits_of(ordinal: i32) -> Limits {
+    let attribute = |number: u32, otherwise: u32| {
+        device_attribute(ordinal, number).map_or(otherwise, |value| value as u32)
+    };
+    Limits {
+        block_threads: attribute(1, 1024),
+        block: [attribute(2, 1024), attribute(3, 1024), attribute(4, 64)],
+        grid: [
+            attribute(5, 0x7fff_ffff),
+            attribute(6, 65_535),
+            attribute(7, 65_535),
+        ],
+    }
+}
+
+/// `cuDeviceGetAttribute` of the genuine driver.
+pub fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
+    type Get = unsafe extern "C" fn(*mut i32, u32, i32) -> CUresult;
+    let address = genuine::symbol("cuDeviceGetAttribute")?;
+    // SAFETY: the driver's function of this name has this signature.
+    let get = unsafe { std::mem::transmute::<*const (), Get>(address) };
+    let mut value = 0;
+    // SAFETY: writes one int.
+    unsafe { get(&mut value, attribute, ordinal) }
+        .is_ok()
+        .then_some(value)
+}
+
+/// A device of the program's.
+pub fn device(ordinal: i32) -> Status<&'static Device> {
+    let devices = DEVICES.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)?;
+    usize::try_from(ordinal)
+        .ok()
+        .and_then(|ordinal| devices.get(ordinal))
+        .ok_or(CUDA_ERROR_INVALID_DEVICE)
+}
+
+/// The program's ordinal of a device of the server.
+pub fn ordinal_of(server: u32) -> Option<i32> {
+    let devices = DEVICES.get()?;
+    let found = devices.iter().position(|d| d.server == Some(server))?;
+    Some(found as i32)
+}
+
+/// A destructor of context-local storage: context, key, value.
+pub type Destructor = unsafe extern "C" fn(u64, *mut c_void, *mut c_void);
+
+/// Context-local storage: key to value and destructor, as the export table of that name has them.
+pub type Storage = BTreeMap<usize, (usize, Option<Destructor>)>;
+
+/// A primary context or one that the program made.
+#[derive(Debug)]
+pub struct Context {
+    /// What the program holds.
+    pub handle: u64,
+    /// The program's ordinal.
+    pub device: i32,
+    /// The server's.
+    pub server_device: u32,
+    /// Whether it is its device's primary context.
+    pub primary: bool,
+    /// `cuCtxGetApiVersion`.
+    pub version: u32,
+    /// `CU_CTX_*`.
+    pub flags: AtomicU32,
+    /// `cuCtxGetId`; a primary context that comes back is another.
+    pub id: AtomicU64,
+    /// Cleared when it is destroyed, set again when a primary context comes back.
+    pub alive: AtomicBool,
+    /// Retains of a primary context.
+    pub retained: Mutex<u32>,
+    /// Operations given to its blocking streams; written under the ring's lock.
+    pub joined: AtomicU64,
+    /// Context-local storage.
+    pub storage: Mutex<Storage>,
+    /// `cuCtxGetLimit` answers.
+    pub known_limits: Mutex<HashMap<u32, u64>>,
+    /// `cuCtxSetCacheConfig`, `cuCtxSetSharedMemConfig`: kept, without effect on current devices.
+    pub cache_config: AtomicU32,
+    pub shared_config: AtomicU32,
+    legacy: AtomicPtr<Entry<Stream>>,
+    making_legacy: Mutex<()>,
+    streams: Mutex<BTreeMap<u64, StreamRef>>,
+    events: Mutex<BTreeSet<u64>>,
+    images: Mutex<BTreeSet<u64>>,
+}
+
+static CONTEXTS: RwLock<BTreeMap<u64, &'static Context>> = RwLock::new(BTreeMap::new());
+
+/// Every context that is or may come back.
+pub fn all() -> Vec<&'static Context> {
+    CONTEXTS.read().values().copied().collect()
+}
+
+/// The context of a handle that the program holds.
+pub fn by_handle(handle: u64) -> Status<&'static Context> {
+    CONTEXTS
+        .read()
+        .get(&handle)
+        .copied()
+        .ok_or(CUDA_ERROR_INVALID_CONTEXT)
+}
+
+/// As [`by_handle`], where 0 stands for the current context.
+pub fn given_or_current(handle: u64) -> Status<&'static Context> {
+    if handle == 0 {
+        current()
+    } else {
+        by_handle(handle)
+    }
+}
+
+fn next_id() -> u64 {
+    static IDS: AtomicU64 = AtomicU64::new(1);
+    IDS.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Context {
+    fn make(
+        handle: u64,
+        device: i32,
+        server_device: u32,
+        primary: bool,
+        version: u32,
+        flags: u32,
+    ) -> &'static Context {
+        let context: &'static Context = Box::leak(Box::new(Context {
+            handle,
+            device,
+            server_device,
+            primary,
+            version,
+            flags: AtomicU32::new(flags),
+            id: AtomicU64::new(next_id()),
+            alive: AtomicBool::new(!primary),
+            retained: Mutex::new(0),
+            joined: AtomicU64::new(0),
+            storage: Mutex::new(Storage::new()),
+            known_limits: Mutex::new(HashMap::new()),
+            cache_config: AtomicU32::new(0),
+            shared_config: AtomicU32::new(0),
+            legacy: AtomicPtr::new(ptr::null_mut()),
+            making_legacy: Mutex::new(()),
+            streams: Mutex::new(BTreeMap::new()),
+            events: Mutex::new(BTreeSet::new()),
+            images: Mutex::new(BTreeSet::new()),
+        }));
+        CONTEXTS.write().insert(handle, context);
+        context
+    }
+
+    /// How threads wait in it.
+    pub fn policy(&self) -> Policy {
+        Policy::of(self.flags.load(Ordering::Relaxed))
+    }
+
+    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED` when it is.
+    pub fn usable(&'static self) -> Status<&'static Context> {
+        if self.alive.load(Ordering::Relaxed) {
+            Ok(self)
+        } else {
+            Err(CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        }
+    }
+
+    /// Its legacy default stream, made on first use.
+    #[inline]
+    pub fn legacy_stream(&'static self, session: &Session) -> Status<StreamRef> {
+        let found = self.legacy.load(Ordering::Acquire);
+        if !found.is_null() {
+            // SAFETY: an entry of the stream table, none of which is ever freed.
+            return Ok(unsafe { &*found });
+        }
+        self.make_legacy_stream(session)
+    }
+
+    #[cold]
+    fn make_legacy_stream(&'static self, session: &Session) -> Status<StreamRef> {
+        let _making = self.making_legacy.lock();
+        let found = self.legacy.load(Ordering::Acquire);
+        if !found.is_null() {
+            // SAFETY: as above.
+            return Ok(unsafe { &*found });
+        }
+        self.usable()?;
+        let made = stream::create(session, self, 0, 0, true)?;
+        self.own_stream(made);
+        self.legacy
+            .store(ptr::from_ref(made).cast_mut(), Ordering::Release);
+        Ok(made)
+    }
+
+    /// Its streams now.
+    pub fn streams(&self) -> Vec<StreamRef> {
+        self.streams.lock().values().copied().collect()
+    }
+    /// Adds a stream that ends with the context.
+    pub fn own_stream(&self, stream: StreamRef) {
+        self.streams.lock().insert(stream.handle(), stream);
+    }
+    /// Its stream of this handle is being destroyed.
+    pub fn forget_stream(&self, handle: u64) {
+        self.streams.lock().remove(&handle);
+    }
+    /// Adds an event that ends with the context.
+    pub fn own_event(&self, handle: u64) {
+        self.events.lock().insert(handle);
+    }
+    /// Its event of this handle is being destroyed.
+    pub fn forget_event(&self, handle: u64) {
+        self.events.lock().remove(&handle);
+    }
+    /// Adds a module or library that ends with the context.
+    pub fn own_image(&self, handle: u64) {
+        self.images.lock().insert(handle);
+    }
+    /// Its image of this handle is being unloaded.
+    pub fn forget_image(&self, handle: u64) {
+        self.images.lock().remove(&handle);
+    }
+
+    /// Releases everything made in it. What is queued is waited for, as the driver does.
+    fn end(&'static self, session: &Session) {
+        let storage = std::mem::take(&mut *self.storage.lock());
+        for (key, (value, destructor)) in storage {
+            if let Some(destructor) = destructor {
+                // SAFETY: who stored the value gave this function for it.
+                unsafe { destructor(self.handle, key as *mut c_void, value as *mut c_void) };
+            }
+        }
+        self.alive.store(false, Ordering::Relaxed);
+        // Errors mean that the server is gone, and with it what is released here.
+        let _ = stream::quiesce(session, Some(self));
+        for handle in std::mem::take(&mut *self.events.lock()) {
+            let _ = event::destroy(session, handle);
+        }
+        self.legacy.store(ptr::null_mut(), Ordering::Release);
+        for handle in std::mem::take(&mut *self.streams.lock()).into_keys() {
+            if STREAMS.get(handle).is_some() {
+                let _ = stream::destroy(session, handle);
+            }
+        }
+        for handle in std::mem::take(&mut *self.images.lock()) {
+            let _ = module::unload(session, handle);
+        }
+        memory::release_of_context(session, self);
+        self.known_limits.lock().clear();
+    }
+
+    /// `cuCtxDestroy` of a context that the program made.
+    pub fn destroy(&'static self) -> Status {
+        if self.primary || !self.alive.load(Ordering::Relaxed) {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        self.end(session()?);
+        CONTEXTS.write().remove(&self.handle);
+        if is_current(self) {
+            pop();
+        }
+        Ok(())
+    }
+
+    /// `cuDevicePrimaryCtxRelease`.
+    pub fn release(&'static self) -> Status {
+        let mut retained = self.retained.lock();
+        if *retained == 0 {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        *retained -= 1;
+        if *retained == 0 {
+            self.end(session()?);
+        }
+        Ok(())
+    }
+
+    /// `cuDevicePrimaryCtxReset`: everything goes, the retains stay, and the next retain or use begins anew.
+    pub fn reset(&'static self) -> Status {
+        let retained = self.retained.lock();
+        if self.alive.load(Ordering::Relaxed) {
+            self.end(session()?);
+            if *retained > 0 {
+                self.revive();
+            }
+        }
+        Ok(())
+    }
+
+    fn revive(&self) {
+        self.id.store(next_id(), Ordering::Relaxed);
+        self.alive.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Device {
+    /// Makes sure that the server has a context on it; the server's ordinal.
+    fn attach(&self, session: &Session) -> Status<u32> {
+        let server = self.server.ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        let mut attached = self.attached.lock();
+        if !*attached {
+            let body = Attach {
+                device: server,
+                pad: 0,
+            };
+            session.ask(Op::Attach, &body, &[])?.status.ok()?;
+            *attached = true;
+        }
+        Ok(server)
+    }
+
+    /// Its primary context, retained or not.
+    pub fn primary(&self, ordinal: i32) -> Status<&'static Context> {
+        let server = self.server.ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        Ok(self.primary.get_or_init(|| {
+            let handle = genuine_primary(ordinal)
+                .unwrap_or_else(|| Handle::new(Kind::Context, u16::MAX, ordinal as u32).0);
+            Context::make(handle, ordinal, server, true, 3020, 0)
+        }))
+    }
+}
+
+/// `cuDevicePrimaryCtxRetain`.
+pub fn retain(ordinal: i32) -> Status<&'static Context> {
+    let device = device(ordinal)?;
+    let context = device.primary(ordinal)?;
+    let mut retained = context.retained.lock();
+    device.attach(session()?)?;
+    if *retained == 0 {
+        context.revive();
+    }
+    *retained += 1;
+    Ok(context)
+}
+
+/// `cuCtxCreate`: makes a context and makes it current.
+pub fn create(ordinal: i32, flags: u32, version: u32) -> Status<&'static Context> {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let server = device(ordinal)?.attach(session()?)?;
+    let index = MADE.fetch_add(1, Ordering::Relaxed);
+    let handle = Handle::new(Kind::Context, 0, index).0;
+    let context = Context::make(handle, ordinal, server, false, version, flags);
+    push(context);
+    Ok(context)
+}
+
+/// The handle that the genuine driver has for a device's primary context, which it names without making one:
+/// cudart learns it from the same table, and both ways must agree.
+fn genuine_primary(ordinal: i32) -> Option<u64> {
+    type GetExportTable = unsafe extern "C" fn(*mut *const usize, *const CUuuid) -> CUresult;
+    type PrimaryContext = unsafe extern "C" fn(*mut u64, i32) -> CUresult;
+    const TABLE: CUuuid = CUuuid([
+        0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d,
+        0xf9,
+    ]);
+    const SLOT: usize = 2;
+    let address = genuine::symbol("cuGetExportTable")?;
+    // SAFETY: the driver's function of this name has this signature.
+    let get = unsafe { std::mem::transmute::<*const (), GetExportTable>(address) };
+    let mut table: *const usize = ptr::null();
+    // SAFETY: writes one pointer.
+    let status = unsafe { get(&mut table, &TABLE) };
+    if !status.is_ok() || table.is_null() {
+        return None;
+    }
+    // SAFETY: the first word of this table is its size in bytes; the slot is read only when it is inside.
+    let function = unsafe {
+        if *table < (SLOT + 1) * size_of::<usize>() {
+            return None;
+        }
+        *table.add(SLOT)
+    };
+    if function == 0 {
+        return None;
+    }
+    // SAFETY: the slot holds a function of this signature.
+    let function = unsafe { std::mem::transmute::<usize, PrimaryContext>(function) };
+    let mut handle = 0;
+    // SAFETY: writes one handle.
+    let status = unsafe { function(&mut handle, ordinal) };
+    (status.is_ok() && handle != 0).then_some(handle)
+}
+
+thread_local! {
+    // Neither has a destructor, so both work in exit handlers.
+    static CURRENT: Cell<Option<&'static Context>> = const { Cell::new(None) };
+    static BELOW: ManuallyDrop<RefCell<Vec<Option<&'static Context>>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+/// The calling thread's context, whether it still lives or not.
+#[inline]
+pub fn top() -> Option<&'static Context> {
+    CURRENT.get()
+}
+
+/// The calling thread's context.
+#[inline]
+pub fn current() -> Status<&'static Context> {
+    top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.usable()
+}
+
+fn is_current(context: &Context) -> bool {
+    top().is_some_and(|top| ptr::eq(top, context))
+}
+
+/// `cuCtxPushCurrent`.
+pub fn push(context: &'static Context) {
+    BELOW.with(|below| below.borrow_mut().push(CURRENT.get()));
+    CURRENT.set(Some(context));
+}
+
+/// `cuCtxPopCurrent`.
+pub fn pop() -> Option<&'static Context> {
+    let popped = CURRENT.get();
+    let next = BELOW.with(|below| below.borrow_mut().pop()).flatten();
+    CURRENT.set(next);
+    popped
+}
+
+/// `cuCtxSetCurrent`: replaces the top of the stack.
+pub fn set(context: Option<&'static Context>) {
+    CURRENT.set(context);
+    if context.is_none() {
+        // NULL pops.
+        CURRENT.set(BELOW.with(|below| below.borrow_mut().pop()).flatten());
+    }
+}

@@ -1,0 +1,242 @@
+//! Events: what the client knows of them, so that most waits and queries need no answer.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use mpsshim_proto::cuda::{
+    CU_EVENT_BLOCKING_SYNC, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_OUT_OF_MEMORY,
+};
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::{EventCreate, EventOnStream, Object, Op};
+use parking_lot::Mutex;
+
+use crate::context::Context;
+use crate::ffi::Status;
+use crate::objects::{Entry, Table};
+use crate::stream::{self, StreamRef};
+use crate::submit::Session;
+use crate::thread;
+use crate::wait::Policy;
+
+/// Every event of the process.
+pub static EVENTS: Table<Event> = Table::new(Kind::Event);
+
+/// An event and its handle.
+pub type EventRef = &'static Entry<Event>;
+
+/// What the client knows of an event.
+#[derive(Debug, Default)]
+pub struct Event {
+    context: AtomicPtr<Context>,
+    flags: AtomicU32,
+    record: Mutex<Option<Record>>,
+    /// Whether the last record is known to be complete.
+    complete: AtomicBool,
+}
+
+/// Where an event was last recorded.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    stream: StreamRef,
+    /// The stream's handle then: it may be another by now.
+    handle: u64,
+    /// The stream's position just behind the record.
+    at: u64,
+}
+
+impl Record {
+    /// The stream, if it still exists.
+    fn stream(&self) -> Option<StreamRef> {
+        (self.stream.handle() == self.handle).then_some(self.stream)
+    }
+}
+
+impl Event {
+    /// `CU_EVENT_*`.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &'static Context {
+        // SAFETY: set before the event is published, to a context, none of which is ever freed.
+        unsafe { &*self.context.load(Ordering::Acquire) }
+    }
+
+    /// Whether it was ever recorded.
+    pub fn is_recorded(&self) -> bool {
+        self.record.lock().is_some()
+    }
+
+    fn policy(&self) -> Policy {
+        if self.flags() & CU_EVENT_BLOCKING_SYNC != 0 {
+            Policy::Block
+        } else {
+            self.context().policy()
+        }
+    }
+}
+
+/// The event of a handle.
+pub fn resolve(handle: u64) -> Status<EventRef> {
+    EVENTS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// Makes an event; the caller has checked the flags.
+pub fn create(session: &Session, context: &'static Context, flags: u32) -> Status<EventRef> {
+    let event = EVENTS.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    event
+        .context
+        .store(ptr::from_ref(context).cast_mut(), Ordering::Release);
+    event.flags.store(flags, Ordering::Relaxed);
+    *event.record.lock() = None;
+    event.complete.store(false, Ordering::Relaxed);
+    let body = EventCreate {
+        event: EVENTS.handle_of(event),
+        flags,
+        device: context.server_device,
+    };
+    session.post(Op::EventCreate, &body)?;
+    context.own_event(EVENTS.publish(event));
+    Ok(event)
+}
+
+/// Destroys an event; a record that is queued still happens.
+pub fn destroy(session: &Session, handle: u64) -> Status {
+    let event = EVENTS.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    event.context().forget_event(handle);
+    let status = session.post(Op::EventDestroy, &Object { object: handle });
+    EVENTS.recycle(event);
+    status
+}
+
+/// Records an event on a stream.
+pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32) -> Status {
+    let mut ring = session.ring()?;
+    let body = EventOnStream {
+        event: event.handle(),
+        stream: stream.handle(),
+        flags,
+        pad: 0,
+    };
+    ring.put(Op::EventRecord, 0, &body, &[])?;
+    stream.count(&ring);
+    // Under the ring's lock, so that the last record here is the last one in the ring.
+    *event.record.lock() = Some(Record {
+        stream,
+        handle: body.stream,
+        at: stream.position(),
+    });
+    event.complete.store(false, Ordering::Release);
+    Ok(())
+}
+
+/// Makes a stream wait for an event; one that was never recorded is complete.
+pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32) -> Status {
+    if !event.is_recorded() || event.complete.load(Ordering::Acquire) {
+        return session.check();
+    }
+    let body = EventOnStream {
+        event: event.handle(),
+        stream: stream.handle(),
+        flags,
+        pad: 0,
+    };
+    stream::post(session, stream, Op::StreamWaitEvent, &body, &[])
+}
+
+/// Waits for an event.
+pub fn synchronize(session: &Session, event: EventRef) -> Status {
+    session.check()?;
+    let record = *event.record.lock();
+    let Some(record) = record else {
+        return session.posted_error();
+    };
+    if event.complete.load(Ordering::Acquire) {
+        return session.posted_error();
+    }
+    if let Some(stream) = record.stream() {
+        if stream::has_reached(session, stream, record.at) {
+            event.complete.store(true, Ordering::Release);
+            return session.posted_error();
+        }
+        if stream.position() == record.at {
+            // Nothing stands behind the record: a mark of its stream says the same.
+            let target = stream::mark(&mut session.ring()?, stream)?;
+            stream::wait_for(session, stream, target, event.policy())?;
+            note_complete(event, record);
+            return Ok(());
+        }
+    }
+    let waiter = match thread::wait_stream(session, event.context()) {
+        Ok(waiter) => waiter,
+        // No flag is left, or the thread is at its end.
+        Err(_) => return poll(session, event),
+    };
+    let target = {
+        let mut ring = session.ring()?;
+        stream::mark_event(&mut ring, waiter, event.handle())?
+    };
+    stream::wait_for(session, waiter, target, event.policy())?;
+    note_complete(event, record);
+    Ok(())
+}
+
+/// Remembers that a record is complete, unless another one has taken its place.
+fn note_complete(event: &Event, record: Record) {
+    let now = event.record.lock();
+    if now.is_some_and(|now| now.handle == record.handle && now.at == record.at) {
+        event.complete.store(true, Ordering::Release);
+    }
+}
+
+/// Waits by asking.
+fn poll(session: &Session, event: EventRef) -> Status {
+    let began = Instant::now();
+    loop {
+        let body = Object {
+            object: event.handle(),
+        };
+        let status = session.ask(Op::EventQuery, &body, &[])?.status;
+        if status != CUDA_ERROR_NOT_READY {
+            return status.ok().and_then(|()| session.posted_error());
+        }
+        if began.elapsed() > Duration::from_millis(1) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// Whether an event's last record is complete: `CUDA_ERROR_NOT_READY` when not.
+pub fn query(session: &Session, event: EventRef) -> Status {
+    session.check()?;
+    let record = *event.record.lock();
+    let Some(record) = record else {
+        return session.posted_error();
+    };
+    if event.complete.load(Ordering::Acquire) {
+        return session.posted_error();
+    }
+    if let Some(stream) = record.stream() {
+        if stream::has_reached(session, stream, record.at) {
+            note_complete(event, record);
+            return session.posted_error();
+        }
+        if stream.position() == record.at {
+            return if stream::query(session, stream)? {
+                note_complete(event, record);
+                Ok(())
+            } else {
+                Err(CUDA_ERROR_NOT_READY)
+            };
+        }
+    }
+    let body = Object {
+        object: event.handle(),
+    };
+    session.ask(Op::EventQuery, &body, &[])?.status.ok()?;
+    note_complete(event, record);
+    session.posted_error()
+}

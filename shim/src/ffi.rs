@@ -1,0 +1,161 @@
+//! The border to the program: what a handler's arguments may be, and how its result leaves.
+//!
+//! A handler is called only by the program, with the arguments of the CUDA function it stands for. These types
+//! have the layout of the pointers in its signature and carry the promise that CUDA documents for them, so that a
+//! handler reads and writes through them without unsafe code of its own. None of them can be made here.
+
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult};
+
+/// Status of a step of a call.
+pub type Status<T = ()> = Result<T, CUresult>;
+
+/// Runs the body of a handler. A panic, which would be a defect of the shim, does not reach the program.
+#[inline]
+pub fn guard(body: impl FnOnce() -> Status) -> CUresult {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => CUDA_SUCCESS,
+        Ok(Err(status)) => status,
+        Err(_) => CUDA_ERROR_UNKNOWN,
+    }
+}
+
+/// Where a call puts a result: null or writable.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Out<T> {}
+
+impl<T> Out<T> {
+    /// What a program that leaves a result out gives.
+    pub const fn none() -> Out<T> {
+        Out(std::ptr::null_mut())
+    }
+
+    /// Whether the program gave none.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// `CUDA_ERROR_INVALID_VALUE` without a place for the result.
+    pub fn required(self) -> Status {
+        if self.0.is_null() {
+            Err(CUDA_ERROR_INVALID_VALUE)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Stores the result, which must have a place.
+    pub fn set(self, value: T) -> Status {
+        self.required()?;
+        self.set_if_wanted(value);
+        Ok(())
+    }
+
+    /// Stores the result if there is a place for it.
+    pub fn set_if_wanted(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: not null, so writable by the promise of the type.
+            unsafe { self.0.write(value) };
+        }
+    }
+
+    /// What is there.
+    pub fn get(self) -> Status<T>
+    where
+        T: Copy,
+    {
+        self.required()?;
+        // SAFETY: not null, so the program's own variable; CUDA reads such arguments too.
+        Ok(unsafe { self.0.read() })
+    }
+
+    /// Element `index` of an array that is read and written; the caller bounds `index` by the count given with it.
+    pub fn get_at(self, index: usize) -> Status<T>
+    where
+        T: Copy,
+    {
+        self.required()?;
+        // SAFETY: not null; the caller bounds `index`.
+        Ok(unsafe { self.0.add(index).read() })
+    }
+
+    /// Stores element `index` of an array result.
+    pub fn set_at(self, index: usize, value: T) -> Status {
+        self.required()?;
+        // SAFETY: not null; the caller bounds `index` by the count that the program gave with the array.
+        unsafe { self.0.add(index).write(value) };
+        Ok(())
+    }
+}
+
+/// An argument behind a pointer, or an array of them: null or readable.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for In<T> {}
+
+impl<T> In<T> {
+    /// What a program that leaves an argument out gives.
+    pub const fn none() -> In<T> {
+        In(std::ptr::null())
+    }
+}
+
+impl<T: Copy> In<T> {
+    /// Whether the program gave none.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The argument, which must be there.
+    pub fn get(self) -> Status<T> {
+        self.at(0)
+    }
+
+    /// Element `index` of an array that must be there; the caller bounds `index` by the count given with it.
+    pub fn at(self, index: usize) -> Status<T> {
+        if self.0.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so readable by the promise of the type.
+        Ok(unsafe { self.0.add(index).read() })
+    }
+
+    /// The address.
+    pub fn address(self) -> *const T {
+        self.0
+    }
+}
+
+/// A C string: null or NUL-ended.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct Text(*const c_char);
+
+impl Text {
+    /// The string, which must be there.
+    pub fn get<'a>(self) -> Status<&'a CStr> {
+        if self.0.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so NUL-ended and the program's for the time of the call, which `'a` does not outlive in
+        // any handler.
+        Ok(unsafe { CStr::from_ptr(self.0) })
+    }
+}

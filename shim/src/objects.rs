@@ -1,0 +1,175 @@
+//! Tables from handles to objects that a launch can read without a lock.
+//!
+//! A table only grows; its entries are never moved or freed but used again under a handle of the next generation.
+//! So a reference to an entry stays valid for the life of the process, and a stale handle is told from its
+//! successor. Objects keep all they have in atomics and locks: who uses a handle while another thread destroys
+//! it gets a wrong answer, as natively, and nothing worse.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use mpsshim_proto::handle::{Handle, Kind};
+use parking_lot::Mutex;
+
+const CHUNK: usize = 256;
+const CHUNKS: usize = 4096;
+
+/// An object and the handle it has now.
+#[derive(Debug, Default)]
+pub struct Entry<T> {
+    /// 0 while nobody holds it.
+    handle: AtomicU64,
+    generation: AtomicU32,
+    index: AtomicU32,
+    object: T,
+}
+
+impl<T> Entry<T> {
+    /// The handle; 0 when the object was destroyed.
+    #[inline]
+    pub fn handle(&self) -> u64 {
+        self.handle.load(Ordering::Acquire)
+    }
+}
+
+impl<T> Deref for Entry<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.object
+    }
+}
+
+/// All objects of a kind.
+#[derive(Debug)]
+pub struct Table<T: 'static> {
+    kind: Kind,
+    chunks: [AtomicPtr<Entry<T>>; CHUNKS],
+    places: Mutex<Places>,
+}
+
+#[derive(Debug)]
+struct Places {
+    used: u32,
+    free: VecDeque<u32>,
+}
+
+impl<T: Default + Sync> Table<T> {
+    /// An empty table.
+    pub const fn new(kind: Kind) -> Self {
+        Table {
+            kind,
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            places: Mutex::new(Places {
+                used: 0,
+                free: VecDeque::new(),
+            }),
+        }
+    }
+
+    fn entry(&self, index: u32) -> Option<&'static Entry<T>> {
+        let chunk = self
+            .chunks
+            .get(index as usize / CHUNK)?
+            .load(Ordering::Acquire);
+        if chunk.is_null() {
+            return None;
+        }
+        // SAFETY: a chunk is CHUNK entries that are never freed or moved; shared access only.
+        Some(unsafe { &*chunk.add(index as usize % CHUNK) })
+    }
+
+    /// An object nobody has: the caller fills it, then calls [`Table::publish`]. `None`: a million are in use.
+    pub fn claim(&self) -> Option<&'static Entry<T>> {
+        let mut places = self.places.lock();
+        if let Some(index) = places.free.pop_front() {
+            return self.entry(index);
+        }
+        let index = places.used;
+        let chunk = self.chunks.get(index as usize / CHUNK)?;
+        if chunk.load(Ordering::Relaxed).is_null() {
+            let fresh: Vec<Entry<T>> = (0..CHUNK).map(|_| Entry::default()).collect();
+            chunk.store(
+                Box::leak(fresh.into_boxed_slice()).as_mut_ptr(),
+                Ordering::Release,
+            );
+        }
+        places.used += 1;
+        let entry = self.entry(index)?;
+        entry.index.store(index, Ordering::Relaxed);
+        Some(entry)
+    }
+
+    /// The handle that [`Table::publish`] will give a claimed entry.
+    pub fn handle_of(&self, entry: &Entry<T>) -> u64 {
+        Handle::new(
+            self.kind,
+            entry.generation.load(Ordering::Relaxed) as u16,
+            entry.index.load(Ordering::Relaxed),
+        )
+        .0
+    }
+
+    /// Makes a filled entry reachable by its handle.
+    pub fn publish(&self, entry: &Entry<T>) -> u64 {
+        let handle = self.handle_of(entry);
+        entry.handle.store(handle, Ordering::Release);
+        handle
+    }
+
+    /// The object of a live handle of this kind.
+    #[inline]
+    pub fn get(&self, raw: u64) -> Option<&'static Entry<T>> {
+        let handle = Handle(raw);
+        if handle.kind() != Some(self.kind) {
+            return None;
+        }
+        self.entry(handle.index())
+            .filter(|entry| entry.handle() == raw)
+    }
+
+    /// Takes a live handle's object out; `None` when another thread was faster.
+    pub fn retire(&self, raw: u64) -> Option<&'static Entry<T>> {
+        let entry = self.get(raw)?;
+        entry
+            .handle
+            .compare_exchange(raw, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        Some(entry)
+    }
+
+    /// Gives a retired or claimed entry back for the next handle.
+    pub fn recycle(&self, entry: &Entry<T>) {
+        let next = (entry.generation.load(Ordering::Relaxed) + 1) & 0xffff;
+        entry.generation.store(next, Ordering::Relaxed);
+        self.places
+            .lock()
+            .free
+            .push_back(entry.index.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static TABLE: Table<AtomicU32> = Table::new(Kind::Event);
+
+    #[test]
+    fn a_stale_handle_is_told_from_its_successor() {
+        let first = TABLE.claim().unwrap();
+        assert!(TABLE.get(TABLE.handle_of(first)).is_none());
+        let old = TABLE.publish(first);
+        first.store(7, Ordering::Relaxed);
+        assert_eq!(TABLE.get(old).unwrap().load(Ordering::Relaxed), 7);
+        assert!(TABLE.get(old ^ 1 << 48).is_none(), "another kind");
+        let entry = TABLE.retire(old).unwrap();
+        assert!(TABLE.retire(old).is_none() && TABLE.get(old).is_none());
+        TABLE.recycle(entry);
+        let second = TABLE.claim().unwrap();
+        let new = TABLE.publish(second);
+        assert!(std::ptr::eq(first, second) && new != old);
+        assert!(TABLE.get(old).is_none() && TABLE.get(new).is_some());
+    }
+}

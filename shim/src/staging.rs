@@ -1,0 +1,368 @@
+//! Copies between pageable memory and the device, through memory that the server has registered.
+//!
+//! Staging is cut into chunks of three sizes: small and medium ones in the session's segment, large ones in a
+//! pinned buffer that is allocated with the first large copy. A chunk that a copy to the device reads is used
+//! again once a mark behind that copy is reached; the mark is posted only when chunks run short, or every few
+//! chunks of one long copy, since each costs the server more than the copy's message.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mpsshim_proto::message::{Copy, Op, Side};
+use mpsshim_proto::segment::STAGING_LEN;
+use parking_lot::Mutex;
+
+use crate::ffi::Status;
+use crate::memory;
+use crate::stream::{self, StreamRef, Target};
+use crate::submit::{Ring, Session};
+
+const SMALL: u64 = 4 << 10;
+const SMALL_COUNT: u64 = 16;
+const MEDIUM: u64 = 128 << 10;
+const MEDIUM_COUNT: u64 = 7;
+const LARGE: u64 = 2 << 20;
+const LARGE_COUNT: u64 = 8;
+/// Copies from this many bytes on use large chunks.
+const LARGE_FROM: u64 = 4 << 20;
+/// Chunks of a copy to the device between two marks.
+const UNMARKED: usize = 2;
+/// Chunks of a copy from the device that are under way at a time.
+const IN_FLIGHT: usize = 3;
+
+const _: () = assert!(SMALL * SMALL_COUNT + MEDIUM * MEDIUM_COUNT == STAGING_LEN as u64);
+
+/// Chunks of one size.
+#[derive(Debug)]
+struct Chunks {
+    size: u64,
+    side: Side,
+    /// Offset in the staging area, or address in the host arena, of the first.
+    first: u64,
+    count: u64,
+    states: Mutex<Vec<State>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Free,
+    /// A thread fills it, or waits to empty it.
+    Taken,
+    /// A copy reads it.
+    Read {
+        stream: StreamRef,
+        handle: u64,
+        /// Position just behind the copy.
+        at: u64,
+        /// A mark behind the copy, if one was posted for it.
+        mark: Option<Target>,
+        /// Order in which chunks were used.
+        sequence: u64,
+    },
+}
+
+impl Chunks {
+    const fn new(size: u64, side: Side, first: u64, count: u64) -> Chunks {
+        Chunks {
+            size,
+            side,
+            first,
+            count,
+            states: Mutex::new(Vec::new()),
+        }
+    }
+
+    fn offset(&self, chunk: usize) -> u64 {
+        self.first + chunk as u64 * self.size
+    }
+
+    /// Where a chunk lies in this process.
+    fn address(&self, session: &Session, chunk: usize) -> *mut u8 {
+        let offset = self.offset(chunk);
+        match self.side {
+            Side::Host => offset as *mut u8,
+            // SAFETY: the chunks of the staging area lie inside it, by the assertion above.
+            _ => unsafe { session.staging().add(offset as usize) },
+        }
+    }
+
+    /// Takes a chunk that is free, or whose copy is done.
+    fn try_take(&self, session: &Session) -> Option<usize> {
+        let mut states = self.states.lock();
+        if states.is_empty() {
+            states.resize(self.count as usize, State::Free);
+        }
+        let found = states.iter().position(|state| match *state {
+            State::Free => true,
+            State::Taken => false,
+            State::Read {
+                stream,
+                handle,
+                at,
+                mark,
+                ..
+            } => {
+                mark.is_some_and(|mark| mark.is_reached(session))
+                    || stream.handle() == handle && stream::has_reached(session, stream, at)
+            }
+        })?;
+        states[found] = State::Taken;
+        Some(found)
+    }
+
+    /// Takes a chunk, waiting for one if need be. The caller must hold none.
+    fn take(&self, session: &Session) -> Status<usize> {
+        loop {
+            if let Some(chunk) = self.try_take(session) {
+                return Ok(chunk);
+            }
+            let oldest = {
+                let states = self.states.lock();
+                states
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(chunk, state)| match *state {
+                        State::Read {
+                            stream,
+                            handle,
+                            mark,
+                            sequence,
+                            ..
+                        } => Some((sequence, chunk, stream, handle, mark)),
+                        _ => None,
+                    })
+                    .min_by_key(|found| found.0)
+            };
+            match oldest {
+                Some((sequence, chunk, stream, handle, mark)) => {
+                    if stream.handle() == handle {
+                        let mark = match mark {
+                            Some(mark) => mark,
+                            None => stream::mark(&mut session.ring()?, stream)?,
+                        };
+                        stream::wait_for(session, stream, mark, stream.context().policy())?;
+                    } else {
+                        // The stream was destroyed; what it was given is waited for with everything else.
+                        stream::quiesce(session, None)?;
+                    }
+                    let mut states = self.states.lock();
+                    if matches!(states[chunk], State::Read { sequence: now, .. } if now == sequence)
+                    {
+                        states[chunk] = State::Free;
+                    }
+                }
+                // All are in the hands of other threads.
+                None => {
+                    session.check()?;
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    fn give_back(&self, chunk: usize) {
+        self.states.lock()[chunk] = State::Free;
+    }
+
+    fn set(&self, chunk: usize, state: State) {
+        self.states.lock()[chunk] = state;
+    }
+
+    /// Gives a mark to the chunks of a stream that stand before it and have none.
+    fn mark_unmarked(&self, session: &Session, stream: StreamRef, limit: usize) -> Status {
+        let unmarked = |state: &State| matches!(*state, State::Read { handle, mark: None, .. } if handle == stream.handle());
+        if self.states.lock().iter().filter(|s| unmarked(s)).count() < limit {
+            return Ok(());
+        }
+        // Chunks that get in while the mark is posted may stand behind it: only those before it take it.
+        let (target, position) = {
+            let mut ring = session.ring()?;
+            (stream::mark(&mut ring, stream)?, stream.position())
+        };
+        for state in self.states.lock().iter_mut().filter(|s| unmarked(s)) {
+            if let State::Read { at, mark, .. } = state {
+                if *at <= position {
+                    *mark = Some(target);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+static SMALL_CHUNKS: Chunks = Chunks::new(SMALL, Side::Staging, 0, SMALL_COUNT);
+static MEDIUM_CHUNKS: Chunks =
+    Chunks::new(MEDIUM, Side::Staging, SMALL * SMALL_COUNT, MEDIUM_COUNT);
+static LARGE_CHUNKS: Mutex<Option<&'static Chunks>> = Mutex::new(None);
+
+/// The chunks that suit a copy of `len` bytes.
+fn chunks_for(session: &Session, stream: StreamRef, len: u64) -> &'static Chunks {
+    if len <= SMALL {
+        return &SMALL_CHUNKS;
+    }
+    if len < LARGE_FROM {
+        return &MEDIUM_CHUNKS;
+    }
+    let mut large = LARGE_CHUNKS.lock();
+    if let Some(chunks) = *large {
+        return chunks;
+    }
+    // Owned by no context, so that it outlives each.
+    match memory::host_alloc_unowned(session, stream.context(), LARGE * LARGE_COUNT) {
+        Ok(start) => {
+            let chunks = Box::leak(Box::new(Chunks::new(LARGE, Side::Host, start, LARGE_COUNT)));
+            *large = Some(chunks);
+            chunks
+        }
+        Err(status) => {
+            tracing::warn!(%status, "no pinned memory for large copies; they go through the segment");
+            &MEDIUM_CHUNKS
+        }
+    }
+}
+
+fn sequence() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn copy_in(ring: &mut Ring<'_>, stream: StreamRef, body: Copy) -> Status {
+    ring.put(Op::Copy, 0, &body, &[])?;
+    stream.count(ring);
+    Ok(())
+}
+
+/// Copies pageable memory to the device (or to pinned memory: `side`). Returns when all of it is staged.
+///
+/// # Safety
+/// `[from, from + len)` is readable.
+pub unsafe fn to_device(
+    session: &Session,
+    stream: StreamRef,
+    (to, side): (u64, Side),
+    from: u64,
+    len: u64,
+) -> Status {
+    let chunks = chunks_for(session, stream, len);
+    let mut done = 0;
+    while done < len {
+        let part = (len - done).min(chunks.size);
+        let chunk = chunks.take(session)?;
+        // SAFETY: the source is the caller's promise; the chunk is ours alone and has room for `part` bytes.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                (from + done) as *const u8,
+                chunks.address(session, chunk),
+                part as usize,
+            );
+        }
+        let body = Copy {
+            to: to + done,
+            from: chunks.offset(chunk),
+            len: part,
+            stream: stream.handle(),
+            sides: side as u32 | (chunks.side as u32) << 8,
+            pad: 0,
+        };
+        let posted = session.ring().and_then(|mut ring| {
+            copy_in(&mut ring, stream, body)?;
+            Ok(stream.position())
+        });
+        let at = match posted {
+            Ok(at) => at,
+            Err(status) => {
+                chunks.give_back(chunk);
+                return Err(status);
+            }
+        };
+        chunks.set(
+            chunk,
+            State::Read {
+                stream,
+                handle: body.stream,
+                at,
+                mark: None,
+                sequence: sequence(),
+            },
+        );
+        done += part;
+        let limit = if len > chunks.size {
+            UNMARKED
+        } else {
+            chunks.count as usize / 2
+        };
+        chunks.mark_unmarked(session, stream, limit)?;
+    }
+    Ok(())
+}
+
+/// Copies from the device (or from pinned memory: `side`) to pageable memory and waits for it.
+///
+/// # Safety
+/// `[to, to + len)` is writable.
+pub unsafe fn from_device(
+    session: &Session,
+    stream: StreamRef,
+    to: u64,
+    (from, side): (u64, Side),
+    len: u64,
+) -> Status {
+    let chunks = chunks_for(session, stream, len);
+    let mut under_way: std::collections::VecDeque<(usize, Target, u64, u64)> = Default::default();
+    let mut issued = 0;
+    let mut status = Ok(());
+    loop {
+        while status.is_ok() && issued < len && under_way.len() < IN_FLIGHT {
+            // Wait for a chunk only while holding none: two threads must not wait for each other.
+            let chunk = match chunks.try_take(session) {
+                Some(chunk) => chunk,
+                None if under_way.is_empty() => match chunks.take(session) {
+                    Ok(chunk) => chunk,
+                    Err(error) => {
+                        status = Err(error);
+                        break;
+                    }
+                },
+                None => break,
+            };
+            let part = (len - issued).min(chunks.size);
+            let body = Copy {
+                to: chunks.offset(chunk),
+                from: from + issued,
+                len: part,
+                stream: stream.handle(),
+                sides: chunks.side as u32 | (side as u32) << 8,
+                pad: 0,
+            };
+            let posted = session.ring().and_then(|mut ring| {
+                copy_in(&mut ring, stream, body)?;
+                stream::mark(&mut ring, stream)
+            });
+            match posted {
+                Ok(target) => under_way.push_back((chunk, target, issued, part)),
+                Err(error) => {
+                    chunks.give_back(chunk);
+                    status = Err(error);
+                }
+            }
+            issued += part;
+        }
+        let Some((chunk, target, at, part)) = under_way.pop_front() else {
+            break;
+        };
+        let waited = stream::wait_for(session, stream, target, stream.context().policy());
+        if waited.is_ok() {
+            // SAFETY: the target is the caller's promise; the GPU is done with the chunk, which is ours.
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    chunks.address(session, chunk),
+                    (to + at) as *mut u8,
+                    part as usize,
+                );
+            }
+        }
+        chunks.give_back(chunk);
+        status = status.and(waited);
+    }
+    status
+}

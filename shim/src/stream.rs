@@ -1,0 +1,473 @@
+//! Streams, and the marks by which a thread waits for them.
+//!
+//! A stream counts the operations it was given. A mark is a message that has the GPU write a number into the
+//! stream's completion flag once everything before it is done; the stream remembers what its last mark covers, so
+//! that a second wait, or a query, needs no message. Counts and marks change under the ring's lock, so a mark
+//! covers exactly what stands before it in the ring and the numbers rise in ring order.
+//!
+//! The legacy default stream is ordered after the work of its context's blocking streams: for it the count that
+//! matters is the context's.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use mpsshim_proto::cuda::{
+    CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_OUT_OF_MEMORY,
+};
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::{Mark, MarkEvent, Object, Op, StreamCreate};
+use mpsshim_proto::segment::{FLAGS, reached};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::context::{self, Context};
+use crate::ffi::Status;
+use crate::objects::{Entry, Table};
+use crate::submit::{Ring, Session, session};
+use crate::thread;
+use crate::wait::{self, Policy};
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`.
+const LEGACY: u64 = 1;
+const PER_THREAD: u64 = 2;
+/// What `cuCtxGetStreamPriorityRange` gives on devices of compute capability 7.0 and later.
+pub const LEAST_PRIORITY: i32 = 0;
+/// As above.
+pub const GREATEST_PRIORITY: i32 = -5;
+
+/// Every stream of the process.
+pub static STREAMS: Table<Stream> = Table::new(Kind::Stream);
+
+/// A stream and its handle.
+pub type StreamRef = &'static Entry<Stream>;
+
+/// What the client knows of a stream.
+#[derive(Debug, Default)]
+pub struct Stream {
+    context: AtomicPtr<Context>,
+    slot: AtomicU32,
+    flags: AtomicU32,
+    priority: AtomicI32,
+    id: AtomicU64,
+    legacy: AtomicBool,
+    /// Operations given to this stream.
+    own: Progress,
+    /// Legacy streams: operations given to all blocking streams of the context.
+    joined: Progress,
+    /// Value of the last mark.
+    mark: AtomicU32,
+}
+
+/// Counts of operations: the last mark's, and the most that is known to be complete.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Not used for [`Stream::joined`]: the context counts.
+    posted: AtomicU64,
+    marked: AtomicU64,
+    reached: AtomicU64,
+}
+
+impl Progress {
+    fn reset(&self) {
+        self.posted.store(0, Ordering::Relaxed);
+        self.marked.store(0, Ordering::Relaxed);
+        self.reached.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Stream {
+    /// Its context.
+    #[inline]
+    pub fn context(&self) -> &'static Context {
+        // SAFETY: set before the stream is published, to a context, none of which is ever freed.
+        unsafe { &*self.context.load(Ordering::Acquire) }
+    }
+
+    /// `CU_STREAM_*`.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Its priority, clamped as the driver does.
+    pub fn priority(&self) -> i32 {
+        self.priority.load(Ordering::Relaxed)
+    }
+
+    /// `cuStreamGetId`: unique in the life of the process.
+    pub fn id(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    /// Its completion flag.
+    pub fn slot(&self) -> u32 {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    fn is_legacy(&self) -> bool {
+        self.legacy.load(Ordering::Relaxed)
+    }
+
+    /// How far a wait for this stream has to go.
+    pub fn position(&self) -> u64 {
+        if self.is_legacy() {
+            self.context().joined.load(Ordering::Acquire)
+        } else {
+            self.own.posted.load(Ordering::Acquire)
+        }
+    }
+
+    /// How far it is known to have come, on the scale of [`Stream::position`].
+    pub fn reached(&self) -> u64 {
+        if self.is_legacy() {
+            self.joined.reached.load(Ordering::Acquire)
+        } else {
+            self.own.reached.load(Ordering::Acquire)
+        }
+    }
+
+    /// How far its last mark goes, on the same scale.
+    fn marked(&self) -> u64 {
+        if self.is_legacy() {
+            self.joined.marked.load(Ordering::Acquire)
+        } else {
+            self.own.marked.load(Ordering::Acquire)
+        }
+    }
+
+    /// Whether it was given work of its own that is not known to be complete.
+    fn is_busy(&self) -> bool {
+        self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
+    }
+
+    /// Counts an operation that was just put into the ring.
+    #[inline]
+    pub fn count(&self, ring: &Ring<'_>) {
+        let add = |counter: &AtomicU64| {
+            // The ring's lock is held: nobody else writes.
+            counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
+        };
+        add(&self.own.posted);
+        if self.flags() & CU_STREAM_NON_BLOCKING == 0 {
+            add(&self.context().joined);
+        }
+        add(&ring.session().operations);
+    }
+
+    /// The last mark, as something to wait for.
+    fn last_mark(&self) -> Target {
+        Target {
+            slot: self.slot(),
+            value: self.mark.load(Ordering::Relaxed),
+            own: self.own.marked.load(Ordering::Relaxed),
+            joined: self.joined.marked.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Remembers that a mark was reached.
+    fn note(&self, target: Target) {
+        self.own.reached.fetch_max(target.own, Ordering::AcqRel);
+        self.joined
+            .reached
+            .fetch_max(target.joined, Ordering::AcqRel);
+    }
+}
+
+/// A mark: the flag and the value to wait for, and what it covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub slot: u32,
+    pub value: u32,
+    own: u64,
+    joined: u64,
+}
+
+impl Target {
+    /// Whether the GPU has got there.
+    pub fn is_reached(self, session: &Session) -> bool {
+        reached(session.flag(self.slot).load(Ordering::Acquire), self.value)
+    }
+}
+
+/// The completion flags of a session.
+#[derive(Debug, Default)]
+pub struct Slots {
+    used: u32,
+    /// Slot and last value given out, all reached.
+    free: Vec<(u32, u32)>,
+    /// Slots of destroyed streams whose last mark may not be reached. Used again only then: a late write would
+    /// take the successor's flag back.
+    retiring: Vec<(u32, u32)>,
+}
+
+impl Slots {
+    fn take(&mut self, session: &Session) -> Option<(u32, u32)> {
+        self.sweep(session);
+        if let Some(found) = self.free.pop() {
+            return Some(found);
+        }
+        (self.used < FLAGS as u32).then(|| {
+            self.used += 1;
+            (self.used - 1, 0)
+        })
+    }
+
+    fn sweep(&mut self, session: &Session) {
+        let free = &mut self.free;
+        self.retiring.retain(|&(slot, value)| {
+            let done = reached(session.flag(slot).load(Ordering::Acquire), value);
+            if done {
+                free.push((slot, value));
+            }
+            !done
+        });
+    }
+}
+
+/// Makes a stream. `legacy`: it is its context's legacy default stream.
+pub fn create(
+    session: &Session,
+    context: &'static Context,
+    flags: u32,
+    priority: i32,
+    legacy: bool,
+) -> Status<StreamRef> {
+    static IDS: AtomicU64 = AtomicU64::new(1);
+    if flags & !CU_STREAM_NON_BLOCKING != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let after = if legacy || flags & CU_STREAM_NON_BLOCKING != 0 {
+        0
+    } else {
+        context.legacy_stream(session)?.handle()
+    };
+    let slot = session.slots.lock().take(session);
+    let (slot, value) = slot.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let Some(entry) = STREAMS.claim() else {
+        session.slots.lock().free.push((slot, value));
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    };
+    let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
+    entry
+        .context
+        .store(ptr::from_ref(context).cast_mut(), Ordering::Release);
+    entry.slot.store(slot, Ordering::Relaxed);
+    entry.flags.store(flags, Ordering::Relaxed);
+    entry.priority.store(priority, Ordering::Relaxed);
+    entry
+        .id
+        .store(IDS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+    entry.legacy.store(legacy, Ordering::Relaxed);
+    entry.own.reset();
+    entry.joined.reset();
+    entry.mark.store(value, Ordering::Relaxed);
+    let handle = STREAMS.handle_of(entry);
+    session.post(
+        Op::StreamCreate,
+        &StreamCreate {
+            stream: handle,
+            legacy: if legacy { handle } else { after },
+            priority,
+            device: context.server_device,
+        },
+    )?;
+    STREAMS.publish(entry);
+    Ok(entry)
+}
+
+/// Destroys a stream; what it was given still runs.
+pub fn destroy(session: &Session, handle: u64) -> Status {
+    let entry = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let mut ring = session.ring()?;
+    let entry = STREAMS
+        .retire(entry.handle())
+        .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    // The last mark tells when the slot may be used again, and lets others wait for what still runs.
+    let last = if entry.is_busy()
+        && entry.own.marked.load(Ordering::Relaxed) < entry.own.posted.load(Ordering::Relaxed)
+    {
+        mark_in(&mut ring, entry, handle)?
+    } else {
+        entry.last_mark()
+    };
+    ring.put(Op::StreamDestroy, 0, &Object { object: handle }, &[])?;
+    drop(ring);
+    session.slots.lock().retiring.push((last.slot, last.value));
+    STREAMS.recycle(entry);
+    Ok(())
+}
+
+/// The stream that a handle argument names, in the calling thread's context. `per_thread`: what NULL means.
+#[inline]
+pub fn resolve(raw: u64, per_thread: bool) -> Status<StreamRef> {
+    match raw {
+        LEGACY => context::current()?.legacy_stream(session()?),
+        PER_THREAD => thread::default_stream(session()?, context::current()?),
+        0 if per_thread => thread::default_stream(session()?, context::current()?),
+        0 => context::current()?.legacy_stream(session()?),
+        handle => STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),
+    }
+}
+
+/// Puts one operation of a stream into the ring.
+#[inline]
+pub fn post<T: IntoBytes + Immutable>(
+    session: &Session,
+    stream: &Stream,
+    op: Op,
+    body: &T,
+    trailing: &[u8],
+) -> Status {
+    let mut ring = session.ring()?;
+    ring.put(op, 0, body, trailing)?;
+    stream.count(&ring);
+    Ok(())
+}
+
+/// Puts a mark into the ring.
+fn mark_in(ring: &mut Ring<'_>, stream: &Stream, handle: u64) -> Status<Target> {
+    let value = stream.mark.load(Ordering::Relaxed).wrapping_add(1);
+    ring.put(
+        Op::Mark,
+        0,
+        &Mark {
+            stream: handle,
+            slot: stream.slot(),
+            value,
+        },
+        &[],
+    )?;
+    stream.mark.store(value, Ordering::Relaxed);
+    stream
+        .own
+        .marked
+        .store(stream.own.posted.load(Ordering::Relaxed), Ordering::Release);
+    if stream.is_legacy() {
+        let joined = stream.context().joined.load(Ordering::Relaxed);
+        stream.joined.marked.store(joined, Ordering::Release);
+    }
+    Ok(stream.last_mark())
+}
+
+/// Puts a mark into the ring that an event reaches: the private stream of the waiting thread waits for the event
+/// and writes its own flag.
+pub fn mark_event(ring: &mut Ring<'_>, waiter: StreamRef, event: u64) -> Status<Target> {
+    let value = waiter.mark.load(Ordering::Relaxed).wrapping_add(1);
+    let body = MarkEvent {
+        event,
+        stream: waiter.handle(),
+        slot: waiter.slot(),
+        value,
+    };
+    ring.put(Op::MarkEvent, 0, &body, &[])?;
+    waiter.mark.store(value, Ordering::Relaxed);
+    Ok(waiter.last_mark())
+}
+
+/// A mark behind everything the stream was given so far: the last one if it covers that, else a new one.
+pub fn mark(ring: &mut Ring<'_>, stream: StreamRef) -> Status<Target> {
+    if stream.marked() >= stream.position() {
+        return Ok(stream.last_mark());
+    }
+    mark_in(ring, stream, stream.handle())
+}
+
+/// As [`mark`]; `None` when everything is known to be complete.
+fn mark_unless_done(session: &Session, stream: StreamRef) -> Status<Option<Target>> {
+    session.check()?;
+    if stream.reached() >= stream.position() {
+        return Ok(None);
+    }
+    mark(&mut session.ring()?, stream).map(Some)
+}
+
+/// Waits for a mark of a stream and takes the error of an earlier message, if any.
+pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Policy) -> Status {
+    wait::wait(session, target.slot, target.value, policy)?;
+    stream.note(target);
+    session.posted_error()
+}
+
+/// Waits until everything the stream was given is complete.
+pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
+    match mark_unless_done(session, stream)? {
+        Some(target) => wait_for(session, stream, target, stream.context().policy()),
+        None => session.posted_error(),
+    }
+}
+
+/// Whether everything the stream was given is complete.
+pub fn query(session: &Session, stream: StreamRef) -> Status<bool> {
+    if let Some(target) = mark_unless_done(session, stream)? {
+        if !target.is_reached(session) {
+            return Ok(false);
+        }
+        stream.note(target);
+    }
+    session.posted_error()?;
+    Ok(true)
+}
+
+/// Whether the operation at `position` is known to be complete or can be seen to be, without a message.
+pub fn has_reached(session: &Session, stream: &Stream, position: u64) -> bool {
+    if stream.reached() >= position {
+        return true;
+    }
+    if stream.marked() < position {
+        return false;
+    }
+    let target = stream.last_mark();
+    let done = target.is_reached(session);
+    if done {
+        stream.note(target);
+    }
+    done
+}
+
+/// Waits for all streams of a context (`None`: of every context), destroyed ones included.
+pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
+    session.check()?;
+    let now = session.operations.load(Ordering::Acquire);
+    if session.quiet.load(Ordering::Acquire) >= now {
+        return session.posted_error();
+    }
+    let busy: Vec<StreamRef> = match only {
+        Some(context) => context.streams(),
+        None => context::all().iter().flat_map(|c| c.streams()).collect(),
+    }
+    .into_iter()
+    .filter(|stream| stream.is_busy())
+    .collect();
+    let mut targets = Vec::with_capacity(busy.len());
+    if !busy.is_empty() {
+        let mut ring = session.ring()?;
+        for stream in busy {
+            if stream.handle() != 0 {
+                let covered = stream.own.marked.load(Ordering::Relaxed)
+                    >= stream.own.posted.load(Ordering::Relaxed);
+                let target = if covered {
+                    stream.last_mark()
+                } else {
+                    mark_in(&mut ring, stream, stream.handle())?
+                };
+                targets.push((stream, target));
+            }
+        }
+    }
+    let policy = only.map_or(Policy::Auto, Context::policy);
+    for (stream, target) in targets {
+        wait::wait(session, target.slot, target.value, policy)?;
+        stream.note(target);
+    }
+    let retiring = {
+        let mut slots = session.slots.lock();
+        slots.sweep(session);
+        slots.retiring.clone()
+    };
+    for (slot, value) in retiring {
+        wait::wait(session, slot, value, policy)?;
+    }
+    if only.is_none() {
+        session.quiet.fetch_max(now, Ordering::AcqRel);
+    }
+    session.posted_error()
+}

@@ -1,0 +1,450 @@
+//! The session: how a message gets into the ring, and how an answer comes back.
+//!
+//! The ring has one producer, so its lock orders the client's threads, which is the order CUDA promises them.
+//! Whoever changes what a stream has been given (`crate::stream`) does so while it holds that lock.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUresult,
+};
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::Op;
+use mpsshim_proto::ring::{Producer, Reservation};
+use mpsshim_proto::segment::{
+    ANSWER, ANSWER_LEN, FLAG_STRIDE, FLAGS, Header, REGISTERED, RingMemory, STAGING, state,
+};
+use mpsshim_proto::shm::{self, Doorbell};
+use parking_lot::{Mutex, MutexGuard};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::ffi::Status;
+use crate::stream::Slots;
+
+/// How long a sleeper trusts that it will be woken before it looks whether the server is still there.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Posts between two looks at the socket.
+const POSTS_PER_LOOK: u32 = 256;
+
+static SESSION: OnceLock<Session> = OnceLock::new();
+
+/// The process's session. There is one whenever a handler runs.
+#[inline]
+pub fn session() -> Status<&'static Session> {
+    SESSION.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)
+}
+
+/// Makes this the process's session; it stays for the life of the process, exit handlers included.
+pub fn install(session: Session) {
+    if SESSION.set(session).is_err() {
+        tracing::error!("a second session was opened and is not used");
+    }
+}
+
+/// One client of one server.
+#[derive(Debug)]
+pub struct Session {
+    base: *mut u8,
+    socket: OwnedFd,
+    doorbell: Doorbell,
+    sender: Mutex<Sender>,
+    /// Held from an ask's message to its answer: there is one answer slot.
+    asking: Mutex<u64>,
+    /// Status of every further call, once the server is gone; 0 before.
+    failed: AtomicU32,
+    /// Operations ever given to streams; written under `sender`.
+    pub operations: AtomicU64,
+    /// How many of them are known to be complete.
+    pub quiet: AtomicU64,
+    /// Completion flags.
+    pub slots: Mutex<Slots>,
+}
+
+// SAFETY: `base` is a mapping that lives as long as the process; everything in it is reached through atomics, or
+// through raw copies that a lock or the protocol orders.
+unsafe impl Send for Session {}
+// SAFETY: as above.
+unsafe impl Sync for Session {}
+
+#[derive(Debug)]
+struct Sender {
+    producer: Producer<RingMemory>,
+    posts: u32,
+}
+
+/// The answer to an ask.
+#[derive(Debug)]
+pub struct Answer {
+    /// The server's status.
+    pub status: CUresult,
+    /// A copy of the payload.
+    pub payload: Vec<u8>,
+}
+
+impl Answer {
+    /// The payload's struct, when the status is success. A shorter payload is a defect of the server.
+    pub fn read<T: FromBytes>(&self) -> Status<T> {
+        self.status.ok()?;
+        T::read_from_prefix(&self.payload)
+            .map(|(value, _)| value)
+            .map_err(|_| CUDA_ERROR_MPS_RPC_FAILURE)
+    }
+}
+
+impl Session {
+    /// A session over a segment mapped at `base`.
+    ///
+    /// # Safety
+    /// `base` is a mapping of a whole segment that is never unmapped, and nothing else produces into its ring.
+    pub unsafe fn new(base: *mut u8, socket: OwnedFd, doorbell: Doorbell) -> Session {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { RingMemory::new(base) };
+        Session {
+            base,
+            socket,
+            doorbell,
+            sender: Mutex::new(Sender {
+                producer: Producer::new(memory),
+                posts: 0,
+            }),
+            asking: Mutex::new(0),
+            failed: AtomicU32::new(0),
+            operations: AtomicU64::new(0),
+            quiet: AtomicU64::new(0),
+            slots: Mutex::new(Slots::default()),
+        }
+    }
+
+    /// The segment's first page.
+    #[inline]
+    pub fn header(&self) -> &Header {
+        // SAFETY: the mapping lives as long as self; Header is all atomics, valid for any bytes, page aligned.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
+    /// The completion flag of a slot. The GPU writes it after everything before it in the stream's order.
+    #[inline]
+    pub fn flag(&self, slot: u32) -> &AtomicU32 {
+        assert!((slot as usize) < FLAGS);
+        // SAFETY: inside the mapping, just checked; aligned to its stride; only ever used as an atomic.
+        unsafe {
+            &*self
+                .base
+                .add(REGISTERED + slot as usize * FLAG_STRIDE)
+                .cast::<AtomicU32>()
+        }
+    }
+
+    /// The staging area.
+    pub fn staging(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(STAGING) }
+    }
+
+    /// Fails once calls are no longer served.
+    #[inline]
+    pub fn check(&self) -> Status {
+        if self.failed.load(Ordering::Relaxed) != 0
+            || self.header().state.0.load(Ordering::Acquire) != state::LIVE
+        {
+            return Err(self.ended());
+        }
+        Ok(())
+    }
+
+    /// Looks whether the server is still there. A system call.
+    pub fn look(&self) -> Status {
+        self.check()?;
+        if shm::is_hung_up(self.socket.as_fd()) {
+            return Err(self.ended());
+        }
+        Ok(())
+    }
+
+    /// Why calls are no longer served; remembered.
+    #[cold]
+    fn ended(&self) -> CUresult {
+        let header = self.header();
+        let said = match header.state.0.load(Ordering::Acquire) {
+            state::LIVE => 0,
+            _ => header.error.load(Ordering::Relaxed),
+        };
+        let status = if said == 0 {
+            CUDA_ERROR_MPS_RPC_FAILURE.0
+        } else {
+            said
+        };
+        match self
+            .failed
+            .compare_exchange(0, status, Ordering::Relaxed, Ordering::Relaxed)
+        {
+            Ok(_) => {
+                tracing::error!(status = %CUresult(status), "the server no longer serves this session");
+                CUresult(status)
+            }
+            Err(earlier) => CUresult(earlier),
+        }
+    }
+
+    /// The error of an earlier posted message, which the call that finds it returns.
+    pub fn posted_error(&self) -> Status {
+        let error = &self.header().posted_error;
+        if error.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        CUresult(error.swap(0, Ordering::AcqRel)).ok()
+    }
+
+    /// The ring, for this thread alone until the guard is dropped.
+    #[inline]
+    pub fn ring(&self) -> Status<Ring<'_>> {
+        self.check()?;
+        Ok(Ring {
+            session: self,
+            sender: self.sender.lock(),
+        })
+    }
+
+    /// Writes one message that awaits no answer and belongs to no stream.
+    pub fn post<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
+        self.ring()?.put(op, 0, body, &[])
+    }
+
+    /// Wakes the server.
+    pub fn ring_doorbell(&self) {
+        self.doorbell.ring();
+    }
+
+    /// Writes one message and waits for its answer.
+    pub fn ask<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        body: &T,
+        trailing: &[u8],
+    ) -> Status<Answer> {
+        let mut asking = self.asking.lock();
+        *asking += 1;
+        self.exchange(op, 0, body, trailing)
+    }
+
+    /// As [`Session::ask`], with a descriptor of `len` bytes for the server.
+    pub fn ask_sending<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        body: &T,
+        trailing: &[u8],
+        descriptor: BorrowedFd<'_>,
+        len: u64,
+    ) -> Status<Answer> {
+        let mut asking = self.asking.lock();
+        *asking += 1;
+        let note = DescriptorNote {
+            token: *asking,
+            len,
+        };
+        self.check()?;
+        shm::send_packet(self.socket.as_fd(), note.as_bytes(), &[descriptor])
+            .map_err(|_| self.ended())?;
+        self.exchange(op, note.token, body, trailing)
+    }
+
+    /// As [`Session::ask`]; a successful answer comes with a descriptor.
+    pub fn ask_receiving<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        body: &T,
+    ) -> Status<(Answer, OwnedFd)> {
+        let mut asking = self.asking.lock();
+        *asking += 1;
+        let answer = self.exchange(op, *asking, body, &[])?;
+        answer.status.ok()?;
+        loop {
+            let mut note = DescriptorNote::new_zeroed();
+            let (len, mut descriptors) =
+                shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), true)
+                    .map_err(|_| self.ended())?;
+            if len == 0 {
+                return Err(self.ended());
+            }
+            if len != size_of::<DescriptorNote>() || note.token != *asking {
+                tracing::warn!(len, token = note.token, "packet for no call of ours");
+                continue;
+            }
+            let descriptor = descriptors.pop().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
+            return Ok((answer, descriptor));
+        }
+    }
+
+    /// The caller holds `asking`.
+    fn exchange<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        token: u64,
+        body: &T,
+        trailing: &[u8],
+    ) -> Status<Answer> {
+        debug_assert!(op.is_ask());
+        let header = self.header();
+        let before = header.answers.0.load(Ordering::Acquire);
+        self.ring()?.put(op, token, body, trailing)?;
+        self.await_answer(before)?;
+        let len = (header.answer_len.load(Ordering::Relaxed) as usize).min(ANSWER_LEN);
+        let mut payload = vec![0u8; len];
+        // SAFETY: `len` bytes from ANSWER on are inside the mapping; the server wrote them before it published
+        // `answers` and writes the next answer only to the next ask, which waits for our lock.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.add(ANSWER), payload.as_mut_ptr(), len);
+        }
+        Ok(Answer {
+            status: CUresult(header.answer_status.load(Ordering::Relaxed)),
+            payload,
+        })
+    }
+
+    fn await_answer(&self, before: u32) -> Status {
+        let header = self.header();
+        // Acquire: pairs with the server's release after the payload.
+        let arrived = || header.answers.0.load(Ordering::Acquire) != before;
+        let began = Instant::now();
+        let spin = if header.crowded.load(Ordering::Relaxed) != 0 {
+            Duration::from_micros(2)
+        } else {
+            Duration::from_micros(20)
+        };
+        loop {
+            for _ in 0..64 {
+                if arrived() {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            let waited = began.elapsed();
+            if waited > Duration::from_micros(300) {
+                break;
+            }
+            if waited > spin {
+                std::thread::yield_now();
+            }
+        }
+        loop {
+            header.answer_sleeps.0.store(1, Ordering::Relaxed);
+            // Partner: the server publishes `answers`, full fence, reads `answer_sleeps`.
+            fence(Ordering::SeqCst);
+            if !arrived() {
+                shm::futex_wait(&header.answers.0, before, LOOK_AGAIN);
+            }
+            header.answer_sleeps.0.store(0, Ordering::Relaxed);
+            if arrived() {
+                return Ok(());
+            }
+            self.look()?;
+        }
+    }
+}
+
+/// The ring, held by one thread. Dropping it rings the doorbell if the server sleeps.
+#[derive(Debug)]
+pub struct Ring<'a> {
+    session: &'a Session,
+    sender: MutexGuard<'a, Sender>,
+}
+
+impl Ring<'_> {
+    /// The session.
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+
+    /// Writes one message: a struct and what follows it.
+    #[inline]
+    pub fn put<T: IntoBytes + Immutable>(
+        &mut self,
+        op: Op,
+        token: u64,
+        body: &T,
+        trailing: &[u8],
+    ) -> Status {
+        let body = body.as_bytes();
+        let room = self.reserve(body.len() + trailing.len())?;
+        self.fill(room, 0, body);
+        if !trailing.is_empty() {
+            self.fill(room, body.len(), trailing);
+        }
+        self.publish(room, op, token);
+        Ok(())
+    }
+
+    /// Room for a message of `len` bytes, at most [`mpsshim_proto::ring::MAX_MESSAGE`]; waits while the ring is full.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Status<Reservation> {
+        self.sender.posts = self.sender.posts.wrapping_add(1);
+        if self.sender.posts.is_multiple_of(POSTS_PER_LOOK) {
+            self.session.look()?;
+        }
+        match self.sender.producer.reserve(len) {
+            Some(room) => Ok(room),
+            None => self.await_room(len),
+        }
+    }
+
+    #[cold]
+    fn await_room(&mut self, len: usize) -> Status<Reservation> {
+        let mut round = 0u32;
+        loop {
+            if let Some(room) = self.sender.producer.reserve(len) {
+                return Ok(room);
+            }
+            round += 1;
+            match round {
+                0..1_000 => std::hint::spin_loop(),
+                1_000..1_200 => std::thread::yield_now(),
+                _ => {
+                    self.wake_server();
+                    std::thread::sleep(Duration::from_micros(50));
+                    if round.is_multiple_of(100) {
+                        self.session.look()?;
+                    } else {
+                        self.session.check()?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fills part of a reservation.
+    #[inline]
+    pub fn fill(&self, room: Reservation, at: usize, bytes: &[u8]) {
+        self.sender.producer.fill(room, at, bytes);
+    }
+
+    /// Publishes a filled reservation.
+    #[inline]
+    pub fn publish(&mut self, room: Reservation, op: Op, token: u64) {
+        self.sender.producer.publish(room, op as u16, 0, token);
+    }
+
+    #[inline]
+    fn wake_server(&self) {
+        // `publish` ended with a full fence: either we see the mark or the server sees the message.
+        if self
+            .session
+            .header()
+            .server_sleeps
+            .0
+            .load(Ordering::Relaxed)
+            != 0
+        {
+            self.session.ring_doorbell();
+        }
+    }
+}
+
+impl Drop for Ring<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.wake_server();
+    }
+}
