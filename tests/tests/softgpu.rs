@@ -1,0 +1,951 @@
+//! softgpu through the driver API, as a program would use it.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use mpsshim_proto::cuda::*;
+use mpsshim_tests::artifacts::artifact;
+
+const PTX: &str = include_str!("../fixtures/softgpu.ptx");
+const ARITH: &str = include_str!("../fixtures/arith.ptx");
+
+/// The library's handle; it stays loaded.
+fn library() -> usize {
+    static LIBRARY: OnceLock<usize> = OnceLock::new();
+    *LIBRARY.get_or_init(|| {
+        let path = CString::new(
+            artifact("libsoftgpu.so")
+                .into_os_string()
+                .into_encoded_bytes(),
+        )
+        .expect("a path");
+        // SAFETY: softgpu does nothing when it is loaded; the variables are set before anything reads them.
+        unsafe {
+            std::env::set_var("SOFTGPU_DEVICES", "2");
+            std::env::set_var("SOFTGPU_MEMORY", "256M");
+            std::env::remove_var("CUDA_VISIBLE_DEVICES");
+            libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) as usize
+        }
+    })
+}
+
+fn symbol(name: &str) -> usize {
+    let name = CString::new(name).expect("a name");
+    // SAFETY: the library is loaded, the name is a C string.
+    let found = unsafe { libc::dlsym(library() as *mut libc::c_void, name.as_ptr()) };
+    assert!(!found.is_null(), "{name:?} is not exported");
+    found as usize
+}
+
+/// Calls an entry point with integer and pointer arguments, each in a slot of 64 bits.
+fn call(name: &str, args: &[u64]) -> CUresult {
+    call_at(symbol(name), args)
+}
+
+fn call_at(entry: usize, args: &[u64]) -> CUresult {
+    assert!(args.len() <= 11);
+    let mut a = [0u64; 11];
+    a[..args.len()].copy_from_slice(args);
+    type Entry = extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> CUresult;
+    // SAFETY: all arguments of driver entry points are integers or pointers, which both calling conventions
+    // of interest pass in whole registers and stack slots; surplus ones are ignored.
+    let entry: Entry = unsafe { std::mem::transmute(entry) };
+    entry(
+        a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
+    )
+}
+
+#[track_caller]
+fn ok(name: &str, args: &[u64]) {
+    let status = call(name, args);
+    assert!(status.is_ok(), "{name}: {status}");
+}
+
+/// Calls an entry point whose first argument is where its result goes.
+#[track_caller]
+fn get(name: &str, args: &[u64]) -> u64 {
+    let mut out = 0u64;
+    let mut all = vec![&mut out as *mut u64 as u64];
+    all.extend(args);
+    ok(name, &all);
+    out
+}
+
+/// One test at a time: they measure times and free memory. Each has a context of its own.
+fn context() -> (MutexGuard<'static, ()>, u64) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+    ok("cuInit", &[0]);
+    (turn, get("cuCtxCreate_v2", &[0, 0]))
+}
+
+fn load(text: &str) -> u64 {
+    let text = CString::new(text).expect("text");
+    get("cuModuleLoadData", &[text.as_ptr() as u64])
+}
+
+fn function(module: u64, name: &CStr) -> u64 {
+    get("cuModuleGetFunction", &[module, name.as_ptr() as u64])
+}
+
+fn launch(
+    function: u64,
+    blocks: u32,
+    threads: u32,
+    shared: u32,
+    stream: u64,
+    params: &[u64],
+) -> CUresult {
+    let pointers: Vec<u64> = params.iter().map(|p| p as *const u64 as u64).collect();
+    let (blocks, threads) = (u64::from(blocks), u64::from(threads));
+    call(
+        "cuLaunchKernel",
+        &[
+            function,
+            blocks,
+            1,
+            1,
+            threads,
+            1,
+            1,
+            shared.into(),
+            stream,
+            pointers.as_ptr() as u64,
+            0,
+        ],
+    )
+}
+
+fn upload<T: Copy>(values: &[T]) -> u64 {
+    let bytes = size_of_val(values) as u64;
+    let at = get("cuMemAlloc_v2", &[bytes]);
+    ok("cuMemcpyHtoD_v2", &[at, values.as_ptr() as u64, bytes]);
+    at
+}
+
+fn download<T: Copy + Default>(at: u64, count: usize) -> Vec<T> {
+    let mut out = vec![T::default(); count];
+    ok(
+        "cuMemcpyDtoH_v2",
+        &[out.as_mut_ptr() as u64, at, size_of_val(&out[..]) as u64],
+    );
+    out
+}
+
+#[test]
+fn vector_add() {
+    let (_turn, context) = context();
+    let n = 1000u32;
+    let a: Vec<f32> = (0..n).map(|i| i as f32 * 0.1).collect();
+    let b: Vec<f32> = (0..n).map(|i| 1.0 / (i + 1) as f32).collect();
+    let (da, db) = (upload(&a), upload(&b));
+    let dc = get("cuMemAlloc_v2", &[4 * u64::from(n)]);
+    let add = function(load(PTX), c"vector_add");
+    assert_eq!(
+        launch(add, 8, 128, 0, 0, &[da, db, dc, n.into()]),
+        CUDA_SUCCESS
+    );
+    let expected: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+    assert_eq!(download::<f32>(dc, n as usize), expected);
+    // The same through `extra`.
+    ok("cuMemsetD32_v2", &[dc, 0, n.into()]);
+    let buffer = [da, db, dc, u64::from(n)];
+    let size = 28u64;
+    let extra = [
+        1,
+        buffer.as_ptr() as u64,
+        2,
+        &size as *const u64 as u64,
+        0u64,
+    ];
+    ok(
+        "cuLaunchKernel",
+        &[add, 8, 1, 1, 128, 1, 1, 0, 0, 0, extra.as_ptr() as u64],
+    );
+    assert_eq!(download::<f32>(dc, n as usize), expected);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn barriers_shared_memory_and_atomics() {
+    let (_turn, context) = context();
+    let values: Vec<f32> = (0..5000).map(|i| (i % 17) as f32).collect();
+    let (input, out) = (upload(&values), upload(&[0f32]));
+    let sum = function(load(PTX), c"sum");
+    assert_eq!(launch(sum, 5, 256, 0, 0, &[input, out, 5000]), CUDA_SUCCESS);
+    assert_eq!(download::<f32>(out, 1)[0], values.iter().sum::<f32>());
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn warp_operations() {
+    let (_turn, context) = context();
+    let out = upload(&[0i32; 320]);
+    let warps = function(load(PTX), c"warps");
+    assert_eq!(launch(warps, 1, 64, 0, 0, &[out]), CUDA_SUCCESS);
+    let got = download::<i32>(out, 320);
+    for lane in 0..64usize {
+        let first = lane & !31;
+        // Shuffling down: a lane beyond the end gives its own value.
+        let mut values: Vec<i32> = (0..32).map(|l| (first + l) as i32).collect();
+        for by in [16, 8, 4, 2, 1] {
+            values = (0..32)
+                .map(|l| {
+                    values[l]
+                        + if l + by < 32 {
+                            values[l + by]
+                        } else {
+                            values[l]
+                        }
+                })
+                .collect();
+        }
+        assert_eq!(got[lane], values[lane - first], "shuffle down, lane {lane}");
+        assert_eq!(
+            got[64 + lane],
+            (first..first + 32).filter(|l| l % 3 == 0).count() as i32
+        );
+        assert_eq!(got[128 + lane], (lane ^ 5) as i32);
+        assert_eq!(got[192 + lane], 60);
+        assert_eq!(
+            got[256 + lane],
+            if lane % 8 >= 3 { lane - 3 } else { lane } as i32
+        );
+    }
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn library_mathematics() {
+    let (_turn, context) = context();
+    #[repr(C)]
+    struct Pair(f32, f64, [i32; 5]);
+    let pair = Pair(1.25, 0.75, [10, 20, 30, 40, 50]);
+    let out = get("cuMemAlloc_v2", &[8 * 8 * 4]);
+    let f = function(load(PTX), c"mathematics");
+    let params = [&pair as *const Pair as u64, &out as *const u64 as u64];
+    ok(
+        "cuLaunchKernel",
+        &[f, 1, 1, 1, 4, 1, 1, 0, 0, params.as_ptr() as u64, 0],
+    );
+    let got = download::<f64>(out, 32);
+    for t in 0..4 {
+        let n = t as f64;
+        let expected = [
+            1.25 + 0.75 + [10.0, 20.0, 30.0, 40.0][t] + 2.5 + [1.0, 2.0, 3.0, 4.0][t],
+            (0.75 * n).exp(),
+            f64::from((1250.0 * n as f32).sin()),
+            f64::from((1.25 - n as f32).exp()),
+            0.75f64.powf(2.3 * n),
+            f64::from(1.25f32.ln() / 1.25),
+            (0.75e8 * n).cos(),
+            [
+                0.7111556336535151,
+                0.4041169094348223,
+                0.2763263901682369,
+                0.20911767705937584,
+            ][t],
+        ];
+        for (k, (got, expected)) in got[8 * t..].iter().zip(expected).enumerate() {
+            let single = matches!(k, 2 | 3 | 5);
+            let tolerance = expected.abs().max(1e-3)
+                * if single {
+                    3e-7
+                } else if k == 7 {
+                    1e-12
+                } else {
+                    1e-14
+                };
+            assert!(
+                (got - expected).abs() <= tolerance,
+                "{k} of thread {t}: {got} for {expected}"
+            );
+        }
+    }
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn functions_globals_and_constants() {
+    let (_turn, context) = context();
+    let module = load(PTX);
+    let out = upload(&[0i32; 2]);
+    let calls = function(module, c"calls");
+    assert_eq!(launch(calls, 1, 1, 0, 0, &[out, 10]), CUDA_SUCCESS);
+    assert_eq!(download::<i32>(out, 2), [3628800, 107]);
+    let (mut at, mut bytes) = (0u64, 0u64);
+    let outs = [&mut at as *mut u64 as u64, &mut bytes as *mut u64 as u64];
+    ok(
+        "cuModuleGetGlobal_v2",
+        &[outs[0], outs[1], module, c"counter".as_ptr() as u64],
+    );
+    assert_eq!((bytes, download::<i32>(at, 1)[0]), (4, 107));
+    // A second load of the module has variables of its own.
+    ok(
+        "cuModuleGetGlobal_v2",
+        &[outs[0], outs[1], load(PTX), c"counter".as_ptr() as u64],
+    );
+    assert_eq!(download::<i32>(at, 1)[0], 0);
+    ok("cuModuleUnload", &[module]);
+    assert_eq!(
+        launch(calls, 1, 1, 0, 0, &[out, 10]),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn switches_local_memory_and_wide_integers() {
+    let (_turn, context) = context();
+    let input: Vec<i32> = (0..32).map(|i| (i * 7 + 3) % 9).collect();
+    let (din, out) = (upload(&input), upload(&[0i32; 96]));
+    let f = function(load(PTX), c"switches");
+    assert_eq!(launch(f, 1, 32, 128, 0, &[out, din]), CUDA_SUCCESS);
+    let dynamic: Vec<i32> = (0..32i32)
+        .map(|t| match input[t as usize] {
+            0 => input[3],
+            1 => input[7] * 2,
+            2 => t * input[9],
+            3 => 5,
+            4 => t << (input[2] & 7),
+            5 => input[8] / 3,
+            6 => input[1] % 5 - t,
+            _ => 9,
+        })
+        .collect();
+    let got = download::<i32>(out, 96);
+    for t in 0..32usize {
+        let mut local = [None; 16];
+        for i in 0..16 {
+            local[(i * input[1] as usize + t) & 15] = Some(i as i32 + dynamic[t ^ 1]);
+        }
+        if let Some(value) = local[input[5] as usize & 15] {
+            assert_eq!(got[t], value + dynamic[t ^ 1], "thread {t}");
+        }
+        let q = (input[t] as u32 as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        assert_eq!(
+            got[32 + t],
+            ((u128::from(q) * u128::from(q)) >> 90) as i32,
+            "thread {t}"
+        );
+        assert_eq!(got[64 + t], (q / (t as u64 + 3)) as i32, "thread {t}");
+    }
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn streams_run_at_once_and_in_order() {
+    let (_turn, context) = context();
+    let spin = function(load(PTX), c"spin");
+    let flags = upload(&[0u32; 4]);
+    let (a, b) = (get("cuStreamCreate", &[1]), get("cuStreamCreate", &[1]));
+    let (start, end) = (get("cuEventCreate", &[0]), get("cuEventCreate", &[0]));
+    ok("cuEventRecord", &[start, a]);
+    // Stream a is held by a kernel that waits for what stream b writes.
+    assert_eq!(launch(spin, 1, 1, 0, a, &[flags, flags + 4]), CUDA_SUCCESS);
+    ok("cuStreamWriteValue32_v2", &[a, flags + 8, 5, 0]);
+    ok("cuEventRecord", &[end, a]);
+    assert_eq!(call("cuStreamQuery", &[a]), CUDA_ERROR_NOT_READY);
+    assert_eq!(call("cuEventQuery", &[end]), CUDA_ERROR_NOT_READY);
+    let slept = Duration::from_millis(20);
+    std::thread::sleep(slept);
+    assert_eq!(call("cuStreamQuery", &[a]), CUDA_ERROR_NOT_READY);
+    ok("cuMemsetD32Async", &[flags, 1, 1, b]);
+    // b goes on only when the event behind a's work is reached.
+    ok("cuStreamWaitEvent", &[b, end, 0]);
+    let mut out = [0u32; 4];
+    ok(
+        "cuMemcpyDtoHAsync_v2",
+        &[out.as_mut_ptr() as u64, flags, 16, b],
+    );
+    ok("cuStreamSynchronize", &[b]);
+    assert_eq!(out, [1, 1, 5, 0]);
+    let mut ms = 0f32;
+    ok(
+        "cuEventElapsedTime_v2",
+        &[&mut ms as *mut f32 as u64, start, end],
+    );
+    assert!(ms >= slept.as_millis() as f32 && ms < 10_000.0, "{ms} ms");
+    ok("cuStreamDestroy_v2", &[a]);
+    assert_eq!(call("cuStreamSynchronize", &[a]), CUDA_ERROR_INVALID_HANDLE);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn the_legacy_stream_waits_for_blocking_streams_only() {
+    let (_turn, context) = context();
+    let flag = upload(&[0u32; 2]);
+    let (blocking, free) = (get("cuStreamCreate", &[0]), get("cuStreamCreate", &[1]));
+    ok("cuStreamWaitValue32_v2", &[blocking, flag, 1, 1]);
+    ok("cuMemsetD32Async", &[flag + 4, 7, 1, 0]);
+    // Work of the blocking stream behind the legacy stream's, and of a stream that is not concerned.
+    ok("cuMemsetD32Async", &[flag + 4, 9, 1, blocking]);
+    ok("cuStreamSynchronize", &[free]);
+    assert_eq!(call("cuStreamQuery", &[0]), CUDA_ERROR_NOT_READY);
+    let mut now = 0u32;
+    ok(
+        "cuMemcpyDtoHAsync_v2",
+        &[&mut now as *mut u32 as u64, flag + 4, 4, free],
+    );
+    assert_eq!(now, 0);
+    ok("cuStreamWriteValue32_v2", &[free, flag, 1, 0]);
+    ok("cuCtxSynchronize", &[]);
+    assert_eq!(download::<u32>(flag + 4, 1)[0], 9);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn host_functions_and_values_in_shared_memory() {
+    let (_turn, context) = context();
+    extern "C" fn set(flag: *const AtomicU32) {
+        // SAFETY: the test passes a flag that outlives the call.
+        unsafe { (*flag).fetch_add(1, Ordering::SeqCst) };
+    }
+    // SAFETY: a fresh anonymous mapping; checked below.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(page, libc::MAP_FAILED);
+    let (at, stream) = (page as u64, get("cuStreamCreate", &[1]));
+    assert_eq!(
+        call("cuStreamWriteValue32_v2", &[stream, at, 1, 0]),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    ok("cuMemHostRegister_v2", &[at, 4096, 2]);
+    assert_eq!(get("cuMemHostGetDevicePointer_v2", &[at, 0]), at);
+    // SAFETY: the page stays mapped to the end of the test.
+    let word = |n: usize| unsafe { &*(page as *const AtomicU32).add(n) };
+    ok("cuStreamWaitValue32_v2", &[stream, at, 3, 0]);
+    ok(
+        "cuLaunchHostFunc",
+        &[stream, set as *const () as u64, at + 4],
+    );
+    ok("cuStreamWriteValue32_v2", &[stream, at + 8, 77, 0]);
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(
+        (
+            word(1).load(Ordering::SeqCst),
+            word(2).load(Ordering::SeqCst)
+        ),
+        (0, 0)
+    );
+    word(0).store(4, Ordering::SeqCst);
+    ok("cuStreamSynchronize", &[stream]);
+    assert_eq!(
+        (
+            word(1).load(Ordering::SeqCst),
+            word(2).load(Ordering::SeqCst)
+        ),
+        (1, 77)
+    );
+    ok("cuMemHostUnregister", &[at]);
+    assert_eq!(
+        call("cuMemHostUnregister", &[at]),
+        CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+    );
+    ok("cuCtxDestroy_v2", &[context]);
+    // SAFETY: mapped above, no longer used.
+    unsafe { libc::munmap(page, 4096) };
+}
+
+#[test]
+fn virtual_memory_is_mapped_shared_and_counted() {
+    const MIB: u64 = 1 << 20;
+    let (_turn, context) = context();
+    let free = || {
+        let (mut free, mut total) = (0u64, 0u64);
+        ok(
+            "cuMemGetInfo_v2",
+            &[&mut free as *mut u64 as u64, &mut total as *mut u64 as u64],
+        );
+        assert_eq!(total, 256 * MIB);
+        free
+    };
+    let before = free();
+    let prop = CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: CUmemLocation {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: 0,
+        },
+        ..Default::default()
+    };
+    let prop = &prop as *const CUmemAllocationProp as u64;
+    assert_eq!(
+        call(
+            "cuMemCreate",
+            &[&mut 0u64 as *mut u64 as u64, 1024 * MIB, prop, 0]
+        ),
+        CUDA_ERROR_OUT_OF_MEMORY
+    );
+    let handle = get("cuMemCreate", &[4 * MIB, prop, 0]);
+    assert_eq!(free(), before - 4 * MIB);
+    let hint = 0x6000_0000_0000u64;
+    let at = get("cuMemAddressReserve", &[8 * MIB, 0, hint, 0]);
+    assert_eq!(at, hint);
+    assert_ne!(get("cuMemAddressReserve", &[8 * MIB, 0, hint, 0]), hint);
+    ok("cuMemMap", &[at, 2 * MIB, 2 * MIB, handle, 0]);
+    ok("cuMemMap", &[at + 2 * MIB, 2 * MIB, 0, handle, 0]);
+    assert_eq!(
+        call("cuMemMap", &[at, 2 * MIB, 0, handle, 0]),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    assert_eq!(
+        call("cuMemsetD8_v2", &[at, 1, 16]),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    let access = CUmemAccessDesc {
+        location: CUmemLocation { kind: 1, id: 0 },
+        flags: 3,
+    };
+    ok(
+        "cuMemSetAccess",
+        &[at, 4 * MIB, &access as *const _ as u64, 1],
+    );
+    // One fill across both mappings, and each page where its offset says.
+    ok("cuMemsetD32_v2", &[at + 2 * MIB - 8, 0xABCD, 4]);
+    let fd = get("cuMemExportToShareableHandle", &[handle, 1, 0]) as i32;
+    // SAFETY: the driver gave this descriptor away.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut words = [0u32; 2];
+    for offset in [4 * MIB - 8, 0] {
+        // SAFETY: reads into an array of eight bytes.
+        let got =
+            unsafe { libc::pread(fd.as_raw_fd(), words.as_mut_ptr().cast(), 8, offset as i64) };
+        assert_eq!((got, words), (8, [0xABCD; 2]));
+    }
+    let again = get(
+        "cuMemImportFromShareableHandle",
+        &[fd.as_raw_fd() as u64, 1],
+    );
+    ok("cuMemMap", &[at + 4 * MIB, 4 * MIB, 0, again, 0]);
+    ok(
+        "cuMemSetAccess",
+        &[at + 4 * MIB, 4 * MIB, &access as *const _ as u64, 1],
+    );
+    assert_eq!(download::<u32>(at + 4 * MIB, 2), [0xABCD; 2]);
+    // Memory lives for as long as something is mapped.
+    ok("cuMemRelease", &[handle]);
+    assert_eq!(call("cuMemRelease", &[handle]), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(free(), before - 4 * MIB);
+    assert_eq!(
+        call("cuMemAddressFree", &[at, 8 * MIB]),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    ok("cuMemUnmap", &[at, 8 * MIB]);
+    assert_eq!(free(), before);
+    assert_eq!(
+        call("cuMemcpyDtoH_v2", &[words.as_mut_ptr() as u64, at, 8]),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    ok("cuMemRelease", &[again]);
+    ok("cuMemAddressFree", &[at, 8 * MIB]);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn a_fault_stays() {
+    let (_turn, context) = context();
+    let module = load(PTX);
+    let (wild, trapped) = (function(module, c"wild"), function(module, c"trapped"));
+    let flag = get("cuMemHostAlloc", &[4096, 0]);
+    let stream = get("cuStreamCreate", &[1]);
+    assert_eq!(launch(wild, 1, 1, 0, stream, &[0x10]), CUDA_SUCCESS);
+    ok("cuStreamWriteValue32_v2", &[stream, flag, 1, 0]);
+    assert_eq!(
+        call("cuStreamSynchronize", &[stream]),
+        CUDA_ERROR_ILLEGAL_ADDRESS
+    );
+    // SAFETY: pinned memory of the driver's, freed only with the context.
+    assert_eq!(
+        unsafe { (flag as *const u32).read_volatile() },
+        0,
+        "work behind the fault was done"
+    );
+    for (name, args) in [
+        ("cuMemAlloc_v2", [&mut 0u64 as *mut u64 as u64, 64]),
+        ("cuMemsetD8_v2", [flag, 0]),
+        ("cuCtxSynchronize", [0; 2]),
+        ("cuStreamQuery", [stream, 0]),
+        ("cuMemFree_v2", [flag, 0]),
+    ] {
+        assert_eq!(call(name, &args), CUDA_ERROR_ILLEGAL_ADDRESS, "{name}");
+    }
+    ok("cuCtxDestroy_v2", &[context]);
+    for (n, (function, params, status)) in [
+        (c"trapped", vec![], CUDA_ERROR_LAUNCH_FAILED),
+        (c"wild", vec![0u64], CUDA_ERROR_MISALIGNED_ADDRESS),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let context = get("cuCtxCreate_v2", &[0, 0]);
+        let memory = get("cuMemAlloc_v2", &[64]);
+        let params: Vec<u64> = params.iter().map(|_| memory + 1).collect();
+        assert_eq!(
+            launch(self::function(load(PTX), function), 1, 1, 0, 0, &params),
+            CUDA_SUCCESS
+        );
+        assert_eq!(call("cuCtxSynchronize", &[]), status, "fault {n}");
+        ok("cuCtxDestroy_v2", &[context]);
+    }
+    let _ = trapped;
+}
+
+#[test]
+fn a_lost_primary_context_is_not_healed_by_a_reset() {
+    let (_turn, context) = context();
+    let primary = get("cuDevicePrimaryCtxRetain", &[1]);
+    ok("cuCtxSetCurrent", &[primary]);
+    assert_eq!(
+        launch(function(load(PTX), c"wild"), 1, 1, 0, 0, &[0x10]),
+        CUDA_SUCCESS
+    );
+    assert_eq!(call("cuCtxSynchronize", &[]), CUDA_ERROR_ILLEGAL_ADDRESS);
+    ok("cuDevicePrimaryCtxReset_v2", &[1]);
+    let mut out = 0u64;
+    assert_eq!(
+        call(
+            "cuDevicePrimaryCtxRetain",
+            &[&mut out as *mut u64 as u64, 1]
+        ),
+        CUDA_ERROR_ILLEGAL_ADDRESS
+    );
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn what_cannot_run_is_refused_by_name_and_line() {
+    let (_turn, context) = context();
+    let text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\n  frobnicate.u32 1;\n  ret;\n}\n";
+    let text = CString::new(text).expect("text");
+    let (mut module, mut log) = (0u64, [0u8; 256]);
+    let keys = [5u32, 6];
+    let mut values = [log.as_mut_ptr() as u64, 256];
+    let out = &mut module as *mut u64 as u64;
+    let status = call(
+        "cuModuleLoadDataEx",
+        &[
+            out,
+            text.as_ptr() as u64,
+            2,
+            keys.as_ptr() as u64,
+            values.as_mut_ptr() as u64,
+        ],
+    );
+    assert_eq!(status, CUDA_ERROR_INVALID_PTX);
+    let log = CStr::from_bytes_until_nul(&log)
+        .expect("a text")
+        .to_str()
+        .expect("text");
+    assert!(
+        log.contains("line 6") && log.contains("frobnicate.u32"),
+        "{log}"
+    );
+    assert_eq!(values[1], log.len() as u64 + 1);
+    for (image, status) in [
+        (
+            &b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"[..],
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+        ),
+        (b"no image at all\0", CUDA_ERROR_INVALID_IMAGE),
+        // A fatbin of a gigabyte, of which there are sixteen bytes.
+        (
+            b"\x50\xed\x55\xba\x01\0\x10\0\0\0\0\x30\0\0\0\0",
+            CUDA_ERROR_INVALID_IMAGE,
+        ),
+    ] {
+        assert_eq!(
+            call("cuModuleLoadData", &[out, image.as_ptr() as u64]),
+            status,
+            "{image:?}"
+        );
+    }
+    assert_eq!(
+        call("cuModuleLoadData", &[out, 16]),
+        CUDA_ERROR_INVALID_IMAGE
+    );
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn ptx_is_found_in_a_fatbin() {
+    let (_turn, context) = context();
+    let text = format!("{PTX}\0");
+    let padded = text.len().next_multiple_of(8);
+    let mut image = Vec::new();
+    image.extend(0xBA55_ED50u32.to_le_bytes());
+    image.extend([1, 0, 16, 0]);
+    image.extend((64 + padded as u64).to_le_bytes());
+    // One entry: PTX, header of 64 bytes, for compute capability 7.5.
+    let mut header = [0u8; 64];
+    header[0] = 1;
+    header[4] = 64;
+    header[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
+    header[28] = 75;
+    image.extend(header);
+    image.extend(text.as_bytes());
+    image.resize(16 + 64 + padded, 0);
+    let wrapper = [0x1_4662_43B1u64, image.as_ptr() as u64, 0];
+    let library_of = |image: u64| get("cuLibraryLoadData", &[image, 0, 0, 0, 0, 0, 0]);
+    let library = library_of(wrapper.as_ptr() as u64);
+    let kernel = get("cuLibraryGetKernel", &[library, c"calls".as_ptr() as u64]);
+    let (mut offset, mut size) = (0u64, 0u64);
+    ok(
+        "cuKernelGetParamInfo",
+        &[
+            kernel,
+            1,
+            &mut offset as *mut u64 as u64,
+            &mut size as *mut u64 as u64,
+        ],
+    );
+    assert_eq!((offset, size), (8, 4));
+    let out = upload(&[0i32; 2]);
+    assert_eq!(launch(kernel, 1, 1, 0, 0, &[out, 5]), CUDA_SUCCESS);
+    assert_eq!(download::<i32>(out, 2)[0], 120);
+    // Compressed, it is refused.
+    image[16 + 41] = 0x80;
+    let mut module = 0u64;
+    let status = call(
+        "cuModuleLoadFatBinary",
+        &[&mut module as *mut u64 as u64, image.as_ptr() as u64],
+    );
+    assert_eq!(status, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    ok("cuLibraryUnload", &[library]);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn launches_out_of_bounds_are_refused() {
+    let (_turn, context) = context();
+    let f = function(load(PTX), c"warps");
+    let out = upload(&[0i32; 320]);
+    let launch = |blocks: u64, threads: u64, shared: u64| {
+        let params = [&out as *const u64 as u64];
+        call(
+            "cuLaunchKernel",
+            &[
+                f,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                0,
+                params.as_ptr() as u64,
+                0,
+            ],
+        )
+    };
+    assert_eq!(launch(1, 1025, 0), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(launch(0, 1, 0), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(launch(1, 1, 60 << 10), CUDA_ERROR_INVALID_VALUE);
+    ok("cuFuncSetAttribute", &[f, 8, 64 << 10]);
+    assert_eq!(launch(1, 64, 60 << 10), CUDA_SUCCESS);
+    assert_eq!(
+        call("cuLaunchKernel", &[f + 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+    assert_eq!(
+        get("cuOccupancyMaxActiveBlocksPerMultiprocessor", &[f, 1024, 0]),
+        2
+    );
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn entry_points_are_found_by_name_and_version() {
+    let (_turn, context) = context();
+    let mut status = 9u32;
+    let find = |name: &CStr, version: u64, flags: u64, status: &mut u32| {
+        let mut entry = 0u64;
+        let out = &mut entry as *mut u64 as u64;
+        let result = call(
+            "cuGetProcAddress_v2",
+            &[
+                name.as_ptr() as u64,
+                out,
+                version,
+                flags,
+                status as *mut u32 as u64,
+            ],
+        );
+        (result, entry as usize, *status)
+    };
+    assert_eq!(
+        find(c"cuMemAlloc", 12000, 0, &mut status),
+        (CUDA_SUCCESS, symbol("cuMemAlloc_v2"), 0)
+    );
+    assert_eq!(
+        find(c"cuMemsetD8", 12000, 2, &mut status).1,
+        symbol("cuMemsetD8_v2_ptds")
+    );
+    assert_eq!(
+        find(c"cuLaunchKernel", 6000, 2, &mut status),
+        (CUDA_ERROR_NOT_FOUND, 0, 2)
+    );
+    assert_eq!(
+        find(c"cuNoSuchThing", 13000, 0, &mut status),
+        (CUDA_ERROR_NOT_FOUND, 0, 1)
+    );
+    let name = get_name(CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_eq!(name, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+fn get_name(status: CUresult) -> String {
+    let mut text = std::ptr::null::<std::ffi::c_char>();
+    ok(
+        "cuGetErrorName",
+        &[status.0.into(), &mut text as *mut _ as u64],
+    );
+    // SAFETY: the driver gives a C string that lasts.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[test]
+fn an_idle_driver_uses_no_cpu() {
+    let (_turn, context) = context();
+    let flag = upload(&[0u32]);
+    for _ in 0..4 {
+        let stream = get("cuStreamCreate", &[1]);
+        ok("cuMemsetD32Async", &[flag, 1, 1, stream]);
+    }
+    ok("cuCtxSynchronize", &[]);
+    let used = || {
+        // SAFETY: all zeros is a valid rusage, and the call fills it.
+        unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+            usage.ru_utime.tv_sec * 1_000_000 + usage.ru_utime.tv_usec
+        }
+    };
+    let (before, start) = (used(), Instant::now());
+    std::thread::sleep(Duration::from_millis(300));
+    let spent = used() - before;
+    assert!(spent < 30_000, "{spent} µs of CPU in {:?}", start.elapsed());
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+/// Distance in units of the last place; equal NaNs have none.
+fn ulps(a: u64, b: u64, double: bool) -> u64 {
+    let order = |v: u64| -> i64 {
+        if double {
+            if (v as i64) < 0 {
+                i64::MIN.wrapping_sub(v as i64)
+            } else {
+                v as i64
+            }
+        } else {
+            let v = v as u32 as i32;
+            i64::from(if v < 0 { i32::MIN.wrapping_sub(v) } else { v })
+        }
+    };
+    order(a).abs_diff(order(b))
+}
+
+fn is_nan(v: u64, double: bool) -> bool {
+    if double {
+        f64::from_bits(v).is_nan()
+    } else {
+        f32::from_bits(v as u32).is_nan()
+    }
+}
+
+/// The inputs and results of scripts/gpu/arith.py, as a GPU gave them.
+#[ignore = "tests/fixtures/arith.expected is not recorded yet"]
+#[test]
+fn arithmetic_is_the_gpus() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/arith.expected");
+    let recorded = std::fs::read_to_string(path)
+        .expect("arith.expected, recorded on a GPU with scripts/gpu/arith.py");
+    let (_turn, context) = context();
+    let module = load(ARITH);
+    let mut inputs = std::collections::HashMap::<&str, Vec<u64>>::new();
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for line in recorded.lines() {
+        let mut fields = line.split(' ');
+        match (fields.next(), fields.next()) {
+            (Some("in"), Some(kind)) => {
+                inputs
+                    .entry(kind)
+                    .or_default()
+                    .extend(fields.map(|w| u64::from_str_radix(w, 16).expect("a word")));
+            }
+            (Some("out"), Some(name)) => {
+                let words = &inputs[name.split('_').next().expect("a type")];
+                let count = words.len() / 3;
+                let (input, out) = (upload(words), upload(&vec![0u64; count]));
+                let entry = CString::new(name).expect("a name");
+                assert_eq!(
+                    launch(
+                        function(module, &entry),
+                        1,
+                        count as u32,
+                        0,
+                        0,
+                        &[input, out]
+                    ),
+                    CUDA_SUCCESS
+                );
+                let got = download::<u64>(out, count);
+                let ends_in_double =
+                    name.ends_with("f64") && !name.contains("setp") && !name.contains("testp")
+                        || name.contains("_cvt_")
+                            && name.contains("_f64_")
+                            && !name.starts_with("f64_cvt_r") | name.contains("_f64_f64")
+                        || name.contains("cvt_f64_f32");
+                let tolerance = if name.ends_with("approx") || name.contains("approx_") {
+                    2
+                } else {
+                    0
+                };
+                for (n, expected) in fields
+                    .map(|w| u64::from_str_radix(w, 16).expect("a word"))
+                    .enumerate()
+                {
+                    compared += 1;
+                    let both_nan =
+                        is_nan(got[n], ends_in_double) && is_nan(expected, ends_in_double);
+                    if got[n] != expected
+                        && !both_nan
+                        && ulps(got[n], expected, ends_in_double) > tolerance
+                    {
+                        let [a, b, c] = [0, 1, 2].map(|k| words[3 * n + k]);
+                        wrong.push(format!(
+                            "{name}({a:x}, {b:x}, {c:x}) = {:x}, on the GPU {expected:x}",
+                            got[n]
+                        ));
+                    }
+                }
+                ok("cuMemFree_v2", &[input]);
+                ok("cuMemFree_v2", &[out]);
+            }
+            _ => {}
+        }
+    }
+    assert!(compared > 30_000, "only {compared} results recorded");
+    assert!(
+        wrong.is_empty(),
+        "{} of {compared} differ:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(60)].join("\n")
+    );
+    ok("cuCtxDestroy_v2", &[context]);
+}
