@@ -1,0 +1,11 @@
+#!/bin/sh
+# Builds everything and runs the demo: one copy of the n-body example alone, then two sharing one device, on the GPU
+# when there is one, else on softgpu. Arguments go to the demo; --help lists them. Nothing it starts is left behind.
+set -eu
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/tools.sh
+. scripts/tools.sh
+need_cargo
+
+cargo build --release -p mpsshim -p mpsshim-server -p softgpu -p mpsshim-examples
+exec "${CARGO_TARGET_DIR:-target}/release/demo" "$@"

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs what is missing, then runs every check that needs no GPU: format, lints, tests, the ring's models.
+# Stops at the first that fails. With a GPU: scripts/gpu-check.sh besides.
+set -eu
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/tools.sh
+. scripts/tools.sh
+need_cargo
+need python3 python3
+
+step() {
+    echo "== $*"
+    "$@"
+}
+
+step cargo fmt --all --check
+step cargo clippy --workspace --all-targets -- -D warnings
+# Tests start these libraries and programs; cargo does not build other packages' for a test.
+step cargo build -p mpsshim -p softgpu -p mpsshim-server -p mpsshim-examples
+step cargo test --workspace
+if [ -e proto/tests/loom.rs ]; then
+    # A folder of its own: other flags would have cargo build everything anew each time.
+    step env RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" \
+        cargo test -p mpsshim-proto --release --test loom
+fi
+step python3 -m unittest discover -s benches/gpu
+step python3 -m unittest discover -s tests/gpu
+echo "== all checks passed"
