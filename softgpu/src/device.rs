@@ -192,9 +192,7 @@ fn release(ordinal: CUdevice) -> R<()> {
 fn reset(ordinal: CUdevice) -> R<()> {
     let device = device(ordinal)?;
     let mut primary = device.primary.lock();
-    let Some(context) = primary.context.take() else {
-        return Ok(());
-    };
+    let Some(context) = primary.context.take() else { return Ok(()) };
     primary.lost = context.status();
     if primary.lost == 0 && primary.retained > 0 {
         primary.context = Some(Context::new(ordinal, primary.flags, Some(primary.handle)));

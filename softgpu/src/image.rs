@@ -32,9 +32,7 @@ fn read(address: u64, bytes: u64) -> Result<Vec<u8>, Refused> {
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<u64, Refused> {
-    let Some(field) = bytes.get(at..at + N) else {
-        return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off");
-    };
+    let Some(field) = bytes.get(at..at + N) else { return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off") };
     Ok(field.iter().rev().fold(0, |v, &b| v << 8 | u64::from(b)))
 }
 

@@ -331,12 +331,8 @@ impl<'a> Runner<'a> {
     fn meet_in_warp(&self, warp: &mut [Thread]) -> bool {
         let mut any = false;
         for first in 0..warp.len() {
-            let Some(meeting) = self.meeting(&warp[first]) else {
-                continue;
-            };
-            let Some(mask_register) = meeting.mask() else {
-                continue;
-            };
+            let Some(meeting) = self.meeting(&warp[first]) else { continue };
+            let Some(mask_register) = meeting.mask() else { continue };
             let (function, pc) = (warp[first].function, warp[first].pc);
             // A lane that is not in its own mask is undefined behaviour: it takes part all the same.
             let mask = warp[first].get(mask_register) as u32 | 1 << first;
@@ -362,9 +358,7 @@ impl<'a> Runner<'a> {
         for n in 0..block.threads.len() {
             let t = &mut block.threads[n];
             live += u32::from(t.state != State::Done);
-            let Some(meeting) = self.meeting(t) else {
-                continue;
-            };
+            let Some(meeting) = self.meeting(t) else { continue };
             match meeting {
                 Meeting::Arrive { id, .. } => {
                     block.arrived[t.get(id) as usize & 15] += 1;
@@ -382,9 +376,7 @@ impl<'a> Runner<'a> {
             }
         }
         for (id, threads) in waiting.iter().enumerate() {
-            let Some(&(_, count, _)) = threads.first() else {
-                continue;
-            };
+            let Some(&(_, count, _)) = threads.first() else { continue };
             let needed = if count == 0 { live } else { count };
             if threads.len() as u32 + block.arrived[id] < needed {
                 continue;
@@ -554,9 +546,7 @@ impl<'a> Runner<'a> {
                     continue;
                 }
                 Kind::Ret => {
-                    let Some(back) = t.frames.pop() else {
-                        return Ok(Stop::Exit);
-                    };
+                    let Some(back) = t.frames.pop() else { return Ok(Stop::Exit) };
                     let (callee_frame, caller) = (t.frame, &program.functions[back.function]);
                     let site = &caller.calls[caller.code[back.pc].imm as usize];
                     for &(to, from, bytes) in &site.results {
@@ -835,5 +825,119 @@ fn atomic(at: *mut u8, atom: &Atom, b: u64, c: u64) -> u64 {
         AtomType::F64 if atom.op == AtomOp::Exch => update!(AtomicU64, u64, |_old| b),
         AtomType::F32 => update!(AtomicU32, u32, |old| (f32::from_bits(old) + f32::from_bits(b as u32)).to_bits()),
         AtomType::F64 => update!(AtomicU64, u64, |old| (f64::from_bits(old) + f64::from_bits(b)).to_bits()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ptx::parse;
+
+    struct Buffer(Vec<u64>);
+    impl Memory for Buffer {
+        fn span(&self, address: u64) -> Option<(u64, u64)> {
+            let start = self.0.as_ptr() as u64;
+            let end = start + 8 * self.0.len() as u64;
+            (address >= start && address < end).then_some((start, end))
+        }
+        fn version(&self) -> u64 {
+            0
+        }
+        fn lost(&self) -> bool {
+            false
+        }
+    }
+
+    /// Runs kernel `k` of a body with registers to use; its one parameter is the address of eight zeroed words.
+    fn run_body(body: &str, grid: u32, block: u32, cooperative: bool) -> Result<Vec<u64>, Fault> {
+        let text = format!(
+            ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 out) {{\n\
+             .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .shared .align 8 .b8 s[64]; ld.param.u64 %rd1, [out];\n\
+             {body}\nret; }}\n"
+        );
+        run_module(&text, grid, block, cooperative)
+    }
+
+    fn run_module(text: &str, grid: u32, block: u32, cooperative: bool) -> Result<Vec<u64>, Fault> {
+        let program = parse(text).expect("a module");
+        let memory = Buffer(vec![0; 8]);
+        let launch = Launch {
+            program: &program,
+            kernel: program.kernel("k").expect("a kernel"),
+            data: 0,
+            params: &(memory.0.as_ptr() as u64).to_le_bytes(),
+            grid: [grid, 1, 1],
+            block: [block, 1, 1],
+            dynamic_shared: 0,
+            cooperative,
+            grid_id: 1,
+            memory: &memory,
+        };
+        run(&launch).map(|()| memory.0.clone())
+    }
+
+    fn fault(body: &str) -> (u32, u32) {
+        let fault = run_body(body, 1, 32, false).expect_err("a fault");
+        (fault.status, fault.line)
+    }
+
+    #[test]
+    fn tables_of_branch_targets() {
+        let out = run_body(
+            "mov.u32 %r1, %tid.x; mov.u32 %r2, 7;\n ts: .branchtargets A, B, C;\n brx.idx %r1, ts;\n\
+             C: add.u32 %r2, %r2, 100; B: add.u32 %r2, %r2, 10; A: mad.wide.u32 %rd2, %r1, 8, %rd1; st.global.u32 [%rd2], %r2;",
+            1,
+            3,
+            false,
+        );
+        assert_eq!(out.expect("no fault")[..3], [7, 17, 117]);
+    }
+
+    #[test]
+    fn faults_name_status_and_line() {
+        assert_eq!(fault("st.global.u32 [%rd1+64], 1;"), (ILLEGAL_ADDRESS, 6));
+        assert_eq!(fault("ld.shared.u32 %r1, [s+64];"), (ILLEGAL_ADDRESS, 6));
+        assert_eq!(fault("st.shared.u32 [s+-4], 1;"), (ILLEGAL_ADDRESS, 6));
+        assert_eq!(fault("st.global.v2.u32 [%rd1+4], {%r1, %r1};"), (MISALIGNED, 6));
+        assert_eq!(fault("\ntrap;"), (LAUNCH_FAILED, 7));
+        // The end of the address space, where sums wrap.
+        assert_eq!(fault("st.u32 [-4], 1;"), (ILLEGAL_ADDRESS, 6));
+        // Nobody else comes to this barrier.
+        assert_eq!(fault("bar.sync 1, 64;"), (LAUNCH_FAILED, 6));
+    }
+
+    #[test]
+    fn generic_addresses_reach_shared_memory() {
+        let out = run_body(
+            "mov.u64 %rd2, s; cvta.shared.u64 %rd3, %rd2; st.u32 [%rd3+12], 41; ld.shared.u32 %r1, [s+12];\n\
+             isspacep.shared %p1, %rd3; selp.u32 %r2, 1, 0, %p1; isspacep.global %p1, %rd3; selp.u32 %r3, 1, 0, %p1;\n\
+             st.global.v4.u32 [%rd1], {%r1, %r2, %r3, 5};",
+            1,
+            1,
+            false,
+        );
+        assert_eq!(out.expect("no fault")[..2], [41 | 1 << 32, 5 << 32]);
+    }
+
+    #[test]
+    fn blocks_of_a_cooperative_launch_wait_for_each_other() {
+        let body = "mov.u32 %r1, 1; atom.global.add.u32 %r2, [%rd1], %r1;\n\
+                    L: ld.volatile.global.u32 %r3, [%rd1]; setp.lt.u32 %p1, %r3, 4; @%p1 bra L; red.global.add.u32 [%rd1+8], %r3;";
+        assert_eq!(run_body(body, 4, 1, true).expect("no fault")[..2], [4, 16]);
+    }
+
+    #[test]
+    fn barriers_may_be_reached_at_different_places() {
+        let body = "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 40; @%p1 bra A;\n bar.arrive 2, 64; bra B;\n\
+                    A: red.shared.add.u32 [s], 1; bar.sync 2, 64; B: bar.sync 0; ld.shared.u32 %r2, [s]; st.global.u32 [%rd1], %r2;";
+        assert_eq!(run_body(body, 1, 64, false).expect("no fault")[0], 40);
+    }
+
+    #[test]
+    fn endless_recursion_ends_with_a_stack_error() {
+        let text = ".version 8.0\n.target sm_90\n.address_size 64\n.func f(.param .b32 x) {\n\
+                    { .param .b32 a; call f, (a); }\n ret; }\n\
+                    .visible .entry k(.param .u64 out) {\n{ .param .b32 a; call f, (a); }\n ret; }\n";
+        assert_eq!(run_module(text, 1, 1, false).expect_err("a fault").status, STACK_ERROR);
     }
 }

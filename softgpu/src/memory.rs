@@ -95,9 +95,7 @@ impl Ranges {
     /// Whether `bytes` from `address` on are all usable by the device.
     pub fn covers(&self, address: u64, bytes: u64) -> bool {
         let map = self.map.read();
-        let Some(end) = address.checked_add(bytes) else {
-            return false;
-        };
+        let Some(end) = address.checked_add(bytes) else { return false };
         let mut at = address;
         while at < end {
             match map.range(..=at).next_back() {

@@ -308,14 +308,10 @@ impl<'m, 'a> Body<'m, 'a> {
 
     /// Takes `name:`, if that comes next, with the `.branchtargets` that may follow.
     fn is_label(&mut self, r: &mut Reader<'a>) -> Result<bool> {
-        let Some(name) = r.label() else {
-            return Ok(false);
-        };
+        let Some(name) = r.label() else { return Ok(false) };
         let at = self.f.code.len() as u32;
         let table = self.f.tables.len();
-        let Some(scope) = self.scopes.last_mut() else {
-            return Ok(false);
-        };
+        let Some(scope) = self.scopes.last_mut() else { return Ok(false) };
         if r.take_word(".branchtargets") {
             scope.tables.insert(name, table);
             self.f.tables.push(Vec::new());
@@ -472,9 +468,7 @@ impl<'m, 'a> Body<'m, 'a> {
         if let Some(symbol) = self.lookup(word) {
             return Ok(Some(symbol));
         }
-        let Some(special) = word.strip_prefix('%') else {
-            return Ok(None);
-        };
+        let Some(special) = word.strip_prefix('%') else { return Ok(None) };
         let axis = |c: &str| match c {
             "x" => Some(0),
             "y" => Some(1),
@@ -581,9 +575,7 @@ impl<'m, 'a> Body<'m, 'a> {
 
     /// An address as (register, what to add to it).
     fn memory(&mut self, operand: &Operand<'a>) -> Result<(u16, i32, Option<Symbol>)> {
-        let Operand::Memory(base, offset) = *operand else {
-            return self.fail("an address in brackets expected");
-        };
+        let Operand::Memory(base, offset) = *operand else { return self.fail("an address in brackets expected") };
         let (reg, add, symbol) = match base {
             Base::Reg(reg) => (reg, offset, None),
             Base::None => (self.special(Special::Zero)?, offset, None),
@@ -698,9 +690,7 @@ impl<'m, 'a> Body<'m, 'a> {
                 count(2..=2)?;
                 let d = self.destination(&ops[0])?;
                 let a = self.value(&ops[1], Ty::U64)?;
-                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else {
-                    return self.unknown(opcode);
-                };
+                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else { return self.unknown(opcode) };
                 match self.window(space)? {
                     Some((base, _)) => self.alu(if m.has("to") { sub64 } else { add64 }, d, a, base),
                     None => self.alu(copy, d, a, 0),
@@ -710,9 +700,7 @@ impl<'m, 'a> Body<'m, 'a> {
                 count(2..=2)?;
                 let d = self.destination(&ops[0])?;
                 let a = self.value(&ops[1], Ty::U64)?;
-                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else {
-                    return self.unknown(opcode);
-                };
+                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else { return self.unknown(opcode) };
                 if m.has("const") {
                     return self.unknown(opcode);
                 }
@@ -736,10 +724,11 @@ impl<'m, 'a> Body<'m, 'a> {
             }
             "set" => {
                 count(3..=3)?;
-                let (&[to, from], d) = (&m.types[..], self.destination(&ops[0])?) else {
-                    return self.unknown(opcode);
-                };
-                let Some(compare) = m.mods.iter().find_map(|c| select::compare(c, from, m.has("ftz"))) else {
+                let (&[to, from], d) = (&m.types[..], self.destination(&ops[0])?) else { return self.unknown(opcode) };
+                let Some(compare) = (match &m.mods[..] {
+                    [how] | [how, "ftz"] => select::compare(how, from, m.has("ftz")),
+                    _ => None,
+                }) else {
                     return self.unknown(opcode);
                 };
                 let (a, b) = (self.value(&ops[1], from)?, self.value(&ops[2], from)?);
@@ -753,9 +742,7 @@ impl<'m, 'a> Body<'m, 'a> {
             "brx" => {
                 count(2..=2)?;
                 let a = self.value(&ops[0], Ty::U32)?;
-                let Operand::Name(name) = ops[1] else {
-                    return self.unknown(opcode);
-                };
+                let Operand::Name(name) = ops[1] else { return self.unknown(opcode) };
                 let Some(&table) = self.scopes.iter().rev().find_map(|s| s.tables.get(name)) else {
                     return self.fail(format!("no branch targets `{name}`"));
                 };
@@ -789,9 +776,7 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn mov(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let (Some(ty), true) = (m.ty(), m.mods.is_empty()) else {
-            return self.unknown(opcode);
-        };
+        let (Some(ty), true) = (m.ty(), m.mods.is_empty()) else { return self.unknown(opcode) };
         match (&ops[0], &ops[1]) {
             (Operand::Vector(parts), source) => {
                 let a = self.value(source, ty)?;
@@ -950,9 +935,7 @@ impl<'m, 'a> Body<'m, 'a> {
             self.emit(Inst { alu: pack, n: 16, d, a: high, b: low, imm: 16, ..BLANK });
             return Ok(());
         }
-        let Some((steps, imm)) = select::convert(m) else {
-            return self.unknown(opcode);
-        };
+        let Some((steps, imm)) = select::convert(m) else { return self.unknown(opcode) };
         if ops.len() != 2 {
             return self.unknown(opcode);
         }
@@ -967,6 +950,9 @@ impl<'m, 'a> Body<'m, 'a> {
 
     fn setp(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
         let joined = m.mods.iter().position(|m| matches!(*m, "and" | "or" | "xor"));
+        if m.mods.iter().skip(1).any(|m| !matches!(*m, "and" | "or" | "xor" | "ftz")) || m.types.len() != 1 {
+            return self.unknown(opcode);
+        }
         let two = ops.len() == 4 + usize::from(joined.is_some());
         let (Some(ty), false) = (m.ty(), ops.len() < 3 + usize::from(joined.is_some())) else {
             return self.unknown(opcode);
@@ -1003,6 +989,9 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn barrier(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
+        if m.only(&["sync", "arrive", "red", "warp", "cta", "aligned", "popc", "and", "or"]).is_none() {
+            return self.unknown(opcode);
+        }
         let mut args = ops.iter();
         let mut next = |body: &mut Self, ty: Ty| match args.next() {
             Some(op) => body.value(op, ty),
@@ -1010,8 +999,6 @@ impl<'m, 'a> Body<'m, 'a> {
         };
         let meeting = if m.has("warp") {
             Meeting::Warp { mask: next(self, Ty::U32)? }
-        } else if m.has("cluster") {
-            return self.unknown(opcode);
         } else if m.has("red") {
             if !(3..=4).contains(&ops.len()) {
                 return self.unknown(opcode);
@@ -1130,9 +1117,15 @@ impl<'m, 'a> Body<'m, 'a> {
             Some(Ty::U16) => AtomType::U16,
             _ => return self.unknown(opcode),
         };
-        let Some(op) = found else {
-            return self.unknown(opcode);
+        let Some(op) = found else { return self.unknown(opcode) };
+        let known = |m: &str| {
+            let order = ["relaxed", "acquire", "release", "acq_rel", "volatile", "cta", "cluster", "gpu", "sys"];
+            let ops = ["add", "min", "max", "exch", "cas", "and", "or", "xor", "inc", "dec"];
+            order.contains(&m) || ops.contains(&m) || space_name(m).is_some() || m.starts_with("L2::")
         };
+        if !m.mods.iter().all(|m| known(m)) {
+            return self.unknown(opcode);
+        }
         let float_only_adds = matches!(ty, AtomType::F32 | AtomType::F64) && op != AtomOp::Add && op != AtomOp::Exch;
         let gives = usize::from(m.base == "atom");
         let inputs = if op == AtomOp::Cas { 2 } else { 1 };
@@ -1180,9 +1173,7 @@ impl<'m, 'a> Body<'m, 'a> {
             self.emit(Inst { alu: pack, n: 16, d, a: outs[1], b: outs[0], imm: 16, ..BLANK });
             return Ok(());
         }
-        let (Some(selected), Some(ty)) = (select::alu(m), m.ty()) else {
-            return self.unknown(opcode);
-        };
+        let (Some(selected), Some(ty)) = (select::alu(m), m.ty()) else { return self.unknown(opcode) };
         let lut = usize::from(m.base == "lop3");
         if ops.len() != 1 + selected.sources + lut {
             return self.fail(format!("`{opcode}` with {} operands", ops.len()));
@@ -1204,9 +1195,7 @@ impl<'m, 'a> Body<'m, 'a> {
             }
         }
         if lut == 1 {
-            let Operand::Int(table) = ops[4] else {
-                return self.fail("`lop3` needs a number as its table");
-            };
+            let Operand::Int(table) = ops[4] else { return self.fail("`lop3` needs a number as its table") };
             inst.imm = table as i32 & 0xFF;
         }
         if selected.carry {

@@ -420,3 +420,76 @@ fn function<'a>(r: &mut Reader<'a>, module: &mut Module<'a>, is_kernel: bool) ->
     module.program.functions[index] = f;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIXTURE: &str = include_str!("../../../tests/fixtures/softgpu.ptx");
+
+    fn reason(body: &str) -> PtxError {
+        let text = format!(
+            ".version 8.0\n.target sm_90\n.visible .entry k() {{\n.reg .b32 %r<4>; .reg .pred %p;\n{body}\n}}\n"
+        );
+        parse(&text).err().expect("a refusal")
+    }
+
+    #[test]
+    fn a_compilers_module_is_read_whole() {
+        let program = parse(FIXTURE).expect("a module");
+        let names: Vec<&str> = program.kernels().map(|k| program.functions[k].name.as_str()).collect();
+        assert!(names.contains(&"vector_add") && names.contains(&"mathematics"), "{names:?}");
+        let kernel = &program.functions[program.kernel("mathematics").expect("a kernel")];
+        // A float, a double behind a gap, five integers, a gap; then a pointer.
+        assert_eq!(kernel.params, [Param { offset: 0, bytes: 40 }, Param { offset: 40, bytes: 8 }]);
+        assert_eq!(program.globals["table"].bytes, 24);
+        let table = program.globals["table"].offset as usize;
+        assert_eq!(program.data[table..table + 8], 1.5f64.to_le_bytes());
+        let pointer = program.globals["pointer"].offset;
+        assert_eq!(program.relocations, [(pointer, program.globals["counter"].offset)]);
+    }
+
+    #[test]
+    fn refusals_name_what_and_where() {
+        for (body, line, part) in [
+            ("\nfrob.u32 %r1, %r2;", 6, "frob.u32"),
+            ("add.frob.u32 %r1, %r2, %r3;", 5, "add.frob.u32"),
+            ("add.u32 %r1, %r2;", 5, "2 operands"),
+            ("add.u32 %r1, %r2, %r4;", 5, "%r4"),
+            ("bra nowhere;", 5, "nowhere"),
+            ("call f;", 5, "`f`"),
+            ("mov.u32 %r1, %frob.x;", 5, "%frob.x"),
+            ("ld.frob.u32 %r1, [%r2];", 5, "ld.frob.u32"),
+            ("wgmma.fence.sync.aligned;", 5, "wgmma.fence.sync.aligned"),
+            ("tex.2d.v4.f32.f32 {%r1, %r1, %r1, %r1}, [%r1];", 5, "tex.2d.v4.f32.f32"),
+        ] {
+            let error = reason(body);
+            assert!(error.line == line && error.reason.contains(part), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn damaged_text_is_refused_and_never_worse() {
+        let mut seed = 1u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) as usize % below
+        };
+        for _ in 0..150 {
+            let cut = random(FIXTURE.len());
+            let text = &FIXTURE[..cut];
+            // Cut inside a function it cannot be whole.
+            if text.rfind("\n{").is_some_and(|open| !text[open..].contains("\n}")) {
+                assert!(parse(text).is_err(), "cut at {cut}");
+            }
+            let mut bytes = FIXTURE.as_bytes().to_vec();
+            for _ in 0..1 + random(20) {
+                let (at, from) = (random(bytes.len()), random(bytes.len()));
+                bytes[at] = if random(2) == 0 { bytes[from] } else { random(128) as u8 };
+            }
+            if let Ok(program) = parse(std::str::from_utf8(&bytes).expect("ASCII")) {
+                assert!(program.functions.iter().filter(|f| f.defined).all(Function::check));
+            }
+        }
+    }
+}

@@ -301,6 +301,16 @@ pub fn alu(m: &Mnemonic<'_>) -> Option<Selected> {
     if ty == Ty::F32 && matches!(m.base, "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh") {
         return approximate(m);
     }
+    // A modifier that is not known here would change what the instruction does.
+    m.only(match m.base {
+        "add" | "sub" => &["sat"],
+        "mul" | "mad" => &["lo", "hi", "wide"],
+        "mul24" | "mad24" => &["lo"],
+        "shf" => &["l", "r", "wrap", "clamp"],
+        "bfind" => &["shiftamt"],
+        "testp" => &["finite", "infinite", "number", "notanumber", "normal", "subnormal"],
+        _ => &[],
+    })?;
     match m.base {
         "add" if m.has("sat") => plain(pick!(ty, [S32: i32], two!(|a, b| a.saturating_add(b))), 2),
         "sub" if m.has("sat") => plain(pick!(ty, [S32: i32], two!(|a, b| a.saturating_sub(b))), 2),
@@ -309,11 +319,9 @@ pub fn alu(m: &Mnemonic<'_>) -> Option<Selected> {
         "mul" if m.has("wide") => plain(wide(ty, false), 2),
         "mad" if m.has("wide") => plain(wide(ty, true), 3),
         "mul" if m.has("lo") => plain(ints!(ty, two!(|a, b| a.wrapping_mul(b))), 2),
-        "mad" if m.has("lo") && !m.has("sat") => {
-            plain(ints!(ty, three!(|a, b, c| a.wrapping_mul(b).wrapping_add(c))), 3)
-        }
+        "mad" if m.has("lo") => plain(ints!(ty, three!(|a, b, c| a.wrapping_mul(b).wrapping_add(c))), 3),
         "mul" if m.has("hi") => plain(ints!(ty, two!(|a, b| ((a as i128).wrapping_mul(b as i128) >> T::BITS) as T)), 2),
-        "mad" if m.has("hi") && !m.has("sat") => plain(
+        "mad" if m.has("hi") => plain(
             ints!(ty, three!(|a, b, c| (((a as i128).wrapping_mul(b as i128) >> T::BITS) as T).wrapping_add(c))),
             3,
         ),
@@ -321,8 +329,8 @@ pub fn alu(m: &Mnemonic<'_>) -> Option<Selected> {
         "mad24" if m.has("lo") => plain(mul24(ty, true), 3),
         "div" => plain(ints!(ty, two!(|a, b| if b == 0 { T::MAX } else { a.wrapping_div(b) })), 2),
         "rem" => plain(ints!(ty, two!(|a, b| if b == 0 { a } else { a.wrapping_rem(b) })), 2),
-        "min" if m.mods.is_empty() => plain(ints!(ty, two!(|a, b| a.min(b))), 2),
-        "max" if m.mods.is_empty() => plain(ints!(ty, two!(|a, b| a.max(b))), 2),
+        "min" => plain(ints!(ty, two!(|a, b| a.min(b))), 2),
+        "max" => plain(ints!(ty, two!(|a, b| a.max(b))), 2),
         "abs" => plain(signed!(ty, one!(|a| a.wrapping_abs())), 1),
         "neg" => plain(signed!(ty, one!(|a| a.wrapping_neg())), 1),
         "sad" => plain(ints!(ty, three!(|a, b, c| (a.abs_diff(b) as T).wrapping_add(c))), 3),
@@ -346,24 +354,19 @@ pub fn alu(m: &Mnemonic<'_>) -> Option<Selected> {
             }),
             2,
         ),
-        "shf" if ty == Ty::U32 => {
-            m.only(&["l", "r", "wrap", "clamp"])?;
-            plain(
-                Some(match (m.has("l"), m.has("wrap")) {
-                    (true, wrap) if wrap => {
-                        |r: Regs, i: &Inst| r.set(i.d, funnel(r, i) << (r.get(i.c) & 31) >> 32 & 0xFFFF_FFFF)
-                    }
-                    (true, _) => |r: Regs, i: &Inst| {
-                        r.set(i.d, (u128::from(funnel(r, i)) << (r.get(i.c) as u32).min(32) >> 32) as u32 as u64)
-                    },
-                    (false, true) => |r: Regs, i: &Inst| r.set(i.d, funnel(r, i) >> (r.get(i.c) & 31) & 0xFFFF_FFFF),
-                    (false, _) => {
-                        |r: Regs, i: &Inst| r.set(i.d, funnel(r, i) >> (r.get(i.c) as u32).min(32) & 0xFFFF_FFFF)
-                    }
-                }),
-                3,
-            )
-        }
+        "shf" if ty == Ty::U32 => plain(
+            Some(match (m.has("l"), m.has("wrap")) {
+                (true, wrap) if wrap => {
+                    |r: Regs, i: &Inst| r.set(i.d, funnel(r, i) << (r.get(i.c) & 31) >> 32 & 0xFFFF_FFFF)
+                }
+                (true, _) => |r: Regs, i: &Inst| {
+                    r.set(i.d, (u128::from(funnel(r, i)) << (r.get(i.c) as u32).min(32) >> 32) as u32 as u64)
+                },
+                (false, true) => |r: Regs, i: &Inst| r.set(i.d, funnel(r, i) >> (r.get(i.c) & 31) & 0xFFFF_FFFF),
+                (false, _) => |r: Regs, i: &Inst| r.set(i.d, funnel(r, i) >> (r.get(i.c) as u32).min(32) & 0xFFFF_FFFF),
+            }),
+            3,
+        ),
         "bfe" => plain(
             pick!(ty, [U32: u32, S32: i32, U64: u64, S64: i64], |r: Regs, i: &Inst| {
                 let signed = T::MIN != 0;
@@ -385,7 +388,6 @@ pub fn alu(m: &Mnemonic<'_>) -> Option<Selected> {
         "popc" => plain(bits!(ty, one!(|a| a.count_ones())), 1),
         "clz" => plain(bits!(ty, one!(|a| a.leading_zeros())), 1),
         "bfind" => {
-            m.only(&["shiftamt"])?;
             let shift = m.has("shiftamt");
             plain(
                 if shift {
@@ -396,7 +398,7 @@ pub fn alu(m: &Mnemonic<'_>) -> Option<Selected> {
                 1,
             )
         }
-        "prmt" if m.mods.is_empty() => plain(
+        "prmt" => plain(
             Some(|r: Regs, i: &Inst| {
                 let bytes = (r.get(i.a) & 0xFFFF_FFFF) | r.get(i.b) << 32;
                 let choose = r.get(i.c);
