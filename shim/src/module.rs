@@ -271,7 +271,7 @@ pub fn get_function(session: &Session, parent: u64, name: &CStr) -> Status<u64> 
         parent,
         function: table.handle_of(entry),
     };
-    let answer = session.ask(Op::GetFunction, &body, name.to_bytes());
+    let answer = session.ask(Op::GetFunction, &body, name.to_bytes_with_nul());
     let read = answer.and_then(|answer| {
         let info: FunctionInfo = answer.read()?;
         let mut params = vec![Param::new_zeroed(); info.params as usize];
@@ -338,7 +338,7 @@ pub fn get_global(session: &Session, parent: u64, name: &CStr) -> Status<(u64, u
         return Ok(known);
     }
     let range: Range = session
-        .ask(Op::GetGlobal, &Named { parent }, name.to_bytes())?
+        .ask(Op::GetGlobal, &Named { parent }, name.to_bytes_with_nul())?
         .read()?;
     // SAFETY: set before the image was published, to a context, none of which is ever freed.
     let context = unsafe { &*image.context.load(Ordering::Acquire) };
