@@ -55,7 +55,7 @@ impl Driver {
     /// Options of nbody that take a few seconds on the device.
     pub fn nbody_arguments(&self) -> [&'static str; 3] {
         if self.softgpu {
-            ["-benchmark", "-numbodies=512", "-i=4"]
+            ["-benchmark", "-numbodies=1024", "-i=12"]
         } else {
             ["-benchmark", "-numbodies=14336", "-i=4000"]
         }
