@@ -227,6 +227,12 @@ api! { TABLE;
         let threads = config.block.iter().product();
         out.set((blocks_per_sm(&*kernel(function)?, threads, config.shared_mem_bytes as usize) * SM_COUNT) as i32)
     }
+    fn cuOccupancyMaxPotentialClusterSize(out: Out<i32>, function: u64, config: In<CUlaunchConfig>) {
+        live()?;
+        attributes(&config.get(0)?)?;
+        kernel(function)?;
+        out.set(1)
+    }
 }
 
 api_streams! { TABLE_STREAMS;
