@@ -21,7 +21,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::ffi::Status;
 use crate::objects::Entry;
-use crate::stream::{self, STREAMS, Stream, StreamRef};
+use crate::stream::{self, Stream, StreamRef};
 use crate::submit::{Session, session};
 use crate::wait::Policy;
 use crate::{event, genuine, memory, module};
@@ -157,11 +157,18 @@ pub fn all() -> Vec<&'static Context> {
 }
 
 /// The context of a handle that the program holds.
+///
+/// A program may know a primary context before it asks for it here: cudart reads the handle from a table of the
+/// genuine driver and looks into the context's storage first.
 pub fn by_handle(handle: u64) -> Status<&'static Context> {
-    CONTEXTS
-        .read()
-        .get(&handle)
-        .copied()
+    let known = |handle| CONTEXTS.read().get(&handle).copied();
+    known(handle)
+        .or_else(|| {
+            for (ordinal, device) in DEVICES.get()?.iter().enumerate() {
+                let _ = device.primary(ordinal as i32);
+            }
+            known(handle)
+        })
         .ok_or(CUDA_ERROR_INVALID_CONTEXT)
 }
 
@@ -295,16 +302,18 @@ impl Context {
         self.alive.store(false, Ordering::Relaxed);
         // Errors mean that the server is gone, and with it what is released here.
         let _ = stream::quiesce(session, Some(self));
-        for handle in std::mem::take(&mut *self.events.lock()) {
+        // Each list is taken out before its objects end: they take themselves off it.
+        let events = std::mem::take(&mut *self.events.lock());
+        for handle in events {
             let _ = event::destroy(session, handle);
         }
         self.legacy.store(ptr::null_mut(), Ordering::Release);
-        for handle in std::mem::take(&mut *self.streams.lock()).into_keys() {
-            if STREAMS.get(handle).is_some() {
-                let _ = stream::destroy(session, handle);
-            }
+        let streams = std::mem::take(&mut *self.streams.lock());
+        for handle in streams.into_keys() {
+            let _ = stream::destroy(session, handle);
         }
-        for handle in std::mem::take(&mut *self.images.lock()) {
+        let images = std::mem::take(&mut *self.images.lock());
+        for handle in images {
             let _ = module::unload(session, handle);
         }
         memory::release_of_context(session, self);

@@ -5,7 +5,7 @@
 //! handler reads and writes through them without unsafe code of its own. None of them can be made here.
 
 use std::ffi::{CStr, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
 use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult};
 
@@ -14,12 +14,20 @@ pub type Status<T = ()> = Result<T, CUresult>;
 
 /// Runs the body of a handler. A panic, which would be a defect of the shim, does not reach the program.
 #[inline]
+#[track_caller]
 pub fn guard(body: impl FnOnce() -> Status) -> CUresult {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CUDA_SUCCESS,
-        Ok(Err(status)) => status,
-        Err(_) => CUDA_ERROR_UNKNOWN,
+        Ok(Err(status)) => failed(Location::caller(), status),
+        Err(_) => failed(Location::caller(), CUDA_ERROR_UNKNOWN),
     }
+}
+
+/// Leaves a trace of a call that does not succeed. The handler's place names the entry point.
+#[cold]
+fn failed(at: &Location<'_>, status: CUresult) -> CUresult {
+    tracing::debug!("{}:{}: {status}", at.file(), at.line());
+    status
 }
 
 /// Where a call puts a result: null or writable.

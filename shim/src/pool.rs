@@ -223,17 +223,18 @@ impl Pool {
         }
         let (mut from, mut len) = (start, block.room);
         let before = self.free.range(..start).next_back();
-        if let Some((&at, &(before, slab))) = before {
-            if at + before == from && slab == block.grant {
-                self.take_free(at, before);
-                (from, len) = (at, len + before);
-            }
+        if let Some((&at, &(before, slab))) = before
+            && at + before == from
+            && slab == block.grant
+        {
+            self.take_free(at, before);
+            (from, len) = (at, len + before);
         }
-        if let Some(&(after, slab)) = self.free.get(&(from + len)) {
-            if slab == block.grant {
-                self.take_free(from + len, after);
-                len += after;
-            }
+        if let Some(&(after, slab)) = self.free.get(&(from + len))
+            && slab == block.grant
+        {
+            self.take_free(from + len, after);
+            len += after;
         }
         self.put_free(from, len, block.grant);
         if let Some(slab) = self.slabs.get_mut(&block.grant) {

@@ -180,10 +180,10 @@ impl Chunks {
             (stream::mark(&mut ring, stream)?, stream.position())
         };
         for state in self.states.lock().iter_mut().filter(|s| unmarked(s)) {
-            if let State::Read { at, mark, .. } = state {
-                if *at <= position {
-                    *mark = Some(target);
-                }
+            if let State::Read { at, mark, .. } = state
+                && *at <= position
+            {
+                *mark = Some(target);
             }
         }
         Ok(())

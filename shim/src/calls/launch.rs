@@ -218,15 +218,15 @@ fn check(function: &Function, shape: &Shape) -> Status {
     {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if let Some(most) = function.known(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) {
-        if threads > most as u64 {
-            return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
-        }
+    if let Some(most) = function.known(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+        && threads > most as u64
+    {
+        return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     }
-    if let Some(most) = function.known(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-        if shape.shared > most as u32 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
+    if let Some(most) = function.known(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+        && shape.shared > most as u32
+    {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
     Ok(())
 }
