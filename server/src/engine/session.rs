@@ -156,10 +156,21 @@ pub struct Function {
     pub raw: CUfunction,
     /// Bytes its parameters take when packed.
     pub param_bytes: u32,
+    /// Handle of the module or library it is in, and dies with.
+    pub image: u64,
     /// Server's ordinal.
     pub device: usize,
     /// Launching it may print (see [`Image::prints`]).
     pub prints: bool,
+}
+
+/// A variable in a module of a session.
+#[derive(Debug, Clone, Copy)]
+pub struct Global {
+    /// Bytes.
+    pub len: u64,
+    /// Handle of the module or library it is in, and dies with.
+    pub image: u64,
 }
 
 /// An event of a session.
@@ -199,8 +210,8 @@ pub struct Session {
     pub host: BTreeMap<u64, HostBlock>,
     /// Pinned host memory the client gave back, for its next request of the same size.
     pub host_spare: Vec<HostBlock>,
-    /// Known globals: first address and bytes.
-    pub globals: BTreeMap<u64, u64>,
+    /// Known globals by first address.
+    pub globals: BTreeMap<u64, Global>,
     /// Streams that the client destroyed while they had work.
     pub retired: Vec<Stream>,
     /// Some of its modules print.
@@ -343,8 +354,8 @@ impl Session {
             }
             let global = self.globals.range(..=address).next_back();
             return match global {
-                Some((start, size))
-                    if address - start < *size && len <= size - (address - start) =>
+                Some((start, global))
+                    if address - start < global.len && len <= global.len - (address - start) =>
                 {
                     Ok(())
                 }

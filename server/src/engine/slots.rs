@@ -119,6 +119,15 @@ impl<T> Slots<T> {
         }
     }
 
+    /// Drops the objects for which `keep` is false.
+    pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        for slot in &mut self.slots {
+            if slot.as_ref().is_some_and(|(_, object)| !keep(object)) {
+                *slot = None;
+            }
+        }
+    }
+
     /// All objects.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().flatten().map(|(_, object)| object)

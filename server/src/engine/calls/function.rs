@@ -67,6 +67,7 @@ impl Session {
         let function = Function {
             raw,
             param_bytes,
+            image: body.parent,
             device,
             prints,
         };

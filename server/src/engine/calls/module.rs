@@ -2,7 +2,7 @@
 
 use super::super::Shared;
 use super::super::images::{Image, Raw, prints};
-use super::super::session::{CallError, Session};
+use super::super::session::{CallError, Global, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -20,9 +20,10 @@ const JIT_INFO_LOG_BUFFER: u32 = 3;
 const JIT_INFO_LOG_BUFFER_SIZE: u32 = 4;
 const JIT_ERROR_LOG_BUFFER: u32 = 5;
 const JIT_ERROR_LOG_BUFFER_SIZE: u32 = 6;
-/// Options whose value is a plain number, so that a client's value can be handed on.
+/// Options whose value is a plain number, so that a client's value can be handed on. Those in between (17, 18, 25,
+/// 27: lists of names and addresses) are pointers, which the driver would follow, and the lengths of such lists.
 const JIT_NUMBERS: &[u32] = &[
-    0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 22, 23, 24, 25, 26, 27, 31, 32, 34, 35,
+    0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 21, 22, 23, 24, 29, 30, 31, 32, 33, 34, 35,
 ];
 /// Options one load may have.
 const MAX_OPTIONS: usize = 64;
@@ -147,6 +148,11 @@ impl Session {
             Some(Kind::Library) => self.libraries.remove(body.object)?,
             _ => self.images.remove(body.object)?,
         };
+        // What was found in it must not be named any more: the driver's objects are about to go.
+        self.functions
+            .retain(|function| function.image != body.object);
+        self.kernels.retain(|kernel| kernel.image != body.object);
+        self.globals.retain(|_, global| global.image != body.object);
         shared.discard_image(image);
         Ok(())
     }
@@ -189,7 +195,11 @@ impl Session {
                 name.as_ptr().cast(),
             )?,
         }
-        self.globals.insert(start, len as u64);
+        let global = Global {
+            len: len as u64,
+            image: body.parent,
+        };
+        self.globals.insert(start, global);
         Ok(Range {
             start,
             len: len as u64,
