@@ -67,6 +67,19 @@ impl Registration {
     }
 }
 
+/// Whether the machine has this much memory to spare (`MemAvailable`): the pages of a mapping are taken at once,
+/// and a client that asks for more than there is must not have the kernel end the server. Unknown counts as yes.
+pub fn is_affordable(bytes: u64) -> bool {
+    let available = || {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    available().is_none_or(|kib| bytes >> 10 < kib)
+}
+
 /// A block of the host arena: pinned memory of one client.
 #[derive(Debug)]
 pub struct HostBlock {
@@ -123,6 +136,9 @@ impl HostArena {
             .max(1)
             .checked_next_multiple_of(4096)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        if !is_affordable(bytes) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
         let (start, room) = {
             let mut addresses = self.addresses.lock();
             let room = addresses.round_up(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;

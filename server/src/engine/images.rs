@@ -1,5 +1,6 @@
 //! Module and library images: received, checked, kept once per content.
 
+use super::host::is_affordable;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::shm::{Mapping, is_sealed};
 use parking_lot::Mutex;
@@ -57,6 +58,10 @@ impl ImageCache {
         }
         if let Some(content) = self.get(hash) {
             return Ok(content);
+        }
+        // The client's file, whose holes the mapping fills, the copy, and the shared content.
+        if !is_affordable(3 * len) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let mapping =
             Mapping::new(fd.as_fd(), len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -122,8 +127,10 @@ pub fn is_whole(bytes: &[u8]) -> bool {
             }
             return Some(true);
         }
-        // PTX text, with or without its NUL; anything else the driver refuses by itself once it sees no magic.
-        Some(!bytes.is_empty())
+        // PTX text, with or without its NUL. Anything else may be a container that the driver knows and we do not:
+        // the wrapper that programs hand in (0x466243B1), for one, leads it to any address of this process.
+        let text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+        Some(bytes.first().is_some_and(text))
     };
     whole().unwrap_or(false)
 }
