@@ -7,14 +7,17 @@
 
 use super::Shared;
 use super::session::Session;
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_proto::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 /// What one session's kernels may leave unread; more is dropped, oldest first.
 const KEPT: usize = 16 << 20;
+/// How long a client that asks for its text is held up at most while its streams still work.
+const SETTLING: Duration = Duration::from_millis(1);
 
 /// The captured standard output and whose turn it is.
 #[derive(Debug)]
@@ -93,13 +96,22 @@ impl Session {
 
     /// Gives the turn back if nothing is in flight, after fetching what was printed.
     pub fn stop_printing(&mut self, shared: &Shared) {
-        if self.printed.holds && !self.has_work_in_flight(shared) {
+        if self.printed.holds && !self.has_work_in_flight(shared) && self.is_idle(shared) {
             if let Err(status) = self.fetch_printed(shared) {
                 shared.note_status(status);
             }
             self.printed.holds = false;
             *shared.printing.holder.lock() = None;
         }
+    }
+
+    /// Whether the driver says that all streams are idle. A client can forge the flags that
+    /// [`Session::has_work_in_flight`] goes by, and synchronizing must not wait for such a client.
+    fn is_idle(&self, shared: &Shared) -> bool {
+        self.streams.iter().chain(&self.retired).all(|stream| {
+            let _ = shared.devices[stream.device].make_current(&shared.driver);
+            shared.driver.stream_query(stream.raw) != Err(CUDA_ERROR_NOT_READY)
+        })
     }
 
     fn fetch_printed(&mut self, shared: &Shared) -> Result<(), CUresult> {
@@ -121,6 +133,11 @@ impl Session {
         room: usize,
     ) -> Result<(Vec<u8>, usize), CUresult> {
         if self.printed.holds {
+            // The driver may learn a moment after the client that its work is done.
+            let began = Instant::now();
+            while !self.is_idle(shared) && began.elapsed() < SETTLING {
+                std::thread::yield_now();
+            }
             if self.has_work_in_flight(shared) {
                 // Work of other streams still runs; the text of what the client waited for is complete nevertheless.
                 let text = shared.printing.take_output();

@@ -32,6 +32,7 @@ pub fn is_slow(op: Op) -> bool {
             | Op::GetGlobal
             | Op::SetLimit
             | Op::EnumerateFunctions
+            | Op::Printed
     )
 }
 
@@ -56,6 +57,11 @@ pub fn stream_of(session: &Session, op: Op, message: &Message) -> Result<Option<
         Op::CopyInline => Some(session.body::<m::CopyInline>(message)?.stream),
         Op::Copy => Some(session.body::<m::Copy>(message)?.stream),
         Op::Memset => Some(session.body::<m::Memset>(message)?.stream),
+        Op::Mark => Some(session.body::<m::Mark>(message)?.stream),
+        Op::MarkEvent => Some(session.body::<m::MarkEvent>(message)?.stream),
+        Op::EventRecord | Op::StreamWaitEvent => {
+            Some(session.body::<m::EventOnStream>(message)?.stream)
+        }
         _ => None,
     })
 }

@@ -56,7 +56,12 @@ impl Session {
     fn reap_streams(&mut self, shared: &Shared) {
         let mut at = 0;
         while at < self.retired.len() {
-            if self.retired[at].in_flight(shared, &self.shared) == 0 {
+            // The driver's word, not a flag that the client can write: the next session to get the stream must not wait
+            // behind this one's work.
+            let stream = &mut self.retired[at];
+            if stream.in_flight(shared, &self.shared) == 0
+                && shared.driver.stream_query(stream.raw).is_ok()
+            {
                 self.retired.swap_remove(at).release(shared);
             } else {
                 at += 1;
@@ -78,6 +83,7 @@ impl Session {
         {
             return self.mark_failed(&body, status.into());
         }
+        self.submitted(shared, index)?;
         self.streams.at_mut(index)?.note_mark(body.slot, body.value);
         Ok(())
     }
