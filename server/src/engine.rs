@@ -436,6 +436,8 @@ impl Shared {
         self.update_crowded();
     }
     fn forget(&self, session: &SessionShared) {
+        // A socket that stays hung up would keep the thread that waits for such awake.
+        self.unwatch_socket(session);
         self.sessions.lock().remove(&session.info.session);
         self.update_crowded();
     }

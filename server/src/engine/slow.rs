@@ -4,6 +4,7 @@ use super::Shared;
 use super::dispatch::{self, Step};
 use super::session::{Session, SessionShared};
 use super::{ClientInfo, Credentials, EngineEvent};
+use crate::seqpacket;
 use crossbeam_channel::Receiver;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::cuda::*;
@@ -135,6 +136,11 @@ fn prepare(
             ));
         }
     };
+    // A client that takes no packets must not hold up the thread that sends it one.
+    if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
+        let why = format!("its connection cannot be made non-blocking: {error}");
+        return Err((socket, CUDA_ERROR_OPERATING_SYSTEM, why));
+    }
     let registered = shared
         .any_device()
         .ok_or(CUDA_ERROR_NO_DEVICE)
