@@ -1,3 +1,4 @@
 //! What the end-to-end tests share.
 
 pub mod artifacts;
+pub mod peer;
