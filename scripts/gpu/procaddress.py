@@ -54,8 +54,6 @@ def queries():
     for version in (-1, 0, 1, NEWEST + 10, NEWEST + 1000):
         found[("cuMemcpyHtoD", True, version, 0)] = None
         found[("cuNoSuchCall", True, version, 0)] = None
-    found[(None, True, NEWEST, 0)] = None
-    found[("cuInit", False, NEWEST, 0)] = None
     return list(found)
 
 

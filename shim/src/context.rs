@@ -220,6 +220,14 @@ impl Context {
         context
     }
 
+    /// A live context of no device.
+    #[cfg(test)]
+    pub fn for_test() -> &'static Context {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let handle = MADE.fetch_add(1, Ordering::Relaxed) as u64 + 1;
+        Context::make(handle, 0, 0, false, 0, 0)
+    }
+
     /// How threads wait in it.
     pub fn policy(&self) -> Policy {
         Policy::of(self.flags.load(Ordering::Relaxed))

@@ -11,16 +11,18 @@ use std::ptr;
 
 use mpsshim_proto::cuda::{
     CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
-    CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_SUCCESS, CUresult,
 };
 use mpsshim_proto::table::{self, Lookup};
 
 use crate::{exports, genuine, mode};
 
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`. Below it are 0 and `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, which
-/// mean the same.
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`. `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, 1, changes nothing, not even
+/// beside it.
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
+/// Both flags.
+const ALL_FLAGS: u64 = 3;
 
 /// What the table answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,30 +35,32 @@ pub struct Answer {
     pub symbol: Option<&'static str>,
 }
 
-/// Answers a search from the table. As documented, a search that finds nothing is a successful call; flags that
-/// do not exist and a version newer than the table are invalid.
+/// Answers a search from the table, as driver 580 does (`scripts/gpu/procaddress.py` compares the two). A search
+/// that finds nothing is a successful call of `cuGetProcAddress_v2`; flags that do not exist and a version newer than
+/// the table are invalid; a negative version stands for the newest.
 pub fn answer(name: &str, cuda_version: c_int, flags: u64) -> Answer {
     let found = |status, symbol| Answer {
         code: CUDA_SUCCESS,
         status,
         symbol,
     };
-    let version = u32::try_from(cuda_version).unwrap_or(0);
-    if flags > PER_THREAD_DEFAULT_STREAM || version > table::CUDA_VERSION {
+    let version = u32::try_from(cuda_version).unwrap_or(table::CUDA_VERSION);
+    if flags > ALL_FLAGS || version > table::CUDA_VERSION {
         return Answer {
             code: CUDA_ERROR_INVALID_VALUE,
             status: CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
             symbol: None,
         };
     }
-    match table::lookup(name, version, flags == PER_THREAD_DEFAULT_STREAM) {
+    match table::lookup(name, version, flags & PER_THREAD_DEFAULT_STREAM != 0) {
         Lookup::Found(symbol) => found(CU_GET_PROC_ADDRESS_SUCCESS, Some(symbol)),
         Lookup::NotFound => found(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, None),
         Lookup::VersionNotSufficient => found(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, None),
     }
 }
 
-/// `cuGetProcAddress` as of CUDA 11.3.
+/// `cuGetProcAddress` as of CUDA 11.3: it has no status to say that a search found nothing, so it returns
+/// `CUDA_ERROR_NOT_FOUND` and writes nothing.
 ///
 /// # Safety
 /// As the CUDA function: `symbol` is null or a C string, `function` null or writable.
@@ -69,7 +73,7 @@ pub unsafe extern "C" fn get_proc_address(
     type Genuine = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> CUresult;
     if !from_genuine() {
         // SAFETY: the caller's promise.
-        return unsafe { from_table(symbol, function, cuda_version, flags, ptr::null_mut()) };
+        return unsafe { from_table(symbol, function, cuda_version, flags, None) };
     }
     let Some(genuine) = genuine::symbol("cuGetProcAddress") else {
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -97,7 +101,7 @@ pub unsafe extern "C" fn get_proc_address_v2(
         unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut u32) -> CUresult;
     if !from_genuine() {
         // SAFETY: the caller's promise.
-        return unsafe { from_table(symbol, function, cuda_version, flags, status) };
+        return unsafe { from_table(symbol, function, cuda_version, flags, Some(status)) };
     }
     let Some(genuine) = genuine::symbol("cuGetProcAddress_v2") else {
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -115,6 +119,8 @@ fn from_genuine() -> bool {
     mode::goes_to_genuine() && genuine::driver().is_ok()
 }
 
+/// `status`: `None` in the call that has none.
+///
 /// # Safety
 /// `symbol` is null or a C string, `function` and `status` null or writable.
 unsafe fn from_table(
@@ -122,7 +128,7 @@ unsafe fn from_table(
     function: *mut *mut c_void,
     cuda_version: c_int,
     flags: u64,
-    status: *mut u32,
+    status: Option<*mut u32>,
 ) -> CUresult {
     if symbol.is_null() || function.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
@@ -132,6 +138,9 @@ unsafe fn from_table(
     // A name that is not UTF-8 is no entry point's, and neither is the empty one.
     let answer = answer(name.to_str().unwrap_or(""), cuda_version, flags);
     if answer.code.is_ok() {
+        if status.is_none() && answer.symbol.is_none() {
+            return CUDA_ERROR_NOT_FOUND;
+        }
         let target = answer
             .symbol
             .and_then(exports::index_of)
@@ -140,7 +149,7 @@ unsafe fn from_table(
         unsafe {
             *function = target.map_or(ptr::null_mut(), |target| target.address().cast_mut().cast())
         };
-        if !status.is_null() {
+        if let Some(status) = status.filter(|status| !status.is_null()) {
             // SAFETY: not null, so writable.
             unsafe { *status = answer.status };
         }
@@ -202,7 +211,11 @@ mod tests {
             found("cuLaunchKernel_ptsz")
         );
         assert_eq!(
-            answer("cuLaunchKernel", 12000, 3).code,
+            answer("cuLaunchKernel", 12000, ALL_FLAGS),
+            found("cuLaunchKernel_ptsz")
+        );
+        assert_eq!(
+            answer("cuLaunchKernel", 12000, 4).code,
             CUDA_ERROR_INVALID_VALUE
         );
         assert_eq!(
@@ -231,8 +244,12 @@ mod tests {
             nothing(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)
         );
         assert_eq!(
-            answer("cuInit", -1, 0),
+            answer("cuInit", 0, 0),
             nothing(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)
+        );
+        assert_eq!(
+            answer("cuMemcpyHtoD", -1, 0),
+            found("cuMemcpyHtoD_v2")
         );
     }
 
