@@ -18,6 +18,9 @@ mod slow;
 mod streams;
 mod watcher;
 
+// Public for the fuzz target.
+pub use images::is_whole;
+
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use devices::{Device, Grant};
 use driver::{Driver, is_sticky};
