@@ -42,17 +42,6 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(broken: Broken) -> Shared {
-        let blocks = std::array::from_fn(|_| UnsafeCell::new([0; ALIGN as usize]));
-        let (head, tail) = (AtomicU64::new(0), AtomicU64::new(0));
-        Shared(Arc::new(Ring {
-            head,
-            tail,
-            blocks,
-            broken,
-        }))
-    }
-
     /// Calls `touch` for each piece of `len` bytes at `offset`: block, place in it, place in the bytes, length.
     fn pieces(offset: u64, len: usize, mut touch: impl FnMut(usize, usize, usize, usize)) {
         let mut done = 0;
@@ -68,6 +57,19 @@ impl Ring {
 
 #[derive(Clone)]
 struct Shared(Arc<Ring>);
+
+impl Shared {
+    fn new(broken: Broken) -> Shared {
+        let blocks = std::array::from_fn(|_| UnsafeCell::new([0; ALIGN as usize]));
+        let (head, tail) = (AtomicU64::new(0), AtomicU64::new(0));
+        Shared(Arc::new(Ring {
+            head,
+            tail,
+            blocks,
+            broken,
+        }))
+    }
+}
 
 impl Memory for Shared {
     fn capacity(&self) -> u64 {
@@ -158,7 +160,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 /// A client sends what a server takes, each yielding while it cannot go on.
 fn ring_model(broken: Broken) {
     check(move || {
-        let ring = Ring::new(broken);
+        let ring = Shared::new(broken);
         let mut producer = Producer::new(ring.clone());
         let client = thread::spawn(move || {
             (0..SIZES.len()).for_each(|number| send(&mut producer, number, thread::yield_now));
@@ -198,7 +200,7 @@ impl Bell {
 /// that is lost leaves the server asleep, which loom reports as a deadlock.
 fn doorbell_model(broken: Broken) {
     check(move || {
-        let ring = Ring::new(broken);
+        let ring = Shared::new(broken);
         let sleeps = Arc::new(AtomicU32::new(0));
         let bell = Arc::new(Bell::default());
         let mut producer = Producer::new(ring.clone());
