@@ -22,6 +22,11 @@ use std::time::{Duration, Instant};
 const BUDGET: usize = 64;
 /// How long an idle thread spins before it sleeps: longer than the gap between two small kernels of a client.
 const SPIN: Duration = Duration::from_micros(200);
+/// How long it does so even where threads outnumber CPUs: to yield can cost a whole time slice.
+const UNYIELDING: Duration = Duration::from_micros(50);
+/// Scheduling priority of a dispatch thread where the process may choose it: a dispatch thread that does not run
+/// holds up every client it serves.
+const NICE: i32 = -10;
 /// How often the health of the context is looked at while work is in flight and nothing else happens.
 const PROBE: Duration = Duration::from_millis(1);
 
@@ -42,6 +47,8 @@ enum Visit {
 /// The body of dispatch thread `me`.
 pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     let dispatcher = &shared.dispatchers[me];
+    // SAFETY: plain system calls on the calling thread; without the right to it nothing changes.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as u32, NICE) };
     let mut sessions: Vec<Box<Session>> = Vec::new();
     let mut idle_since: Option<Instant> = None;
     let mut probed = Instant::now();
@@ -86,7 +93,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         }
         let since = *idle_since.get_or_insert(now);
         if now.duration_since(since) < SPIN && !sessions.is_empty() {
-            if shared.crowded.load(Ordering::Relaxed) {
+            if now.duration_since(since) > UNYIELDING && shared.crowded.load(Ordering::Relaxed) {
                 std::thread::yield_now()
             } else {
                 std::hint::spin_loop()

@@ -24,6 +24,23 @@ pub enum DriverError {
     Shim(String),
 }
 
+/// Functions that a driver may lack (an older one, or a small one); calls of them are refused.
+const OPTIONAL: &[&str] = &[
+    "cuOccupancyMaxActiveClusters",
+    "cuOccupancyMaxPotentialClusterSize",
+    "cuModuleGetFunctionCount",
+    "cuModuleEnumerateFunctions",
+    "cuLibraryGetKernelCount",
+    "cuLibraryEnumerateKernels",
+    "cuKernelGetName",
+    "cuFuncGetName",
+];
+
+/// Stands in for a missing function of any signature: in the C ABI the caller cleans up the arguments.
+extern "C" fn unsupported() -> CUresult {
+    CUDA_ERROR_NOT_SUPPORTED
+}
+
 macro_rules! driver {
     ($($(#[$doc:meta])* $method:ident = $symbol:literal ( $($arg:ident : $ty:ty),* );)*) => {
         /// The driver's functions. The method names follow the entry points'.
@@ -36,8 +53,11 @@ macro_rules! driver {
             fn load(handle: *mut c_void, path: String) -> Result<Driver, DriverError> {
                 Ok(Driver {
                     $($method: {
-                        let address = symbol(handle, $symbol);
-                        if address.is_null() { return Err(DriverError::Missing(path, $symbol)); }
+                        let mut address = symbol(handle, $symbol);
+                        if address.is_null() {
+                            if !OPTIONAL.contains(&$symbol) { return Err(DriverError::Missing(path, $symbol)); }
+                            address = unsupported as *mut c_void;
+                        }
                         // SAFETY: the exported function of this name has this C signature (cuda.h, CUDA 13.0).
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(address) }
                     },)*

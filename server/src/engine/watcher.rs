@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Pause between two looks at the flags: short at first, longer while nothing happens.
 const SHORTEST: Duration = Duration::from_micros(20);
-const LONGEST: Duration = Duration::from_micros(200);
+const LONGEST: Duration = Duration::from_micros(100);
 
 /// The watcher thread's body. It costs nothing while no client sleeps.
 pub fn run(shared: &Arc<Shared>) {
