@@ -21,11 +21,15 @@ mod context;
 mod dlopen;
 mod event;
 mod exports;
+#[cfg(test)]
+mod fake;
 mod ffi;
 mod genuine;
 mod image;
 mod ldcache;
 mod log;
+#[cfg(test)]
+mod marks_tests;
 mod memory;
 mod mode;
 mod module;
