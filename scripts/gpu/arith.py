@@ -38,27 +38,21 @@ def kernels():
         for i in ("add", "sub", "mul.lo", "mul.hi", "min", "max"):
             simple(f"{i}.{t}", k, 2)
         simple(f"mad.lo.{t}", k, 3)
-        simple(f"mad.hi.{t}", k, 3)
         reg, zero = REGS[k], "1"
         for i in ("div", "rem"):  # a zero divisor is undefined: or it with 1
             op(f"{i}_{t}", k, f"or.{BITS[k]} {reg}5, {reg}2, {zero}; {i}.{t} {reg}9, {reg}1, {reg}5;", reg + "9")
-        width = "%r3" if k == "i32" else "%r5"
-        narrow = "" if k == "i32" else "cvt.u32.u64 %r4, %rd2; cvt.u32.u64 %r5, %rd3;"
+        narrow = "" if k == "i32" else "cvt.u32.u64 %r4, %rd2;"
         amount = "%r2" if k == "i32" else "%r4"
-        op(f"bfe_{t}", k, f"{narrow} bfe.{t} {reg}9, {reg}1, {amount}, {width};", reg + "9")
         op(f"shr_{t}", k, f"{narrow} shr.{t} {reg}9, {reg}1, {amount};", reg + "9")
         for c in ("eq", "ne", "lt", "le", "gt", "ge"):
             op(f"setp_{c}_{t}", k, f"setp.{c}.{t} %p1, {reg}1, {reg}2; selp.b32 %r9, 1, 0, %p1;", "%r9")
     for t in ("u32", "s32"):
         simple(f"mul.wide.{t}", "i32", 2, "%rd9")
         op(f"mad_wide_{t}", "i32", f"cvt.{t.replace('32', '64')}.{t} %rd3, %r3; mad.wide.{t} %rd9, %r1, %r2, %rd3;", "%rd9")
-        simple(f"sad.{t}", "i32", 3)
-        simple(f"mul24.lo.{t}", "i32", 2)
+        simple(f"bfe.{t}", "i32", 3)
     for t, k in (("s32", "i32"), ("s64", "i64")):
         simple(f"abs.{t}", k, 1)
         simple(f"neg.{t}", k, 1)
-    simple("add.sat.s32", "i32", 2)
-    simple("sub.sat.s32", "i32", 2)
     for t, k in (("b32", "i32"), ("b64", "i64")):
         for i in ("and", "or", "xor"):
             simple(f"{i}.{t}", k, 2)
@@ -66,8 +60,6 @@ def kernels():
         simple(f"brev.{t}", k, 1)
         simple(f"popc.{t}", k, 1, "%r9")
         simple(f"clz.{t}", k, 1, "%r9")
-    for t, k in (("u32", "i32"), ("s32", "i32"), ("u64", "i64"), ("s64", "i64")):
-        simple(f"bfind.{t}", k, 1, "%r9")
     op("shl_b32", "i32", "shl.b32 %r9, %r1, %r2;", "%r9")
     op("shl_b64", "i64", "cvt.u32.u64 %r4, %rd2; shl.b64 %rd9, %rd1, %r4;", "%rd9")
     op("bfi_b32", "i32", "and.b32 %r4, %r3, 31; bfi.b32 %r9, %r1, %r2, %r4, 7;", "%r9")
@@ -77,17 +69,13 @@ def kernels():
     simple("prmt.b32", "i32", 3)
     for lut in (0x96, 0xE8, 0xCA, 0x1B):
         op(f"lop3_{lut:02x}", "i32", f"lop3.b32 %r9, %r1, %r2, %r3, {lut};", "%r9")
-    op("slct_s32", "i32", "slct.s32.s32 %r9, %r1, %r2, %r3;", "%r9")
     op("addc_u32", "i32", "add.cc.u32 %r4, %r1, %r2; addc.u32 %r9, %r3, 0;", "%r9")
     op("subc_u32", "i32", "sub.cc.u32 %r4, %r1, %r2; subc.u32 %r9, %r3, 0;", "%r9")
     op("madc_hi_u32", "i32", "mad.lo.cc.u32 %r4, %r1, %r2, %r3; madc.hi.u32 %r9, %r1, %r2, %r3;", "%r9")
-    op("dp4a_s32_s32", "i32", "dp4a.s32.s32 %r9, %r1, %r2, %r3;", "%r9")
-    op("dp4a_u32_u32", "i32", "dp4a.u32.u32 %r9, %r1, %r2, %r3;", "%r9")
-    # Floating point: every rounding the interpreter has, with and without flushing.
+    # Floating point.
     for t in ("f32", "f64"):
-        for rounding in ("rn", "rz", "rm", "rp"):
-            for i, n in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3), ("div", 2), ("sqrt", 1), ("rcp", 1)):
-                simple(f"{i}.{rounding}.{t}", t, n)
+        for i, n in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3), ("div", 2), ("sqrt", 1), ("rcp", 1)):
+            simple(f"{i}.rn.{t}", t, n)
         for i in ("min", "max"):
             simple(f"{i}.{t}", t, 2)
         simple(f"abs.{t}", t, 1)
@@ -96,16 +84,15 @@ def kernels():
         for c in ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"):
             reg = REGS[t]
             op(f"setp_{c}_{t}", t, f"setp.{c}.{t} %p1, {reg}1, {reg}2; selp.b32 %r9, 1, 0, %p1;", "%r9")
-        for p in ("finite", "infinite", "number", "notanumber", "normal", "subnormal"):
-            op(f"testp_{p}_{t}", t, f"testp.{p}.{t} %p1, {REGS[t]}1; selp.b32 %r9, 1, 0, %p1;", "%r9")
+    for rounding in ("rz", "rm", "rp"):
+        for i, n in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3)):
+            simple(f"{i}.{rounding}.f32", "f32", n)
     for i, n in (("add.rn", 2), ("mul.rn", 2), ("fma.rn", 3), ("div.rn", 2), ("sqrt.rn", 1), ("rcp.rn", 1)):
         simple(f"{i}.ftz.f32", "f32", n)
     for i, n in (("add.sat", 2), ("mul.sat", 2), ("fma.rn.sat", 3)):
         simple(f"{i}.f32", "f32", n)
-    for i in ("min.NaN", "max.NaN", "min.ftz", "max.ftz"):
+    for i in ("min.ftz", "max.ftz"):
         simple(f"{i}.f32", "f32", 2)
-    op("set_lt_f32", "f32", "set.lt.f32.f32 %f9, %f1, %f2;", "%f9")
-    op("set_lt_u32", "f32", "set.lt.u32.f32 %r9, %f1, %f2;", "%r9")
     for i in ("rcp.approx", "sqrt.approx", "rsqrt.approx", "ex2.approx", "lg2.approx"):
         simple(f"{i}.f32", "f32", 1, approx=True)
         simple(f"{i}.ftz.f32", "f32", 1, approx=True)
@@ -128,31 +115,18 @@ def kernels():
                 op(f"cvt_{rounding}_{to}_{t}", k, f"cvt.{rounding}.{to}.{t} {target}, {REGS[k]}1; {tail}", "%rd9" if to.endswith("64") else "%r9")
         for rounding in ("rni", "rzi", "rmi", "rpi"):
             op(f"cvt_{rounding}_{t}_{t}", k, f"cvt.{rounding}.{t}.{t} {REGS[k]}9, {REGS[k]}1;", REGS[k] + "9")
-        op(f"cvt_rn_f16_{t}", k, f"cvt.rn.f16.{t} %h1, {REGS[k]}1; cvt.u32.u16 %r9, %h1;", "%r9")
-    for rounding in ("rn", "rz", "rm", "rp"):
-        op(f"cvt_{rounding}_f32_f64", "f64", f"cvt.{rounding}.f32.f64 %f9, %fd1;", "%f9")
-        for t, k in (("u32", "i32"), ("s32", "i32"), ("u64", "i64"), ("s64", "i64")):
-            op(f"cvt_{rounding}_f32_{t}", k, f"cvt.{rounding}.f32.{t} %f9, {REGS[k]}1;", "%f9")
-            op(f"cvt_{rounding}_f64_{t}", k, f"cvt.{rounding}.f64.{t} %fd9, {REGS[k]}1;", "%fd9")
+    op("cvt_rn_f32_f64", "f64", "cvt.rn.f32.f64 %f9, %fd1;", "%f9")
+    for t, k in (("u32", "i32"), ("s32", "i32"), ("u64", "i64"), ("s64", "i64")):
+        op(f"cvt_rn_f32_{t}", k, f"cvt.rn.f32.{t} %f9, {REGS[k]}1;", "%f9")
+        op(f"cvt_rn_f64_{t}", k, f"cvt.rn.f64.{t} %fd9, {REGS[k]}1;", "%fd9")
     op("cvt_f64_f32", "f32", "cvt.f64.f32 %fd9, %f1;", "%fd9")
     op("cvt_sat_f32_f32", "f32", "cvt.sat.f32.f32 %f9, %f1;", "%f9")
-    op("cvt_f32_f16", "i32", "cvt.u16.u32 %h1, %r1; cvt.f32.f16 %f9, %h1;", "%f9")
-    op("cvt_rz_f16_f32", "f32", "cvt.rz.f16.f32 %h1, %f1; cvt.u32.u16 %r9, %h1;", "%r9")
-    op("cvt_rn_bf16_f32", "f32", "cvt.rn.bf16.f32 %h1, %f1; cvt.u32.u16 %r9, %h1;", "%r9")
     for source, k in (("u32", "i32"), ("s32", "i32"), ("u64", "i64"), ("s64", "i64")):
         for to in ints:
-            holds_all = int(to[1:]) >= int(source[1:]) + (to[0] != source[0]) and (to[0] == "s" or source[0] == "u")
-            for sat in ("",) if holds_all else ("", ".sat"):  # saturation is illegal where it cannot happen
-                tail, target = "", place(to)
-                if to in ("u16", "s16"):
-                    target, tail = "%h1", f"cvt.{to[0]}32.{to} %r9, %h1;"
-                op(f"cvt{sat.replace('.', '_')}_{to}_{source}", k, f"cvt{sat}.{to}.{source} {target}, {REGS[k]}1; {tail}", place(to))
-    for i, n in (("add", 2), ("sub", 2), ("mul", 2), ("fma.rn", 3)):
-        halves = "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; cvt.u16.u32 %h3, %r3;"
-        args = ", ".join(f"%h{j + 1}" for j in range(n))
-        op(f"{i.replace('.', '_')}_f16", "i32", f"{halves} {i}.f16 %h4, {args}; cvt.u32.u16 %r9, %h4;", "%r9")
-        args = ", ".join(f"%r{j + 1}" for j in range(n))
-        op(f"{i.replace('.', '_')}_f16x2", "i32", f"{i}.f16x2 %r9, {args};", "%r9")
+            tail, target = "", place(to)
+            if to in ("u16", "s16"):
+                target, tail = "%h1", f"cvt.{to[0]}32.{to} %r9, %h1;"
+            op(f"cvt_{to}_{source}", k, f"cvt.{to}.{source} {target}, {REGS[k]}1; {tail}", place(to))
 
 
 def ptx():

@@ -235,12 +235,12 @@ api! { TABLE;
     }
     fn cuCtxGetLimit(out: Out<usize>, limit: CUlimit) {
         let limits = *live()?.limits.lock();
-        out.set(*limits.get(limit as usize).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)?)
+        out.set(*limits.get(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?)
     }
     fn cuCtxSetLimit(limit: CUlimit, value: usize) {
         let context = live()?;
         let mut limits = context.limits.lock();
-        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)? = value;
+        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)? = value;
         Ok(())
     }
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {

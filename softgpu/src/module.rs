@@ -229,7 +229,7 @@ fn load(text: Result<String, Refused>, options: Options) -> R<Arc<Program>> {
             Ok(Arc::new(program))
         }
         Err(error) => {
-            let is_ptx = text.contains(".version") || text.contains(".entry");
+            let is_ptx = text.contains(".version");
             let status = if is_ptx { CUDA_ERROR_INVALID_PTX } else { CUDA_ERROR_INVALID_IMAGE };
             Err(refused(status, &format!("softgpu: {error}")))
         }

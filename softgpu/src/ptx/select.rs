@@ -962,7 +962,10 @@ pub fn convert(m: &Mnemonic<'_>) -> Option<(Vec<Alu>, i32)> {
             if from == Ty::F64 || to.bytes() == 8 {
                 all_ints!(to, |r: Regs, i: &Inst| {
                     let v = f64::get(r.get(i.a));
-                    r.set(i.d, if v.is_nan() { 1 << (T::BITS - 1) } else { (Flags(i.imm).integral(v) as T).put() });
+                    r.set(
+                        i.d,
+                        if v.is_nan() { (1u64 << (T::BITS - 1)) as T } else { Flags(i.imm).integral(v) as T }.put(),
+                    );
                 })?
             } else {
                 all_ints!(to, |r: Regs, i: &Inst| r.set(i.d, (Flags(i.imm).integral(f64::get(r.get(i.a))) as T).put()))?
