@@ -102,7 +102,11 @@ impl<T> Out<T> {
         self.0.is_null()
     }
     pub fn at(self, index: usize) -> Self {
-        if self.0.is_null() { self } else { Out(self.0.wrapping_add(index)) }
+        if self.0.is_null() {
+            self
+        } else {
+            Out(self.0.wrapping_add(index))
+        }
     }
     /// The value that stands there, for arguments that go both ways.
     pub fn get(self) -> R<T>
@@ -146,7 +150,9 @@ impl Text {
         }
         // SAFETY: by the driver API's contract the string ends with a NUL.
         let text = unsafe { CStr::from_ptr(self.0) };
-        text.to_str().map(str::to_owned).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+        text.to_str()
+            .map(str::to_owned)
+            .map_err(|_| CUDA_ERROR_INVALID_VALUE)
     }
 }
 

@@ -37,10 +37,15 @@ thread_local! {
 /// The calling thread's context, whether sound or lost.
 pub fn current() -> R<Arc<Context>> {
     driver()?;
-    let context = STACK.with_borrow(|stack| stack.last().cloned()).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let context = STACK
+        .with_borrow(|stack| stack.last().cloned())
+        .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     if context.ended.load(Ordering::Acquire) {
         // The primary context that took this one's place after a reset is current in its stead.
-        return driver()?.contexts.get(context.handle).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        return driver()?
+            .contexts
+            .get(context.handle)
+            .map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
     Ok(context)
 }
@@ -83,7 +88,11 @@ impl Context {
 
     /// The context is lost from now on: queued work is dropped, every call returns `status`.
     pub fn lose(&self, status: u32) {
-        if self.lost.compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        if self
+            .lost
+            .compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+        {
             log(|| format!("context {:#x} is lost: {}", self.handle, CUresult(status)));
         }
     }
@@ -91,7 +100,10 @@ impl Context {
     pub fn thread_stream(self: &Arc<Self>) -> Arc<Stream> {
         let mut streams = self.per_thread.lock();
         let make = || Stream::new(Arc::downgrade(self), self.handle, Kind::PerThread, 0, 0);
-        streams.entry(std::thread::current().id()).or_insert_with(make).clone()
+        streams
+            .entry(std::thread::current().id())
+            .or_insert_with(make)
+            .clone()
     }
 
     /// All streams of this context, those destroyed while at work included.
@@ -148,7 +160,10 @@ fn create(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) -> R<()> {
 }
 
 fn destroy(context: CUcontext) -> R<()> {
-    let found = driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+    let found = driver()?
+        .contexts
+        .get(context.0)
+        .map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
     if found.is_primary {
         return Err(CUDA_ERROR_INVALID_CONTEXT);
     }
@@ -162,14 +177,19 @@ fn destroy(context: CUcontext) -> R<()> {
 }
 
 fn push(context: CUcontext) -> R<()> {
-    let found = driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
+    let found = driver()?
+        .contexts
+        .get(context.0)
+        .map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
     STACK.with_borrow_mut(|stack| stack.push(found));
     Ok(())
 }
 
 fn pop(out: Out<CUcontext>) -> R<()> {
     driver()?;
-    let top = STACK.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let top = STACK
+        .with_borrow_mut(Vec::pop)
+        .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     out.put(CUcontext(top.handle));
     Ok(())
 }
@@ -179,7 +199,10 @@ fn given(context: CUcontext) -> R<Arc<Context>> {
     if context.is_null() {
         return current();
     }
-    driver()?.contexts.get(context.0).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
+    driver()?
+        .contexts
+        .get(context.0)
+        .map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
 }
 
 fn synchronize(context: &Context) -> R<()> {

@@ -29,11 +29,18 @@ struct Shape {
 
 impl Shape {
     fn line(bytes: u64) -> Shape {
-        Shape { row: bytes, rows: 1, to_pitch: bytes, from_pitch: bytes }
+        Shape {
+            row: bytes,
+            rows: 1,
+            to_pitch: bytes,
+            from_pitch: bytes,
+        }
     }
     /// Bytes from the first to behind the last, for rows `pitch` apart.
     fn extent(&self, pitch: u64) -> R<u64> {
-        let gaps = pitch.checked_mul(self.rows.saturating_sub(1)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let gaps = pitch
+            .checked_mul(self.rows.saturating_sub(1))
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         gaps.checked_add(self.row).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 }
@@ -51,12 +58,22 @@ fn move_rows(to: u64, from: u64, shape: Shape) {
     }
 }
 
-fn copy(place: (Arc<Context>, Arc<Stream>), to: u64, from: u64, shape: Shape, sides: Sides, wait: bool) -> R<()> {
+fn copy(
+    place: (Arc<Context>, Arc<Stream>),
+    to: u64,
+    from: u64,
+    shape: Shape,
+    sides: Sides,
+    wait: bool,
+) -> R<()> {
     if shape.row == 0 || shape.rows == 0 {
         return Ok(());
     }
     let (context, stream) = place;
-    let (to_bytes, from_bytes) = (shape.extent(shape.to_pitch)?, shape.extent(shape.from_pitch)?);
+    let (to_bytes, from_bytes) = (
+        shape.extent(shape.to_pitch)?,
+        shape.extent(shape.from_pitch)?,
+    );
     let to_device = is_device(to, to_bytes)?;
     let from_device = is_device(from, from_bytes)?;
     let fits = match sides {
@@ -85,7 +102,11 @@ fn copy(place: (Arc<Context>, Arc<Stream>), to: u64, from: u64, shape: Shape, si
         });
     }
     // A copy to pageable memory is complete when the call returns, as natively.
-    if wait || !to_device { stream.synchronize(&context) } else { Ok(()) }
+    if wait || !to_device {
+        stream.synchronize(&context)
+    } else {
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -99,12 +120,21 @@ struct Fill {
 }
 
 fn fill(place: (Arc<Context>, Arc<Stream>), f: Fill, wait: bool) -> R<()> {
-    let row = f.width.checked_mul(f.unit).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let row = f
+        .width
+        .checked_mul(f.unit)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if row == 0 || f.height == 0 {
         return Ok(());
     }
     let pitch = if f.height == 1 { row } else { f.pitch };
-    let bytes = Shape { row, rows: f.height, to_pitch: pitch, from_pitch: 0 }.extent(pitch)?;
+    let bytes = Shape {
+        row,
+        rows: f.height,
+        to_pitch: pitch,
+        from_pitch: 0,
+    }
+    .extent(pitch)?;
     if !f.to.is_multiple_of(f.unit) || pitch < row || !is_device(f.to, bytes)? {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -113,15 +143,23 @@ fn fill(place: (Arc<Context>, Arc<Stream>), f: Fill, wait: bool) -> R<()> {
         let value = f.value.to_le_bytes();
         for n in 0..f.height {
             // SAFETY: the whole rectangle was checked against the ranges when the call was made.
-            let row = unsafe { std::slice::from_raw_parts_mut((f.to + n * pitch) as *mut u8, row as usize) };
+            let row = unsafe {
+                std::slice::from_raw_parts_mut((f.to + n * pitch) as *mut u8, row as usize)
+            };
             match f.unit {
                 1 => row.fill(value[0]),
-                unit => row.chunks_exact_mut(unit as usize).for_each(|c| c.copy_from_slice(&value[..unit as usize])),
+                unit => row
+                    .chunks_exact_mut(unit as usize)
+                    .for_each(|c| c.copy_from_slice(&value[..unit as usize])),
             }
         }
         Ok(())
     });
-    if wait { stream.synchronize(&context) } else { Ok(()) }
+    if wait {
+        stream.synchronize(&context)
+    } else {
+        Ok(())
+    }
 }
 
 /// `CUDA_MEMCPY2D`.
@@ -154,20 +192,31 @@ impl Side2D {
             CU_MEMORYTYPE_ARRAY => return Err(CUDA_ERROR_NOT_SUPPORTED),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
-        let skipped = (self.y as u64).checked_mul(self.pitch as u64).and_then(|b| b.checked_add(self.x as u64));
-        skipped.and_then(|skipped| base.checked_add(skipped)).ok_or(CUDA_ERROR_INVALID_VALUE)
+        let skipped = (self.y as u64)
+            .checked_mul(self.pitch as u64)
+            .and_then(|b| b.checked_add(self.x as u64));
+        skipped
+            .and_then(|skipped| base.checked_add(skipped))
+            .ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 }
 
 fn copy_2d(place: (Arc<Context>, Arc<Stream>), c: In<Copy2D>, wait: bool) -> R<()> {
     let c = c.get(0)?;
     let pitch = |side: &Side2D| if side.pitch == 0 { c.width } else { side.pitch } as u64;
-    let shape =
-        Shape { row: c.width as u64, rows: c.height as u64, to_pitch: pitch(&c.to), from_pitch: pitch(&c.from) };
+    let shape = Shape {
+        row: c.width as u64,
+        rows: c.height as u64,
+        to_pitch: pitch(&c.to),
+        from_pitch: pitch(&c.from),
+    };
     if c.height > 1 && (shape.to_pitch < shape.row || shape.from_pitch < shape.row) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let sides = match (c.to.kind == CU_MEMORYTYPE_DEVICE, c.from.kind == CU_MEMORYTYPE_DEVICE) {
+    let sides = match (
+        c.to.kind == CU_MEMORYTYPE_DEVICE,
+        c.from.kind == CU_MEMORYTYPE_DEVICE,
+    ) {
         (true, true) => Sides::Both,
         (true, false) => Sides::ToDevice,
         (false, true) => Sides::FromDevice,
@@ -181,11 +230,25 @@ fn default(own: bool) -> R<(Arc<Context>, Arc<Stream>)> {
 }
 
 fn line(to: u64, unit: u64, value: u32, width: usize) -> Fill {
-    Fill { to, pitch: 0, unit, value, width: width as u64, height: 1 }
+    Fill {
+        to,
+        pitch: 0,
+        unit,
+        value,
+        width: width as u64,
+        height: 1,
+    }
 }
 
 fn area(to: u64, pitch: usize, unit: u64, value: u32, width: usize, height: usize) -> Fill {
-    Fill { to, pitch: pitch as u64, unit, value, width: width as u64, height: height as u64 }
+    Fill {
+        to,
+        pitch: pitch as u64,
+        unit,
+        value,
+        width: width as u64,
+        height: height as u64,
+    }
 }
 
 api_streams! { TABLE_STREAMS;

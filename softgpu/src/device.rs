@@ -69,8 +69,15 @@ fn size(text: &str) -> Option<u64> {
 
 /// The devices that `SOFTGPU_DEVICES` makes and `CUDA_VISIBLE_DEVICES` leaves, in the latter's order.
 pub fn visible() -> Vec<Device> {
-    let count = std::env::var("SOFTGPU_DEVICES").ok().and_then(|v| v.parse().ok()).unwrap_or(1u32).min(64);
-    let total = std::env::var("SOFTGPU_MEMORY").ok().and_then(|v| size(&v)).unwrap_or(4 << 30);
+    let count = std::env::var("SOFTGPU_DEVICES")
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(1u32)
+        .min(64);
+    let total = std::env::var("SOFTGPU_MEMORY")
+        .ok()
+        .and_then(|v| size(&v))
+        .unwrap_or(4 << 30);
     let numbers = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(list) => {
             let mut numbers = Vec::new();
@@ -78,7 +85,9 @@ pub fn visible() -> Vec<Device> {
             for entry in list.split(',').map(str::trim) {
                 let found = match entry.parse::<u32>() {
                     Ok(n) => Some(n).filter(|&n| n < count),
-                    Err(_) => (0..count).find(|&n| entry.len() > 4 && uuid_text(n).starts_with(entry)),
+                    Err(_) => {
+                        (0..count).find(|&n| entry.len() > 4 && uuid_text(n).starts_with(entry))
+                    }
                 };
                 match found {
                     Some(n) if !numbers.contains(&n) => numbers.push(n),
@@ -93,7 +102,13 @@ pub fn visible() -> Vec<Device> {
         number,
         total,
         used: Arc::default(),
-        primary: Mutex::new(Primary { handle: new_handle(), context: None, retained: 0, flags: 0, lost: 0 }),
+        primary: Mutex::new(Primary {
+            handle: new_handle(),
+            context: None,
+            retained: 0,
+            flags: 0,
+            lost: 0,
+        }),
     };
     numbers.into_iter().map(device).collect()
 }
@@ -105,9 +120,11 @@ impl Device {
 
     /// Takes `bytes` of the device's memory.
     pub fn take(&self, bytes: u64) -> R<()> {
-        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= self.total)
-        });
+        let taken = self
+            .used
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+                used.checked_add(bytes).filter(|&sum| sum <= self.total)
+            });
         taken.map(|_| ()).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
     }
 
@@ -131,7 +148,8 @@ fn attribute(device: &Device, attribute: CUdevice_attribute) -> i32 {
         CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => 1024,
         CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY => 65536,
         CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
-        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => 65536,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
+        | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => 65536,
         CU_DEVICE_ATTRIBUTE_CLOCK_RATE | CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => 1_000_000,
         CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT | CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
         CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT => 32,
@@ -177,7 +195,11 @@ fn release(ordinal: CUdevice) -> R<()> {
         return Err(CUDA_ERROR_INVALID_CONTEXT);
     }
     primary.retained -= 1;
-    let ended = if primary.retained == 0 { primary.context.take() } else { None };
+    let ended = if primary.retained == 0 {
+        primary.context.take()
+    } else {
+        None
+    };
     if let Some(context) = &ended {
         primary.lost = context.status();
     }
@@ -192,7 +214,9 @@ fn release(ordinal: CUdevice) -> R<()> {
 fn reset(ordinal: CUdevice) -> R<()> {
     let device = device(ordinal)?;
     let mut primary = device.primary.lock();
-    let Some(context) = primary.context.take() else { return Ok(()) };
+    let Some(context) = primary.context.take() else {
+        return Ok(());
+    };
     primary.lost = context.status();
     if primary.lost == 0 && primary.retained > 0 {
         primary.context = Some(Context::new(ordinal, primary.flags, Some(primary.handle)));

@@ -35,10 +35,17 @@ impl<T> Table<T> {
         self.0.write().insert(handle, object);
     }
     pub fn get(&self, handle: u64) -> R<Arc<T>> {
-        self.0.read().get(&handle).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)
+        self.0
+            .read()
+            .get(&handle)
+            .cloned()
+            .ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
     pub fn remove(&self, handle: u64) -> R<Arc<T>> {
-        self.0.write().remove(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+        self.0
+            .write()
+            .remove(&handle)
+            .ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
     pub fn retain(&self, mut keep: impl FnMut(&T) -> bool) {
         // Dropped after the lock is released: what a drop does may look into a table.
@@ -92,9 +99,12 @@ pub fn driver() -> R<&'static Driver> {
 
 /// The device with the caller's ordinal.
 pub fn device(ordinal: CUdevice) -> R<&'static Device> {
-    usize::try_from(ordinal).ok().and_then(|n| DRIVER.get()?.devices.get(n)).ok_or(if DRIVER.get().is_some() {
-        CUDA_ERROR_INVALID_DEVICE
-    } else {
-        CUDA_ERROR_NOT_INITIALIZED
-    })
+    usize::try_from(ordinal)
+        .ok()
+        .and_then(|n| DRIVER.get()?.devices.get(n))
+        .ok_or(if DRIVER.get().is_some() {
+            CUDA_ERROR_INVALID_DEVICE
+        } else {
+            CUDA_ERROR_NOT_INITIALIZED
+        })
 }

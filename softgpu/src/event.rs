@@ -44,7 +44,11 @@ pub struct Event {
 
 fn find(event: CUevent) -> R<Arc<Event>> {
     let event = driver()?.events.get(event.0)?;
-    driver()?.contexts.get(event.context_handle).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED)?.sound()?;
+    driver()?
+        .contexts
+        .get(event.context_handle)
+        .map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED)?
+        .sound()?;
     Ok(event)
 }
 
@@ -70,7 +74,11 @@ fn elapsed(out: Out<f32>, from: CUevent, to: CUevent) -> R<()> {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
     let time = |event: &Event| -> R<Instant> {
-        let record = event.record.lock().clone().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let record = event
+            .record
+            .lock()
+            .clone()
+            .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         record.time().ok_or(CUDA_ERROR_NOT_READY)
     };
     let (from, to) = (time(&from)?, time(&to)?);

@@ -21,18 +21,33 @@ fn refused<T>(status: CUresult, reason: &str) -> Result<T, Refused> {
 /// Copies memory of this process that may not be there: an image's size is only what it says itself.
 fn read(address: u64, bytes: u64) -> Result<Vec<u8>, Refused> {
     if bytes > LIMIT {
-        return refused(CUDA_ERROR_INVALID_IMAGE, "the image gives an impossible size");
+        return refused(
+            CUDA_ERROR_INVALID_IMAGE,
+            "the image gives an impossible size",
+        );
     }
     let mut out = vec![0u8; bytes as usize];
-    let to = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
-    let from = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: out.len() };
+    let to = libc::iovec {
+        iov_base: out.as_mut_ptr().cast(),
+        iov_len: out.len(),
+    };
+    let from = libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: out.len(),
+    };
     // SAFETY: the kernel writes to `out` only, and answers for a bad source with an error.
     let got = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
-    if got == bytes as isize { Ok(out) } else { refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off") }
+    if got == bytes as isize {
+        Ok(out)
+    } else {
+        refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off")
+    }
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<u64, Refused> {
-    let Some(field) = bytes.get(at..at + N) else { return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off") };
+    let Some(field) = bytes.get(at..at + N) else {
+        return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off");
+    };
     Ok(field.iter().rev().fold(0, |v, &b| v << 8 | u64::from(b)))
 }
 
@@ -45,7 +60,10 @@ pub fn ptx_at(address: u64) -> Result<String, Refused> {
     match magic {
         WRAPPER => fatbin(number::<8>(&read(address, 16)?, 8)?),
         FATBIN => fatbin(address),
-        ELF => refused(CUDA_ERROR_NO_BINARY_FOR_GPU, "the image holds machine code; only PTX can run here"),
+        ELF => refused(
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            "the image holds machine code; only PTX can run here",
+        ),
         _ => {
             let mut text = Vec::new();
             loop {
@@ -66,9 +84,16 @@ pub fn ptx_at(address: u64) -> Result<String, Refused> {
 
 /// The PTX text of an image read from a file.
 pub fn ptx_in(mut bytes: Vec<u8>) -> Result<String, Refused> {
-    match bytes.get(..4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes) {
+    match bytes
+        .get(..4)
+        .and_then(|b| b.try_into().ok())
+        .map(u32::from_le_bytes)
+    {
         Some(FATBIN) => entries(&bytes),
-        Some(ELF) => refused(CUDA_ERROR_NO_BINARY_FOR_GPU, "the image holds machine code; only PTX can run here"),
+        Some(ELF) => refused(
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            "the image holds machine code; only PTX can run here",
+        ),
         _ => {
             let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
             bytes.truncate(end);
@@ -78,14 +103,21 @@ pub fn ptx_in(mut bytes: Vec<u8>) -> Result<String, Refused> {
 }
 
 fn to_text(bytes: Vec<u8>) -> Result<String, Refused> {
-    String::from_utf8(bytes)
-        .or_else(|_| refused(CUDA_ERROR_INVALID_IMAGE, "the image is neither text nor a known format"))
+    String::from_utf8(bytes).or_else(|_| {
+        refused(
+            CUDA_ERROR_INVALID_IMAGE,
+            "the image is neither text nor a known format",
+        )
+    })
 }
 
 fn fatbin(address: u64) -> Result<String, Refused> {
     let header = read(address, 16)?;
     if number::<4>(&header, 0)? as u32 != FATBIN {
-        return refused(CUDA_ERROR_INVALID_IMAGE, "the wrapper does not lead to a fatbin");
+        return refused(
+            CUDA_ERROR_INVALID_IMAGE,
+            "the wrapper does not lead to a fatbin",
+        );
     }
     let bytes = number::<2>(&header, 6)?.saturating_add(number::<8>(&header, 8)?);
     entries(&read(address, bytes)?)
@@ -100,12 +132,20 @@ fn entries(bytes: &[u8]) -> Result<String, Refused> {
     let (mut at, mut best, mut compressed) = (number::<2>(bytes, 6)? as usize, None, false);
     while at < end as usize {
         let kind = number::<2>(bytes, at)? as u16;
-        let (header, padded) = (number::<4>(bytes, at + 4)? as usize, number::<8>(bytes, at + 8)?);
+        let (header, padded) = (
+            number::<4>(bytes, at + 4)? as usize,
+            number::<8>(bytes, at + 8)?,
+        );
         let (target, flags) = (number::<4>(bytes, at + 28)?, number::<8>(bytes, at + 40)?);
         let start = at + header;
-        let payload = usize::try_from(padded).ok().and_then(|n| bytes.get(start..start.checked_add(n)?));
+        let payload = usize::try_from(padded)
+            .ok()
+            .and_then(|n| bytes.get(start..start.checked_add(n)?));
         let Some(payload) = payload.filter(|_| header >= 64) else {
-            return refused(CUDA_ERROR_INVALID_IMAGE, "an entry of the fatbin is cut off");
+            return refused(
+                CUDA_ERROR_INVALID_IMAGE,
+                "an entry of the fatbin is cut off",
+            );
         };
         if kind == ENTRY_PTX && flags & COMPRESSED != 0 {
             compressed = true;
@@ -123,6 +163,9 @@ fn entries(bytes: &[u8]) -> Result<String, Refused> {
             CUDA_ERROR_NO_BINARY_FOR_GPU,
             "the PTX in the fatbin is compressed; build it with `nvcc --no-compress`",
         ),
-        None => refused(CUDA_ERROR_NO_BINARY_FOR_GPU, "the fatbin holds no PTX, and machine code cannot run here"),
+        None => refused(
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            "the fatbin holds no PTX, and machine code cannot run here",
+        ),
     }
 }

@@ -1,7 +1,6 @@
 //! Launches, and how many blocks fit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::*;
 
@@ -50,7 +49,9 @@ impl Params {
                 match self.extra.get(n)? as usize {
                     CU_LAUNCH_PARAM_END => break,
                     CU_LAUNCH_PARAM_BUFFER_POINTER => at = self.extra.get(n + 1)?,
-                    CU_LAUNCH_PARAM_BUFFER_SIZE => bytes = In(self.extra.get(n + 1)? as *const usize).get(0)?,
+                    CU_LAUNCH_PARAM_BUFFER_SIZE => {
+                        bytes = In(self.extra.get(n + 1)? as *const usize).get(0)?
+                    }
                     _ => return Err(CUDA_ERROR_INVALID_VALUE),
                 }
             }
@@ -71,7 +72,6 @@ struct Shape {
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
-    cooperative: bool,
 }
 
 /// Blocks of a kernel that an SM holds at once.
@@ -84,7 +84,9 @@ fn blocks_per_sm(kernel: &Kernel, threads: u32, dynamic: usize) -> u32 {
         return 0;
     }
     let by_shared = (u64::from(SHARED_PER_SM) / shared) as u32;
-    by_shared.min(THREADS_PER_SM / threads.next_multiple_of(32)).min(BLOCKS_PER_SM)
+    by_shared
+        .min(THREADS_PER_SM / threads.next_multiple_of(32))
+        .min(BLOCKS_PER_SM)
 }
 
 fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Params) -> R<()> {
@@ -92,24 +94,25 @@ fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Para
     let (context, stream) = resolve(stream, own)?;
     let module = kernel.module(&context)?;
     let f = kernel.function();
-    let threads = shape.block.iter().try_fold(1u32, |n, &d| n.checked_mul(d)).unwrap_or(u32::MAX);
+    let threads = shape
+        .block
+        .iter()
+        .try_fold(1u32, |n, &d| n.checked_mul(d))
+        .unwrap_or(u32::MAX);
     let [_, grid_y, grid_z] = shape.grid;
-    let wrong_grid = shape.grid.contains(&0) || shape.grid[0] > i32::MAX as u32 || grid_y > 65535 || grid_z > 65535;
+    let wrong_grid = shape.grid.contains(&0)
+        || shape.grid[0] > i32::MAX as u32
+        || grid_y > 65535
+        || grid_z > 65535;
     if wrong_grid || threads == 0 || threads > f.max_threads || shape.block[2] > 64 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if shape.shared > kernel.max_dynamic_shared() || f.required_threads.is_some_and(|t| t != shape.block) {
+    if shape.shared > kernel.max_dynamic_shared()
+        || f.required_threads.is_some_and(|t| t != shape.block)
+    {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if shape.cooperative {
-        let blocks = shape.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-        if blocks > u64::from(SM_COUNT * blocks_per_sm(&kernel, threads, shape.shared as usize)) {
-            return Err(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-        }
-    }
     let params = params.pack(&kernel)?;
-    static GRIDS: AtomicU64 = AtomicU64::new(1);
-    let grid_id = GRIDS.fetch_add(1, Ordering::Relaxed);
     stream.submit(&context, move |context| {
         let launch = interp::Launch {
             program: kernel.program(),
@@ -119,50 +122,45 @@ fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Para
             grid: shape.grid,
             block: shape.block,
             dynamic_shared: shape.shared,
-            cooperative: shape.cooperative,
-            grid_id,
             memory: &View(context),
         };
         interp::run(&launch).map_err(|fault| {
             let (name, status) = (&kernel.function().name, CUresult(fault.status));
-            log(|| format!("kernel {name}, PTX line {}: {status} at {:#x}", fault.line, fault.address));
+            log(|| {
+                format!(
+                    "kernel {name}, PTX line {}: {status} at {:#x}",
+                    fault.line, fault.address
+                )
+            });
             status
         })
     });
     Ok(())
 }
 
-/// Reads the attributes of `cuLaunchKernelEx`: whether it is cooperative.
-fn attributes(config: &CUlaunchConfig) -> R<bool> {
-    let mut cooperative = false;
+/// Refuses the attributes of `cuLaunchKernelEx` that would have to do something.
+fn check_attributes(config: &CUlaunchConfig) -> R<()> {
     for attribute in In(config.attrs).list(config.num_attrs.min(64) as usize)? {
-        let word = |n: usize| u32::from_le_bytes(std::array::from_fn(|b| attribute.value[4 * n + b]));
-        match attribute.id {
-            CU_LAUNCH_ATTRIBUTE_COOPERATIVE => cooperative = word(0) != 0,
-            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION | CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION => {
-                if (0..3).any(|n| word(n) > 1) {
-                    log(|| "clusters of more than one block are not supported".into());
-                    return Err(CUDA_ERROR_NOT_SUPPORTED);
-                }
-            }
+        let word =
+            |n: usize| u32::from_le_bytes(std::array::from_fn(|b| attribute.value[4 * n + b]));
+        let fits = match attribute.id {
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE => word(0) == 0,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => (0..3).all(|n| word(n) <= 1),
             // What only tunes, or relaxes an order that is kept here.
-            CU_LAUNCH_ATTRIBUTE_IGNORE
-            | CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-            | CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY
-            | CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
-            | CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            | CU_LAUNCH_ATTRIBUTE_PRIORITY
-            | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP
-            | CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN
-            | CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING => {}
-            id => {
-                log(|| format!("launch attribute {id} is not supported"));
-                return Err(CUDA_ERROR_NOT_SUPPORTED);
-            }
+            id => matches!(
+                id,
+                CU_LAUNCH_ATTRIBUTE_IGNORE
+                    | CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                    | CU_LAUNCH_ATTRIBUTE_PRIORITY
+                    | CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            ),
+        };
+        if !fits {
+            log(|| format!("launch attribute {} is not supported", attribute.id));
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
     }
-    Ok(cooperative)
+    Ok(())
 }
 
 type SharedOfBlock = extern "C" fn(i32) -> usize;
@@ -185,7 +183,9 @@ fn potential(
     };
     // The largest block among those that keep the most threads at work.
     let sizes = (1..=max).rev().filter(|&n| n % 32 == 0 || n == max);
-    let best = sizes.max_by_key(|&n| (blocks(n) * n as u32, n)).unwrap_or(max);
+    let best = sizes
+        .max_by_key(|&n| (blocks(n) * n as u32, n))
+        .unwrap_or(max);
     block.set(best)?;
     grid.set((blocks(best) * SM_COUNT) as i32)
 }
@@ -193,7 +193,10 @@ fn potential(
 fn active_blocks(out: Out<i32>, function: u64, threads: i32, dynamic: usize) -> R<()> {
     live()?;
     let kernel: Arc<Kernel> = kernel(function)?;
-    let threads = u32::try_from(threads).ok().filter(|&n| n > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let threads = u32::try_from(threads)
+        .ok()
+        .filter(|&n| n > 0)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
     out.set(blocks_per_sm(&kernel, threads, dynamic) as i32)
 }
 
@@ -217,19 +220,16 @@ api! { TABLE;
     fn cuOccupancyMaxPotentialBlockSize(grid: Out<i32>, block: Out<i32>, function: u64, shared_of: Option<SharedOfBlock>, fixed: usize, limit: i32) {
         potential(grid, block, function, shared_of, fixed, limit)
     }
-    fn cuOccupancyMaxPotentialBlockSizeWithFlags(grid: Out<i32>, block: Out<i32>, function: u64, shared_of: Option<SharedOfBlock>, fixed: usize, limit: i32, _flags: u32) {
-        potential(grid, block, function, shared_of, fixed, limit)
-    }
     fn cuOccupancyMaxActiveClusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>) {
         live()?;
         let config = config.get(0)?;
-        attributes(&config)?;
+        check_attributes(&config)?;
         let threads = config.block.iter().product();
         out.set((blocks_per_sm(&*kernel(function)?, threads, config.shared_mem_bytes as usize) * SM_COUNT) as i32)
     }
     fn cuOccupancyMaxPotentialClusterSize(out: Out<i32>, function: u64, config: In<CUlaunchConfig>) {
         live()?;
-        attributes(&config.get(0)?)?;
+        check_attributes(&config.get(0)?)?;
         kernel(function)?;
         out.set(1)
     }
@@ -238,18 +238,13 @@ api! { TABLE;
 api_streams! { TABLE_STREAMS;
     fn cuLaunchKernel / cuLaunchKernel_ptsz [own] (function: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32,
             shared: u32, stream: CUstream, pointers: In<u64>, extra: In<u64>) {
-        let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
+        let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz], shared };
         launch(function, shape, stream, own, Params { pointers, extra })
-    }
-    fn cuLaunchCooperativeKernel / cuLaunchCooperativeKernel_ptsz [own] (function: u64, gx: u32, gy: u32, gz: u32,
-            bx: u32, by: u32, bz: u32, shared: u32, stream: CUstream, pointers: In<u64>) {
-        let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: true };
-        launch(function, shape, stream, own, Params { pointers, extra: In(std::ptr::null()) })
     }
     fn cuLaunchKernelEx / cuLaunchKernelEx_ptsz [own] (config: In<CUlaunchConfig>, function: u64, pointers: In<u64>, extra: In<u64>) {
         let c = config.get(0)?;
-        let cooperative = attributes(&c)?;
-        let shape = Shape { grid: c.grid, block: c.block, shared: c.shared_mem_bytes, cooperative };
+        check_attributes(&c)?;
+        let shape = Shape { grid: c.grid, block: c.block, shared: c.shared_mem_bytes };
         launch(function, shape, c.stream, own, Params { pointers, extra })
     }
 }

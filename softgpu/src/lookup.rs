@@ -62,7 +62,11 @@ fn find(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) -
     if flags > 3 || out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    match symbol(&name, u32::try_from(version).unwrap_or(0), flags & PER_THREAD_STREAM != 0) {
+    match symbol(
+        &name,
+        u32::try_from(version).unwrap_or(0),
+        flags & PER_THREAD_STREAM != 0,
+    ) {
         Ok(symbol) => {
             status.put(CU_GET_PROC_ADDRESS_SUCCESS);
             out.set(exported()[symbol].0 as u64)
@@ -81,7 +85,9 @@ fn lasting(text: &str) -> u64 {
     static TEXTS: Mutex<Option<HashMap<String, CString>>> = Mutex::new(None);
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let entry = texts.get_or_insert_default().entry(text.to_owned());
-    entry.or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr() as u64
+    entry
+        .or_insert_with(|| CString::new(text).unwrap_or_default())
+        .as_ptr() as u64
 }
 
 api! { TABLE;

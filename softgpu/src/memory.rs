@@ -90,12 +90,18 @@ impl Ranges {
     /// The range with `address` in it.
     pub fn find(&self, address: u64) -> Option<Range> {
         let map = self.map.read();
-        map.range(..=address).next_back().map(|(_, r)| r).filter(|r| address - r.start < r.bytes.max(1)).cloned()
+        map.range(..=address)
+            .next_back()
+            .map(|(_, r)| r)
+            .filter(|r| address - r.start < r.bytes.max(1))
+            .cloned()
     }
     /// Whether `bytes` from `address` on are all usable by the device.
     pub fn covers(&self, address: u64, bytes: u64) -> bool {
         let map = self.map.read();
-        let Some(end) = address.checked_add(bytes) else { return false };
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
         let mut at = address;
         while at < end {
             match map.range(..=at).next_back() {
@@ -109,8 +115,11 @@ impl Ranges {
     pub fn span(&self, address: u64) -> Option<(u64, u64)> {
         let map = self.map.read();
         let (_, r) = map.range(..=address).next_back()?;
-        let end =
-            if matches!(r.kind, Kind::Allocated | Kind::Module) { r.end().next_multiple_of(256) } else { r.end() };
+        let end = if matches!(r.kind, Kind::Allocated | Kind::Module) {
+            r.end().next_multiple_of(256)
+        } else {
+            r.end()
+        };
         (address < end && r.is_usable()).then_some((r.start, end))
     }
     pub fn version(&self) -> u64 {
@@ -137,7 +146,13 @@ impl Ranges {
     }
     /// Frees what belongs to a context that ends.
     pub fn drop_context(&self, context: u64) {
-        let starts: Vec<u64> = self.map.read().values().filter(|r| r.context == context).map(|r| r.start).collect();
+        let starts: Vec<u64> = self
+            .map
+            .read()
+            .values()
+            .filter(|r| r.context == context)
+            .map(|r| r.start)
+            .collect();
         for start in starts {
             if let Ok(range) = self.remove(start, |r| r.context == context) {
                 release(&range);
@@ -162,14 +177,29 @@ fn release(range: &Range) {
 
 /// Maps `bytes` somewhere, or at `at` with `flags` that say how much that is meant.
 fn map(at: u64, bytes: u64, flags: i32, fd: i32, offset: u64) -> R<u64> {
-    let anonymous = if fd < 0 { libc::MAP_ANONYMOUS | libc::MAP_PRIVATE } else { libc::MAP_SHARED };
+    let anonymous = if fd < 0 {
+        libc::MAP_ANONYMOUS | libc::MAP_PRIVATE
+    } else {
+        libc::MAP_SHARED
+    };
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: without MAP_FIXED a mapping touches nothing that exists; with it callers name only addresses
     // that they have reserved themselves.
     let got = unsafe {
-        libc::mmap(at as *mut libc::c_void, bytes as usize, protection, flags | anonymous, fd, offset as libc::off_t)
+        libc::mmap(
+            at as *mut libc::c_void,
+            bytes as usize,
+            protection,
+            flags | anonymous,
+            fd,
+            offset as libc::off_t,
+        )
     };
-    if got == libc::MAP_FAILED { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(got as u64) }
+    if got == libc::MAP_FAILED {
+        Err(CUDA_ERROR_OUT_OF_MEMORY)
+    } else {
+        Ok(got as u64)
+    }
 }
 
 fn unmap(start: u64, bytes: u64) {
@@ -181,17 +211,29 @@ fn unmap(start: u64, bytes: u64) {
 
 /// Allocates device memory for a context.
 pub fn allocate(context: u64, ordinal: CUdevice, bytes: u64, kind: Kind) -> R<u64> {
-    let room = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let room = bytes
+        .checked_next_multiple_of(PAGE)
+        .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let device = device(ordinal)?;
     device.take(room)?;
     let start = map(0, room, libc::MAP_NORESERVE, -1, 0).inspect_err(|_| device.give(room))?;
-    driver()?.ranges.insert(Range { start, bytes, kind, device: ordinal, context, id: new_handle() })?;
+    driver()?.ranges.insert(Range {
+        start,
+        bytes,
+        kind,
+        device: ordinal,
+        context,
+        id: new_handle(),
+    })?;
     Ok(start)
 }
 
 /// Frees module data.
 pub fn free_module(start: u64) {
-    if let Ok(range) = crate::driver::start().ranges.remove(start, |r| matches!(r.kind, Kind::Module)) {
+    if let Ok(range) = crate::driver::start()
+        .ranges
+        .remove(start, |r| matches!(r.kind, Kind::Module))
+    {
         release(&range);
     }
 }
@@ -201,7 +243,9 @@ fn host_alloc(bytes: usize, flags: u32) -> R<u64> {
     if bytes == 0 || flags > 7 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let room = (bytes as u64).checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let room = (bytes as u64)
+        .checked_next_multiple_of(PAGE)
+        .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let start = map(0, room, libc::MAP_NORESERVE, -1, 0)?;
     let range = Range {
         start,
@@ -228,11 +272,18 @@ fn register(address: u64, bytes: usize, flags: u32) -> R<()> {
         context: context.id,
         id: new_handle(),
     };
-    driver()?.ranges.insert(range).map_err(|_| CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+    driver()?
+        .ranges
+        .insert(range)
+        .map_err(|_| CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
 }
 
 fn host_range(address: u64) -> R<Range> {
-    driver()?.ranges.find(address).filter(Range::is_host).ok_or(CUDA_ERROR_INVALID_VALUE)
+    driver()?
+        .ranges
+        .find(address)
+        .filter(Range::is_host)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 fn insert_physical(physical: Physical) -> u64 {
@@ -267,7 +318,9 @@ fn reserve(bytes: u64, alignment: u64, hint: u64) -> R<u64> {
             Err(_) => {}
         }
     }
-    let wide = bytes.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let wide = bytes
+        .checked_add(alignment)
+        .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let got = map(0, wide, flags, -1, 0)?;
     let at = got.next_multiple_of(alignment);
     if at > got {
@@ -316,12 +369,18 @@ fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
     let Some(range) = range else { return Ok(false) };
     match which {
         CU_POINTER_ATTRIBUTE_CONTEXT => {
-            let context = driver()?.contexts.all().into_iter().find(|c| c.id == range.context);
+            let context = driver()?
+                .contexts
+                .all()
+                .into_iter()
+                .find(|c| c.id == range.context);
             word(context.map_or(0, |c| c.handle))?;
         }
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-            half(if range.is_host() { CU_MEMORYTYPE_HOST } else { CU_MEMORYTYPE_DEVICE })?
-        }
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => half(if range.is_host() {
+            CU_MEMORYTYPE_HOST
+        } else {
+            CU_MEMORYTYPE_DEVICE
+        })?,
         CU_POINTER_ATTRIBUTE_DEVICE_POINTER => word(address)?,
         CU_POINTER_ATTRIBUTE_HOST_POINTER if range.is_host() => word(address)?,
         CU_POINTER_ATTRIBUTE_HOST_POINTER => return Ok(false),
@@ -332,15 +391,19 @@ fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
         | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
         | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => flag(false)?,
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => half(range.device as u32)?,
-        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => word(range.start)?,
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => {
+            word(range.start)?
+        }
         CU_POINTER_ATTRIBUTE_RANGE_SIZE | CU_POINTER_ATTRIBUTE_MAPPING_SIZE => word(range.bytes)?,
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => word(match &range.kind {
             Kind::Mapped { physical, .. } => u64::from(physical.shareable),
             _ => 0,
         })?,
-        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => {
-            half(if range.is_usable() { CU_MEM_ACCESS_FLAGS_PROT_READWRITE } else { 0 })?
-        }
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => half(if range.is_usable() {
+            CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        } else {
+            0
+        })?,
         CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => word(0)?,
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }

@@ -94,7 +94,9 @@ impl Kernel {
             CU_FUNC_ATTRIBUTE_PTX_VERSION => self.program().target as i32,
             CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => self.max_dynamic_shared() as i32,
-            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => self.carveout.load(Ordering::Relaxed) as i32,
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => {
+                self.carveout.load(Ordering::Relaxed) as i32
+            }
             n if n < CU_FUNC_ATTRIBUTE_MAX => 0,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         })
@@ -103,7 +105,10 @@ impl Kernel {
         match which {
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => {
                 let room = SHARED_OPTIN.saturating_sub(self.function().shared_bytes);
-                let value = u32::try_from(value).ok().filter(|&v| v <= room).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let value = u32::try_from(value)
+                    .ok()
+                    .filter(|&v| v <= room)
+                    .ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 self.dynamic_shared.store(value, Ordering::Relaxed);
             }
             CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT if (-1..=100).contains(&value) => {
@@ -116,7 +121,11 @@ impl Kernel {
         Ok(())
     }
     fn param(&self, n: usize, offset: Out<usize>, size: Out<usize>) -> R<()> {
-        let param = self.function().params.get(n).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let param = self
+            .function()
+            .params
+            .get(n)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         offset.set(param.offset as usize)?;
         size.put(param.bytes as usize);
         Ok(())
@@ -128,7 +137,12 @@ impl Module {
         let data = if program.data.is_empty() {
             0
         } else {
-            let at = memory::allocate(context.id, context.device, program.data.len() as u64, memory::Kind::Module)?;
+            let at = memory::allocate(
+                context.id,
+                context.device,
+                program.data.len() as u64,
+                memory::Kind::Module,
+            )?;
             let mut content = program.data.clone();
             for &(place, add) in &program.relocations {
                 let place = place as usize;
@@ -138,7 +152,13 @@ impl Module {
             unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), at as *mut u8, content.len()) }
             at
         };
-        let module = Module { handle: new_handle(), context: context.id, program, data, kernels: Mutex::default() };
+        let module = Module {
+            handle: new_handle(),
+            context: context.id,
+            program,
+            data,
+            kernels: Mutex::default(),
+        };
         Ok(Arc::new(module))
     }
 
@@ -180,7 +200,17 @@ fn kernel_handle(owner: Owner, index: usize) -> R<u64> {
     let dynamic = SHARED_DEFAULT.saturating_sub(f.shared_bytes);
     let name = CString::new(f.name.as_str()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     let (dynamic_shared, carveout) = (AtomicU32::new(dynamic), AtomicU32::new(u32::MAX));
-    start().kernels.insert(handle, Arc::new(Kernel { context, owner, index, name, dynamic_shared, carveout }));
+    start().kernels.insert(
+        handle,
+        Arc::new(Kernel {
+            context,
+            owner,
+            index,
+            name,
+            dynamic_shared,
+            carveout,
+        }),
+    );
     Ok(handle)
 }
 
@@ -208,13 +238,19 @@ impl Options {
         {
             let room = room as u32 as usize;
             if at != 0 && put_text(Out::to(at), room, text).is_ok() {
-                self.values.at(n).put(text.len().min(room.saturating_sub(1)) as u64 + 1);
+                self.values
+                    .at(n)
+                    .put(text.len().min(room.saturating_sub(1)) as u64 + 1);
             }
         }
     }
 }
 
-const NO_OPTIONS: Options = Options { count: 0, keys: In(std::ptr::null()), values: Out::NOWHERE };
+const NO_OPTIONS: Options = Options {
+    count: 0,
+    keys: In(std::ptr::null()),
+    values: Out::NOWHERE,
+};
 
 fn load(text: Result<String, Refused>, options: Options) -> R<Arc<Program>> {
     let refused = |status: CUresult, reason: &str| {
@@ -230,17 +266,27 @@ fn load(text: Result<String, Refused>, options: Options) -> R<Arc<Program>> {
         }
         Err(error) => {
             let is_ptx = text.contains(".version");
-            let status = if is_ptx { CUDA_ERROR_INVALID_PTX } else { CUDA_ERROR_INVALID_IMAGE };
+            let status = if is_ptx {
+                CUDA_ERROR_INVALID_PTX
+            } else {
+                CUDA_ERROR_INVALID_IMAGE
+            };
             Err(refused(status, &format!("softgpu: {error}")))
         }
     }
 }
 
 fn read_file(path: Text) -> R<Result<String, Refused>> {
-    Ok(image::ptx_in(std::fs::read(path.get()?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?))
+    Ok(image::ptx_in(
+        std::fs::read(path.get()?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?,
+    ))
 }
 
-fn load_module(out: Out<CUmodule>, text: impl FnOnce() -> R<Result<String, Refused>>, options: Options) -> R<()> {
+fn load_module(
+    out: Out<CUmodule>,
+    text: impl FnOnce() -> R<Result<String, Refused>>,
+    options: Options,
+) -> R<()> {
     let context = live()?;
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -257,7 +303,13 @@ fn load_library(out: Out<CUlibrary>, text: Result<String, Refused>, options: Opt
     }
     let program = load(text, options)?;
     let handle = new_handle();
-    let library = Library { handle, context: 0, program, instances: Mutex::default(), kernels: Mutex::default() };
+    let library = Library {
+        handle,
+        context: 0,
+        program,
+        instances: Mutex::default(),
+        kernels: Mutex::default(),
+    };
     start().libraries.insert(handle, Arc::new(library));
     out.set(CUlibrary(handle))
 }

@@ -61,11 +61,20 @@ static ORPHANS: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
 pub fn orphans(context_handle: u64) -> Vec<Arc<Stream>> {
     let mut all = ORPHANS.lock();
     all.retain(|s| s.pending().is_some());
-    all.iter().filter(|s| s.context_handle == context_handle).cloned().collect()
+    all.iter()
+        .filter(|s| s.context_handle == context_handle)
+        .cloned()
+        .collect()
 }
 
 impl Stream {
-    pub fn new(context: Weak<Context>, context_handle: u64, kind: Kind, flags: u32, priority: i32) -> Arc<Stream> {
+    pub fn new(
+        context: Weak<Context>,
+        context_handle: u64,
+        kind: Kind,
+        flags: u32,
+        priority: i32,
+    ) -> Arc<Stream> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         Arc::new(Stream {
             handle: new_handle(),
@@ -111,17 +120,37 @@ impl Stream {
     }
 
     /// Queues work that is dropped if the context is lost before its turn.
-    pub fn submit(self: &Arc<Self>, context: &Arc<Context>, run: impl FnOnce(&Context) -> R<()> + Send + 'static) {
-        self.put(context, Work { run: Box::new(run), always: false });
+    pub fn submit(
+        self: &Arc<Self>,
+        context: &Arc<Context>,
+        run: impl FnOnce(&Context) -> R<()> + Send + 'static,
+    ) {
+        self.put(
+            context,
+            Work {
+                run: Box::new(run),
+                always: false,
+            },
+        );
     }
 
     /// Queues work that is done in any case.
-    pub fn submit_always(self: &Arc<Self>, context: &Arc<Context>, run: impl FnOnce(&Context) + Send + 'static) {
+    pub fn submit_always(
+        self: &Arc<Self>,
+        context: &Arc<Context>,
+        run: impl FnOnce(&Context) + Send + 'static,
+    ) {
         let run = move |context: &Context| {
             run(context);
             Ok(())
         };
-        self.put(context, Work { run: Box::new(run), always: true });
+        self.put(
+            context,
+            Work {
+                run: Box::new(run),
+                always: true,
+            },
+        );
     }
 
     fn put(self: &Arc<Self>, context: &Arc<Context>, work: Work) {
@@ -133,14 +162,19 @@ impl Stream {
                 .filter(|s| s.is_blocking())
                 .filter_map(|s| s.pending().map(|n| (s, n)))
                 .collect(),
-            _ if self.is_blocking() => {
-                context.legacy.pending().map(|n| (context.legacy.clone(), n)).into_iter().collect()
-            }
+            _ if self.is_blocking() => context
+                .legacy
+                .pending()
+                .map(|n| (context.legacy.clone(), n))
+                .into_iter()
+                .collect(),
             _ => Vec::new(),
         };
         if !earlier.is_empty() {
             let run: Run = Box::new(move |_| {
-                earlier.iter().for_each(|(stream, number)| stream.wait(*number));
+                earlier
+                    .iter()
+                    .for_each(|(stream, number)| stream.wait(*number));
                 Ok(())
             });
             self.push(Work { run, always: true });
@@ -170,7 +204,10 @@ impl Stream {
         let mut queue = self.queue.lock();
         loop {
             let Some(work) = queue.work.pop_front() else {
-                if queue.retired || self.changed.wait_for(&mut queue, LINGER).timed_out() && queue.work.is_empty() {
+                if queue.retired
+                    || self.changed.wait_for(&mut queue, LINGER).timed_out()
+                        && queue.work.is_empty()
+                {
                     queue.has_thread = false;
                     return;
                 }
@@ -194,7 +231,12 @@ impl Stream {
 
     /// Whether everything submitted is done, the work that it implicitly waits for included.
     fn is_idle(&self, context: &Context) -> bool {
-        let others_idle = || context.streams().iter().all(|s| !s.is_blocking() || s.pending().is_none());
+        let others_idle = || {
+            context
+                .streams()
+                .iter()
+                .all(|s| !s.is_blocking() || s.pending().is_none())
+        };
         self.pending().is_none() && (self.kind != Kind::Legacy || others_idle())
     }
 
@@ -231,7 +273,13 @@ pub fn resolve(stream: CUstream, own: bool) -> R<(Arc<Context>, Arc<Stream>)> {
         }
         CUstream(handle) => {
             let stream = driver()?.streams.get(handle)?;
-            (stream.context.upgrade().ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?, stream)
+            (
+                stream
+                    .context
+                    .upgrade()
+                    .ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)?,
+                stream,
+            )
         }
     };
     context.sound()?;
@@ -244,7 +292,13 @@ fn create(out: Out<CUstream>, flags: u32, priority: i32) -> R<()> {
     }
     let context = live()?;
     let priority = priority.clamp(GREATEST_PRIORITY, 0);
-    let stream = Stream::new(Arc::downgrade(&context), context.handle, Kind::Created, flags, priority);
+    let stream = Stream::new(
+        Arc::downgrade(&context),
+        context.handle,
+        Kind::Created,
+        flags,
+        priority,
+    );
     out.set(CUstream(stream.handle))?;
     start().streams.insert(stream.handle, stream);
     Ok(())
@@ -292,13 +346,18 @@ impl Place {
             if self.wide {
                 AtomicU64::from_ptr(self.address as *mut u64).store(value, Ordering::Release);
             } else {
-                AtomicU32::from_ptr(self.address as *mut u32).store(value as u32, Ordering::Release);
+                AtomicU32::from_ptr(self.address as *mut u32)
+                    .store(value as u32, Ordering::Release);
             }
         }
     }
     fn holds(self, value: u64, how: u32) -> bool {
         let now = self.load();
-        let value = if self.wide { value } else { value & 0xFFFF_FFFF };
+        let value = if self.wide {
+            value
+        } else {
+            value & 0xFFFF_FFFF
+        };
         match how {
             CU_STREAM_WAIT_VALUE_GEQ if self.wide => now.wrapping_sub(value) as i64 >= 0,
             CU_STREAM_WAIT_VALUE_GEQ => (now as u32).wrapping_sub(value as u32) as i32 >= 0,
@@ -332,7 +391,14 @@ fn write_value(stream: CUstream, own: bool, address: u64, value: u64, wide: bool
     Ok(())
 }
 
-fn wait_value(stream: CUstream, own: bool, address: u64, value: u64, flags: u32, wide: bool) -> R<()> {
+fn wait_value(
+    stream: CUstream,
+    own: bool,
+    address: u64,
+    value: u64,
+    flags: u32,
+    wide: bool,
+) -> R<()> {
     let (context, stream) = resolve(stream, own)?;
     let place = Place::new(address, wide)?;
     // Bit 30 asks to flush writes of other devices, of which there are none.

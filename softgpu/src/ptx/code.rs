@@ -24,9 +24,6 @@ impl Regs {
     }
 }
 
-/// `Inst::n` of an operation whose `imm` is one more register.
-pub const EXTRA_REGISTER: u8 = 255;
-
 /// An operation on registers only.
 pub type Alu = fn(Regs, &Inst);
 
@@ -34,32 +31,33 @@ pub type Alu = fn(Regs, &Inst);
 #[repr(u8)]
 pub enum Kind {
     Alu,
+    /// As `Alu`, and `imm` is one more register.
+    Alu4,
     /// To `imm`.
     Bra,
     BraIf,
     BraNot,
-    /// To entry `a` of table `imm`.
-    Brx,
-    /// `d` = memory at `a` + `imm`, as `Width` number `n`.
+    /// `d` = memory at `a` + `imm`, of type number `n`.
     LdGlobal,
     LdShared,
     LdLocal,
     LdParam,
-    /// Memory at `a` + `imm` = `b`.
+    /// Memory at `a` + `imm` = `b`, of type number `n`.
     StGlobal,
     StShared,
     StLocal,
     /// Faults unless `a` + `imm` is a multiple of `n`.
     Align,
-    /// Atomic number `imm` of the function.
-    Atom,
+    /// On memory at `a` + `imm`, with operands `b` and `c`: type number `n` % 16, operation `n` / 16.
+    AtomGlobal,
+    AtomShared,
     /// Meeting number `imm` of the function: other threads take part.
     Meet,
     /// Call number `imm` of the function.
     Call,
     Ret,
     Exit,
-    /// `d` = clock number `n`.
+    /// `d` = nanoseconds: since the launch began, or (`n` = 1) by the clock of the day.
     Clock,
     Fence,
     Sleep,
@@ -81,8 +79,10 @@ pub struct Inst {
     pub imm: i32,
 }
 
+/// The types of PTX; bits count as unsigned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Width {
+pub enum Ty {
+    Pred,
     U8,
     U16,
     U32,
@@ -90,17 +90,44 @@ pub enum Width {
     S8,
     S16,
     S32,
+    S64,
+    F32,
+    F64,
 }
 
-impl Width {
-    pub const ALL: [Width; 7] = [Width::U8, Width::U16, Width::U32, Width::U64, Width::S8, Width::S16, Width::S32];
-    pub fn bytes(self) -> u64 {
+impl Ty {
+    /// As `Inst::n` counts them.
+    pub const ALL: [Ty; 11] = {
+        use Ty::*;
+        [Pred, U8, U16, U32, U64, S8, S16, S32, S64, F32, F64]
+    };
+    pub fn parse(name: &str) -> Option<Ty> {
+        const NAMES: [&str; 11] = [
+            "pred", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f32", "f64",
+        ];
+        const BITS: [&str; 5] = ["", "b8", "b16", "b32", "b64"];
+        let at = |names: &[&str]| names.iter().position(|n| *n == name);
+        at(&NAMES)
+            .or(at(&BITS[1..]).map(|n| n + 1))
+            .map(|n| Ty::ALL[n])
+    }
+    pub fn bytes(self) -> u32 {
         match self {
-            Width::U8 | Width::S8 => 1,
-            Width::U16 | Width::S16 => 2,
-            Width::U32 | Width::S32 => 4,
-            Width::U64 => 8,
+            Ty::Pred | Ty::U8 | Ty::S8 => 1,
+            Ty::U16 | Ty::S16 => 2,
+            Ty::U32 | Ty::S32 | Ty::F32 => 4,
+            Ty::U64 | Ty::S64 | Ty::F64 => 8,
         }
+    }
+    /// The unsigned type of the same size, for operations on bits.
+    pub fn bits(self) -> Ty {
+        [Ty::U8, Ty::U16, Ty::U32, Ty::U64][self.bytes().trailing_zeros() as usize]
+    }
+    pub fn is_signed(self) -> bool {
+        matches!(self, Ty::S8 | Ty::S16 | Ty::S32 | Ty::S64)
+    }
+    pub fn is_float(self) -> bool {
+        matches!(self, Ty::F32 | Ty::F64)
     }
 }
 
@@ -120,29 +147,15 @@ pub enum Special {
     Nctaid(u8),
     LaneId,
     WarpId,
-    WarpCount,
-    LaneMask(LaneMask),
-    SmCount,
-    GridId,
+    /// Bit of the lane, and the bits below it.
+    LaneBit,
+    LanesBelow,
     SharedBase,
-    SharedSize,
     DynamicShared,
     DynamicSharedSize,
     LocalBase,
-    LocalSize,
-    ParamBase,
-    ParamSize,
     FrameBase,
     Zero,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum LaneMask {
-    Eq,
-    Lt,
-    Le,
-    Gt,
-    Ge,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,124 +172,46 @@ pub enum AtomOp {
     Dec,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AtomType {
-    U32,
-    S32,
-    U64,
-    S64,
-    F32,
-    F64,
-    U16,
+impl AtomOp {
+    pub const ALL: [AtomOp; 10] = {
+        use AtomOp::*;
+        [Add, Min, Max, Exch, Cas, And, Or, Xor, Inc, Dec]
+    };
 }
 
-#[derive(Clone, Copy)]
-pub struct Atom {
-    pub op: AtomOp,
-    pub ty: AtomType,
-    pub space: Space,
-    pub d: u16,
-    pub address: u16,
-    pub offset: i32,
-    pub b: u16,
-    pub c: u16,
-    pub slot: u8,
+/// What becomes of the predicates of threads that meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vote {
+    Count,
+    All,
+    Any,
+    Uniform,
+    Ballot,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reduce {
-    Add,
-    Min,
-    Max,
-    MinSigned,
-    MaxSigned,
-    And,
-    Or,
-    Xor,
+impl Vote {
+    /// Of `all` threads it holds for `count`, in a warp for those of `mask`.
+    pub fn result(self, count: usize, all: usize, mask: u64) -> u64 {
+        match self {
+            Vote::Count => count as u64,
+            Vote::All => u64::from(count == all),
+            Vote::Any => u64::from(count > 0),
+            Vote::Uniform => u64::from(count == 0 || count == all),
+            Vote::Ballot => mask,
+        }
+    }
 }
 
-/// What threads do together.
+/// What threads do together. `mask`, `id` and `count` are registers, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[rustfmt::skip]
 pub enum Meeting {
-    /// Whole block: barrier `id`; `count` threads (0: all that live).
-    Barrier {
-        id: u16,
-        count: u16,
-    },
-    Arrive {
-        id: u16,
-        count: u16,
-    },
-    BarrierCount {
-        d: u16,
-        id: u16,
-        count: u16,
-        p: u16,
-    },
-    BarrierAll {
-        d: u16,
-        id: u16,
-        count: u16,
-        p: u16,
-    },
-    BarrierAny {
-        d: u16,
-        id: u16,
-        count: u16,
-        p: u16,
-    },
+    /// `count` threads of the block (0: all that live) at barrier `id`: `d` = vote on `p`.
+    Barrier { id: u16, count: u16, vote: Vote, d: u16, p: u16 },
     /// The lanes of `mask`.
-    Warp {
-        mask: u16,
-    },
-    Shuffle {
-        mode: Shuffle,
-        d: u16,
-        p: u16,
-        a: u16,
-        b: u16,
-        c: u16,
-        mask: u16,
-    },
-    Ballot {
-        d: u16,
-        p: u16,
-        mask: u16,
-    },
-    All {
-        d: u16,
-        p: u16,
-        mask: u16,
-    },
-    Any {
-        d: u16,
-        p: u16,
-        mask: u16,
-    },
-    Uniform {
-        d: u16,
-        p: u16,
-        mask: u16,
-    },
-    MatchAny {
-        d: u16,
-        a: u16,
-        mask: u16,
-        wide: bool,
-    },
-    MatchAll {
-        d: u16,
-        p: u16,
-        a: u16,
-        mask: u16,
-        wide: bool,
-    },
-    Redux {
-        op: Reduce,
-        d: u16,
-        a: u16,
-        mask: u16,
-    },
+    Warp { mask: u16 },
+    Vote { vote: Vote, d: u16, p: u16, mask: u16 },
+    Shuffle { mode: Shuffle, d: u16, p: u16, a: u16, b: u16, c: u16, mask: u16 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -325,10 +260,8 @@ pub struct Function {
     pub param_bytes: u32,
     pub shared_bytes: u32,
     pub frame_bytes: u32,
-    pub atoms: Vec<Atom>,
     pub meetings: Vec<Meeting>,
     pub calls: Vec<CallSite>,
-    pub tables: Vec<Vec<u32>>,
     pub max_threads: u32,
     pub required_threads: Option<[u32; 3]>,
 }
@@ -337,53 +270,25 @@ impl Function {
     /// Whether every register, branch and table that the code names exists: what the interpreter relies on.
     pub fn check(&self) -> bool {
         let reg = |r: u16| usize::from(r) < self.registers;
-        let target = |t: u32| (t as usize) < self.code.len();
         // The last instruction never falls through, so the program counter stays inside.
-        let ends = self.code.last().is_some_and(|i| matches!(i.kind, Kind::Exit | Kind::Ret));
+        let ends = self
+            .code
+            .last()
+            .is_some_and(|i| matches!(i.kind, Kind::Exit | Kind::Ret));
+        let inside = |i: &Inst| match i.kind {
+            Kind::Alu4 => u16::try_from(i.imm).is_ok_and(reg),
+            Kind::Bra | Kind::BraIf | Kind::BraNot => (i.imm as usize) < self.code.len(),
+            Kind::Meet => (i.imm as usize) < self.meetings.len(),
+            Kind::Call => (i.imm as usize) < self.calls.len(),
+            _ => true,
+        };
         ends && self.code.len() == self.lines.len()
             && self.constants.iter().all(|c| reg(c.0))
             && self.specials.iter().all(|s| reg(s.0))
-            && self.tables.iter().flatten().all(|&t| target(t))
-            && self.atoms.iter().all(|x| [x.d, x.address, x.b, x.c].into_iter().all(reg))
-            && self.meetings.iter().all(|m| m.registers().into_iter().all(reg))
-            && self.code.iter().all(|i| {
-                [i.d, i.a, i.b, i.c].into_iter().all(reg)
-                    && match i.kind {
-                        Kind::Alu if i.n == EXTRA_REGISTER => u16::try_from(i.imm).is_ok_and(reg),
-                        Kind::Bra | Kind::BraIf | Kind::BraNot => target(i.imm as u32),
-                        Kind::Brx => (i.imm as usize) < self.tables.len(),
-                        Kind::Atom => (i.imm as usize) < self.atoms.len(),
-                        Kind::Meet => (i.imm as usize) < self.meetings.len(),
-                        Kind::Call => (i.imm as usize) < self.calls.len(),
-                        Kind::LdGlobal
-                        | Kind::LdShared
-                        | Kind::LdLocal
-                        | Kind::LdParam
-                        | Kind::StGlobal
-                        | Kind::StShared
-                        | Kind::StLocal => usize::from(i.n) < Width::ALL.len(),
-                        _ => true,
-                    }
-            })
-    }
-}
-
-impl Meeting {
-    fn registers(&self) -> [u16; 6] {
-        match *self {
-            Meeting::Barrier { id, count } | Meeting::Arrive { id, count } => [id, count, 0, 0, 0, 0],
-            Meeting::BarrierCount { d, id, count, p }
-            | Meeting::BarrierAll { d, id, count, p }
-            | Meeting::BarrierAny { d, id, count, p } => [d, id, count, p, 0, 0],
-            Meeting::Warp { mask } => [mask, 0, 0, 0, 0, 0],
-            Meeting::Shuffle { d, p, a, b, c, mask, .. } => [d, p, a, b, c, mask],
-            Meeting::Ballot { d, p, mask }
-            | Meeting::All { d, p, mask }
-            | Meeting::Any { d, p, mask }
-            | Meeting::Uniform { d, p, mask } => [d, p, mask, 0, 0, 0],
-            Meeting::MatchAny { d, a, mask, .. } | Meeting::Redux { d, a, mask, .. } => [d, a, mask, 0, 0, 0],
-            Meeting::MatchAll { d, p, a, mask, .. } => [d, p, a, mask, 0, 0],
-        }
+            && self
+                .code
+                .iter()
+                .all(|i| [i.d, i.a, i.b, i.c].into_iter().all(reg) && inside(i))
     }
 }
 
@@ -403,14 +308,15 @@ pub struct Program {
     pub data: Vec<u8>,
     /// (place in the data, what to add to the data's address there): initialisers that are addresses.
     pub relocations: Vec<(u64, u64)>,
-    pub ptx_version: u32,
     pub target: u32,
 }
 
 impl Program {
     /// The index of the kernel called `name`.
     pub fn kernel(&self, name: &str) -> Option<usize> {
-        self.functions.iter().position(|f| f.is_kernel && f.name == name)
+        self.functions
+            .iter()
+            .position(|f| f.is_kernel && f.name == name)
     }
     /// Indices of the kernels, in the order of the text.
     pub fn kernels(&self) -> impl Iterator<Item = usize> + '_ {

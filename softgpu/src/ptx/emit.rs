@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use super::PtxError;
+use super::alu::{self, Mnemonic};
 use super::code::*;
 use super::lex::{Token, float, integer};
 use super::parse::{Module, Reader, Result, declaration, place};
-use super::select::{self, Mnemonic, Ty};
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug)]
@@ -45,20 +45,14 @@ enum Base {
     None,
 }
 
-/// Where the number of a label's instruction belongs.
-enum Fix {
-    Branch(usize),
-    Table(usize, usize),
-}
-
 #[derive(Default)]
 struct Scope<'a> {
     names: HashMap<&'a str, Symbol>,
     /// `%r<9>`: prefix, first register, count.
     ranges: Vec<(&'a str, u16, u16)>,
     labels: HashMap<&'a str, u32>,
-    tables: HashMap<&'a str, usize>,
-    fixes: Vec<(Fix, &'a str, u32)>,
+    /// Branches: where they stand, to which label, on which line.
+    fixes: Vec<(usize, &'a str, u32)>,
 }
 
 pub struct Body<'m, 'a> {
@@ -74,7 +68,17 @@ pub struct Body<'m, 'a> {
 
 fn nothing(_: Regs, _: &Inst) {}
 
-const BLANK: Inst = Inst { alu: nothing, kind: Kind::Alu, n: 0, slot: 0, d: 0, a: 0, b: 0, c: 0, imm: 0 };
+const BLANK: Inst = Inst {
+    alu: nothing,
+    kind: Kind::Alu,
+    n: 0,
+    slot: 0,
+    d: 0,
+    a: 0,
+    b: 0,
+    c: 0,
+    imm: 0,
+};
 
 fn copy(r: Regs, i: &Inst) {
     r.set(i.d, r.get(i.a));
@@ -92,10 +96,6 @@ fn sub64(r: Regs, i: &Inst) {
     r.set(i.d, r.get(i.a).wrapping_sub(r.get(i.b)));
 }
 
-fn below64(r: Regs, i: &Inst) {
-    r.set(i.d, u64::from(r.get(i.a) < r.get(i.b)));
-}
-
 /// `n` bits of `a` from bit `imm` on.
 fn unpack(r: Regs, i: &Inst) {
     r.set(i.d, r.get(i.a) >> i.imm & (u64::MAX >> (64 - i.n)));
@@ -103,7 +103,10 @@ fn unpack(r: Regs, i: &Inst) {
 
 /// `b` with `n` bits of `a` put in at bit `imm`.
 fn pack(r: Regs, i: &Inst) {
-    r.set(i.d, r.get(i.b) | (r.get(i.a) & (u64::MAX >> (64 - i.n))) << i.imm);
+    r.set(
+        i.d,
+        r.get(i.b) | (r.get(i.a) & (u64::MAX >> (64 - i.n))) << i.imm,
+    );
 }
 
 impl<'m, 'a> Body<'m, 'a> {
@@ -131,13 +134,19 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn fail<T>(&self, reason: impl Into<String>) -> Result<T> {
-        Err(PtxError { line: self.line, reason: reason.into() })
+        Err(PtxError {
+            line: self.line,
+            reason: reason.into(),
+        })
     }
 
     fn registers(&mut self, count: u64) -> Result<u16> {
         let first = self.f.registers;
         if count > u64::from(u16::MAX) || first + count as usize > usize::from(u16::MAX) {
-            return self.fail(format!("function `{}` has more than 65535 registers", self.f.name));
+            return self.fail(format!(
+                "function `{}` has more than 65535 registers",
+                self.f.name
+            ));
         }
         self.f.registers += count as usize;
         Ok(first as u16)
@@ -174,7 +183,13 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn alu(&mut self, alu: Alu, d: u16, a: u16, b: u16) {
-        self.emit(Inst { alu, d, a, b, ..BLANK });
+        self.emit(Inst {
+            alu,
+            d,
+            a,
+            b,
+            ..BLANK
+        });
     }
 
     /// Reads everything up to the function's closing brace.
@@ -204,7 +219,11 @@ impl<'m, 'a> Body<'m, 'a> {
     fn close(&mut self) -> Result<()> {
         if self.scopes.len() == 1 {
             // A label may stand at the very end, and the last instruction must not fall through.
-            let kind = if self.f.is_kernel { Kind::Exit } else { Kind::Ret };
+            let kind = if self.f.is_kernel {
+                Kind::Exit
+            } else {
+                Kind::Ret
+            };
             self.emit(Inst { kind, ..BLANK });
         }
         let Some(scope) = self.scopes.pop() else {
@@ -212,13 +231,13 @@ impl<'m, 'a> Body<'m, 'a> {
         };
         for (fix, label, line) in scope.fixes {
             match (scope.labels.get(label), self.scopes.last_mut()) {
-                (Some(&target), _) => match fix {
-                    Fix::Branch(at) => self.f.code[at].imm = target as i32,
-                    Fix::Table(table, at) => self.f.tables[table][at] = target,
-                },
+                (Some(&target), _) => self.f.code[fix].imm = target as i32,
                 (None, Some(outer)) => outer.fixes.push((fix, label, line)),
                 (None, None) => {
-                    return Err(PtxError { line, reason: format!("no label `{label}`") });
+                    return Err(PtxError {
+                        line,
+                        reason: format!("no label `{label}`"),
+                    });
                 }
             }
         }
@@ -231,7 +250,9 @@ impl<'m, 'a> Body<'m, 'a> {
                 return Some(symbol);
             }
             for &(prefix, first, count) in &scope.ranges {
-                if let Some(number) = name.strip_prefix(prefix).and_then(|n| n.parse::<u16>().ok())
+                if let Some(number) = name
+                    .strip_prefix(prefix)
+                    .and_then(|n| n.parse::<u16>().ok())
                     && number < count
                 {
                     return Some(Symbol::Reg(first + number));
@@ -277,7 +298,11 @@ impl<'m, 'a> Body<'m, 'a> {
         }
         let skip = guard.map(|(reg, negated)| {
             let kind = if negated { Kind::BraIf } else { Kind::BraNot };
-            self.emit(Inst { kind, a: reg, ..BLANK })
+            self.emit(Inst {
+                kind,
+                a: reg,
+                ..BLANK
+            })
         });
         if m.base == "call" {
             self.call(r)?;
@@ -299,32 +324,25 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn branch(&mut self, kind: Kind, predicate: u16, label: &'a str) {
-        let at = self.emit(Inst { kind, a: predicate, ..BLANK });
+        let at = self.emit(Inst {
+            kind,
+            a: predicate,
+            ..BLANK
+        });
         let line = self.line;
         if let Some(scope) = self.scopes.last_mut() {
-            scope.fixes.push((Fix::Branch(at), label, line));
+            scope.fixes.push((at, label, line));
         }
     }
 
-    /// Takes `name:`, if that comes next, with the `.branchtargets` that may follow.
+    /// Takes `name:`, if that comes next.
     fn is_label(&mut self, r: &mut Reader<'a>) -> Result<bool> {
-        let Some(name) = r.label() else { return Ok(false) };
+        let Some(name) = r.label() else {
+            return Ok(false);
+        };
         let at = self.f.code.len() as u32;
-        let table = self.f.tables.len();
-        let Some(scope) = self.scopes.last_mut() else { return Ok(false) };
-        if r.take_word(".branchtargets") {
-            scope.tables.insert(name, table);
-            self.f.tables.push(Vec::new());
-            while !r.take(';') {
-                let line = r.line();
-                let target = r.word()?;
-                scope.fixes.push((Fix::Table(table, self.f.tables[table].len()), target, line));
-                self.f.tables[table].push(0);
-                r.take(',');
-            }
-        } else if r.is_word(".callprototype") || r.is_word(".calltargets") {
-            return r.fail("calls through a pointer are not supported");
-        } else if scope.labels.insert(name, at).is_some() {
+        let scope = self.scopes.last_mut();
+        if scope.is_some_and(|s| s.labels.insert(name, at).is_some()) {
             return r.fail(format!("label `{name}` is defined twice"));
         }
         Ok(true)
@@ -365,7 +383,11 @@ impl<'m, 'a> Body<'m, 'a> {
                     Symbol::DynamicShared
                 } else {
                     let shared = word == ".shared";
-                    let end = if shared { &mut self.f.shared_bytes } else { &mut self.f.frame_bytes };
+                    let end = if shared {
+                        &mut self.f.shared_bytes
+                    } else {
+                        &mut self.f.frame_bytes
+                    };
                     match place(end, var.bytes, var.align) {
                         Some(at) if at < 1 << 24 && shared => {
                             if !self.f.is_kernel {
@@ -441,7 +463,11 @@ impl<'m, 'a> Body<'m, 'a> {
                     "0d" => Some(v.to_bits()),
                     _ => None,
                 };
-                return Ok(if negative { Operand::Float(-v, None) } else { Operand::Float(v, bits) });
+                return Ok(if negative {
+                    Operand::Float(-v, None)
+                } else {
+                    Operand::Float(v, bits)
+                });
             }
             return match integer(word) {
                 Some(v) => Ok(Operand::Int(if negative { v.wrapping_neg() } else { v })),
@@ -468,7 +494,9 @@ impl<'m, 'a> Body<'m, 'a> {
         if let Some(symbol) = self.lookup(word) {
             return Ok(Some(symbol));
         }
-        let Some(special) = word.strip_prefix('%') else { return Ok(None) };
+        let Some(special) = word.strip_prefix('%') else {
+            return Ok(None);
+        };
         let axis = |c: &str| match c {
             "x" => Some(0),
             "y" => Some(1),
@@ -476,42 +504,28 @@ impl<'m, 'a> Body<'m, 'a> {
             _ => None,
         };
         let special = match special.split_once('.') {
-            Some((base, c)) => axis(c).and_then(|n| {
-                Some(match base {
-                    "tid" => Special::Tid(n),
-                    "ntid" => Special::Ntid(n),
-                    "ctaid" | "clusterid" => Special::Ctaid(n),
-                    "nctaid" | "nclusterid" => Special::Nctaid(n),
-                    // A cluster is one block here.
-                    "cluster_ctaid" => Special::Zero,
-                    _ => return None,
-                })
+            Some((base, c)) => axis(c).and_then(|n| match base {
+                "tid" => Some(Special::Tid(n)),
+                "ntid" => Some(Special::Ntid(n)),
+                "ctaid" => Some(Special::Ctaid(n)),
+                "nctaid" => Some(Special::Nctaid(n)),
+                _ => None,
             }),
             None => match special {
                 "laneid" => Some(Special::LaneId),
                 "warpid" => Some(Special::WarpId),
-                "nwarpid" => Some(Special::WarpCount),
-                "smid" | "cluster_ctarank" => Some(Special::Zero),
-                "nsmid" => Some(Special::SmCount),
-                "gridid" => Some(Special::GridId),
-                "lanemask_eq" => Some(Special::LaneMask(LaneMask::Eq)),
-                "lanemask_lt" => Some(Special::LaneMask(LaneMask::Lt)),
-                "lanemask_le" => Some(Special::LaneMask(LaneMask::Le)),
-                "lanemask_gt" => Some(Special::LaneMask(LaneMask::Gt)),
-                "lanemask_ge" => Some(Special::LaneMask(LaneMask::Ge)),
+                "smid" => Some(Special::Zero),
+                "lanemask_eq" => Some(Special::LaneBit),
+                "lanemask_lt" => Some(Special::LanesBelow),
                 "dynamic_smem_size" => Some(Special::DynamicSharedSize),
-                "total_smem_size" => Some(Special::SharedSize),
-                "clock" | "clock_hi" | "clock64" | "globaltimer" | "globaltimer_lo" | "globaltimer_hi" => {
-                    let n = match special {
-                        "clock" => 0,
-                        "clock_hi" => 1,
-                        "clock64" => 2,
-                        "globaltimer" => 3,
-                        "globaltimer_lo" => 4,
-                        _ => 5,
-                    };
-                    let d = self.temporary()?;
-                    self.emit(Inst { kind: Kind::Clock, n, d, ..BLANK });
+                "clock" | "clock64" | "globaltimer" => {
+                    let (n, d) = (u8::from(special == "globaltimer"), self.temporary()?);
+                    self.emit(Inst {
+                        kind: Kind::Clock,
+                        n,
+                        d,
+                        ..BLANK
+                    });
                     return Ok(Some(Symbol::Reg(d)));
                 }
                 _ => None,
@@ -544,7 +558,9 @@ impl<'m, 'a> Body<'m, 'a> {
                 Ok(d)
             }
             Operand::Name(name) => self.fail(format!("unknown name `{name}`")),
-            Operand::Memory(..) | Operand::Vector(_) => self.fail("a register or a number expected"),
+            Operand::Memory(..) | Operand::Vector(_) => {
+                self.fail("a register or a number expected")
+            }
         }
     }
 
@@ -575,15 +591,23 @@ impl<'m, 'a> Body<'m, 'a> {
 
     /// An address as (register, what to add to it).
     fn memory(&mut self, operand: &Operand<'a>) -> Result<(u16, i32, Option<Symbol>)> {
-        let Operand::Memory(base, offset) = *operand else { return self.fail("an address in brackets expected") };
+        let Operand::Memory(base, offset) = *operand else {
+            return self.fail("an address in brackets expected");
+        };
         let (reg, add, symbol) = match base {
             Base::Reg(reg) => (reg, offset, None),
             Base::None => (self.special(Special::Zero)?, offset, None),
             Base::Symbol(symbol) => match symbol {
-                Symbol::Local(at) => (self.special(Special::FrameBase)?, i64::from(at) + offset, Some(symbol)),
-                Symbol::Param(at) | Symbol::Shared(at) => {
-                    (self.special(Special::Zero)?, i64::from(at) + offset, Some(symbol))
-                }
+                Symbol::Local(at) => (
+                    self.special(Special::FrameBase)?,
+                    i64::from(at) + offset,
+                    Some(symbol),
+                ),
+                Symbol::Param(at) | Symbol::Shared(at) => (
+                    self.special(Special::Zero)?,
+                    i64::from(at) + offset,
+                    Some(symbol),
+                ),
                 _ => (self.address_of(symbol, 0)?, offset, Some(symbol)),
             },
         };
@@ -627,50 +651,102 @@ impl<'m, 'a> Body<'m, 'a> {
             }
             Ok(out)
         };
-        let results = if r.is('(') { list(self, r)? } else { Vec::new() };
+        let results = if r.is('(') {
+            list(self, r)?
+        } else {
+            Vec::new()
+        };
         r.take(',');
         let name = r.word()?;
-        let arguments = if r.take(',') { list(self, r)? } else { Vec::new() };
+        let arguments = if r.take(',') {
+            list(self, r)?
+        } else {
+            Vec::new()
+        };
         if name == "__assertfail" {
-            self.emit(Inst { kind: Kind::Trap, imm: 710, ..BLANK });
+            self.emit(Inst {
+                kind: Kind::Trap,
+                imm: 710,
+                ..BLANK
+            });
             return Ok(());
         }
         let Some(&callee) = self.module.functions.get(name) else {
-            return self.fail(format!("call of `{name}`, which is no function of this module"));
+            return self.fail(format!(
+                "call of `{name}`, which is no function of this module"
+            ));
         };
         let f = &self.module.program.functions[callee];
         if f.is_kernel || f.params.len() != arguments.len() || f.results.len() != results.len() {
             return self.fail(format!("call of `{name}` does not fit its declaration"));
         }
-        let arguments = arguments.iter().zip(&f.params).map(|(&at, p)| (at, p.offset, p.bytes)).collect();
-        let results = results.iter().zip(&f.results).map(|(&at, p)| (at, p.offset, p.bytes)).collect();
-        self.f.calls.push(CallSite { callee, arguments, results });
-        self.emit(Inst { kind: Kind::Call, imm: self.f.calls.len() as i32 - 1, ..BLANK });
+        let arguments = arguments
+            .iter()
+            .zip(&f.params)
+            .map(|(&at, p)| (at, p.offset, p.bytes))
+            .collect();
+        let results = results
+            .iter()
+            .zip(&f.results)
+            .map(|(&at, p)| (at, p.offset, p.bytes))
+            .collect();
+        self.f.calls.push(CallSite {
+            callee,
+            arguments,
+            results,
+        });
+        self.emit(Inst {
+            kind: Kind::Call,
+            imm: self.f.calls.len() as i32 - 1,
+            ..BLANK
+        });
         Ok(())
     }
 
     fn instruction(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: Vec<Operand<'a>>) -> Result<()> {
         let count = |n: std::ops::RangeInclusive<usize>| {
-            if n.contains(&ops.len()) { Ok(()) } else { self.fail(format!("`{opcode}` with {} operands", ops.len())) }
+            if n.contains(&ops.len()) {
+                Ok(())
+            } else {
+                self.fail(format!("`{opcode}` with {} operands", ops.len()))
+            }
         };
         match m.base {
             "ret" => {
-                let kind = if self.f.is_kernel { Kind::Exit } else { Kind::Ret };
+                let kind = if self.f.is_kernel {
+                    Kind::Exit
+                } else {
+                    Kind::Ret
+                };
                 self.emit(Inst { kind, ..BLANK });
             }
             "exit" => {
-                self.emit(Inst { kind: Kind::Exit, ..BLANK });
+                self.emit(Inst {
+                    kind: Kind::Exit,
+                    ..BLANK
+                });
             }
             "trap" | "brkpt" => {
-                self.emit(Inst { kind: Kind::Trap, imm: 719, ..BLANK });
+                self.emit(Inst {
+                    kind: Kind::Trap,
+                    imm: 719,
+                    ..BLANK
+                });
             }
             "membar" | "fence" => {
-                self.emit(Inst { kind: Kind::Fence, ..BLANK });
+                self.emit(Inst {
+                    kind: Kind::Fence,
+                    ..BLANK
+                });
             }
             "nanosleep" => {
                 count(1..=1)?;
                 let a = self.value(&ops[0], Ty::U32)?;
-                self.emit(Inst { kind: Kind::Sleep, a, ..BLANK });
+                self.emit(Inst {
+                    kind: Kind::Sleep,
+                    a,
+                    ..BLANK
+                });
             }
             // Hints without effect on results.
             "prefetch" | "prefetchu" | "applypriority" | "griddepcontrol" | "pmevent" => {}
@@ -690,71 +766,26 @@ impl<'m, 'a> Body<'m, 'a> {
                 count(2..=2)?;
                 let d = self.destination(&ops[0])?;
                 let a = self.value(&ops[1], Ty::U64)?;
-                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else { return self.unknown(opcode) };
+                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else {
+                    return self.unknown(opcode);
+                };
                 match self.window(space)? {
-                    Some((base, _)) => self.alu(if m.has("to") { sub64 } else { add64 }, d, a, base),
+                    Some(base) => self.alu(if m.has("to") { sub64 } else { add64 }, d, a, base),
                     None => self.alu(copy, d, a, 0),
                 }
-            }
-            "isspacep" => {
-                count(2..=2)?;
-                let d = self.destination(&ops[0])?;
-                let a = self.value(&ops[1], Ty::U64)?;
-                let Some(space) = m.mods.iter().find_map(|m| space_name(m)) else { return self.unknown(opcode) };
-                if m.has("const") {
-                    return self.unknown(opcode);
-                }
-                let (in_any, t) = (self.temporary()?, self.temporary()?);
-                let tests = if space == Space::Global { vec![Space::Shared, Space::Local] } else { vec![space] };
-                let zero = self.special(Special::Zero)?;
-                self.alu(copy, in_any, zero, 0);
-                for space in tests {
-                    if let Some((base, size)) = self.window(space)? {
-                        self.alu(sub64, t, a, base);
-                        self.alu(below64, t, t, size);
-                        self.alu(|r, i| r.set(i.d, r.get(i.a) | r.get(i.b)), in_any, in_any, t);
-                    }
-                }
-                self.alu(if space == Space::Global { invert } else { copy }, d, in_any, 0);
             }
             "cvt" => self.cvt(m, opcode, &ops)?,
             "setp" => {
                 count(3..=5)?;
                 self.setp(m, opcode, &ops)?;
             }
-            "set" => {
-                count(3..=3)?;
-                let (&[to, from], d) = (&m.types[..], self.destination(&ops[0])?) else { return self.unknown(opcode) };
-                let Some(compare) = (match &m.mods[..] {
-                    [how] | [how, "ftz"] => select::compare(how, from, m.has("ftz")),
-                    _ => None,
-                }) else {
-                    return self.unknown(opcode);
-                };
-                let (a, b) = (self.value(&ops[1], from)?, self.value(&ops[2], from)?);
-                self.alu(compare, d, a, b);
-                match to {
-                    Ty::F32 => self.alu(|r, i| r.set(i.d, r.get(i.a) * 0x3F80_0000), d, d, 0),
-                    Ty::U32 | Ty::S32 => self.alu(|r, i| r.set(i.d, r.get(i.a) * 0xFFFF_FFFF), d, d, 0),
-                    _ => return self.unknown(opcode),
-                }
-            }
-            "brx" => {
-                count(2..=2)?;
-                let a = self.value(&ops[0], Ty::U32)?;
-                let Operand::Name(name) = ops[1] else { return self.unknown(opcode) };
-                let Some(&table) = self.scopes.iter().rev().find_map(|s| s.tables.get(name)) else {
-                    return self.fail(format!("no branch targets `{name}`"));
-                };
-                self.emit(Inst { kind: Kind::Brx, a, imm: table as i32, ..BLANK });
-            }
             "bar" | "barrier" => self.barrier(m, opcode, &ops)?,
-            "shfl" | "vote" | "match" | "redux" => self.warp(m, opcode, &ops)?,
+            "shfl" | "vote" => self.warp(m, opcode, &ops)?,
             "activemask" => {
                 count(1..=1)?;
                 // A lane is sure of itself only: threads run one after the other.
                 let d = self.destination(&ops[0])?;
-                let a = self.special(Special::LaneMask(LaneMask::Eq))?;
+                let a = self.special(Special::LaneBit)?;
                 self.alu(copy, d, a, 0);
             }
             "atom" | "red" => self.atom(m, opcode, &ops)?,
@@ -763,20 +794,20 @@ impl<'m, 'a> Body<'m, 'a> {
         Ok(())
     }
 
-    /// Base and size registers of a space that is a window of the generic one.
-    fn window(&mut self, space: Space) -> Result<Option<(u16, u16)>> {
-        let space = if space == Space::Param && !self.f.is_kernel { Space::Local } else { space };
-        let (base, size) = match space {
-            Space::Global => return Ok(None),
-            Space::Shared => (Special::SharedBase, Special::SharedSize),
-            Space::Local => (Special::LocalBase, Special::LocalSize),
-            Space::Param => (Special::ParamBase, Special::ParamSize),
-        };
-        Ok(Some((self.special(base)?, self.special(size)?)))
+    /// The base register of a space that is a window of the generic one.
+    fn window(&mut self, space: Space) -> Result<Option<u16>> {
+        match space {
+            Space::Global => Ok(None),
+            Space::Shared => self.special(Special::SharedBase).map(Some),
+            Space::Local => self.special(Special::LocalBase).map(Some),
+            Space::Param => self.fail("generic addresses of parameters are not supported"),
+        }
     }
 
     fn mov(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let (Some(ty), true) = (m.ty(), m.mods.is_empty()) else { return self.unknown(opcode) };
+        let (Some(ty), true) = (m.ty(), m.mods.is_empty()) else {
+            return self.unknown(opcode);
+        };
         match (&ops[0], &ops[1]) {
             (Operand::Vector(parts), source) => {
                 let a = self.value(source, ty)?;
@@ -786,7 +817,14 @@ impl<'m, 'a> Body<'m, 'a> {
                 }
                 for (n, part) in parts.iter().enumerate() {
                     let d = self.destination(part)?;
-                    self.emit(Inst { alu: unpack, n: bits as u8, d, a, imm: (n as u32 * bits) as i32, ..BLANK });
+                    self.emit(Inst {
+                        alu: unpack,
+                        n: bits as u8,
+                        d,
+                        a,
+                        imm: (n as u32 * bits) as i32,
+                        ..BLANK
+                    });
                 }
             }
             (d, Operand::Vector(parts)) => {
@@ -798,7 +836,11 @@ impl<'m, 'a> Body<'m, 'a> {
                 let mut sum = self.special(Special::Zero)?;
                 for (n, part) in parts.iter().enumerate() {
                     let a = self.value(part, ty)?;
-                    let t = if n + 1 == parts.len() { d } else { self.temporary()? };
+                    let t = if n + 1 == parts.len() {
+                        d
+                    } else {
+                        self.temporary()?
+                    };
                     self.emit(Inst {
                         alu: pack,
                         n: bits as u8,
@@ -821,34 +863,11 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn check_access(&self, m: &Mnemonic<'_>, opcode: &str) -> Result<Ty> {
+        const KNOWN: &str =
+            " volatile relaxed acquire release weak sys gpu cta ca cg cs lu cv wb wt nc v2 v4 ";
         for name in &m.mods {
-            let known = matches!(
-                *name,
-                "volatile"
-                    | "relaxed"
-                    | "acquire"
-                    | "release"
-                    | "weak"
-                    | "acq_rel"
-                    | "mmio"
-                    | "sys"
-                    | "gpu"
-                    | "cta"
-                    | "cluster"
-                    | "ca"
-                    | "cg"
-                    | "cs"
-                    | "lu"
-                    | "cv"
-                    | "wb"
-                    | "wt"
-                    | "nc"
-                    | "unified"
-                    | "v2"
-                    | "v4"
-                    | "v8"
-            );
-            if !known && space_name(name).is_none() && !name.starts_with("L1::") && !name.starts_with("L2::") {
+            let hint = name.starts_with("L1::") || name.starts_with("L2::");
+            if !hint && !KNOWN.contains(&format!(" {name} ")) && space_name(name).is_none() {
                 return self.unknown(opcode);
             }
         }
@@ -867,7 +886,13 @@ impl<'m, 'a> Body<'m, 'a> {
     fn align(&mut self, parts: usize, ty: Ty, reg: u16, add: i32) {
         if parts > 1 {
             let n = (parts as u32 * ty.bytes()) as u8;
-            self.emit(Inst { kind: Kind::Align, n, a: reg, imm: add, ..BLANK });
+            self.emit(Inst {
+                kind: Kind::Align,
+                n,
+                a: reg,
+                imm: add,
+                ..BLANK
+            });
         }
     }
 
@@ -880,14 +905,11 @@ impl<'m, 'a> Body<'m, 'a> {
             Space::Local => Kind::LdLocal,
             Space::Param => Kind::LdParam,
         };
-        let width = match ty {
-            Ty::S8 => Width::S8,
-            Ty::S16 => Width::S16,
-            Ty::S32 => Width::S32,
-            _ => [Width::U8, Width::U16, Width::U32, Width::U64][ty.bytes().trailing_zeros() as usize],
-        };
         let parts = match &ops[0] {
-            Operand::Vector(parts) => parts.iter().map(|p| self.destination(p)).collect::<Result<Vec<_>>>()?,
+            Operand::Vector(parts) => parts
+                .iter()
+                .map(|p| self.destination(p))
+                .collect::<Result<Vec<_>>>()?,
             one => vec![self.destination(one)?],
         };
         if parts.len() > 1 && parts.contains(&reg) {
@@ -897,8 +919,19 @@ impl<'m, 'a> Body<'m, 'a> {
         }
         self.align(parts.len(), ty, reg, add);
         for (n, d) in parts.into_iter().enumerate() {
-            let (slot, imm) = (self.slot(), add.wrapping_add((n as u32 * ty.bytes()) as i32));
-            self.emit(Inst { kind, n: width as u8, slot, d, a: reg, imm, ..BLANK });
+            let (slot, imm) = (
+                self.slot(),
+                add.wrapping_add((n as u32 * ty.bytes()) as i32),
+            );
+            self.emit(Inst {
+                kind,
+                n: ty as u8,
+                slot,
+                d,
+                a: reg,
+                imm,
+                ..BLANK
+            });
         }
         Ok(())
     }
@@ -912,67 +945,108 @@ impl<'m, 'a> Body<'m, 'a> {
             Space::Local => Kind::StLocal,
             Space::Param => return self.fail("a kernel's parameters cannot be written"),
         };
-        let width = [Width::U8, Width::U16, Width::U32, Width::U64][ty.bytes().trailing_zeros() as usize];
         let parts = match &ops[1] {
-            Operand::Vector(parts) => parts.iter().map(|p| self.value(p, ty)).collect::<Result<Vec<_>>>()?,
+            Operand::Vector(parts) => parts
+                .iter()
+                .map(|p| self.value(p, ty))
+                .collect::<Result<Vec<_>>>()?,
             one => vec![self.value(one, ty)?],
         };
         self.align(parts.len(), ty, reg, add);
         for (n, b) in parts.into_iter().enumerate() {
-            let (slot, imm) = (self.slot(), add.wrapping_add((n as u32 * ty.bytes()) as i32));
-            self.emit(Inst { kind, n: width as u8, slot, a: reg, b, imm, ..BLANK });
+            let (slot, imm) = (
+                self.slot(),
+                add.wrapping_add((n as u32 * ty.bytes()) as i32),
+            );
+            self.emit(Inst {
+                kind,
+                n: ty as u8,
+                slot,
+                a: reg,
+                b,
+                imm,
+                ..BLANK
+            });
         }
         Ok(())
     }
 
     fn cvt(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        if let (Some(half), 3) = (m.ty().and_then(Ty::half), ops.len()) {
-            // Two singles into a packed pair, the first one on top.
-            let one = Mnemonic { base: m.base, mods: m.mods.clone(), types: vec![half, Ty::F32] };
-            let (high, low, d) = (self.temporary()?, self.temporary()?, self.destination(&ops[0])?);
-            self.cvt(&one, opcode, &[Operand::Reg(high), ops[1].clone()])?;
-            self.cvt(&one, opcode, &[Operand::Reg(low), ops[2].clone()])?;
-            self.emit(Inst { alu: pack, n: 16, d, a: high, b: low, imm: 16, ..BLANK });
-            return Ok(());
-        }
-        let Some((steps, imm)) = select::convert(m) else { return self.unknown(opcode) };
+        let Some((steps, imm)) = alu::convert(m) else {
+            return self.unknown(opcode);
+        };
         if ops.len() != 2 {
             return self.unknown(opcode);
         }
         let d = self.destination(&ops[0])?;
         let mut a = self.value(&ops[1], m.types[1])?;
         for alu in steps {
-            self.emit(Inst { alu, d, a, imm, ..BLANK });
+            self.emit(Inst {
+                alu,
+                d,
+                a,
+                imm,
+                ..BLANK
+            });
             a = d;
         }
         Ok(())
     }
 
     fn setp(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let joined = m.mods.iter().position(|m| matches!(*m, "and" | "or" | "xor"));
-        if m.mods.iter().skip(1).any(|m| !matches!(*m, "and" | "or" | "xor" | "ftz")) || m.types.len() != 1 {
+        let joined = m
+            .mods
+            .iter()
+            .position(|m| matches!(*m, "and" | "or" | "xor"));
+        if m.mods
+            .iter()
+            .skip(1)
+            .any(|m| !matches!(*m, "and" | "or" | "xor" | "ftz"))
+            || m.types.len() != 1
+        {
             return self.unknown(opcode);
         }
         let two = ops.len() == 4 + usize::from(joined.is_some());
         let (Some(ty), false) = (m.ty(), ops.len() < 3 + usize::from(joined.is_some())) else {
             return self.unknown(opcode);
         };
-        let Some(compare) = m.mods.first().and_then(|c| select::compare(c, ty, m.has("ftz"))) else {
+        let Some((compare, imm)) = alu::compare(m, ty) else {
             return self.unknown(opcode);
         };
         let p = self.destination(&ops[0])?;
-        let q = if two { Some(self.destination(&ops[1])?) } else { None };
+        let q = if two {
+            Some(self.destination(&ops[1])?)
+        } else {
+            None
+        };
         let rest = &ops[1 + usize::from(two)..];
         let (a, b) = (self.value(&rest[0], ty)?, self.value(&rest[1], ty)?);
         if joined.is_none() && q.is_none() {
-            self.alu(compare, p, a, b);
+            self.emit(Inst {
+                alu: compare,
+                d: p,
+                a,
+                b,
+                imm,
+                ..BLANK
+            });
             return Ok(());
         }
         let t = self.temporary()?;
-        self.alu(compare, t, a, b);
-        let logic = joined
-            .and_then(|at| select::logic(Ty::Pred, ["and", "or", "xor"].iter().position(|n| *n == m.mods[at])? as u8));
-        let c = if joined.is_some() { Some(self.value(&rest[2], Ty::Pred)?) } else { None };
+        self.emit(Inst {
+            alu: compare,
+            d: t,
+            a,
+            b,
+            imm,
+            ..BLANK
+        });
+        let logic = joined.and_then(|at| alu::logic(m.mods[at]));
+        let c = if joined.is_some() {
+            Some(self.value(&rest[2], Ty::Pred)?)
+        } else {
+            None
+        };
         // `c` may be one of the destinations: both results are made before either is stored.
         let results = [p, q.unwrap_or(0)].map(|d| (d, self.temporary()));
         for (n, (_, out)) in results.iter().enumerate() {
@@ -989,222 +1063,195 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn barrier(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        if m.only(&["sync", "arrive", "red", "warp", "cta", "aligned", "popc", "and", "or"]).is_none() {
+        let votes = [("popc", Vote::Count), ("and", Vote::All), ("or", Vote::Any)];
+        let known = m.only(&["sync", "red", "warp", "cta", "aligned", "popc", "and", "or"]);
+        let (warp, sync, red) = (m.has("warp"), m.has("sync"), m.has("red"));
+        if known.is_none() || !(sync || red) || ops.is_empty() {
             return self.unknown(opcode);
         }
-        let mut args = ops.iter();
-        let mut next = |body: &mut Self, ty: Ty| match args.next() {
-            Some(op) => body.value(op, ty),
-            None => body.special(Special::Zero),
+        if warp {
+            let mask = self.value(&ops[0], Ty::U32)?;
+            return self.meet(Meeting::Warp { mask });
+        }
+        // [result,] id [, count] [, predicate]
+        let (mut d, mut p, mut rest) = (0, 0, ops);
+        if red && ops.len() >= 3 {
+            d = self.destination(&ops[0])?;
+            p = self.value(&ops[ops.len() - 1], Ty::Pred)?;
+            rest = &ops[1..ops.len() - 1];
+        }
+        let vote = m.choose(&votes).unwrap_or(Vote::Count);
+        let id = self.value(&rest[0], Ty::U32)?;
+        let count = match rest.get(1) {
+            Some(count) => self.value(count, Ty::U32)?,
+            None => self.special(Special::Zero)?,
         };
-        let meeting = if m.has("warp") {
-            Meeting::Warp { mask: next(self, Ty::U32)? }
-        } else if m.has("red") {
-            if !(3..=4).contains(&ops.len()) {
-                return self.unknown(opcode);
-            }
-            let d = self.destination(&ops[0])?;
-            let id = self.value(&ops[1], Ty::U32)?;
-            let count = if ops.len() == 4 { self.value(&ops[2], Ty::U32)? } else { self.special(Special::Zero)? };
-            let p = self.value(&ops[ops.len() - 1], Ty::Pred)?;
-            match m.mods.iter().find(|m| matches!(**m, "popc" | "and" | "or")) {
-                Some(&"popc") => Meeting::BarrierCount { d, id, count, p },
-                Some(&"and") => Meeting::BarrierAll { d, id, count, p },
-                Some(_) => Meeting::BarrierAny { d, id, count, p },
-                None => return self.unknown(opcode),
-            }
-        } else {
-            let (id, count) = (next(self, Ty::U32)?, next(self, Ty::U32)?);
-            if m.has("arrive") {
-                Meeting::Arrive { id, count }
-            } else if m.has("sync") {
-                Meeting::Barrier { id, count }
-            } else {
-                return self.unknown(opcode);
-            }
-        };
-        self.meet(meeting);
+        self.meet(Meeting::Barrier {
+            id,
+            count,
+            vote,
+            d,
+            p,
+        })
+    }
+
+    fn meet(&mut self, meeting: Meeting) -> Result<()> {
+        self.f.meetings.push(meeting);
+        self.emit(Inst {
+            kind: Kind::Meet,
+            imm: self.f.meetings.len() as i32 - 1,
+            ..BLANK
+        });
         Ok(())
     }
 
-    fn meet(&mut self, meeting: Meeting) {
-        self.f.meetings.push(meeting);
-        self.emit(Inst { kind: Kind::Meet, imm: self.f.meetings.len() as i32 - 1, ..BLANK });
-    }
-
     fn warp(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
+        let modes = [
+            ("up", Shuffle::Up),
+            ("down", Shuffle::Down),
+            ("bfly", Shuffle::Butterfly),
+            ("idx", Shuffle::Index),
+        ];
+        let votes = [
+            ("ballot", Vote::Ballot),
+            ("all", Vote::All),
+            ("any", Vote::Any),
+            ("uni", Vote::Uniform),
+        ];
         if !m.has("sync") || ops.len() < 3 {
             return self.unknown(opcode);
         }
         let d = self.destination(&ops[0])?;
         let mask = self.value(&ops[ops.len() - 1], Ty::U32)?;
-        let wide = m.ty() == Some(Ty::U64);
-        let meeting = match (m.base, ops.len()) {
-            ("shfl", 5 | 6) => {
-                let mode = match m.mods.iter().find(|m| **m != "sync") {
-                    Some(&"up") => Shuffle::Up,
-                    Some(&"down") => Shuffle::Down,
-                    Some(&"bfly") => Shuffle::Butterfly,
-                    Some(&"idx") => Shuffle::Index,
-                    _ => return self.unknown(opcode),
+        match (m.base, ops.len(), m.choose(&modes), m.choose(&votes)) {
+            ("shfl", 5 | 6, Some(mode), _) => {
+                let p = if ops.len() == 6 {
+                    self.destination(&ops[1])?
+                } else {
+                    0
                 };
-                let p = if ops.len() == 6 { self.destination(&ops[1])? } else { 0 };
                 let [a, b, c] = [4, 3, 2].map(|back| self.value(&ops[ops.len() - back], Ty::U32));
-                Meeting::Shuffle { mode, d, p, a: a?, b: b?, c: c?, mask }
+                self.meet(Meeting::Shuffle {
+                    mode,
+                    d,
+                    p,
+                    a: a?,
+                    b: b?,
+                    c: c?,
+                    mask,
+                })
             }
-            ("vote", 3) => {
+            ("vote", 3, _, Some(vote)) => {
                 let p = self.value(&ops[1], Ty::Pred)?;
-                match m.mods.iter().find(|m| **m != "sync") {
-                    Some(&"ballot") => Meeting::Ballot { d, p, mask },
-                    Some(&"all") => Meeting::All { d, p, mask },
-                    Some(&"any") => Meeting::Any { d, p, mask },
-                    Some(&"uni") => Meeting::Uniform { d, p, mask },
-                    _ => return self.unknown(opcode),
-                }
+                self.meet(Meeting::Vote { vote, d, p, mask })
             }
-            ("match", 3) if m.has("any") => Meeting::MatchAny { d, a: self.value(&ops[1], Ty::U64)?, mask, wide },
-            ("match", 3) if m.has("all") => Meeting::MatchAll { d, p: 0, a: self.value(&ops[1], Ty::U64)?, mask, wide },
-            ("match", 4) if m.has("all") => {
-                Meeting::MatchAll { d, p: self.destination(&ops[1])?, a: self.value(&ops[2], Ty::U64)?, mask, wide }
-            }
-            ("redux", 3) => {
-                let signed = m.ty() == Some(Ty::S32);
-                let op = match m.mods.iter().find(|m| **m != "sync") {
-                    Some(&"add") => Reduce::Add,
-                    Some(&"min") if signed => Reduce::MinSigned,
-                    Some(&"max") if signed => Reduce::MaxSigned,
-                    Some(&"min") => Reduce::Min,
-                    Some(&"max") => Reduce::Max,
-                    Some(&"and") => Reduce::And,
-                    Some(&"or") => Reduce::Or,
-                    Some(&"xor") => Reduce::Xor,
-                    _ => return self.unknown(opcode),
-                };
-                if m.ty().is_none_or(Ty::is_float) {
-                    return self.unknown(opcode);
-                }
-                Meeting::Redux { op, d, a: self.value(&ops[1], Ty::U32)?, mask }
-            }
-            _ => return self.unknown(opcode),
-        };
-        self.meet(meeting);
-        Ok(())
+            _ => self.unknown(opcode),
+        }
     }
 
     fn atom(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let found = m.mods.iter().find_map(|name| {
-            Some(match *name {
-                "add" => AtomOp::Add,
-                "min" => AtomOp::Min,
-                "max" => AtomOp::Max,
-                "exch" => AtomOp::Exch,
-                "cas" => AtomOp::Cas,
-                "and" => AtomOp::And,
-                "or" => AtomOp::Or,
-                "xor" => AtomOp::Xor,
-                "inc" => AtomOp::Inc,
-                "dec" => AtomOp::Dec,
-                _ => return None,
-            })
-        });
-        let ty = match m.ty() {
-            Some(Ty::U32) => AtomType::U32,
-            Some(Ty::S32) => AtomType::S32,
-            Some(Ty::U64) => AtomType::U64,
-            Some(Ty::S64) => AtomType::S64,
-            Some(Ty::F32) => AtomType::F32,
-            Some(Ty::F64) => AtomType::F64,
-            Some(Ty::U16) => AtomType::U16,
-            _ => return self.unknown(opcode),
+        use AtomOp::{Add, And, Cas, Dec, Exch, Inc, Max, Min, Or, Xor};
+        #[rustfmt::skip]
+        let known = [
+            ("add", Add), ("min", Min), ("max", Max), ("exch", Exch), ("cas", Cas),
+            ("and", And), ("or", Or), ("xor", Xor), ("inc", Inc), ("dec", Dec),
+        ];
+        let order = [
+            "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys",
+        ];
+        let is_known = |m: &&str| {
+            let is_op = known.iter().any(|(name, _)| name == m);
+            is_op || order.contains(m) || space_name(m).is_some()
         };
-        let Some(op) = found else { return self.unknown(opcode) };
-        let known = |m: &str| {
-            let order = ["relaxed", "acquire", "release", "acq_rel", "volatile", "cta", "cluster", "gpu", "sys"];
-            let ops = ["add", "min", "max", "exch", "cas", "and", "or", "xor", "inc", "dec"];
-            order.contains(&m) || ops.contains(&m) || space_name(m).is_some() || m.starts_with("L2::")
-        };
-        if !m.mods.iter().all(|m| known(m)) {
+        let (Some(op), Some(ty), true) = (m.choose(&known), m.ty(), m.mods.iter().all(is_known))
+        else {
             return self.unknown(opcode);
-        }
-        let float_only_adds = matches!(ty, AtomType::F32 | AtomType::F64) && op != AtomOp::Add && op != AtomOp::Exch;
-        let gives = usize::from(m.base == "atom");
-        let inputs = if op == AtomOp::Cas { 2 } else { 1 };
-        if float_only_adds
-            || ty == AtomType::U16 && op != AtomOp::Cas
-            || m.has("v2")
-            || m.has("v4")
-            || ops.len() < gives + 1 + inputs
+        };
+        let (gives, inputs) = (usize::from(m.base == "atom"), if op == Cas { 2 } else { 1 });
+        if ty.bytes() < 4
+            || ty.is_float() && op != Add && op != Exch
+            || ops.len() != gives + 1 + inputs
         {
             return self.unknown(opcode);
         }
-        let d = if gives == 1 { self.destination(&ops[0])? } else { 0 };
+        let d = if gives == 1 {
+            self.destination(&ops[0])?
+        } else {
+            0
+        };
         let (address, offset, symbol) = self.memory(&ops[gives])?;
         let space = self.space(m, symbol);
-        let operand = m.types[0];
-        let b = self.value(&ops[gives + 1], operand)?;
-        let c = if inputs == 2 { self.value(&ops[gives + 2], operand)? } else { 0 };
-        let slot = self.slot();
-        self.f.atoms.push(Atom { op, ty, space, d, address, offset, b, c, slot });
-        self.emit(Inst { kind: Kind::Atom, imm: self.f.atoms.len() as i32 - 1, ..BLANK });
+        let b = self.value(&ops[gives + 1], ty)?;
+        let c = if inputs == 2 {
+            self.value(&ops[gives + 2], ty)?
+        } else {
+            0
+        };
+        let kind = match space {
+            Space::Global => Kind::AtomGlobal,
+            Space::Shared => Kind::AtomShared,
+            Space::Local | Space::Param => return self.unknown(opcode),
+        };
+        let (slot, n) = (self.slot(), ty as u8 | (op as u8) << 4);
+        self.emit(Inst {
+            kind,
+            n,
+            slot,
+            d,
+            a: address,
+            b,
+            c,
+            imm: offset,
+            ..BLANK
+        });
         Ok(())
     }
 
     fn arithmetic(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        // A packed pair is computed half by half.
-        if let Some(half) = m.ty().and_then(Ty::half) {
-            let one = Mnemonic { base: m.base, mods: m.mods.clone(), types: vec![half] };
-            if ops.is_empty() || select::alu(&one).is_none() {
-                return self.unknown(opcode);
-            }
-            let d = self.destination(&ops[0])?;
-            let mut outs = [0; 2];
-            for (n, out) in outs.iter_mut().enumerate() {
-                *out = self.temporary()?;
-                let mut parts = vec![Operand::Reg(*out)];
-                for op in &ops[1..] {
-                    let (a, t) = (self.value(op, Ty::U32)?, self.temporary()?);
-                    self.emit(Inst { alu: unpack, n: 16, d: t, a, imm: 16 * n as i32, ..BLANK });
-                    parts.push(Operand::Reg(t));
-                }
-                self.arithmetic(&one, opcode, &parts)?;
-            }
-            let zero = self.special(Special::Zero)?;
-            self.emit(Inst { alu: pack, n: 16, d: outs[0], a: outs[0], b: zero, ..BLANK });
-            self.emit(Inst { alu: pack, n: 16, d, a: outs[1], b: outs[0], imm: 16, ..BLANK });
-            return Ok(());
-        }
-        let (Some(selected), Some(ty)) = (select::alu(m), m.ty()) else { return self.unknown(opcode) };
+        let (Some((alu, sources, imm)), Some(ty)) = (alu::select(m), m.ty()) else {
+            return self.unknown(opcode);
+        };
         let lut = usize::from(m.base == "lop3");
-        if ops.len() != 1 + selected.sources + lut {
+        if ops.len() != 1 + sources + lut {
             return self.fail(format!("`{opcode}` with {} operands", ops.len()));
         }
         let d = self.destination(&ops[0])?;
-        let mut inst = Inst { alu: selected.alu, d, imm: selected.imm, ..BLANK };
-        for (n, op) in ops[1..=selected.sources].iter().enumerate() {
-            let source = match (m.base, n) {
-                ("selp", 2) => Ty::Pred,
-                ("slct", 2) => m.types[1],
-                _ => ty,
-            };
-            let reg = self.value(op, source)?;
+        let mut inst = Inst {
+            alu,
+            d,
+            imm,
+            ..BLANK
+        };
+        for (n, op) in ops[1..=sources].iter().enumerate() {
+            let reg = self.value(
+                op,
+                if (m.base, n) == ("selp", 2) {
+                    Ty::Pred
+                } else {
+                    ty
+                },
+            )?;
             match n {
                 0 => inst.a = reg,
                 1 => inst.b = reg,
                 2 => inst.c = reg,
-                _ => (inst.imm, inst.n) = (i32::from(reg), EXTRA_REGISTER),
+                _ => (inst.imm, inst.kind) = (i32::from(reg), Kind::Alu4),
             }
         }
         if lut == 1 {
-            let Operand::Int(table) = ops[4] else { return self.fail("`lop3` needs a number as its table") };
+            let Operand::Int(table) = ops[4] else {
+                return self.fail("`lop3` needs a number as its table");
+            };
             inst.imm = table as i32 & 0xFF;
         }
-        if selected.carry {
+        inst.n = alu::uses_carry(m);
+        if inst.n != 0 {
             let carry = match self.carry {
                 Some(reg) => reg,
                 None => self.temporary()?,
             };
             self.carry = Some(carry);
-            (inst.imm, inst.n) = (i32::from(carry), EXTRA_REGISTER);
+            (inst.imm, inst.kind) = (i32::from(carry), Kind::Alu4);
         }
         self.emit(inst);
         Ok(())

@@ -32,14 +32,20 @@ pub fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, PtxError> {
             }
             b'/' if rest.starts_with(b"/*") => {
                 let Some(end) = text[at..].find("*/") else {
-                    return Err(PtxError { line, reason: "comment without end".into() });
+                    return Err(PtxError {
+                        line,
+                        reason: "comment without end".into(),
+                    });
                 };
                 line += rest[..end].iter().filter(|&&c| c == b'\n').count() as u32;
                 at += end + 2;
             }
             b'"' => {
                 let Some(end) = rest[1..].iter().position(|&c| c == b'"' || c == b'\n') else {
-                    return Err(PtxError { line, reason: "string without end".into() });
+                    return Err(PtxError {
+                        line,
+                        reason: "string without end".into(),
+                    });
                 };
                 out.push((Token::Text(&text[at + 1..at + 1 + end]), line));
                 at += end + 2;
@@ -53,7 +59,10 @@ pub fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, PtxError> {
                 let word = &text[at..at + end];
                 at += end;
                 if matches!(word, ".loc" | ".file") {
-                    at += bytes[at..].iter().position(|&c| c == b'\n').unwrap_or(bytes.len() - at);
+                    at += bytes[at..]
+                        .iter()
+                        .position(|&c| c == b'\n')
+                        .unwrap_or(bytes.len() - at);
                 } else {
                     out.push((Token::Word(word), line));
                 }
@@ -63,7 +72,10 @@ pub fn tokens(text: &str) -> Result<Vec<(Token<'_>, u32)>, PtxError> {
                 at += 1;
             }
             c => {
-                return Err(PtxError { line, reason: format!("byte {c:#04x} in the text") });
+                return Err(PtxError {
+                    line,
+                    reason: format!("byte {c:#04x} in the text"),
+                });
             }
         }
     }
@@ -89,10 +101,16 @@ pub fn integer(word: &str) -> Option<u64> {
 pub fn float(word: &str) -> Option<f64> {
     let lower = word.to_ascii_lowercase();
     if let Some(hex) = lower.strip_prefix("0f") {
-        return Some(f64::from(f32::from_bits(u32::from_str_radix(hex, 16).ok()?)));
+        return Some(f64::from(f32::from_bits(
+            u32::from_str_radix(hex, 16).ok()?,
+        )));
     }
     if let Some(hex) = lower.strip_prefix("0d") {
         return Some(f64::from_bits(u64::from_str_radix(hex, 16).ok()?));
     }
-    if word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.') { word.parse().ok() } else { None }
+    if word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.') {
+        word.parse().ok()
+    } else {
+        None
+    }
 }

@@ -1,11 +1,10 @@
 //! PTX: text in, a `Program` of register-indexed instructions out.
 
+mod alu;
 pub mod code;
 mod emit;
-mod half;
 mod lex;
 mod parse;
-mod select;
 
 pub use parse::parse;
 

@@ -4,10 +4,9 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::PtxError;
-use super::code::{Function, Global, Param, Program};
+use super::code::{Function, Global, Param, Program, Ty};
 use super::emit::{Body, Symbol};
 use super::lex::{Token, float, integer, tokens};
-use super::select::Ty;
 
 pub type Result<T> = std::result::Result<T, PtxError>;
 
@@ -19,10 +18,16 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub fn line(&self) -> u32 {
-        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |t| t.1)
+        self.tokens
+            .get(self.at)
+            .or(self.tokens.last())
+            .map_or(1, |t| t.1)
     }
     pub fn fail<T>(&self, reason: impl Into<String>) -> Result<T> {
-        Err(PtxError { line: self.line(), reason: reason.into() })
+        Err(PtxError {
+            line: self.line(),
+            reason: reason.into(),
+        })
     }
     pub fn peek(&self) -> Option<Token<'a>> {
         self.tokens.get(self.at).map(|t| t.0)
@@ -45,7 +50,11 @@ impl<'a> Reader<'a> {
         is
     }
     pub fn need(&mut self, mark: char) -> Result<()> {
-        if self.take(mark) { Ok(()) } else { self.fail(format!("`{mark}` expected, found {}", self.shown())) }
+        if self.take(mark) {
+            Ok(())
+        } else {
+            self.fail(format!("`{mark}` expected, found {}", self.shown()))
+        }
     }
     pub fn shown(&self) -> String {
         match self.peek() {
@@ -55,11 +64,8 @@ impl<'a> Reader<'a> {
             None => "the end".into(),
         }
     }
-    pub fn is_word(&self, word: &str) -> bool {
-        self.peek() == Some(Token::Word(word))
-    }
     pub fn take_word(&mut self, word: &str) -> bool {
-        let is = self.is_word(word);
+        let is = self.peek() == Some(Token::Word(word));
         self.at += usize::from(is);
         is
     }
@@ -154,11 +160,20 @@ pub fn declaration<'a>(r: &mut Reader<'a>) -> Result<Declared<'a>> {
                         r.need(']')?;
                     }
                     let bytes = count.saturating_mul(u64::from(ty.bytes()));
-                    if bytes >= MAX_BYTES || align > 4096 || align & align.wrapping_sub(1) != 0 && align != 0 {
+                    if bytes >= MAX_BYTES
+                        || align > 4096
+                        || align & align.wrapping_sub(1) != 0 && align != 0
+                    {
                         return r.fail(format!("size or alignment of `{word}` is impossible"));
                     }
                     let natural = u64::from(ty.bytes()) * lanes;
-                    return Ok(Declared { name: word, ty, align: align.max(natural), bytes, open });
+                    return Ok(Declared {
+                        name: word,
+                        ty,
+                        align: align.max(natural),
+                        bytes,
+                        open,
+                    });
                 }
             },
         }
@@ -184,19 +199,16 @@ pub struct Module<'a> {
 
 /// Reads a whole module.
 pub fn parse(text: &str) -> Result<Program> {
-    let mut r = Reader { tokens: tokens(text)?, at: 0 };
+    let mut r = Reader {
+        tokens: tokens(text)?,
+        at: 0,
+    };
     let mut module = Module::default();
     if !r.take_word(".version") {
         return r.fail("a PTX module begins with `.version`");
     }
     let version = r.word()?;
-    module.program.ptx_version = match version.split_once('.') {
-        Some((major, minor)) => {
-            major.parse::<u32>().ok().zip(minor.parse::<u32>().ok()).map_or(0, |(a, b)| a.min(99) * 10 + b % 10)
-        }
-        None => 0,
-    };
-    if module.program.ptx_version == 0 {
+    if !version.starts_with(|c: char| c.is_ascii_digit()) {
         return r.fail(format!("`{version}` is no PTX version"));
     }
     while r.peek().is_some() {
@@ -204,7 +216,13 @@ pub fn parse(text: &str) -> Result<Program> {
     }
     for (name, &index) in &module.functions {
         let function = &module.program.functions[index];
-        if !function.defined && module.program.functions.iter().any(|f| f.calls.iter().any(|c| c.callee == index)) {
+        if !function.defined
+            && module
+                .program
+                .functions
+                .iter()
+                .any(|f| f.calls.iter().any(|c| c.callee == index))
+        {
             return r.fail(format!("function `{name}` is called but has no body"));
         }
     }
@@ -228,7 +246,11 @@ fn statement<'a>(r: &mut Reader<'a>, module: &mut Module<'a>) -> Result<()> {
                 return Ok(());
             }
             ".address_size" => {
-                return if r.number()? == 64 { Ok(()) } else { r.fail("only 64-bit addresses are supported") };
+                return if r.number()? == 64 {
+                    Ok(())
+                } else {
+                    r.fail("only 64-bit addresses are supported")
+                };
             }
             ".pragma" => return r.skip_past(';'),
             ".section" => {
@@ -273,7 +295,10 @@ fn variable<'a>(r: &mut Reader<'a>, module: &mut Module<'a>, external: bool) -> 
     }
     r.need(';')?;
     if (words.len() * unit) as u64 > var.bytes {
-        return r.fail(format!("more initial values than `{}` has room for", var.name));
+        return r.fail(format!(
+            "more initial values than `{}` has room for",
+            var.name
+        ));
     }
     let data = &mut module.program.data;
     let offset = data.len().next_multiple_of((var.align as usize).max(256));
@@ -286,12 +311,23 @@ fn variable<'a>(r: &mut Reader<'a>, module: &mut Module<'a>, external: bool) -> 
         }
     }
     module.names.insert(var.name, Symbol::Data(offset as u64));
-    module.program.globals.insert(var.name.into(), Global { offset: offset as u64, bytes: var.bytes });
+    module.program.globals.insert(
+        var.name.into(),
+        Global {
+            offset: offset as u64,
+            bytes: var.bytes,
+        },
+    );
     Ok(())
 }
 
 /// Reads one initial value or a braced list: (bits, whether the data's address is to be added).
-fn initialiser<'a>(r: &mut Reader<'a>, module: &Module<'a>, ty: Ty, out: &mut Vec<(u64, bool)>) -> Result<()> {
+fn initialiser<'a>(
+    r: &mut Reader<'a>,
+    module: &Module<'a>,
+    ty: Ty,
+    out: &mut Vec<(u64, bool)>,
+) -> Result<()> {
     if r.take('{') {
         while !r.take('}') {
             initialiser(r, module, ty, out)?;
@@ -310,7 +346,9 @@ fn initialiser<'a>(r: &mut Reader<'a>, module: &Module<'a>, ty: Ty, out: &mut Ve
     }
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         let value = match (float(word), integer(word)) {
-            (Some(v), _) if ty == Ty::F32 => u64::from((if negative { -v as f32 } else { v as f32 }).to_bits()),
+            (Some(v), _) if ty == Ty::F32 => {
+                u64::from((if negative { -v as f32 } else { v as f32 }).to_bits())
+            }
             (Some(v), _) => (if negative { -v } else { v }).to_bits(),
             (None, Some(v)) if negative => v.wrapping_neg(),
             (None, Some(v)) => v,
@@ -320,7 +358,9 @@ fn initialiser<'a>(r: &mut Reader<'a>, module: &Module<'a>, ty: Ty, out: &mut Ve
         return Ok(());
     }
     let Some(Symbol::Data(offset)) = module.names.get(word) else {
-        return r.fail(format!("initial value `{word}` is not a variable defined before"));
+        return r.fail(format!(
+            "initial value `{word}` is not a variable defined before"
+        ));
     };
     if ty.bytes() != 8 {
         return r.fail("an address needs a 64-bit variable");
@@ -336,11 +376,20 @@ fn parameters<'a>(r: &mut Reader<'a>, end: &mut u32) -> Result<Vec<(&'a str, Par
     r.need('(')?;
     while !r.take(')') {
         if !r.take_word(".param") {
-            return r.fail(format!("parameter in `.param` space expected, found {}", r.shown()));
+            return r.fail(format!(
+                "parameter in `.param` space expected, found {}",
+                r.shown()
+            ));
         }
         let var = declaration(r)?;
         match place(end, var.bytes, var.align) {
-            Some(offset) if *end <= 32764 => out.push((var.name, Param { offset, bytes: var.bytes as u32 })),
+            Some(offset) if *end <= 32764 => out.push((
+                var.name,
+                Param {
+                    offset,
+                    bytes: var.bytes as u32,
+                },
+            )),
             _ => return r.fail("parameters larger than 32764 bytes"),
         }
         r.take(',');
@@ -350,9 +399,17 @@ fn parameters<'a>(r: &mut Reader<'a>, end: &mut u32) -> Result<Vec<(&'a str, Par
 
 fn function<'a>(r: &mut Reader<'a>, module: &mut Module<'a>, is_kernel: bool) -> Result<()> {
     let mut end = 0;
-    let results = if r.is('(') { parameters(r, &mut end)? } else { Vec::new() };
+    let results = if r.is('(') {
+        parameters(r, &mut end)?
+    } else {
+        Vec::new()
+    };
     let name = r.word()?;
-    let params = if r.is('(') { parameters(r, &mut end)? } else { Vec::new() };
+    let params = if r.is('(') {
+        parameters(r, &mut end)?
+    } else {
+        Vec::new()
+    };
     let mut f = Function {
         name: name.into(),
         is_kernel,
@@ -386,7 +443,9 @@ fn function<'a>(r: &mut Reader<'a>, module: &mut Module<'a>, is_kernel: bool) ->
             ".noreturn" => {}
             ".pragma" => r.skip_past(';')?,
             _ => {
-                return r.fail(format!("unknown directive `{directive}` of function `{name}`"));
+                return r.fail(format!(
+                    "unknown directive `{directive}` of function `{name}`"
+                ));
             }
         }
     }
@@ -404,18 +463,32 @@ fn function<'a>(r: &mut Reader<'a>, module: &mut Module<'a>, is_kernel: bool) ->
         return r.fail(format!("function `{name}` is defined twice"));
     }
     // Calls to itself find the signature.
-    module.program.functions[index] =
-        Function { name: f.name.clone(), params: f.params.clone(), results: f.results.clone(), ..Function::default() };
+    module.program.functions[index] = Function {
+        name: f.name.clone(),
+        params: f.params.clone(),
+        results: f.results.clone(),
+        ..Function::default()
+    };
     f.shared_bytes = module.shared_bytes.get();
     f.defined = true;
     let line = r.line();
     let mut body = Body::new(f, module);
     for (name, param) in params.into_iter().chain(results) {
-        body.declare(name, if is_kernel { Symbol::Param(param.offset) } else { Symbol::Local(param.offset) });
+        body.declare(
+            name,
+            if is_kernel {
+                Symbol::Param(param.offset)
+            } else {
+                Symbol::Local(param.offset)
+            },
+        );
     }
     let f = body.read(r)?;
     if !f.check() {
-        return Err(PtxError { line, reason: format!("function `{name}` is inconsistent") });
+        return Err(PtxError {
+            line,
+            reason: format!("function `{name}` is inconsistent"),
+        });
     }
     module.program.functions[index] = f;
     Ok(())
@@ -437,16 +510,37 @@ mod tests {
     #[test]
     fn a_compilers_module_is_read_whole() {
         let program = parse(FIXTURE).expect("a module");
-        let names: Vec<&str> = program.kernels().map(|k| program.functions[k].name.as_str()).collect();
-        assert!(names.contains(&"vector_add") && names.contains(&"mathematics"), "{names:?}");
+        let names: Vec<&str> = program
+            .kernels()
+            .map(|k| program.functions[k].name.as_str())
+            .collect();
+        assert!(
+            names.contains(&"vector_add") && names.contains(&"mathematics"),
+            "{names:?}"
+        );
         let kernel = &program.functions[program.kernel("mathematics").expect("a kernel")];
         // A float, a double behind a gap, five integers, a gap; then a pointer.
-        assert_eq!(kernel.params, [Param { offset: 0, bytes: 40 }, Param { offset: 40, bytes: 8 }]);
+        assert_eq!(
+            kernel.params,
+            [
+                Param {
+                    offset: 0,
+                    bytes: 40
+                },
+                Param {
+                    offset: 40,
+                    bytes: 8
+                }
+            ]
+        );
         assert_eq!(program.globals["table"].bytes, 24);
         let table = program.globals["table"].offset as usize;
         assert_eq!(program.data[table..table + 8], 1.5f64.to_le_bytes());
         let pointer = program.globals["pointer"].offset;
-        assert_eq!(program.relocations, [(pointer, program.globals["counter"].offset)]);
+        assert_eq!(
+            program.relocations,
+            [(pointer, program.globals["counter"].offset)]
+        );
     }
 
     #[test]
@@ -461,10 +555,17 @@ mod tests {
             ("mov.u32 %r1, %frob.x;", 5, "%frob.x"),
             ("ld.frob.u32 %r1, [%r2];", 5, "ld.frob.u32"),
             ("wgmma.fence.sync.aligned;", 5, "wgmma.fence.sync.aligned"),
-            ("tex.2d.v4.f32.f32 {%r1, %r1, %r1, %r1}, [%r1];", 5, "tex.2d.v4.f32.f32"),
+            (
+                "tex.2d.v4.f32.f32 {%r1, %r1, %r1, %r1}, [%r1];",
+                5,
+                "tex.2d.v4.f32.f32",
+            ),
         ] {
             let error = reason(body);
-            assert!(error.line == line && error.reason.contains(part), "{body}: {error}");
+            assert!(
+                error.line == line && error.reason.contains(part),
+                "{body}: {error}"
+            );
         }
     }
 
@@ -472,23 +573,38 @@ mod tests {
     fn damaged_text_is_refused_and_never_worse() {
         let mut seed = 1u64;
         let mut random = |below: usize| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (seed >> 33) as usize % below
         };
         for _ in 0..150 {
             let cut = random(FIXTURE.len());
             let text = &FIXTURE[..cut];
             // Cut inside a function it cannot be whole.
-            if text.rfind("\n{").is_some_and(|open| !text[open..].contains("\n}")) {
+            if text
+                .rfind("\n{")
+                .is_some_and(|open| !text[open..].contains("\n}"))
+            {
                 assert!(parse(text).is_err(), "cut at {cut}");
             }
             let mut bytes = FIXTURE.as_bytes().to_vec();
             for _ in 0..1 + random(20) {
                 let (at, from) = (random(bytes.len()), random(bytes.len()));
-                bytes[at] = if random(2) == 0 { bytes[from] } else { random(128) as u8 };
+                bytes[at] = if random(2) == 0 {
+                    bytes[from]
+                } else {
+                    random(128) as u8
+                };
             }
             if let Ok(program) = parse(std::str::from_utf8(&bytes).expect("ASCII")) {
-                assert!(program.functions.iter().filter(|f| f.defined).all(Function::check));
+                assert!(
+                    program
+                        .functions
+                        .iter()
+                        .filter(|f| f.defined)
+                        .all(Function::check)
+                );
             }
         }
     }
