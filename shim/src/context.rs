@@ -181,6 +181,17 @@ pub fn given_or_current(handle: u64) -> Status<&'static Context> {
     }
 }
 
+/// Whether any stream was given work that is not known to be complete.
+pub fn any_busy() -> bool {
+    all().iter().any(|context| {
+        context
+            .streams
+            .lock()
+            .values()
+            .any(|stream| stream.is_busy())
+    })
+}
+
 fn next_id() -> u64 {
     static IDS: AtomicU64 = AtomicU64::new(1);
     IDS.fetch_add(1, Ordering::Relaxed)
@@ -477,6 +488,20 @@ pub fn top() -> Option<&'static Context> {
 #[inline]
 pub fn current() -> Status<&'static Context> {
     top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.usable()
+}
+
+/// The context that a library is loaded for. A library belongs to no context in CUDA and may be loaded before
+/// there is one (cudart does so when a kernel launch is a program's first call); it is then loaded for the first
+/// device.
+pub fn for_library() -> Status<&'static Context> {
+    match top() {
+        Some(context) => context.usable(),
+        None => {
+            let device = device(0)?;
+            device.attach(session()?)?;
+            device.primary(0)
+        }
+    }
 }
 
 fn is_current(context: &Context) -> bool {

@@ -35,6 +35,7 @@ mod mode;
 mod module;
 mod objects;
 mod pool;
+mod printing;
 mod procaddr;
 mod register;
 mod settings;

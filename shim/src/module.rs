@@ -18,8 +18,8 @@ use mpsshim_proto::cuda::{
 };
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::{
-    FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, ImageLoaded, JitOption, Named, Object,
-    Op, PARAMS_MAX, Param, Range, Value,
+    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, ImageLoaded,
+    JitOption, Named, Object, Op, PARAMS_MAX, Param, Range, Value,
 };
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
@@ -75,6 +75,8 @@ pub struct Layout {
     pub params: Vec<Param>,
     /// Bytes of all parameters.
     pub len: usize,
+    /// Launching it may print.
+    pub prints: bool,
 }
 
 impl Function {
@@ -290,7 +292,8 @@ pub fn get_function(session: &Session, parent: u64, name: &CStr) -> Status<u64> 
             return Err(status);
         }
     };
-    let Some(layout) = layout(parts.hash, name, params) else {
+    let prints = info.flags & FUNCTION_PRINTS != 0;
+    let Some(layout) = layout(parts.hash, name, params, prints) else {
         table.recycle(entry);
         return Err(CUDA_ERROR_MPS_RPC_FAILURE);
     };
@@ -310,7 +313,12 @@ pub fn get_function(session: &Session, parent: u64, name: &CStr) -> Status<u64> 
 }
 
 /// The layout of a function of some content; `None` for parameters no kernel can have.
-fn layout(hash: [u8; 32], name: &CStr, params: Vec<Param>) -> Option<&'static Layout> {
+fn layout(
+    hash: [u8; 32],
+    name: &CStr,
+    params: Vec<Param>,
+    prints: bool,
+) -> Option<&'static Layout> {
     type Known = HashMap<([u8; 32], CString), &'static Layout>;
     static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
     let end = |param: &Param| param.offset as usize + param.size as usize;
@@ -324,6 +332,7 @@ fn layout(hash: [u8; 32], name: &CStr, params: Vec<Param>) -> Option<&'static La
             name: name.to_owned(),
             params,
             len,
+            prints,
         }))
     });
     Some(layout)

@@ -11,8 +11,8 @@ use std::ptr;
 
 use mpsshim_proto::cuda::{
     CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
-    CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_SUCCESS, CUresult,
+    CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult,
 };
 use mpsshim_proto::table::{self, Lookup};
 
@@ -247,10 +247,7 @@ mod tests {
             answer("cuInit", 0, 0),
             nothing(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)
         );
-        assert_eq!(
-            answer("cuMemcpyHtoD", -1, 0),
-            found("cuMemcpyHtoD_v2")
-        );
+        assert_eq!(answer("cuMemcpyHtoD", -1, 0), found("cuMemcpyHtoD_v2"));
     }
 
     #[test]

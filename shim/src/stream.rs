@@ -23,6 +23,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::context::{self, Context};
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
+use crate::printing;
 use crate::submit::{Ring, Session, session};
 use crate::thread;
 use crate::wait::{self, Policy};
@@ -135,7 +136,7 @@ impl Stream {
     }
 
     /// Whether it was given work of its own that is not known to be complete.
-    fn is_busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
     }
 
@@ -384,6 +385,7 @@ fn mark_unless_done(session: &Session, stream: StreamRef) -> Status<Option<Targe
 pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Policy) -> Status {
     wait::wait(session, target.slot, target.value, policy)?;
     stream.note(target);
+    printing::collect(session);
     session.posted_error()
 }
 
@@ -391,7 +393,10 @@ pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Poli
 pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
     match mark_unless_done(session, stream)? {
         Some(target) => wait_for(session, stream, target, stream.context().policy()),
-        None => session.posted_error(),
+        None => {
+            printing::collect(session);
+            session.posted_error()
+        }
     }
 }
 
@@ -428,6 +433,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     session.check()?;
     let now = session.operations.load(Ordering::Acquire);
     if session.quiet.load(Ordering::Acquire) >= now {
+        printing::collect(session);
         return session.posted_error();
     }
     let busy: Vec<StreamRef> = match only {
@@ -469,5 +475,6 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     if only.is_none() {
         session.quiet.fetch_max(now, Ordering::AcqRel);
     }
+    printing::collect(session);
     session.posted_error()
 }

@@ -15,7 +15,7 @@ use super::entries;
 use crate::ffi::{In, Status, guard};
 use crate::module::{self, Function, FunctionRef};
 use crate::submit::session;
-use crate::{context, stream};
+use crate::{context, printing, stream};
 
 entries! {
     cuLaunchKernel => launch_kernel::<false>,
@@ -285,5 +285,8 @@ fn launch(
     }
     ring.publish(room, Op::Launch, 0);
     stream.count(&ring);
+    if function.layout().prints {
+        printing::expect();
+    }
     Ok(())
 }

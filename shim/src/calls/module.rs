@@ -97,10 +97,14 @@ impl Options {
     }
 }
 
-/// Loads an image with the program's options into the current context.
+/// Loads an image with the program's options: a module into the current context.
 pub fn load_image(kind: Kind, content: &[u8], options: Options) -> Status<u64> {
     let session = session()?;
-    let context = context::current()?;
+    let context = if kind == Kind::Library {
+        context::for_library()?
+    } else {
+        context::current()?
+    };
     let (mut info, mut error) = (Log::default(), Log::default());
     let mut wall_time_at = None;
     let mut numbers = Vec::new();
