@@ -9,6 +9,7 @@ mod dispatch;
 mod driver;
 mod host;
 mod images;
+mod marks;
 mod printing;
 mod ranges;
 mod reaper;
@@ -26,6 +27,7 @@ use devices::{Device, Grant};
 use driver::{Driver, is_sticky};
 use host::{HostArena, Registration, ServerFlags};
 use images::{Image, ImageCache, Raw};
+pub use marks::MarkKind;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
@@ -95,6 +97,8 @@ pub struct EngineConfig {
     pub dispatch_threads: usize,
     /// Sessions at a time; one more is refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
     pub max_clients: usize,
+    /// How streams tell the server and its clients that they got to a point.
+    pub marks: MarkKind,
 }
 
 /// A dispatch thread as others see it.
@@ -105,6 +109,8 @@ struct Dispatcher {
     busy: AtomicBool,
     /// Sessions that call it home.
     load: AtomicUsize,
+    /// How many of them have synchronized lately.
+    active: AtomicUsize,
 }
 
 /// What all threads of the engine share.
@@ -131,6 +137,8 @@ struct Shared {
     /// More threads want to run than there are CPUs.
     crowded: AtomicBool,
     loads_waiting: AtomicU32,
+    /// Marks to come are events that dispatch threads ask about.
+    ask_marks: AtomicBool,
     /// The sticky status of a lost context, 0 while all is well.
     lost: AtomicU32,
     stopping: AtomicBool,
@@ -190,6 +198,7 @@ impl Engine {
                 bell,
                 busy: AtomicBool::new(false),
                 load: AtomicUsize::new(0),
+                active: AtomicUsize::new(0),
             });
         }
         // SAFETY: a plain system call; the descriptor is new and ours.
@@ -223,6 +232,7 @@ impl Engine {
             cpus,
             crowded: AtomicBool::new(false),
             loads_waiting: AtomicU32::new(0),
+            ask_marks: AtomicBool::new(false),
             lost: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
         });

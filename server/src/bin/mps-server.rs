@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use mpsshim_server::engine::{Engine, EngineConfig};
+use mpsshim_server::engine::{Engine, EngineConfig, MarkKind};
 use mpsshim_server::link::Link;
 use mpsshim_server::logging;
 use mpsshim_server::serve::{End, serve};
@@ -25,6 +25,10 @@ struct Options {
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_clients: usize,
+    /// How a stream tells that it got to a point: by a word the GPU writes, by an event the server asks about, or
+    /// as suits the number of clients
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    marks: MarkKind,
 }
 
 fn main() -> ExitCode {
@@ -73,6 +77,7 @@ fn run(options: &Options, link: Link, settings: Settings) -> anyhow::Result<End>
         cuda_library: settings.cuda_library,
         dispatch_threads: options.dispatch_threads,
         max_clients: options.max_clients,
+        marks: options.marks,
     };
     let (engine, events) = Engine::start(config).context("cannot start the engine")?;
     Ok(serve(link, engine, &events))

@@ -30,6 +30,11 @@ const NICE: i32 = -10;
 /// How often the health of the context is looked at while work is in flight and nothing else happens.
 const PROBE: Duration = Duration::from_millis(1);
 
+/// How often the sessions that synchronize are counted.
+const COUNT: Duration = Duration::from_millis(1);
+/// Pause of an idle thread between two questions about marks.
+const ASK: Duration = Duration::from_micros(50);
+
 /// What came of a visit to a session.
 enum Visit {
     /// No message.
@@ -52,7 +57,19 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     let mut sessions: Vec<Box<Session>> = Vec::new();
     let mut idle_since: Option<Instant> = None;
     let mut probed = Instant::now();
+    let mut counted = probed;
+    let mut rounds = 0u32;
     loop {
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(64) && counted.elapsed() > COUNT {
+            counted = Instant::now();
+            let active = sessions
+                .iter_mut()
+                .filter_map(|s| s.marks.take_lately().then_some(()))
+                .count();
+            dispatcher.active.store(active, Ordering::Relaxed);
+            shared.choose_marks();
+        }
         sessions.extend(inbox.try_iter());
         if shared.stopping.load(Ordering::Relaxed) {
             for session in sessions.drain(..) {
@@ -131,6 +148,10 @@ fn sleep(
         in_flight |= session.has_work_in_flight(shared);
     }
     dispatcher.busy.store(in_flight, Ordering::Relaxed);
+    if !sessions.iter().any(|session| session.marks.is_waiting()) {
+        dispatcher.active.store(0, Ordering::Relaxed);
+        shared.choose_marks();
+    }
     let pending = |session: &Session| {
         session.consumer.has_message() || session.shared.hung_up.load(Ordering::Relaxed)
     };
@@ -148,13 +169,29 @@ fn sleep(
             .map(|s| poll(s.shared.bell.fd().as_raw_fd()))
             .collect();
         bells.push(poll(dispatcher.bell.fd().as_raw_fd()));
-        let timeout = if in_flight {
-            PROBE.as_millis() as i32
-        } else {
-            -1
+        let timeout = match in_flight {
+            _ if sessions.iter().any(|session| session.marks.is_waiting()) => ASK,
+            true => PROBE,
+            false => Duration::MAX,
         };
-        // SAFETY: the array is as long as said and lives through the call.
-        unsafe { libc::poll(bells.as_mut_ptr(), bells.len() as libc::nfds_t, timeout) };
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let time = if timeout == Duration::MAX {
+            std::ptr::null()
+        } else {
+            &raw const time
+        };
+        // SAFETY: the array is as long as said; it and the time live through the call.
+        unsafe {
+            libc::ppoll(
+                bells.as_mut_ptr(),
+                bells.len() as libc::nfds_t,
+                time,
+                std::ptr::null(),
+            )
+        };
         dispatcher.bell.silence();
         for (session, bell) in sessions.iter().zip(&bells) {
             if bell.revents != 0 {
@@ -183,6 +220,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.hung_up.load(Ordering::Relaxed) {
         return Visit::Ended(None);
     }
+    let wrote = session.marks.is_waiting() && session.ask_marks(shared);
     let mut count = 0;
     while count < BUDGET {
         match step(shared, session, false) {
@@ -194,7 +232,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             Step::Violation(why) => return Visit::Ended(Some(why)),
         }
     }
-    if count > 0 {
+    if count > 0 || wrote {
         return Visit::Worked;
     }
     if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {

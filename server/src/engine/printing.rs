@@ -97,12 +97,22 @@ impl Session {
     /// Gives the turn back if nothing is in flight, after fetching what was printed.
     pub fn stop_printing(&mut self, shared: &Shared) {
         if self.printed.holds && !self.has_work_in_flight(shared) && self.is_idle(shared) {
-            if let Err(status) = self.fetch_printed(shared) {
-                shared.note_status(status);
-            }
-            self.printed.holds = false;
-            *shared.printing.holder.lock() = None;
+            self.surrender_printing(shared);
         }
+    }
+
+    /// Gives the turn back for a session that is over and whose streams are idle. What is known of its work does
+    /// not matter: work that no flag covers would count as being in flight for ever.
+    pub fn surrender_printing(&mut self, shared: &Shared) {
+        if !self.printed.holds {
+            return;
+        }
+        // What it has printed nobody will ask for, and it must not be taken for the next holder's.
+        if let Err(status) = self.fetch_printed(shared) {
+            shared.note_status(status);
+        }
+        self.printed.holds = false;
+        *shared.printing.holder.lock() = None;
     }
 
     /// Whether the driver says that all streams are idle. A client can forge the flags that

@@ -109,11 +109,12 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
 
 /// Frees what an idle session owned; what would make others wait is buried.
 fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant, Buried)>) {
-    session.stop_printing(shared);
+    session.surrender_printing(shared);
     for stream in session.streams.drain().chain(session.retired.drain(..)) {
         let _ = shared.devices[stream.device].make_current(&shared.driver);
         stream.release(shared);
     }
+    session.release_marks(shared);
     for event in session.events.drain() {
         let _ = shared.devices[event.device].make_current(&shared.driver);
         let _ = shared.driver.event_destroy(event.raw);

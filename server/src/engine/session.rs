@@ -4,6 +4,7 @@ use super::ClientInfo;
 use super::devices::Grant;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
+use super::marks::Marks;
 use super::printing::Printed;
 use super::slots::Slots;
 use super::streams::Stream;
@@ -214,6 +215,8 @@ pub struct Session {
     pub globals: BTreeMap<u64, Global>,
     /// Streams that the client destroyed while they had work.
     pub retired: Vec<Stream>,
+    /// Its marks that the server asks about.
+    pub marks: Marks,
     /// Some of its modules print.
     pub launches_print: bool,
     /// What its kernels printed.
@@ -241,6 +244,7 @@ impl Session {
             host_spare: Vec::new(),
             globals: BTreeMap::new(),
             retired: Vec::new(),
+            marks: Marks::default(),
             launches_print: false,
             printed: Printed::default(),
             fault: None,

@@ -68,6 +68,7 @@ fn refuse(shared: &Shared, socket: &OwnedFd, who: Credentials, status: CUresult,
     welcome.magic = MAGIC_WELCOME;
     welcome.protocol = PROTOCOL_VERSION;
     welcome.status = status.0;
+    welcome.server_pid = std::process::id();
     let _ = shm::send_packet(socket.as_fd(), welcome.as_bytes(), &[]);
     shared.tell(EngineEvent::Refused(who.pid, status.0, why));
 }
@@ -108,6 +109,12 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
         }
         Err((socket, status, why)) => {
             shared.retract();
+            shared.note_status(status);
+            // A new server will do what one whose context is lost cannot.
+            let status = match shared.lost_status() {
+                Some(_) => CUDA_ERROR_MPS_SERVER_NOT_READY,
+                None => status,
+            };
             refuse(shared, &socket, who, status, why);
         }
     }

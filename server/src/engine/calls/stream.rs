@@ -72,15 +72,13 @@ impl Session {
     /// Writes a client's flag when its stream gets here.
     pub fn mark(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Mark = self.body(message)?;
-        let address = self.shared.flag_address(body.slot)?;
+        self.shared.flag_address(body.slot)?;
         let (index, stream) = match self.prepare(shared, body.stream) {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&body, error),
         };
-        if let Err(status) = shared
-            .driver
-            .stream_write_value32(stream, address, body.value, 0)
-        {
+        let device = self.streams.at(index)?.device;
+        if let Err(status) = self.queue_mark(shared, device, stream, body.slot, body.value) {
             return self.mark_failed(&body, status.into());
         }
         self.submitted(shared, index)?;
