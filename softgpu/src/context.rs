@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 
-use crate::api::{In, Out, R, api, log};
+use crate::api::{Out, R, api, log};
 use crate::driver::{device, driver, new_handle, start};
 use crate::stream::{Kind, Stream, orphans};
 
@@ -27,7 +27,6 @@ pub struct Context {
     /// Held while work is put into a stream: it makes "earlier" the same for the legacy stream and others.
     pub order: Mutex<()>,
     limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
-    cache_config: AtomicU32,
 }
 
 thread_local! {
@@ -72,7 +71,6 @@ impl Context {
             per_thread: Mutex::default(),
             order: Mutex::default(),
             limits: Mutex::new([1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
-            cache_config: AtomicU32::new(0),
         });
         start().contexts.insert(handle, context.clone());
         context
@@ -136,8 +134,7 @@ impl Context {
         self.per_thread.lock().values().for_each(|s| s.retire());
         self.legacy.retire();
         driver.events.retain(|e| e.context != self.id);
-        driver.kernels.retain(|k| k.context != self.id);
-        driver.libraries.retain(|l| l.context != self.id);
+        driver.kernels.retain(|k| k.module.context != self.id);
         driver.modules.retain(|m| m.context != self.id);
         driver.ranges.drop_context(self.id);
     }
@@ -213,21 +210,8 @@ fn synchronize(context: &Context) -> R<()> {
 
 api! { TABLE;
     fn cuCtxCreate_v2(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) { create(out, flags, ordinal) }
-    fn cuCtxCreate_v3(out: Out<CUcontext>, _affinity: In<u8>, count: i32, flags: u32, ordinal: CUdevice) {
-        if count != 0 { Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY) } else { create(out, flags, ordinal) }
-    }
-    fn cuCtxCreate_v4(out: Out<CUcontext>, parameters: In<[u64; 3]>, flags: u32, ordinal: CUdevice) {
-        // CUctxCreateParams: affinity parameters and their number, parameters for graphics interoperation.
-        if !parameters.is_null() && parameters.get(0)? .iter().any(|&word| word != 0) {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        create(out, flags, ordinal)
-    }
-    fn cuCtxDestroy(context: CUcontext) { destroy(context) }
     fn cuCtxDestroy_v2(context: CUcontext) { destroy(context) }
-    fn cuCtxPushCurrent(context: CUcontext) { push(context) }
     fn cuCtxPushCurrent_v2(context: CUcontext) { push(context) }
-    fn cuCtxPopCurrent(out: Out<CUcontext>) { pop(out) }
     fn cuCtxPopCurrent_v2(out: Out<CUcontext>) { pop(out) }
     fn cuCtxSetCurrent(context: CUcontext) {
         if context.is_null() {
@@ -247,15 +231,9 @@ api! { TABLE;
         out.set(STACK.with_borrow(|stack| stack.last().map_or(CUcontext::NULL, |c| CUcontext(c.handle))))
     }
     fn cuCtxGetDevice(out: Out<CUdevice>) { out.set(current()?.device) }
-    fn cuCtxGetDevice_v2(out: Out<CUdevice>, context: CUcontext) { out.set(given(context)?.device) }
     fn cuCtxGetFlags(out: Out<u32>) { out.set(current()?.flags) }
     fn cuCtxGetId(context: CUcontext, out: Out<u64>) { out.set(given(context)?.id) }
     fn cuCtxSynchronize() { synchronize(&*current()?) }
-    fn cuCtxSynchronize_v2(context: CUcontext) { synchronize(&*given(context)?) }
-    fn cuCtxGetApiVersion(context: CUcontext, version: Out<u32>) {
-        given(context)?;
-        version.set(3020)
-    }
     fn cuCtxGetLimit(out: Out<usize>, limit: CUlimit) {
         let limits = *live()?.limits.lock();
         out.set(*limits.get(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?)
@@ -270,31 +248,6 @@ api! { TABLE;
         current()?;
         least.put(0);
         greatest.put(crate::stream::GREATEST_PRIORITY);
-        Ok(())
-    }
-    fn cuCtxGetCacheConfig(out: Out<u32>) { out.set(live()?.cache_config.load(Ordering::Relaxed)) }
-    fn cuCtxSetCacheConfig(config: u32) {
-        if config > 3 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        live()?.cache_config.store(config, Ordering::Relaxed);
-        Ok(())
-    }
-    fn cuCtxGetSharedMemConfig(out: Out<u32>) {
-        live()?;
-        out.set(1)
-    }
-    fn cuCtxSetSharedMemConfig(_config: u32) { live().map(drop) }
-    fn cuCtxResetPersistingL2Cache() { live().map(drop) }
-    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) {
-        // All device memory lies in one address space: there is nothing to enable.
-        live()?;
-        given(peer)?;
-        if flags == 0 { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
-    }
-    fn cuCtxDisablePeerAccess(peer: CUcontext) {
-        live()?;
-        given(peer)?;
         Ok(())
     }
 }

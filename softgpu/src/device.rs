@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 
-use crate::api::{In, Out, R, Text, api, put_text};
+use crate::api::{Out, R, api, put_text};
 use crate::context::Context;
 use crate::driver::{device, driver, new_handle, start};
 
@@ -114,10 +114,6 @@ pub fn visible() -> Vec<Device> {
 }
 
 impl Device {
-    fn bus_id(&self) -> String {
-        format!("0000:{:02X}:00.0", self.number + 1)
-    }
-
     /// Takes `bytes` of the device's memory.
     pub fn take(&self, bytes: u64) -> R<()> {
         let taken = self
@@ -251,7 +247,6 @@ api! { TABLE;
         device(ordinal)?;
         put_text(name, usize::try_from(room).unwrap_or(0), "Software GPU")
     }
-    fn cuDeviceGetUuid(out: Out<CUuuid>, ordinal: CUdevice) { out.set(uuid(device(ordinal)?.number)) }
     fn cuDeviceGetUuid_v2(out: Out<CUuuid>, ordinal: CUdevice) { out.set(uuid(device(ordinal)?.number)) }
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: CUdevice) { bytes.set(device(ordinal)?.total as usize) }
     fn cuDeviceGetAttribute(value: Out<i32>, which: CUdevice_attribute, ordinal: CUdevice) {
@@ -259,33 +254,6 @@ api! { TABLE;
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         value.set(attribute(device(ordinal)?, which))
-    }
-    fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, ordinal: CUdevice) {
-        device(ordinal)?;
-        major.set(9)?;
-        minor.set(0)
-    }
-    fn cuDeviceGetPCIBusId(text: Out<u8>, room: i32, ordinal: CUdevice) {
-        put_text(text, usize::try_from(room).unwrap_or(0), &device(ordinal)?.bus_id())
-    }
-    fn cuDeviceGetByPCIBusId(out: Out<CUdevice>, text: Text) {
-        let text = text.get()?.to_ascii_uppercase();
-        let found = driver()?.devices.iter().position(|d| d.bus_id().ends_with(&text) && text.len() >= 7);
-        out.set(found.ok_or(CUDA_ERROR_INVALID_DEVICE)? as CUdevice)
-    }
-    fn cuDeviceCanAccessPeer(can: Out<i32>, a: CUdevice, b: CUdevice) {
-        device(a)?;
-        device(b)?;
-        can.set(i32::from(a != b))
-    }
-    fn cuDeviceGetP2PAttribute(value: Out<i32>, which: u32, a: CUdevice, b: CUdevice) {
-        device(a)?;
-        device(b)?;
-        value.set(i32::from(which == 2 && a != b))
-    }
-    fn cuDeviceGetExecAffinitySupport(supported: Out<i32>, _kind: u32, ordinal: CUdevice) {
-        device(ordinal)?;
-        supported.set(0)
     }
     fn cuDevicePrimaryCtxRetain(out: Out<CUcontext>, ordinal: CUdevice) {
         let mut primary = device(ordinal)?.primary.lock();
@@ -299,16 +267,12 @@ api! { TABLE;
         primary.retained += 1;
         out.set(CUcontext(primary.handle))
     }
-    fn cuDevicePrimaryCtxRelease(ordinal: CUdevice) { release(ordinal) }
     fn cuDevicePrimaryCtxRelease_v2(ordinal: CUdevice) { release(ordinal) }
-    fn cuDevicePrimaryCtxReset(ordinal: CUdevice) { reset(ordinal) }
     fn cuDevicePrimaryCtxReset_v2(ordinal: CUdevice) { reset(ordinal) }
-    fn cuDevicePrimaryCtxSetFlags(ordinal: CUdevice, flags: u32) { set_flags(ordinal, flags) }
     fn cuDevicePrimaryCtxSetFlags_v2(ordinal: CUdevice, flags: u32) { set_flags(ordinal, flags) }
     fn cuDevicePrimaryCtxGetState(ordinal: CUdevice, flags: Out<u32>, active: Out<i32>) {
         let primary = device(ordinal)?.primary.lock();
         flags.set(primary.flags)?;
         active.set(i32::from(primary.context.is_some()))
     }
-    fn cuDeviceGetLuid(_luid: Out<u8>, _mask: In<u32>, _ordinal: CUdevice) { Err(CUDA_ERROR_NOT_SUPPORTED) }
 }

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
 use crate::memory::{Physical, Ranges};
-use crate::module::{Kernel, Library, Module};
+use crate::module::{Kernel, Module};
 use crate::stream::Stream;
 
 /// A handle that was never given out before, so that a stale one is never mistaken for another object's.
@@ -69,7 +69,6 @@ pub struct Driver {
     pub streams: Table<Stream>,
     pub events: Table<Event>,
     pub modules: Table<Module>,
-    pub libraries: Table<Library>,
     /// `CUfunction` and `CUkernel` alike: either is accepted where the other is.
     pub kernels: Table<Kernel>,
     pub physical: Table<Physical>,
@@ -86,7 +85,6 @@ pub fn start() -> &'static Driver {
         streams: Table::default(),
         events: Table::default(),
         modules: Table::default(),
-        libraries: Table::default(),
         kernels: Table::default(),
         physical: Table::default(),
         ranges: Ranges::default(),

@@ -97,7 +97,6 @@ api! { TABLE;
         start().events.insert(handle, Arc::new(event));
         out.set(CUevent(handle))
     }
-    fn cuEventDestroy(event: CUevent) { destroy(event) }
     fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
     fn cuEventQuery(event: CUevent) {
         let record = find(event)?.record.lock().clone();

@@ -82,26 +82,6 @@ pub fn ptx_at(address: u64) -> Result<String, Refused> {
     }
 }
 
-/// The PTX text of an image read from a file.
-pub fn ptx_in(mut bytes: Vec<u8>) -> Result<String, Refused> {
-    match bytes
-        .get(..4)
-        .and_then(|b| b.try_into().ok())
-        .map(u32::from_le_bytes)
-    {
-        Some(FATBIN) => entries(&bytes),
-        Some(ELF) => refused(
-            CUDA_ERROR_NO_BINARY_FOR_GPU,
-            "the image holds machine code; only PTX can run here",
-        ),
-        _ => {
-            let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
-            bytes.truncate(end);
-            to_text(bytes)
-        }
-    }
-}
-
 fn to_text(bytes: Vec<u8>) -> Result<String, Refused> {
     String::from_utf8(bytes).or_else(|_| {
         refused(

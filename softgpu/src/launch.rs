@@ -92,7 +92,9 @@ fn blocks_per_sm(kernel: &Kernel, threads: u32, dynamic: usize) -> u32 {
 fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Params) -> R<()> {
     let kernel = kernel(function)?;
     let (context, stream) = resolve(stream, own)?;
-    let module = kernel.module(&context)?;
+    if kernel.module.context != context.id {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
     let f = kernel.function();
     let threads = shape
         .block
@@ -115,9 +117,9 @@ fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Para
     let params = params.pack(&kernel)?;
     stream.submit(&context, move |context| {
         let launch = interp::Launch {
-            program: kernel.program(),
+            program: &kernel.module.program,
             kernel: kernel.index,
-            data: module.data,
+            data: kernel.module.data,
             params: &params,
             grid: shape.grid,
             block: shape.block,

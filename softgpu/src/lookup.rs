@@ -28,7 +28,8 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             stream::TABLE_STREAMS,
             event::TABLE,
             event::TABLE_STREAMS,
-            copy::TABLE_STREAMS,
+            copy::COPIES,
+            copy::FILLS,
         ];
         tables.into_iter().flatten().copied().collect()
     })
@@ -103,13 +104,5 @@ api! { TABLE;
         let name = result_name(status);
         out.set(name.map_or(0, lasting))?;
         name.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
-    }
-    fn cuGetErrorString(status: CUresult, out: Out<u64>) {
-        // The name in words: "CUDA_ERROR_OUT_OF_MEMORY" is "out of memory".
-        let words = result_name(status).map(|n| {
-            n.trim_start_matches("CUDA_").trim_start_matches("ERROR_").to_lowercase().replace('_', " ")
-        });
-        out.set(words.as_deref().map_or(0, lasting))?;
-        words.map(drop).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 }

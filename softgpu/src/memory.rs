@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::*;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::{In, Out, R, api};
 use crate::context::live;
-use crate::driver::{device, driver, new_handle, start};
+use crate::driver::{device, driver, new_handle};
 
 pub const GRANULARITY: u64 = 2 << 20;
 const PAGE: u64 = 4096;
@@ -28,7 +28,8 @@ pub enum Kind {
     /// A variable, or all variables, of a module.
     Module,
     Mapped {
-        physical: Arc<Physical>,
+        /// Keeps the memory alive.
+        _physical: Arc<Physical>,
         access: bool,
     },
 }
@@ -62,18 +63,11 @@ pub struct Physical {
     fd: OwnedFd,
     bytes: u64,
     device: CUdevice,
-    handle: u64,
-    references: AtomicU32,
-    /// Counted against the device; an imported one belongs to whoever made it.
-    counted: bool,
-    shareable: u32,
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if self.counted
-            && let Ok(device) = device(self.device)
-        {
+        if let Ok(device) = device(self.device) {
             device.give(self.bytes);
         }
     }
@@ -286,12 +280,6 @@ fn host_range(address: u64) -> R<Range> {
         .ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-fn insert_physical(physical: Physical) -> u64 {
-    let handle = physical.handle;
-    start().physical.insert(handle, Arc::new(physical));
-    handle
-}
-
 fn memfd(bytes: u64) -> R<OwnedFd> {
     // SAFETY: the name is a C string; a descriptor that comes back is ours alone.
     let fd = unsafe {
@@ -356,67 +344,49 @@ fn mappings(ranges: &Ranges, start: u64, bytes: u64) -> R<Vec<u64>> {
     Ok(out)
 }
 
-/// Stores one pointer attribute; `Ok(false)` if the pointer has none such.
+/// Stores one pointer attribute; `Ok(false)`, and zeros, if the pointer has none such.
 fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
     let range = driver()?.ranges.find(address);
-    let word = |v: u64| put(out, v.to_ne_bytes());
-    let half = |v: u32| put(out, v.to_ne_bytes());
-    let flag = |v: bool| put(out, [u8::from(v)]);
-    if which == CU_POINTER_ATTRIBUTE_MAPPED {
-        flag(range.is_some_and(|r| r.is_usable()))?;
-        return Ok(true);
-    }
-    let Some(range) = range else { return Ok(false) };
-    match which {
-        CU_POINTER_ATTRIBUTE_CONTEXT => {
-            let context = driver()?
-                .contexts
-                .all()
-                .into_iter()
-                .find(|c| c.id == range.context);
-            word(context.map_or(0, |c| c.handle))?;
-        }
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => half(if range.is_host() {
-            CU_MEMORYTYPE_HOST
-        } else {
-            CU_MEMORYTYPE_DEVICE
-        })?,
-        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => word(address)?,
-        CU_POINTER_ATTRIBUTE_HOST_POINTER if range.is_host() => word(address)?,
-        CU_POINTER_ATTRIBUTE_HOST_POINTER => return Ok(false),
-        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => half(0)?,
-        CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => word(range.id)?,
-        CU_POINTER_ATTRIBUTE_IS_MANAGED
-        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => flag(false)?,
-        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => half(range.device as u32)?,
-        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => {
-            word(range.start)?
-        }
-        CU_POINTER_ATTRIBUTE_RANGE_SIZE | CU_POINTER_ATTRIBUTE_MAPPING_SIZE => word(range.bytes)?,
-        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => word(match &range.kind {
-            Kind::Mapped { physical, .. } => u64::from(physical.shareable),
-            _ => 0,
-        })?,
-        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => half(if range.is_usable() {
-            CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        } else {
-            0
-        })?,
-        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => word(0)?,
+    let (value, bytes): (fn(&Range, u64) -> u64, usize) = match which {
+        CU_POINTER_ATTRIBUTE_CONTEXT => (|r, _| context_of(r), 8),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => (|r, _| if r.is_host() { 1 } else { 2 }, 4),
+        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => (|_, address| address, 8),
+        CU_POINTER_ATTRIBUTE_HOST_POINTER => (|r, a| if r.is_host() { a } else { 0 }, 8),
+        CU_POINTER_ATTRIBUTE_BUFFER_ID => (|r, _| r.id, 8),
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => (|r, _| r.device as u64, 4),
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => (|r, _| r.start, 8),
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE => (|r, _| r.bytes, 8),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => (|_, _| 0, 4),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => (|_, _| 0, 1),
+        CU_POINTER_ATTRIBUTE_MAPPED => (|r, _| u64::from(r.is_usable()), 1),
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
-    }
-    Ok(true)
-}
-
-fn put<const N: usize>(out: u64, bytes: [u8; N]) -> R<()> {
+    };
     if out == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    // A pointer that the driver does not know is of no device: -2.
+    let none = if which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL {
+        -2i64 as u64
+    } else {
+        0
+    };
+    let value = range
+        .as_ref()
+        .map_or(none, |r| value(r, address))
+        .to_le_bytes();
     // SAFETY: by the driver API's contract the pointer has room for the attribute.
-    unsafe { (out as *mut [u8; N]).write_unaligned(bytes) }
-    Ok(())
+    unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), out as *mut u8, bytes) }
+    let lacks =
+        which == CU_POINTER_ATTRIBUTE_HOST_POINTER && !range.as_ref().is_some_and(Range::is_host);
+    Ok(range.is_some() && !lacks || which == CU_POINTER_ATTRIBUTE_MAPPED)
+}
+
+fn context_of(range: &Range) -> u64 {
+    let contexts = driver().map(|d| d.contexts.all()).unwrap_or_default();
+    contexts
+        .iter()
+        .find(|c| c.id == range.context)
+        .map_or(0, |c| c.handle)
 }
 
 api! { TABLE;
@@ -495,7 +465,6 @@ api! { TABLE;
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
-    fn cuMemHostRegister(address: u64, bytes: usize, flags: u32) { register(address, bytes, flags) }
     fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: u32) { register(address, bytes, flags) }
     fn cuMemHostUnregister(address: u64) {
         let context = live()?;
@@ -539,36 +508,15 @@ api! { TABLE;
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 || !supported || out.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if prop.requested_handle_types & !CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
         let device = device(prop.location.id)?;
         device.take(bytes)?;
         let fd = memfd(bytes).inspect_err(|_| device.give(bytes))?;
-        out.set(CUmemGenericAllocationHandle(insert_physical(Physical {
-            fd,
-            bytes,
-            device: prop.location.id,
-            handle: new_handle(),
-            references: AtomicU32::new(1),
-            counted: true,
-            shareable: prop.requested_handle_types,
-        })))
+        let handle = new_handle();
+        driver()?.physical.insert(handle, Arc::new(Physical { fd, bytes, device: prop.location.id }));
+        out.set(CUmemGenericAllocationHandle(handle))
     }
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
-        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        if physical.references.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let _ = driver()?.physical.remove(handle.0);
-        }
-        Ok(())
-    }
-    fn cuMemRetainAllocationHandle(out: Out<CUmemGenericAllocationHandle>, address: u64) {
-        let range = driver()?.ranges.find(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let Kind::Mapped { physical, .. } = range.kind else { return Err(CUDA_ERROR_INVALID_VALUE) };
-        if physical.references.fetch_add(1, Ordering::AcqRel) == 0 {
-            driver()?.physical.insert(physical.handle, physical.clone());
-        }
-        out.set(CUmemGenericAllocationHandle(physical.handle))
+        driver()?.physical.remove(handle.0).map(drop).map_err(|_| CUDA_ERROR_INVALID_VALUE)
     }
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) {
         let (bytes, offset) = (bytes as u64, offset as u64);
@@ -580,7 +528,7 @@ api! { TABLE;
         }
         let fd = physical.fd.as_raw_fd();
         let device = physical.device;
-        let kind = Kind::Mapped { physical, access: false };
+        let kind = Kind::Mapped { _physical: physical, access: false };
         ranges.insert(Range { start: address, bytes, kind, device, context: 0, id: new_handle() })?;
         map(address, bytes, libc::MAP_FIXED, fd, offset).map(drop).inspect_err(|_| drop(ranges.remove(address, |_| true)))
     }
@@ -600,11 +548,6 @@ api! { TABLE;
         ranges.version.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
-    fn cuMemGetAccess(flags: Out<u64>, location: In<CUmemLocation>, address: u64) {
-        device(location.get(0)?.id)?;
-        let range = driver()?.ranges.find(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        flags.set(if range.is_usable() { u64::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE) } else { 0 })
-    }
     fn cuMemUnmap(address: u64, bytes: usize) {
         let ranges = &driver()?.ranges;
         for start in mappings(ranges, address, bytes as u64)? {
@@ -613,68 +556,11 @@ api! { TABLE;
         }
         Ok(())
     }
-    fn cuMemExportToShareableHandle(out: Out<i32>, handle: CUmemGenericAllocationHandle, kind: u32, flags: u64) {
-        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        if out.is_null() || kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0 || physical.shareable & kind == 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let copy = physical.fd.try_clone().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        out.set(std::os::fd::IntoRawFd::into_raw_fd(copy))
-    }
-    fn cuMemImportFromShareableHandle(out: Out<CUmemGenericAllocationHandle>, descriptor: u64, kind: u32) {
-        if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || out.is_null() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        driver()?;
-        // SAFETY: dup and fstat take any number for a descriptor; the copy is ours alone.
-        let (fd, bytes) = unsafe {
-            let fd = libc::fcntl(descriptor as i32, libc::F_DUPFD_CLOEXEC, 3);
-            if fd < 0 {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            let mut stat: libc::stat = std::mem::zeroed();
-            let result = libc::fstat(fd, &mut stat);
-            (OwnedFd::from_raw_fd(fd), if result == 0 { stat.st_size as u64 } else { 0 })
-        };
-        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        let handle = new_handle();
-        let references = AtomicU32::new(1);
-        let shareable = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        let physical = Physical { fd, bytes, device: 0, handle, references, counted: false, shareable };
-        out.set(CUmemGenericAllocationHandle(insert_physical(physical)))
-    }
-    fn cuMemGetAllocationPropertiesFromHandle(out: Out<CUmemAllocationProp>, handle: CUmemGenericAllocationHandle) {
-        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        out.set(CUmemAllocationProp {
-            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            requested_handle_types: physical.shareable,
-            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: physical.device },
-            ..CUmemAllocationProp::default()
-        })
-    }
     fn cuPointerGetAttribute(out: u64, which: CUpointer_attribute, address: u64) {
         if attribute(which, address, out)? { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
     }
     fn cuPointerGetAttributes(count: u32, which: In<CUpointer_attribute>, outs: In<u64>, address: u64) {
-        for n in 0..count.min(64) as usize {
-            let (which, out) = (which.get(n)?, outs.get(n)?);
-            if !attribute(which, address, out)? {
-                // A pointer that the driver does not know is not an error here: its attributes are zero.
-                match which {
-                    CU_POINTER_ATTRIBUTE_MEMORY_TYPE | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => put(out, [0; 4])?,
-                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(out, (-2i32).to_ne_bytes())?,
-                    CU_POINTER_ATTRIBUTE_IS_MANAGED | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-                    | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE | CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => put(out, [0])?,
-                    _ => put(out, [0; 8])?,
-                }
-            }
-        }
-        Ok(())
-    }
-    fn cuPointerSetAttribute(_value: u64, which: CUpointer_attribute, address: u64) {
-        let known = which == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && driver()?.ranges.find(address).is_some();
-        if known { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+        // A pointer that the driver does not know is not an error here: its attributes are zero.
+        (0..count.min(64) as usize).try_for_each(|n| attribute(which.get(n)?, address, outs.get(n)?).map(drop))
     }
 }

@@ -1,4 +1,5 @@
-//! Modules, libraries, and the kernels in them.
+//! Modules and the kernels in them. A library is a module of the context that was current when it was
+//! loaded, and a `CUkernel` of it is a `CUfunction`: the handles are the same.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use crate::api::{In, Out, R, Text, api, log, put_text};
 use crate::context::{Context, live};
 use crate::device::{SHARED_DEFAULT, SHARED_OPTIN};
-use crate::driver::{driver, new_handle, start};
+use crate::driver::{driver, new_handle};
 use crate::image::{self, Refused};
 use crate::memory;
 use crate::ptx::code::{Function, Program};
@@ -22,7 +23,7 @@ pub struct Module {
     pub handle: u64,
     /// The id of its context.
     pub context: u64,
-    pub program: Arc<Program>,
+    pub program: Program,
     /// Where its data lies; 0 if it has none.
     pub data: u64,
     kernels: Mutex<HashMap<usize, u64>>,
@@ -36,49 +37,17 @@ impl Drop for Module {
     }
 }
 
-/// A program that becomes a module in each context that uses it.
-pub struct Library {
-    pub handle: u64,
-    /// Never the id of a context: libraries outlive them.
-    pub context: u64,
-    program: Arc<Program>,
-    instances: Mutex<HashMap<u64, Arc<Module>>>,
-    kernels: Mutex<HashMap<usize, u64>>,
-}
-
-enum Owner {
-    Module(Arc<Module>),
-    Library(Arc<Library>),
-}
-
 /// What a `CUfunction` or a `CUkernel` stands for.
 pub struct Kernel {
-    /// The id of its context; 0 for a library's.
-    pub context: u64,
-    owner: Owner,
+    pub module: Arc<Module>,
     pub index: usize,
     name: CString,
     dynamic_shared: AtomicU32,
-    carveout: AtomicU32,
 }
 
 impl Kernel {
-    pub fn program(&self) -> &Arc<Program> {
-        match &self.owner {
-            Owner::Module(module) => &module.program,
-            Owner::Library(library) => &library.program,
-        }
-    }
     pub fn function(&self) -> &Function {
-        &self.program().functions[self.index]
-    }
-    /// The module that it runs in when launched in `context`.
-    pub fn module(&self, context: &Arc<Context>) -> R<Arc<Module>> {
-        match &self.owner {
-            Owner::Module(module) if module.context == context.id => Ok(module.clone()),
-            Owner::Module(_) => Err(CUDA_ERROR_INVALID_HANDLE),
-            Owner::Library(library) => library.instance(context),
-        }
+        &self.module.program.functions[self.index]
     }
     /// Dynamic shared memory that a launch may ask for, bytes.
     pub fn max_dynamic_shared(&self) -> u32 {
@@ -91,12 +60,9 @@ impl Kernel {
             CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES => f.shared_bytes as i32,
             CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES => f.frame_bytes as i32,
             CU_FUNC_ATTRIBUTE_NUM_REGS => f.registers.clamp(16, 64) as i32,
-            CU_FUNC_ATTRIBUTE_PTX_VERSION => self.program().target as i32,
+            CU_FUNC_ATTRIBUTE_PTX_VERSION => self.module.program.target as i32,
             CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => self.max_dynamic_shared() as i32,
-            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => {
-                self.carveout.load(Ordering::Relaxed) as i32
-            }
             n if n < CU_FUNC_ATTRIBUTE_MAX => 0,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         })
@@ -105,20 +71,14 @@ impl Kernel {
         match which {
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => {
                 let room = SHARED_OPTIN.saturating_sub(self.function().shared_bytes);
-                let value = u32::try_from(value)
-                    .ok()
-                    .filter(|&v| v <= room)
-                    .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let value = u32::try_from(value).ok().filter(|&v| v <= room);
+                let value = value.ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 self.dynamic_shared.store(value, Ordering::Relaxed);
+                Ok(())
             }
-            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT if (-1..=100).contains(&value) => {
-                self.carveout.store(value as u32, Ordering::Relaxed);
-            }
-            CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            | CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE => {}
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => Ok(()),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
-        Ok(())
     }
     fn param(&self, n: usize, offset: Out<usize>, size: Out<usize>) -> R<()> {
         let param = self
@@ -133,92 +93,61 @@ impl Kernel {
 }
 
 impl Module {
-    fn new(program: Arc<Program>, context: &Arc<Context>) -> R<Arc<Module>> {
-        let data = if program.data.is_empty() {
-            0
-        } else {
-            let at = memory::allocate(
-                context.id,
-                context.device,
-                program.data.len() as u64,
-                memory::Kind::Module,
-            )?;
+    fn new(program: Program, context: &Context) -> R<Arc<Module>> {
+        let mut data = 0;
+        if !program.data.is_empty() {
+            let bytes = program.data.len() as u64;
+            data = memory::allocate(context.id, context.device, bytes, memory::Kind::Module)?;
             let mut content = program.data.clone();
             for &(place, add) in &program.relocations {
-                let place = place as usize;
-                content[place..place + 8].copy_from_slice(&at.wrapping_add(add).to_le_bytes());
+                let address = data.wrapping_add(add).to_le_bytes();
+                content[place as usize..place as usize + 8].copy_from_slice(&address);
             }
             // SAFETY: `allocate` gave at least that many bytes, which nobody else knows of yet.
-            unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), at as *mut u8, content.len()) }
-            at
-        };
-        let module = Module {
-            handle: new_handle(),
-            context: context.id,
+            unsafe {
+                std::ptr::copy_nonoverlapping(content.as_ptr(), data as *mut u8, content.len());
+            }
+        }
+        let (handle, context) = (new_handle(), context.id);
+        Ok(Arc::new(Module {
+            handle,
+            context,
             program,
             data,
             kernels: Mutex::default(),
-        };
-        Ok(Arc::new(module))
+        }))
     }
 
-    fn global(&self, name: &str, address: Out<u64>, bytes: Out<usize>) -> R<()> {
-        let global = self.program.globals.get(name).ok_or(CUDA_ERROR_NOT_FOUND)?;
-        address.put(self.data + global.offset);
-        bytes.put(global.bytes as usize);
-        Ok(())
-    }
-}
-
-impl Library {
-    fn instance(&self, context: &Arc<Context>) -> R<Arc<Module>> {
-        let mut instances = self.instances.lock();
-        if let Some(module) = instances.get(&context.id) {
-            return Ok(module.clone());
+    /// The handle of a kernel, the same one each time.
+    fn kernel(self: &Arc<Self>, index: usize) -> R<u64> {
+        let mut kernels = self.kernels.lock();
+        if let Some(&handle) = kernels.get(&index) {
+            return Ok(handle);
         }
-        let module = Module::new(self.program.clone(), context)?;
-        start().modules.insert(module.handle, module.clone());
-        instances.insert(context.id, module.clone());
-        Ok(module)
-    }
-}
-
-/// The handle of a kernel, the same one each time.
-fn kernel_handle(owner: Owner, index: usize) -> R<u64> {
-    let (kernels, program, context) = match &owner {
-        Owner::Module(m) => (&m.kernels, m.program.clone(), m.context),
-        Owner::Library(l) => (&l.kernels, l.program.clone(), 0),
-    };
-    let mut kernels = kernels.lock();
-    if let Some(&handle) = kernels.get(&index) {
-        return Ok(handle);
-    }
-    let handle = new_handle();
-    kernels.insert(index, handle);
-    drop(kernels);
-    let f = &program.functions[index];
-    let dynamic = SHARED_DEFAULT.saturating_sub(f.shared_bytes);
-    let name = CString::new(f.name.as_str()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let (dynamic_shared, carveout) = (AtomicU32::new(dynamic), AtomicU32::new(u32::MAX));
-    start().kernels.insert(
-        handle,
-        Arc::new(Kernel {
-            context,
-            owner,
+        let (handle, f) = (new_handle(), &self.program.functions[index]);
+        kernels.insert(index, handle);
+        let dynamic = SHARED_DEFAULT.saturating_sub(f.shared_bytes);
+        let kernel = Kernel {
+            module: self.clone(),
             index,
-            name,
-            dynamic_shared,
-            carveout,
-        }),
-    );
-    Ok(handle)
+            name: CString::new(f.name.as_str()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?,
+            dynamic_shared: AtomicU32::new(dynamic),
+        };
+        driver()?.kernels.insert(handle, Arc::new(kernel));
+        Ok(handle)
+    }
 }
 
 pub fn kernel(handle: u64) -> R<Arc<Kernel>> {
     driver()?.kernels.get(handle)
 }
 
-/// The caller's JIT options; only the logs matter here.
+fn module(handle: u64) -> R<Arc<Module>> {
+    live()?;
+    driver()?.modules.get(handle)
+}
+
+/// The caller's JIT options; only the log of errors matters here.
 #[derive(Clone, Copy)]
 struct Options {
     count: u32,
@@ -226,230 +155,142 @@ struct Options {
     values: Out<u64>,
 }
 
-impl Options {
-    fn find(&self, key: u32) -> Option<usize> {
-        (0..self.count.min(64) as usize).find(|&n| self.keys.get(n) == Ok(key))
-    }
-    /// Puts `text` into the log with this buffer and size option, and its length where the size stood.
-    fn write(&self, buffer: u32, size: u32, text: &str) {
-        let value = |n: usize| self.values.at(n).get().ok();
-        if let (Some(at), Some(n)) = (self.find(buffer).and_then(value), self.find(size))
-            && let Some(room) = value(n)
-        {
-            let room = room as u32 as usize;
-            if at != 0 && put_text(Out::to(at), room, text).is_ok() {
-                self.values
-                    .at(n)
-                    .put(text.len().min(room.saturating_sub(1)) as u64 + 1);
-            }
-        }
-    }
-}
-
 const NO_OPTIONS: Options = Options {
     count: 0,
     keys: In(std::ptr::null()),
     values: Out::NOWHERE,
 };
+const ERROR_LOG_BUFFER: u32 = 5;
+const ERROR_LOG_BUFFER_SIZE: u32 = 6;
 
-fn load(text: Result<String, Refused>, options: Options) -> R<Arc<Program>> {
-    let refused = |status: CUresult, reason: &str| {
-        log(|| format!("module refused: {reason}"));
-        options.write(5, 6, reason);
-        status
-    };
-    let text = text.map_err(|Refused(status, reason)| refused(status, &reason))?;
-    match parse(&text) {
-        Ok(program) => {
-            options.write(3, 4, "");
-            Ok(Arc::new(program))
-        }
-        Err(error) => {
+impl Options {
+    fn place(&self, key: u32) -> Option<Out<u64>> {
+        let n = (0..self.count.min(64) as usize).find(|&n| self.keys.get(n) == Ok(key))?;
+        Some(self.values.at(n))
+    }
+    /// Puts `text` into the error log, and its length where the log's size stood.
+    fn tell(&self, text: &str) -> Option<()> {
+        let (buffer, size) = (
+            self.place(ERROR_LOG_BUFFER)?,
+            self.place(ERROR_LOG_BUFFER_SIZE)?,
+        );
+        let room = size.get().ok()? as u32 as usize;
+        put_text(Out::to(buffer.get().ok()?), room, text).ok()?;
+        size.put(text.len().min(room - 1) as u64 + 1);
+        Some(())
+    }
+}
+
+/// Makes a module of the text in an image; its handle goes out.
+fn load(out: Out<u64>, image: u64, options: Options) -> R<()> {
+    let context = live()?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let program = image::ptx_at(image).and_then(|text| {
+        parse(&text).map_err(|error| {
             let is_ptx = text.contains(".version");
             let status = if is_ptx {
                 CUDA_ERROR_INVALID_PTX
             } else {
                 CUDA_ERROR_INVALID_IMAGE
             };
-            Err(refused(status, &format!("softgpu: {error}")))
-        }
-    }
+            Refused(status, format!("softgpu: {error}"))
+        })
+    });
+    let program = program.map_err(|Refused(status, reason)| {
+        log(|| format!("module refused: {reason}"));
+        options.tell(&reason);
+        status
+    })?;
+    let module = Module::new(program, &context)?;
+    driver()?.modules.insert(module.handle, module.clone());
+    out.set(module.handle)
 }
 
-fn read_file(path: Text) -> R<Result<String, Refused>> {
-    Ok(image::ptx_in(
-        std::fs::read(path.get()?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?,
-    ))
-}
-
-fn load_module(
-    out: Out<CUmodule>,
-    text: impl FnOnce() -> R<Result<String, Refused>>,
-    options: Options,
-) -> R<()> {
+fn unload(handle: u64) -> R<()> {
     let context = live()?;
-    if out.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let module = Module::new(load(text()?, options)?, &context)?;
-    out.set(CUmodule(module.handle))?;
-    start().modules.insert(module.handle, module);
+    driver()?.modules.get(handle)?;
+    context.wait_idle();
+    driver()?.modules.remove(handle)?;
+    driver()?.kernels.retain(|k| k.module.handle != handle);
     Ok(())
 }
 
-fn load_library(out: Out<CUlibrary>, text: Result<String, Refused>, options: Options) -> R<()> {
-    if out.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let program = load(text, options)?;
-    let handle = new_handle();
-    let library = Library {
-        handle,
-        context: 0,
-        program,
-        instances: Mutex::default(),
-        kernels: Mutex::default(),
-    };
-    start().libraries.insert(handle, Arc::new(library));
-    out.set(CUlibrary(handle))
+fn find(out: Out<u64>, handle: u64, name: Text) -> R<()> {
+    let (module, name) = (module(handle)?, name.get()?);
+    out.set(module.kernel(module.program.kernel(&name).ok_or(CUDA_ERROR_NOT_FOUND)?)?)
 }
 
-fn module(handle: CUmodule) -> R<Arc<Module>> {
-    live()?;
-    driver()?.modules.get(handle.0)
-}
-
-fn library(handle: CUlibrary) -> R<Arc<Library>> {
-    driver()?.libraries.get(handle.0)
-}
-
-/// Gives the address of a kernel's name, which lives as long as the kernel.
-fn put_name(out: Out<u64>, kernel: &Kernel) -> R<()> {
-    out.set(kernel.name.as_ptr() as u64)
+fn global(address: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) -> R<()> {
+    let module = module(handle)?;
+    let global = module
+        .program
+        .globals
+        .get(&name.get()?)
+        .ok_or(CUDA_ERROR_NOT_FOUND)?;
+    address.put(module.data + global.offset);
+    bytes.put(global.bytes as usize);
+    Ok(())
 }
 
 /// Hands out the handles of the first `room` kernels.
-fn enumerate(out: Out<u64>, room: u32, program: &Program, owner: impl Fn() -> Owner) -> R<()> {
-    for (n, index) in program.kernels().take(room as usize).enumerate() {
-        out.at(n).set(kernel_handle(owner(), index)?)?;
-    }
-    Ok(())
+fn enumerate(out: Out<u64>, room: u32, handle: u64) -> R<()> {
+    let module = module(handle)?;
+    let some = module.program.kernels().take(room as usize);
+    some.enumerate()
+        .try_for_each(|(n, index)| out.at(n).set(module.kernel(index)?))
 }
 
-fn find_kernel(program: &Program, name: Text) -> R<usize> {
-    program.kernel(&name.get()?).ok_or(CUDA_ERROR_NOT_FOUND)
+fn count(out: Out<u32>, handle: u64) -> R<()> {
+    out.set(module(handle)?.program.kernels().count() as u32)
 }
 
 api! { TABLE;
-    fn cuModuleLoad(out: Out<CUmodule>, path: Text) { load_module(out, || read_file(path), NO_OPTIONS) }
-    fn cuModuleLoadData(out: Out<CUmodule>, image: u64) { load_module(out, || Ok(image::ptx_at(image)), NO_OPTIONS) }
-    fn cuModuleLoadDataEx(out: Out<CUmodule>, image: u64, count: u32, keys: In<u32>, values: Out<u64>) {
-        load_module(out, || Ok(image::ptx_at(image)), Options { count, keys, values })
+    fn cuModuleLoad(out: Out<u64>, path: Text) {
+        let mut image = std::fs::read(path.get()?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?;
+        image.push(0);
+        load(out, image.as_ptr() as u64, NO_OPTIONS)
     }
-    fn cuModuleLoadFatBinary(out: Out<CUmodule>, image: u64) { load_module(out, || Ok(image::ptx_at(image)), NO_OPTIONS) }
-    fn cuModuleUnload(handle: CUmodule) {
-        let context = live()?;
-        let module = driver()?.modules.get(handle.0)?;
-        if driver()?.libraries.all().iter().any(|l| l.instances.lock().values().any(|m| m.handle == handle.0)) {
-            return Err(CUDA_ERROR_NOT_PERMITTED);
-        }
-        context.wait_idle();
-        let _ = driver()?.modules.remove(handle.0);
-        driver()?.kernels.retain(|k| !matches!(&k.owner, Owner::Module(m) if m.handle == module.handle));
-        Ok(())
+    fn cuModuleLoadData(out: Out<u64>, image: u64) { load(out, image, NO_OPTIONS) }
+    fn cuModuleLoadDataEx(out: Out<u64>, image: u64, count: u32, keys: In<u32>, values: Out<u64>) {
+        load(out, image, Options { count, keys, values })
     }
-    fn cuModuleGetFunction(out: Out<CUfunction>, handle: CUmodule, name: Text) {
-        let module = module(handle)?;
-        let index = find_kernel(&module.program, name)?;
-        out.set(CUfunction(kernel_handle(Owner::Module(module), index)?))
+    fn cuModuleLoadFatBinary(out: Out<u64>, image: u64) { load(out, image, NO_OPTIONS) }
+    fn cuModuleUnload(handle: u64) { unload(handle) }
+    fn cuModuleGetFunction(out: Out<u64>, handle: u64, name: Text) { find(out, handle, name) }
+    fn cuModuleGetFunctionCount(out: Out<u32>, handle: u64) { count(out, handle) }
+    fn cuModuleEnumerateFunctions(out: Out<u64>, room: u32, handle: u64) { enumerate(out, room, handle) }
+    fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
+        global(address, bytes, handle, name)
     }
-    fn cuModuleGetFunctionCount(out: Out<u32>, handle: CUmodule) { out.set(module(handle)?.program.kernels().count() as u32) }
-    fn cuModuleEnumerateFunctions(out: Out<u64>, room: u32, handle: CUmodule) {
-        let module = module(handle)?;
-        enumerate(out, room, &module.program, || Owner::Module(module.clone()))
-    }
-    fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, handle: CUmodule, name: Text) {
-        module(handle)?.global(&name.get()?, address, bytes)
-    }
-    fn cuModuleGetLoadingMode(mode: Out<u32>) { mode.set(1) }
-
-    fn cuLibraryLoadData(out: Out<CUlibrary>, image: u64, keys: In<u32>, values: Out<u64>, count: u32,
+    fn cuLibraryLoadData(out: Out<u64>, image: u64, keys: In<u32>, values: Out<u64>, count: u32,
                          _library_keys: u64, _library_values: u64, _library_count: u32) {
-        driver()?;
-        load_library(out, image::ptx_at(image), Options { count, keys, values })
+        load(out, image, Options { count, keys, values })
     }
-    fn cuLibraryLoadFromFile(out: Out<CUlibrary>, path: Text, keys: In<u32>, values: Out<u64>, count: u32,
-                             _library_keys: u64, _library_values: u64, _library_count: u32) {
-        driver()?;
-        load_library(out, read_file(path)?, Options { count, keys, values })
+    fn cuLibraryUnload(handle: u64) { unload(handle) }
+    fn cuLibraryGetKernel(out: Out<u64>, handle: u64, name: Text) { find(out, handle, name) }
+    fn cuLibraryGetKernelCount(out: Out<u32>, handle: u64) { count(out, handle) }
+    fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, handle: u64) { enumerate(out, room, handle) }
+    fn cuLibraryGetGlobal(address: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
+        global(address, bytes, handle, name)
     }
-    fn cuLibraryUnload(handle: CUlibrary) {
-        let library = driver()?.libraries.remove(handle.0)?;
-        driver()?.contexts.all().iter().for_each(|c| c.wait_idle());
-        let instances = std::mem::take(&mut *library.instances.lock());
-        for module in instances.values() {
-            let _ = driver()?.modules.remove(module.handle);
-        }
-        driver()?.kernels.retain(|k| match &k.owner {
-            Owner::Library(l) => l.handle != library.handle,
-            Owner::Module(m) => !instances.values().any(|i| i.handle == m.handle),
-        });
-        Ok(())
+    fn cuKernelGetFunction(out: Out<u64>, handle: u64) { kernel(handle).and_then(|_| out.set(handle)) }
+    fn cuKernelGetParamInfo(handle: u64, n: usize, offset: Out<usize>, size: Out<usize>) {
+        kernel(handle)?.param(n, offset, size)
     }
-    fn cuLibraryGetKernel(out: Out<CUkernel>, handle: CUlibrary, name: Text) {
-        let library = library(handle)?;
-        let index = find_kernel(&library.program, name)?;
-        out.set(CUkernel(kernel_handle(Owner::Library(library), index)?))
+    // The name lives as long as the kernel.
+    fn cuKernelGetName(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.name.as_ptr() as u64) }
+    fn cuFuncGetName(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.name.as_ptr() as u64) }
+    fn cuFuncGetParamInfo(handle: u64, n: usize, offset: Out<usize>, size: Out<usize>) {
+        kernel(handle)?.param(n, offset, size)
     }
-    fn cuLibraryGetKernelCount(out: Out<u32>, handle: CUlibrary) { out.set(library(handle)?.program.kernels().count() as u32) }
-    fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, handle: CUlibrary) {
-        let library = library(handle)?;
-        enumerate(out, room, &library.program, || Owner::Library(library.clone()))
-    }
-    fn cuLibraryGetModule(out: Out<CUmodule>, handle: CUlibrary) {
-        out.set(CUmodule(library(handle)?.instance(&live()?)?.handle))
-    }
-    fn cuLibraryGetGlobal(address: Out<u64>, bytes: Out<usize>, handle: CUlibrary, name: Text) {
-        library(handle)?.instance(&live()?)?.global(&name.get()?, address, bytes)
-    }
-
-    fn cuKernelGetFunction(out: Out<CUfunction>, handle: CUkernel) {
-        let kernel = kernel(handle.0)?;
-        let module = kernel.module(&live()?)?;
-        out.set(CUfunction(kernel_handle(Owner::Module(module), kernel.index)?))
-    }
-    fn cuKernelGetAttribute(out: Out<i32>, which: CUfunction_attribute, handle: CUkernel, _device: CUdevice) {
-        out.set(kernel(handle.0)?.attribute(which)?)
-    }
-    fn cuKernelSetAttribute(which: CUfunction_attribute, value: i32, handle: CUkernel, _device: CUdevice) {
-        kernel(handle.0)?.set_attribute(which, value)
-    }
-    fn cuKernelSetCacheConfig(handle: CUkernel, _config: u32, _device: CUdevice) { kernel(handle.0).map(drop) }
-    fn cuKernelGetParamInfo(handle: CUkernel, n: usize, offset: Out<usize>, size: Out<usize>) { kernel(handle.0)?.param(n, offset, size) }
-    fn cuKernelGetName(out: Out<u64>, handle: CUkernel) { put_name(out, &*kernel(handle.0)?) }
-    fn cuKernelGetLibrary(out: Out<CUlibrary>, handle: CUkernel) {
-        match &kernel(handle.0)?.owner {
-            Owner::Library(library) => out.set(CUlibrary(library.handle)),
-            Owner::Module(_) => Err(CUDA_ERROR_INVALID_HANDLE),
-        }
-    }
-
-    fn cuFuncGetAttribute(out: Out<i32>, which: CUfunction_attribute, handle: CUfunction) {
+    fn cuFuncGetAttribute(out: Out<i32>, which: CUfunction_attribute, handle: u64) {
         live()?;
-        out.set(kernel(handle.0)?.attribute(which)?)
+        out.set(kernel(handle)?.attribute(which)?)
     }
-    fn cuFuncSetAttribute(handle: CUfunction, which: CUfunction_attribute, value: i32) {
+    fn cuFuncSetAttribute(handle: u64, which: CUfunction_attribute, value: i32) {
         live()?;
-        kernel(handle.0)?.set_attribute(which, value)
+        kernel(handle)?.set_attribute(which, value)
     }
-    fn cuFuncGetParamInfo(handle: CUfunction, n: usize, offset: Out<usize>, size: Out<usize>) { kernel(handle.0)?.param(n, offset, size) }
-    fn cuFuncGetModule(out: Out<CUmodule>, handle: CUfunction) { out.set(CUmodule(kernel(handle.0)?.module(&live()?)?.handle)) }
-    fn cuFuncGetName(out: Out<u64>, handle: CUfunction) { put_name(out, &*kernel(handle.0)?) }
-    fn cuFuncIsLoaded(out: Out<u32>, handle: CUfunction) {
-        kernel(handle.0)?;
-        out.set(1)
-    }
-    fn cuFuncLoad(handle: CUfunction) { kernel(handle.0).map(drop) }
-    fn cuFuncSetCacheConfig(handle: CUfunction, _config: u32) { kernel(handle.0).map(drop) }
-    fn cuFuncSetSharedMemConfig(handle: CUfunction, _config: u32) { kernel(handle.0).map(drop) }
 }

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::*;
 use parking_lot::{Condvar, Mutex};
 
-use crate::api::{In, Out, R, api, api_streams};
+use crate::api::{Out, R, api, api_streams};
 use crate::context::{Context, live};
 use crate::driver::{driver, new_handle, start};
 
@@ -49,7 +49,6 @@ pub struct Stream {
     kind: Kind,
     flags: u32,
     priority: i32,
-    id: u64,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -75,7 +74,6 @@ impl Stream {
         flags: u32,
         priority: i32,
     ) -> Arc<Stream> {
-        static IDS: AtomicU64 = AtomicU64::new(1);
         Arc::new(Stream {
             handle: new_handle(),
             context_handle,
@@ -83,7 +81,6 @@ impl Stream {
             kind,
             flags,
             priority,
-            id: IDS.fetch_add(1, Ordering::Relaxed),
             queue: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -313,60 +310,14 @@ fn destroy(stream: CUstream) -> R<()> {
     Ok(())
 }
 
-/// The number that a wait or write refers to, of 32 or 64 bits.
-#[derive(Clone, Copy)]
-struct Place {
-    address: u64,
-    wide: bool,
-}
-
-impl Place {
-    fn new(address: u64, wide: bool) -> R<Place> {
-        let bytes = if wide { 8 } else { 4 };
-        if !address.is_multiple_of(bytes) || !driver()?.ranges.covers(address, bytes) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        Ok(Place { address, wide })
+/// The 32-bit number that a wait or write refers to.
+fn word(address: u64) -> R<&'static AtomicU32> {
+    if !address.is_multiple_of(4) || !driver()?.ranges.covers(address, 4) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    fn load(self) -> u64 {
-        // SAFETY: the place was checked to be aligned and in device-visible memory when it was named; a
-        // range that goes away first waits for queued work, or leaves its pages mapped.
-        unsafe {
-            if self.wide {
-                AtomicU64::from_ptr(self.address as *mut u64).load(Ordering::Acquire)
-            } else {
-                u64::from(AtomicU32::from_ptr(self.address as *mut u32).load(Ordering::Acquire))
-            }
-        }
-    }
-    fn store(self, value: u64) {
-        // SAFETY: as in `load`. Release pairs with the acquire of whoever waits for the value, in this
-        // process or in another that maps the page.
-        unsafe {
-            if self.wide {
-                AtomicU64::from_ptr(self.address as *mut u64).store(value, Ordering::Release);
-            } else {
-                AtomicU32::from_ptr(self.address as *mut u32)
-                    .store(value as u32, Ordering::Release);
-            }
-        }
-    }
-    fn holds(self, value: u64, how: u32) -> bool {
-        let now = self.load();
-        let value = if self.wide {
-            value
-        } else {
-            value & 0xFFFF_FFFF
-        };
-        match how {
-            CU_STREAM_WAIT_VALUE_GEQ if self.wide => now.wrapping_sub(value) as i64 >= 0,
-            CU_STREAM_WAIT_VALUE_GEQ => (now as u32).wrapping_sub(value as u32) as i32 >= 0,
-            CU_STREAM_WAIT_VALUE_EQ => now == value,
-            CU_STREAM_WAIT_VALUE_AND => now & value != 0,
-            _ if self.wide => !(now | value) != 0,
-            _ => !(now as u32 | value as u32) != 0,
-        }
-    }
+    // SAFETY: aligned and in device-visible memory, as just checked; a range that goes away first waits for
+    // queued work, or leaves its pages mapped.
+    Ok(unsafe { AtomicU32::from_ptr(address as *mut u32) })
 }
 
 /// Polls until `done`, ever more seldom: this is the one wait that nobody can signal.
@@ -381,88 +332,12 @@ fn poll(context: &Context, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn write_value(stream: CUstream, own: bool, address: u64, value: u64, wide: bool) -> R<()> {
-    let (context, stream) = resolve(stream, own)?;
-    let place = Place::new(address, wide)?;
-    stream.submit(&context, move |_| {
-        place.store(value);
-        Ok(())
-    });
-    Ok(())
-}
-
-fn wait_value(
-    stream: CUstream,
-    own: bool,
-    address: u64,
-    value: u64,
-    flags: u32,
-    wide: bool,
-) -> R<()> {
-    let (context, stream) = resolve(stream, own)?;
-    let place = Place::new(address, wide)?;
-    // Bit 30 asks to flush writes of other devices, of which there are none.
-    let how = flags & !(1 << 30);
-    if how > CU_STREAM_WAIT_VALUE_NOR {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    stream.submit(&context, move |context| {
-        poll(context, || place.holds(value, how));
-        Ok(())
-    });
-    Ok(())
-}
-
-/// `CUstreamBatchMemOpParams`: operation, address, value, flags, alias and padding, 48 bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct MemOp {
-    operation: u32,
-    pad: u32,
-    address: u64,
-    value: u64,
-    flags: u32,
-    rest: [u32; 5],
-}
-
-fn batch(stream: CUstream, own: bool, count: u32, ops: In<MemOp>) -> R<()> {
-    if count > 256 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    resolve(stream, own)?;
-    for op in ops.list(count as usize)? {
-        let narrow = op.value & 0xFFFF_FFFF;
-        match op.operation {
-            1 => wait_value(stream, own, op.address, narrow, op.flags, false)?,
-            2 => write_value(stream, own, op.address, narrow, false)?,
-            4 => wait_value(stream, own, op.address, op.value, op.flags, true)?,
-            5 => write_value(stream, own, op.address, op.value, true)?,
-            // Flush of remote writes, barrier: work of a stream is done in order anyway.
-            3 | 6 => {}
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
-    Ok(())
-}
-
 type HostFn = extern "C" fn(*mut c_void);
-type StreamCallback = extern "C" fn(CUstream, CUresult, *mut c_void);
-
-fn capture_none(stream: CUstream, own: bool, status: Out<u32>, id: Out<u64>) -> R<()> {
-    resolve(stream, own)?;
-    id.put(0);
-    status.set(0)
-}
 
 api! { TABLE;
     fn cuStreamCreate(out: Out<CUstream>, flags: u32) { create(out, flags, 0) }
     fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32) { create(out, flags, priority) }
-    fn cuStreamDestroy(stream: CUstream) { destroy(stream) }
     fn cuStreamDestroy_v2(stream: CUstream) { destroy(stream) }
-    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
-        // Nothing is ever captured: any mode is as good.
-        if mode.get()? > 2 { Err(CUDA_ERROR_INVALID_VALUE) } else { mode.set(0) }
-    }
 }
 
 api_streams! { TABLE_STREAMS;
@@ -480,16 +355,8 @@ api_streams! { TABLE_STREAMS;
     fn cuStreamGetFlags / cuStreamGetFlags_ptsz [own] (stream: CUstream, out: Out<u32>) {
         out.set(resolve(stream, own)?.1.flags)
     }
-    fn cuStreamGetId / cuStreamGetId_ptsz [own] (stream: CUstream, out: Out<u64>) { out.set(resolve(stream, own)?.1.id) }
     fn cuStreamGetCtx / cuStreamGetCtx_ptsz [own] (stream: CUstream, out: Out<CUcontext>) {
         out.set(CUcontext(resolve(stream, own)?.0.handle))
-    }
-    fn cuStreamGetCtx_v2 / cuStreamGetCtx_v2_ptsz [own] (stream: CUstream, out: Out<CUcontext>, green: Out<CUgreenCtx>) {
-        green.put(CUgreenCtx::NULL);
-        out.set(CUcontext(resolve(stream, own)?.0.handle))
-    }
-    fn cuStreamGetDevice / cuStreamGetDevice_ptsz [own] (stream: CUstream, out: Out<CUdevice>) {
-        out.set(resolve(stream, own)?.0.device)
     }
     fn cuLaunchHostFunc / cuLaunchHostFunc_ptsz [own] (stream: CUstream, function: Option<HostFn>, data: u64) {
         let (context, stream) = resolve(stream, own)?;
@@ -500,52 +367,28 @@ api_streams! { TABLE_STREAMS;
         });
         Ok(())
     }
-    fn cuStreamAddCallback / cuStreamAddCallback_ptsz [own] (stream: CUstream, function: Option<StreamCallback>, data: u64, flags: u32) {
-        let (context, queue) = resolve(stream, own)?;
-        let function = function.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        queue.submit_always(&context, move |context| function(stream, CUresult(context.status()), data as *mut c_void));
+    fn cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, _flags: u32) {
+        let (context, stream) = resolve(stream, own)?;
+        let word = word(address)?;
+        stream.submit(&context, move |_| {
+            // Pairs with the acquire of whoever waits, in this process or in another that maps the page.
+            word.store(value, Ordering::Release);
+            Ok(())
+        });
         Ok(())
     }
-    fn cuStreamWriteValue32 / cuStreamWriteValue32_ptsz [own] (stream: CUstream, address: u64, value: u32, _flags: u32) {
-        write_value(stream, own, address, value.into(), false)
-    }
-    fn cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, _flags: u32) {
-        write_value(stream, own, address, value.into(), false)
-    }
-    fn cuStreamWriteValue64 / cuStreamWriteValue64_ptsz [own] (stream: CUstream, address: u64, value: u64, _flags: u32) {
-        write_value(stream, own, address, value, true)
-    }
-    fn cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, _flags: u32) {
-        write_value(stream, own, address, value, true)
-    }
-    fn cuStreamWaitValue32 / cuStreamWaitValue32_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
-        wait_value(stream, own, address, value.into(), flags, false)
-    }
     fn cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
-        wait_value(stream, own, address, value.into(), flags, false)
-    }
-    fn cuStreamWaitValue64 / cuStreamWaitValue64_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
-        wait_value(stream, own, address, value, flags, true)
-    }
-    fn cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
-        wait_value(stream, own, address, value, flags, true)
-    }
-    fn cuStreamBatchMemOp / cuStreamBatchMemOp_ptsz [own] (stream: CUstream, count: u32, ops: In<MemOp>, _flags: u32) {
-        batch(stream, own, count, ops)
-    }
-    fn cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz [own] (stream: CUstream, count: u32, ops: In<MemOp>, _flags: u32) {
-        batch(stream, own, count, ops)
-    }
-    fn cuStreamIsCapturing / cuStreamIsCapturing_ptsz [own] (stream: CUstream, status: Out<u32>) {
-        capture_none(stream, own, status, Out::NOWHERE)
-    }
-    fn cuStreamGetCaptureInfo / cuStreamGetCaptureInfo_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>) {
-        capture_none(stream, own, status, id)
-    }
-    fn cuStreamGetCaptureInfo_v2 / cuStreamGetCaptureInfo_v2_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>, _graph: u64, _nodes: u64, _count: u64) {
-        capture_none(stream, own, status, id)
-    }
-    fn cuStreamGetCaptureInfo_v3 / cuStreamGetCaptureInfo_v3_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>, _graph: u64, _nodes: u64, _edges: u64, _count: u64) {
-        capture_none(stream, own, status, id)
+        let (context, stream) = resolve(stream, own)?;
+        let word = word(address)?;
+        let holds: fn(u32, u32) -> bool = match flags {
+            CU_STREAM_WAIT_VALUE_GEQ => |now, value| now.wrapping_sub(value) as i32 >= 0,
+            CU_STREAM_WAIT_VALUE_EQ => |now, value| now == value,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        stream.submit(&context, move |context| {
+            poll(context, || holds(word.load(Ordering::Acquire), value));
+            Ok(())
+        });
+        Ok(())
     }
 }

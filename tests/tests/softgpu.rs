@@ -1,7 +1,6 @@
 //! softgpu through the driver API, as a program would use it.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -516,24 +515,11 @@ fn virtual_memory_is_mapped_shared_and_counted() {
     );
     // One fill across both mappings, and each page where its offset says.
     ok("cuMemsetD32_v2", &[at + 2 * MIB - 8, 0xABCD, 4]);
-    let fd = get("cuMemExportToShareableHandle", &[handle, 1, 0]) as i32;
-    // SAFETY: the driver gave this descriptor away.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut words = [0u32; 2];
-    for offset in [4 * MIB - 8, 0] {
-        // SAFETY: reads into an array of eight bytes.
-        let got =
-            unsafe { libc::pread(fd.as_raw_fd(), words.as_mut_ptr().cast(), 8, offset as i64) };
-        assert_eq!((got, words), (8, [0xABCD; 2]));
-    }
-    let again = get(
-        "cuMemImportFromShareableHandle",
-        &[fd.as_raw_fd() as u64, 1],
-    );
-    ok("cuMemMap", &[at + 4 * MIB, 4 * MIB, 0, again, 0]);
+    // The same page at another address shows the same words.
+    ok("cuMemMap", &[at + 4 * MIB, 2 * MIB, 0, handle, 0]);
     ok(
         "cuMemSetAccess",
-        &[at + 4 * MIB, 4 * MIB, &access as *const _ as u64, 1],
+        &[at + 4 * MIB, 2 * MIB, &access as *const _ as u64, 1],
     );
     assert_eq!(download::<u32>(at + 4 * MIB, 2), [0xABCD; 2]);
     // Memory lives for as long as something is mapped.
@@ -544,13 +530,12 @@ fn virtual_memory_is_mapped_shared_and_counted() {
         call("cuMemAddressFree", &[at, 8 * MIB]),
         CUDA_ERROR_INVALID_VALUE
     );
-    ok("cuMemUnmap", &[at, 8 * MIB]);
+    ok("cuMemUnmap", &[at, 6 * MIB]);
     assert_eq!(free(), before);
     assert_eq!(
-        call("cuMemcpyDtoH_v2", &[words.as_mut_ptr() as u64, at, 8]),
+        call("cuMemcpyDtoH_v2", &[&mut 0u64 as *mut u64 as u64, at, 8]),
         CUDA_ERROR_INVALID_VALUE
     );
-    ok("cuMemRelease", &[again]);
     ok("cuMemAddressFree", &[at, 8 * MIB]);
     ok("cuCtxDestroy_v2", &[context]);
 }
