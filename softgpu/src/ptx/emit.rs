@@ -182,14 +182,32 @@ impl<'m, 'a> Body<'m, 'a> {
         self.f.code.len() - 1
     }
 
-    fn alu(&mut self, alu: Alu, d: u16, a: u16, b: u16) {
+    fn put(&mut self, kind: Kind, n: u8, [d, a, b]: [u16; 3], imm: i32) -> usize {
         self.emit(Inst {
-            alu,
+            kind,
+            n,
             d,
             a,
             b,
+            imm,
+            ..BLANK
+        })
+    }
+
+    fn alu_with(&mut self, alu: Alu, n: u8, [d, a, b]: [u16; 3], imm: i32) {
+        self.emit(Inst {
+            alu,
+            n,
+            d,
+            a,
+            b,
+            imm,
             ..BLANK
         });
+    }
+
+    fn alu(&mut self, alu: Alu, d: u16, a: u16, b: u16) {
+        self.alu_with(alu, 0, [d, a, b], 0);
     }
 
     /// Reads everything up to the function's closing brace.
@@ -224,7 +242,7 @@ impl<'m, 'a> Body<'m, 'a> {
             } else {
                 Kind::Ret
             };
-            self.emit(Inst { kind, ..BLANK });
+            self.put(kind, 0, [0, 0, 0], 0);
         }
         let Some(scope) = self.scopes.pop() else {
             return self.fail("`}` without `{`");
@@ -298,11 +316,7 @@ impl<'m, 'a> Body<'m, 'a> {
         }
         let skip = guard.map(|(reg, negated)| {
             let kind = if negated { Kind::BraIf } else { Kind::BraNot };
-            self.emit(Inst {
-                kind,
-                a: reg,
-                ..BLANK
-            })
+            self.put(kind, 0, [0, reg, 0], 0)
         });
         if m.base == "call" {
             self.call(r)?;
@@ -324,11 +338,7 @@ impl<'m, 'a> Body<'m, 'a> {
     }
 
     fn branch(&mut self, kind: Kind, predicate: u16, label: &'a str) {
-        let at = self.emit(Inst {
-            kind,
-            a: predicate,
-            ..BLANK
-        });
+        let at = self.put(kind, 0, [0, predicate, 0], 0);
         let line = self.line;
         if let Some(scope) = self.scopes.last_mut() {
             scope.fixes.push((at, label, line));
@@ -520,12 +530,7 @@ impl<'m, 'a> Body<'m, 'a> {
                 "dynamic_smem_size" => Some(Special::DynamicSharedSize),
                 "clock" | "clock64" | "globaltimer" => {
                     let (n, d) = (u8::from(special == "globaltimer"), self.temporary()?);
-                    self.emit(Inst {
-                        kind: Kind::Clock,
-                        n,
-                        d,
-                        ..BLANK
-                    });
+                    self.put(Kind::Clock, n, [d, 0, 0], 0);
                     return Ok(Some(Symbol::Reg(d)));
                 }
                 _ => None,
@@ -664,11 +669,7 @@ impl<'m, 'a> Body<'m, 'a> {
             Vec::new()
         };
         if name == "__assertfail" {
-            self.emit(Inst {
-                kind: Kind::Trap,
-                imm: 710,
-                ..BLANK
-            });
+            self.put(Kind::Trap, 0, [0, 0, 0], 710);
             return Ok(());
         }
         let Some(&callee) = self.module.functions.get(name) else {
@@ -695,11 +696,7 @@ impl<'m, 'a> Body<'m, 'a> {
             arguments,
             results,
         });
-        self.emit(Inst {
-            kind: Kind::Call,
-            imm: self.f.calls.len() as i32 - 1,
-            ..BLANK
-        });
+        self.put(Kind::Call, 0, [0, 0, 0], self.f.calls.len() as i32 - 1);
         Ok(())
     }
 
@@ -718,35 +715,21 @@ impl<'m, 'a> Body<'m, 'a> {
                 } else {
                     Kind::Ret
                 };
-                self.emit(Inst { kind, ..BLANK });
+                self.put(kind, 0, [0, 0, 0], 0);
             }
             "exit" => {
-                self.emit(Inst {
-                    kind: Kind::Exit,
-                    ..BLANK
-                });
+                self.put(Kind::Exit, 0, [0, 0, 0], 0);
             }
             "trap" | "brkpt" => {
-                self.emit(Inst {
-                    kind: Kind::Trap,
-                    imm: 719,
-                    ..BLANK
-                });
+                self.put(Kind::Trap, 0, [0, 0, 0], 719);
             }
             "membar" | "fence" => {
-                self.emit(Inst {
-                    kind: Kind::Fence,
-                    ..BLANK
-                });
+                self.put(Kind::Fence, 0, [0, 0, 0], 0);
             }
             "nanosleep" => {
                 count(1..=1)?;
                 let a = self.value(&ops[0], Ty::U32)?;
-                self.emit(Inst {
-                    kind: Kind::Sleep,
-                    a,
-                    ..BLANK
-                });
+                self.put(Kind::Sleep, 0, [0, a, 0], 0);
             }
             // Hints without effect on results.
             "prefetch" | "prefetchu" | "applypriority" | "griddepcontrol" | "pmevent" => {}
@@ -754,13 +737,9 @@ impl<'m, 'a> Body<'m, 'a> {
                 count(2..=2)?;
                 self.mov(m, opcode, &ops)?;
             }
-            "ld" | "ldu" => {
-                count(2..=3)?;
-                self.load(m, opcode, &ops)?;
-            }
-            "st" => {
-                count(2..=3)?;
-                self.store(m, opcode, &ops)?;
+            "ld" | "st" => {
+                count(2..=2)?;
+                self.access(m, opcode, &ops)?;
             }
             "cvta" => {
                 count(2..=2)?;
@@ -776,7 +755,6 @@ impl<'m, 'a> Body<'m, 'a> {
             }
             "cvt" => self.cvt(m, opcode, &ops)?,
             "setp" => {
-                count(3..=5)?;
                 self.setp(m, opcode, &ops)?;
             }
             "bar" | "barrier" => self.barrier(m, opcode, &ops)?,
@@ -808,57 +786,35 @@ impl<'m, 'a> Body<'m, 'a> {
         let (Some(ty), true) = (m.ty(), m.mods.is_empty()) else {
             return self.unknown(opcode);
         };
-        match (&ops[0], &ops[1]) {
-            (Operand::Vector(parts), source) => {
-                let a = self.value(source, ty)?;
-                let bits = ty.bytes() * 8 / parts.len().max(1) as u32;
-                if !bits.is_power_of_two() || bits < 8 {
-                    return self.unknown(opcode);
-                }
-                for (n, part) in parts.iter().enumerate() {
-                    let d = self.destination(part)?;
-                    self.emit(Inst {
-                        alu: unpack,
-                        n: bits as u8,
-                        d,
-                        a,
-                        imm: (n as u32 * bits) as i32,
-                        ..BLANK
-                    });
-                }
-            }
-            (d, Operand::Vector(parts)) => {
-                let d = self.destination(d)?;
-                let bits = ty.bytes() * 8 / parts.len().max(1) as u32;
-                if !bits.is_power_of_two() || bits < 8 {
-                    return self.unknown(opcode);
-                }
-                let mut sum = self.special(Special::Zero)?;
-                for (n, part) in parts.iter().enumerate() {
-                    let a = self.value(part, ty)?;
-                    let t = if n + 1 == parts.len() {
-                        d
-                    } else {
-                        self.temporary()?
-                    };
-                    self.emit(Inst {
-                        alu: pack,
-                        n: bits as u8,
-                        d: t,
-                        a,
-                        b: sum,
-                        imm: (n as u32 * bits) as i32,
-                        ..BLANK
-                    });
-                    sum = t;
-                }
-            }
-            (d, source) => {
-                let d = self.destination(d)?;
-                let a = self.value(source, ty)?;
-                self.alu(copy, d, a, 0);
-            }
+        let (Operand::Vector(parts), vector_first) = (match (&ops[0], &ops[1]) {
+            (vector @ Operand::Vector(_), _) => (vector, true),
+            (_, other) => (other, false),
+        }) else {
+            let (d, a) = (self.destination(&ops[0])?, self.value(&ops[1], ty)?);
+            self.alu(copy, d, a, 0);
+            return Ok(());
+        };
+        let bits = ty.bytes() * 8 / parts.len().max(1) as u32;
+        if !bits.is_power_of_two() || bits < 8 {
+            return self.unknown(opcode);
         }
+        let places = (0..).step_by(bits as usize);
+        if vector_first {
+            let a = self.value(&ops[1], ty)?;
+            for (part, at) in parts.iter().zip(places) {
+                let d = self.destination(part)?;
+                self.alu_with(unpack, bits as u8, [d, a, 0], at);
+            }
+            return Ok(());
+        }
+        let mut sum = self.special(Special::Zero)?;
+        for (part, at) in parts.iter().zip(places) {
+            let (a, t) = (self.value(part, ty)?, self.temporary()?);
+            self.alu_with(pack, bits as u8, [t, a, sum], at);
+            sum = t;
+        }
+        let d = self.destination(&ops[0])?;
+        self.alu(copy, d, sum, 0);
         Ok(())
     }
 
@@ -882,86 +838,56 @@ impl<'m, 'a> Body<'m, 'a> {
         self.accesses
     }
 
-    /// Makes a vector access fault unless it is aligned as a whole.
-    fn align(&mut self, parts: usize, ty: Ty, reg: u16, add: i32) {
-        if parts > 1 {
-            let n = (parts as u32 * ty.bytes()) as u8;
-            self.emit(Inst {
-                kind: Kind::Align,
-                n,
-                a: reg,
-                imm: add,
-                ..BLANK
-            });
-        }
-    }
-
-    fn load(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let ty = self.check_access(m, opcode)?;
-        let (mut reg, add, symbol) = self.memory(&ops[1])?;
-        let kind = match self.space(m, symbol) {
-            Space::Global => Kind::LdGlobal,
-            Space::Shared => Kind::LdShared,
-            Space::Local => Kind::LdLocal,
-            Space::Param => Kind::LdParam,
+    /// Loads and stores, one instruction for each part of a vector.
+    fn access(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
+        let (ty, is_load) = (self.check_access(m, opcode)?, m.base == "ld");
+        let (address, data) = if is_load {
+            (&ops[1], &ops[0])
+        } else {
+            (&ops[0], &ops[1])
         };
-        let parts = match &ops[0] {
-            Operand::Vector(parts) => parts
-                .iter()
-                .map(|p| self.destination(p))
-                .collect::<Result<Vec<_>>>()?,
-            one => vec![self.destination(one)?],
+        let (mut reg, add, symbol) = self.memory(address)?;
+        let kind = match (self.space(m, symbol), is_load) {
+            (Space::Global, true) => Kind::LdGlobal,
+            (Space::Global, false) => Kind::StGlobal,
+            (Space::Shared, true) => Kind::LdShared,
+            (Space::Shared, false) => Kind::StShared,
+            (Space::Local, true) => Kind::LdLocal,
+            (Space::Local, false) => Kind::StLocal,
+            (Space::Param, true) => Kind::LdParam,
+            (Space::Param, false) => return self.fail("a kernel's parameters cannot be written"),
         };
-        if parts.len() > 1 && parts.contains(&reg) {
+        let parts = match data {
+            Operand::Vector(parts) => &parts[..],
+            one => std::slice::from_ref(one),
+        };
+        let part = |one| {
+            if is_load {
+                self.destination(one)
+            } else {
+                self.value(one, ty)
+            }
+        };
+        let parts = parts.iter().map(part).collect::<Result<Vec<_>>>()?;
+        if is_load && parts.len() > 1 && parts.contains(&reg) {
             let t = self.temporary()?;
             self.alu(copy, t, reg, 0);
             reg = t;
         }
-        self.align(parts.len(), ty, reg, add);
-        for (n, d) in parts.into_iter().enumerate() {
-            let (slot, imm) = (
-                self.slot(),
-                add.wrapping_add((n as u32 * ty.bytes()) as i32),
-            );
+        if parts.len() > 1 {
+            // A vector must be aligned as a whole.
+            let n = (parts.len() as u32 * ty.bytes()) as u8;
+            self.put(Kind::Align, n, [0, reg, 0], add);
+        }
+        for (n, part) in parts.into_iter().enumerate() {
+            let (d, b) = if is_load { (part, 0) } else { (0, part) };
+            let imm = add.wrapping_add((n as u32 * ty.bytes()) as i32);
+            let slot = self.slot();
             self.emit(Inst {
                 kind,
                 n: ty as u8,
                 slot,
                 d,
-                a: reg,
-                imm,
-                ..BLANK
-            });
-        }
-        Ok(())
-    }
-
-    fn store(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let ty = self.check_access(m, opcode)?;
-        let (reg, add, symbol) = self.memory(&ops[0])?;
-        let kind = match self.space(m, symbol) {
-            Space::Global => Kind::StGlobal,
-            Space::Shared => Kind::StShared,
-            Space::Local => Kind::StLocal,
-            Space::Param => return self.fail("a kernel's parameters cannot be written"),
-        };
-        let parts = match &ops[1] {
-            Operand::Vector(parts) => parts
-                .iter()
-                .map(|p| self.value(p, ty))
-                .collect::<Result<Vec<_>>>()?,
-            one => vec![self.value(one, ty)?],
-        };
-        self.align(parts.len(), ty, reg, add);
-        for (n, b) in parts.into_iter().enumerate() {
-            let (slot, imm) = (
-                self.slot(),
-                add.wrapping_add((n as u32 * ty.bytes()) as i32),
-            );
-            self.emit(Inst {
-                kind,
-                n: ty as u8,
-                slot,
                 a: reg,
                 b,
                 imm,
@@ -981,84 +907,37 @@ impl<'m, 'a> Body<'m, 'a> {
         let d = self.destination(&ops[0])?;
         let mut a = self.value(&ops[1], m.types[1])?;
         for alu in steps {
-            self.emit(Inst {
-                alu,
-                d,
-                a,
-                imm,
-                ..BLANK
-            });
+            self.alu_with(alu, 0, [d, a, 0], imm);
             a = d;
         }
         Ok(())
     }
 
     fn setp(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
-        let joined = m
+        let logic = m.mods.iter().find_map(|name| alu::logic(name));
+        let known = m
             .mods
             .iter()
-            .position(|m| matches!(*m, "and" | "or" | "xor"));
-        if m.mods
-            .iter()
             .skip(1)
-            .any(|m| !matches!(*m, "and" | "or" | "xor" | "ftz"))
-            || m.types.len() != 1
-        {
-            return self.unknown(opcode);
-        }
-        let two = ops.len() == 4 + usize::from(joined.is_some());
-        let (Some(ty), false) = (m.ty(), ops.len() < 3 + usize::from(joined.is_some())) else {
+            .all(|m| *m == "ftz" || alu::logic(m).is_some());
+        let (Some(ty), true, 1) = (m.ty(), known, m.types.len()) else {
             return self.unknown(opcode);
         };
         let Some((compare, imm)) = alu::compare(m, ty) else {
             return self.unknown(opcode);
         };
+        if ops.len() != 3 + usize::from(logic.is_some()) {
+            return self.fail(format!("`{opcode}` with {} operands", ops.len()));
+        }
         let p = self.destination(&ops[0])?;
-        let q = if two {
-            Some(self.destination(&ops[1])?)
-        } else {
-            None
-        };
-        let rest = &ops[1 + usize::from(two)..];
-        let (a, b) = (self.value(&rest[0], ty)?, self.value(&rest[1], ty)?);
-        if joined.is_none() && q.is_none() {
-            self.emit(Inst {
-                alu: compare,
-                d: p,
-                a,
-                b,
-                imm,
-                ..BLANK
-            });
+        let (a, b) = (self.value(&ops[1], ty)?, self.value(&ops[2], ty)?);
+        let Some(logic) = logic else {
+            self.alu_with(compare, 0, [p, a, b], imm);
             return Ok(());
-        }
-        let t = self.temporary()?;
-        self.emit(Inst {
-            alu: compare,
-            d: t,
-            a,
-            b,
-            imm,
-            ..BLANK
-        });
-        let logic = joined.and_then(|at| alu::logic(m.mods[at]));
-        let c = if joined.is_some() {
-            Some(self.value(&rest[2], Ty::Pred)?)
-        } else {
-            None
         };
-        // `c` may be one of the destinations: both results are made before either is stored.
-        let results = [p, q.unwrap_or(0)].map(|d| (d, self.temporary()));
-        for (n, (_, out)) in results.iter().enumerate() {
-            let out = out.clone()?;
-            self.alu(if n == 1 { invert } else { copy }, out, t, 0);
-            if let (Some(logic), Some(c)) = (logic, c) {
-                self.alu(logic, out, out, c);
-            }
-        }
-        for (d, out) in results {
-            self.alu(copy, d, out?, 0);
-        }
+        let (c, t) = (self.value(&ops[3], Ty::Pred)?, self.temporary()?);
+        self.alu_with(compare, 0, [t, a, b], imm);
+        self.alu(logic, p, t, c);
         Ok(())
     }
 
@@ -1066,7 +945,7 @@ impl<'m, 'a> Body<'m, 'a> {
         let votes = [("popc", Vote::Count), ("and", Vote::All), ("or", Vote::Any)];
         let known = m.only(&["sync", "red", "warp", "cta", "aligned", "popc", "and", "or"]);
         let (warp, sync, red) = (m.has("warp"), m.has("sync"), m.has("red"));
-        if known.is_none() || !(sync || red) || ops.is_empty() {
+        if known.is_none() || !(sync || red && ops.len() >= 3) || ops.is_empty() {
             return self.unknown(opcode);
         }
         if warp {
@@ -1075,7 +954,7 @@ impl<'m, 'a> Body<'m, 'a> {
         }
         // [result,] id [, count] [, predicate]
         let (mut d, mut p, mut rest) = (0, 0, ops);
-        if red && ops.len() >= 3 {
+        if red {
             d = self.destination(&ops[0])?;
             p = self.value(&ops[ops.len() - 1], Ty::Pred)?;
             rest = &ops[1..ops.len() - 1];
@@ -1097,11 +976,7 @@ impl<'m, 'a> Body<'m, 'a> {
 
     fn meet(&mut self, meeting: Meeting) -> Result<()> {
         self.f.meetings.push(meeting);
-        self.emit(Inst {
-            kind: Kind::Meet,
-            imm: self.f.meetings.len() as i32 - 1,
-            ..BLANK
-        });
+        self.put(Kind::Meet, 0, [0, 0, 0], self.f.meetings.len() as i32 - 1);
         Ok(())
     }
 
