@@ -72,7 +72,7 @@ pub struct Welcome {
     pub device_arena: u64,
     /// Bytes of the device arena.
     pub device_arena_len: u64,
-    /// Server's process id.
+    /// Server's process id; 0 when it is the daemon that refuses.
     pub server_pid: u32,
     /// How many of `devices` are filled.
     pub device_count: u32,

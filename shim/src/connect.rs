@@ -5,7 +5,8 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use mpsshim_proto::arena::{
     DEVICE_ARENA, DEVICE_ARENA_LEN, DEVICE_ARENA_STRIDE, HOST_ARENA, HOST_ARENA_LEN,
@@ -27,6 +28,10 @@ use crate::{context, genuine, memory, settings};
 
 /// How long a client waits for its server, which may only be starting.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client tries again when the server it was handed to is just ending.
+const REPLACEMENT: Duration = Duration::from_secs(5);
+/// The pause before the next try.
+const PAUSE: Duration = Duration::from_millis(20);
 /// [`Welcome::mode`].
 const PROXY: u32 = 1;
 
@@ -40,17 +45,11 @@ pub fn daemon_reachable() -> bool {
 /// # Errors
 /// A daemon is there, but the session is refused or cannot be used.
 pub fn connect() -> Result<bool, CUresult> {
-    let socket = match open() {
-        Ok(Some(socket)) => socket,
-        Ok(None) => return Ok(false),
-        Err(error) => {
-            tracing::error!(%error, "the daemon cannot be reached");
-            return Err(CUDA_ERROR_MPS_CONNECTION_FAILED);
-        }
+    let Some((socket, (welcome, segment, doorbell))) = welcomed()? else {
+        return Ok(false);
     };
     // A defect of the shim is for its log, not for the program's standard error.
     std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
-    let (welcome, segment, doorbell) = greet(&socket)?;
     let mapping = Mapping::new(segment.as_fd(), SEGMENT_LEN)
         .map_err(|error| refuse(format_args!("the segment cannot be mapped: {error}")))?;
     reserve_arenas(&welcome);
@@ -69,6 +68,61 @@ pub fn connect() -> Result<bool, CUresult> {
     );
     submit::install(session);
     Ok(true)
+}
+
+/// A connection and what it was welcomed with; `None` when nobody listens. Handed to a server that is just ending,
+/// it asks the daemon anew: there will be another server.
+fn welcomed() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
+    let began = Instant::now();
+    loop {
+        let socket = match open() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                tracing::error!(%error, "the daemon cannot be reached");
+                return Err(CUDA_ERROR_MPS_CONNECTION_FAILED);
+            }
+        };
+        match greet(&socket) {
+            Ok(welcomed) => return Ok(Some((socket, welcomed))),
+            Err(Unwelcome::ServerEnding(status)) if began.elapsed() < REPLACEMENT => {
+                tracing::info!(%status, "the server is ending; trying again");
+                thread::sleep(PAUSE);
+            }
+            Err(Unwelcome::ServerEnding(status) | Unwelcome::Final(status)) => {
+                tracing::error!(%status, "no session");
+                return Err(status);
+            }
+        }
+    }
+}
+
+/// The welcome, the segment and the doorbell.
+type Welcomed = (Welcome, OwnedFd, OwnedFd);
+
+/// Why there is no session.
+enum Unwelcome {
+    /// The connection was closed without a welcome, or the server said that its context is lost.
+    ServerEnding(CUresult),
+    /// To ask again would not help.
+    Final(CUresult),
+}
+
+impl Unwelcome {
+    fn new(reason: std::fmt::Arguments<'_>) -> Unwelcome {
+        Unwelcome::Final(refuse(reason))
+    }
+
+    /// An error of the socket while the server was to be talked to.
+    fn of_socket(error: &io::Error) -> Unwelcome {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                Unwelcome::ServerEnding(CUDA_ERROR_MPS_CONNECTION_FAILED)
+            }
+            io::ErrorKind::WouldBlock => Unwelcome::Final(CUDA_ERROR_MPS_SERVER_NOT_READY),
+            _ => Unwelcome::new(format_args!("the handshake failed: {error}")),
+        }
+    }
 }
 
 fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
@@ -157,7 +211,7 @@ fn set_timeout(socket: &OwnedFd, option: libc::c_int, timeout: Duration) -> io::
 }
 
 /// Sends the hello and takes the welcome with its descriptors: segment and doorbell.
-fn greet(socket: &OwnedFd) -> Result<(Welcome, OwnedFd, OwnedFd), CUresult> {
+fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
     let hello = ClientHello {
         magic: MAGIC_CLIENT,
         protocol: PROTOCOL_VERSION,
@@ -169,29 +223,26 @@ fn greet(socket: &OwnedFd) -> Result<(Welcome, OwnedFd, OwnedFd), CUresult> {
         reserved: [0; 4],
     };
     shm::send_packet(socket.as_fd(), hello.as_bytes(), &[])
-        .map_err(|error| refuse(format_args!("the hello cannot be sent: {error}")))?;
+        .map_err(|error| Unwelcome::of_socket(&error))?;
     let mut welcome = Welcome::new_zeroed();
     let (len, descriptors) = shm::recv_packet(socket.as_fd(), welcome.as_mut_bytes(), true)
-        .map_err(|error| {
-            let status = refuse(format_args!("no welcome: {error}"));
-            match error.kind() {
-                io::ErrorKind::WouldBlock => CUDA_ERROR_MPS_SERVER_NOT_READY,
-                _ => status,
-            }
-        })?;
+        .map_err(|error| Unwelcome::of_socket(&error))?;
     if len == 0 {
-        return Err(refuse(format_args!("the daemon hung up")));
+        return Err(Unwelcome::ServerEnding(CUDA_ERROR_MPS_CONNECTION_FAILED));
     }
     if len != size_of::<Welcome>() || welcome.magic != MAGIC_WELCOME {
-        return Err(refuse(format_args!("the answer is no welcome")));
+        return Err(Unwelcome::new(format_args!("the answer is no welcome")));
     }
     if welcome.status != 0 {
         let status = CUresult(welcome.status);
-        tracing::error!(%status, "the session was refused");
-        return Err(status);
+        // The daemon itself, which names no server, refuses for good.
+        return Err(match (status, welcome.server_pid) {
+            (CUDA_ERROR_MPS_SERVER_NOT_READY, 1..) => Unwelcome::ServerEnding(status),
+            _ => Unwelcome::Final(status),
+        });
     }
     if welcome.protocol != PROTOCOL_VERSION || welcome.mode != PROXY {
-        return Err(refuse(format_args!(
+        return Err(Unwelcome::new(format_args!(
             "the server speaks version {} and mode {}",
             welcome.protocol, welcome.mode
         )));
@@ -203,18 +254,20 @@ fn greet(socket: &OwnedFd) -> Result<(Welcome, OwnedFd, OwnedFd), CUresult> {
         welcome.device_arena_len,
     );
     if arenas != (HOST_ARENA, HOST_ARENA_LEN, DEVICE_ARENA, DEVICE_ARENA_LEN) {
-        return Err(refuse(format_args!(
+        return Err(Unwelcome::new(format_args!(
             "the server's arenas lie elsewhere: {arenas:x?}"
         )));
     }
     let descriptors: [OwnedFd; WELCOME_DESCRIPTORS.len()] = descriptors
         .try_into()
-        .map_err(|_| refuse(format_args!("the welcome lacks descriptors")))?;
+        .map_err(|_| Unwelcome::new(format_args!("the welcome lacks descriptors")))?;
     let [segment, doorbell] = descriptors;
     let sound = welcome.segment_len == SEGMENT_LEN as u64
         && shm::is_sealed(segment.as_fd(), SEGMENT_LEN as u64);
     if !sound {
-        return Err(refuse(format_args!("the segment is not as it should be")));
+        return Err(Unwelcome::new(format_args!(
+            "the segment is not as it should be"
+        )));
     }
     Ok((welcome, segment, doorbell))
 }
