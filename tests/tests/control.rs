@@ -243,7 +243,6 @@ fn a_client_gets_a_server_and_is_listed() {
     }
     let log = place.log_after_stamp("server.log");
     for expected in [
-        "Creating server context on device 0 (Fake device)".to_owned(),
         "Active Threads Percentage set to 100.0".to_owned(),
         "Server has started".to_owned(),
         format!("Received new client request for {{PID: {me}, Context ID: 0}}"),
