@@ -27,6 +27,12 @@ pub fn artifact(name: &str) -> PathBuf {
     path
 }
 
+/// The driver that end-to-end tests run on: softgpu, or what `MPSSHIM_TEST_DRIVER` names, such as the path of a
+/// genuine `libcuda.so.1`.
+pub fn driver() -> PathBuf {
+    env::var_os("MPSSHIM_TEST_DRIVER").map_or_else(|| artifact("libsoftgpu.so"), PathBuf::from)
+}
+
 /// The package that a library or program belongs to.
 fn package_of(name: &str) -> &str {
     match name {

@@ -4,6 +4,7 @@
 //! the server has neither more descriptors, nor more shared mappings, nor less device memory than before.
 
 mod control_daemon;
+mod scene;
 
 use control_daemon::{Place, wait_until};
 use mpsshim_proto::cuda::*;
@@ -15,122 +16,22 @@ use mpsshim_proto::message::{
 };
 use mpsshim_proto::ring::{MAX_MESSAGE, WRAP};
 use mpsshim_proto::segment::{FLAGS, RING_LEN, SEGMENT_LEN, STAGING_LEN};
-use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::peer::{
     PTX, Peer, Status, Worker, copy, fill_params, greet, hello, launch, memory_file, memset,
     truncate,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use scene::{Scene, control, daemon, reconnect};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// A daemon whose servers run on softgpu, and its first server.
-struct Scene {
-    place: Place,
-    observer: Peer,
-    before: Held,
-}
-
-/// What a server process holds.
-#[derive(Debug, PartialEq, Eq)]
-struct Held {
-    free: u64,
-    descriptors: usize,
-    mappings: usize,
-}
-
 impl Scene {
-    fn new() -> Scene {
-        let place = daemon();
-        // Whatever is made once and kept exists after the first client.
-        let mut first = Worker::connect(&control(&place)).expect("the first client");
-        first.round().expect("the first round");
-        let ended = Worker::connect(&control(&place)).expect("a second client at a time");
-        drop((first, ended));
-        let mut observer = Peer::connect(&control(&place)).expect("observer");
-        observer
-            .ask_as(0, Op::Attach, &Attach::default(), &[])
-            .expect("attach");
-        wait_until("both have gone", || {
-            place.log("server.log").contains("contexts is 1.")
-        });
-        let mut scene = Scene {
-            place,
-            observer,
-            before: Held {
-                free: 0,
-                descriptors: 0,
-                mappings: 0,
-            },
-        };
-        scene.before = scene.settled();
-        scene
-    }
-
-    fn server(&self) -> u32 {
-        self.observer.welcome.server_pid
-    }
-
-    fn held(&mut self) -> Held {
-        let pid = self.server();
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
-        Held {
-            free: self.observer.mem_info().expect("memory").free,
-            descriptors: fs::read_dir(format!("/proc/{pid}/fd"))
-                .expect("descriptors")
-                .count(),
-            mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
-        }
-    }
-
-    /// What is held once that has not changed for a while.
-    fn settled(&mut self) -> Held {
-        let mut held = self.held();
-        let mut since = Instant::now();
-        while since.elapsed() < Duration::from_millis(200) {
-            std::thread::sleep(Duration::from_millis(20));
-            let now = self.held();
-            if now != held {
-                (held, since) = (now, Instant::now());
-            }
-        }
-        held
-    }
-
-    fn peer(&self) -> Peer {
-        Peer::connect(&control(&self.place)).expect("peer")
-    }
-
-    fn worker(&self) -> Worker {
-        Worker::connect(&control(&self.place)).expect("worker")
-    }
-
-    /// Runs `test` while a second client computes, then looks whether anything is left of it.
-    fn beside_a_worker(mut self, test: impl FnOnce(&Scene)) {
-        let bystander = Bystander::start(self.worker());
-        test(&self);
-        bystander.stop();
-        let until = Instant::now() + Duration::from_secs(8);
-        loop {
-            let now = self.held();
-            if now == self.before {
-                return;
-            }
-            let left = format!("left over: {now:?}, before: {:?}", self.before);
-            assert!(Instant::now() < until, "{left}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
     /// Each of these ends its session, and the log says why.
     fn each_ends_its_session(self, cases: Vec<Case>) {
         self.beside_a_worker(|scene| {
@@ -156,75 +57,6 @@ type Case = (Box<dyn FnOnce(&mut Peer) -> Status>, &'static str);
 
 fn case(reason: &'static str, breach: impl FnOnce(&mut Peer) -> Status + 'static) -> Case {
     (Box::new(breach), reason)
-}
-
-fn daemon() -> Place {
-    let path = |name| {
-        artifact(name)
-            .into_os_string()
-            .into_string()
-            .expect("UTF-8")
-    };
-    Place::with_daemon_env(&[
-        ("MPSSHIM_SERVER", &path("mps-server")),
-        ("MPSSHIM_CUDA_LIBRARY", &path("libsoftgpu.so")),
-    ])
-}
-
-fn control(place: &Place) -> PathBuf {
-    place.pipe().join("control")
-}
-
-/// A new client once a server has been lost: one that was handed to it at the last moment is refused, or dropped
-/// without a welcome, and may try again.
-fn reconnect(place: &Place) -> Worker {
-    let until = Instant::now() + Duration::from_secs(2);
-    loop {
-        match Worker::connect(&control(place)) {
-            Ok(worker) => return worker,
-            Err(error) => assert!(Instant::now() < until, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A client that computes in a thread of its own until it is stopped.
-struct Bystander {
-    stop: Arc<AtomicBool>,
-    rounds: Arc<AtomicU32>,
-    thread: JoinHandle<()>,
-}
-
-impl Bystander {
-    fn start(mut worker: Worker) -> Bystander {
-        let (stop, rounds) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU32::new(0)),
-        );
-        let (told, count) = (stop.clone(), rounds.clone());
-        let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
-                worker.round().expect("a bystander is not disturbed");
-                count.fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-        Bystander {
-            stop,
-            rounds,
-            thread,
-        }
-    }
-
-    /// One more round, then the end.
-    fn stop(self) {
-        let before = self.rounds.load(Ordering::Relaxed);
-        wait_until("the bystander has done one more round", || {
-            self.rounds.load(Ordering::Relaxed) > before || self.thread.is_finished()
-        });
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("bystander");
-    }
 }
 
 #[test]
@@ -859,6 +691,31 @@ fn a_client_that_asks_and_never_listens_stops_nobody() {
         };
         let refused = (0..2000).find_map(|_| peer.ask::<_, Range>(Op::HostAlloc, &body, &[]).err());
         assert_eq!(refused, Some(CUDA_ERROR_OUT_OF_MEMORY));
+    });
+}
+
+#[test]
+fn a_printing_client_that_dies_leaves_its_turn() {
+    Scene::new().beside_a_worker(|scene| {
+        let image = format!("// vprintf\n{PTX}");
+        for round in 0..3 {
+            let mut peer = scene.peer();
+            peer.ask_as(0, Op::Attach, &Attach::default(), &[])
+                .expect("attach");
+            let stream = peer.stream().expect("stream");
+            let module = peer.module(image.as_bytes()).expect("module");
+            let fill = peer.function(module, "fill").expect("function");
+            let memory = peer.memory(4096).expect("memory").start;
+            let params = fill_params(memory, 1, 1);
+            let body = launch(fill, stream, 1, params.len());
+            peer.post(Op::Launch, &body, &params).expect("post");
+            peer.finish(stream)
+                .unwrap_or_else(|status| panic!("the turn comes in round {round}: {status}"));
+            // No mark follows this one: as far as flags tell it is in flight for ever.
+            peer.post(Op::Launch, &body, &params).expect("post");
+            peer.ask_as(0, Op::MemInfo, &Attach::default(), &[])
+                .expect("it has been taken out of the ring");
+        }
     });
 }
 

@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub const SERVER_NOT_READY: u32 = CUDA_ERROR_MPS_SERVER_NOT_READY.0;
 
 /// Polls until it is so; panics when it is not within ten seconds.
-pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !is_so() {
         assert!(Instant::now() < until, "waited in vain until {what}");
@@ -35,6 +35,7 @@ pub fn other_user() -> Option<u32> {
 }
 
 /// What a program has printed and returned.
+#[derive(Debug)]
 pub struct Done {
     pub code: i32,
     pub out: String,

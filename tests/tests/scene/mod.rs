@@ -1,0 +1,190 @@
+//! The real daemon and server, with an eye on what the server holds and a second client that computes.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use crate::control_daemon::{Place, wait_until};
+use mpsshim_proto::message::{Attach, Op};
+use mpsshim_tests::artifacts::{artifact, driver};
+use mpsshim_tests::peer::{Peer, Worker};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A daemon whose servers run on softgpu, and its first server.
+pub struct Scene {
+    pub place: Place,
+    pub observer: Peer,
+    pub before: Held,
+}
+
+/// What a server process holds.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Held {
+    pub free: u64,
+    pub descriptors: usize,
+    pub mappings: usize,
+}
+
+impl Scene {
+    pub fn new() -> Scene {
+        let place = daemon();
+        // Whatever is made once and kept exists after the first client.
+        let mut first = Worker::connect(&control(&place)).expect("the first client");
+        first.round().expect("the first round");
+        let ended = Worker::connect(&control(&place)).expect("a second client at a time");
+        drop((first, ended));
+        let mut observer = Peer::connect(&control(&place)).expect("observer");
+        observer
+            .ask_as(0, Op::Attach, &Attach::default(), &[])
+            .expect("attach");
+        wait_until("both have gone", || {
+            place.log("server.log").contains("contexts is 1.")
+        });
+        let mut scene = Scene {
+            place,
+            observer,
+            before: Held {
+                free: 0,
+                descriptors: 0,
+                mappings: 0,
+            },
+        };
+        scene.before = scene.settled();
+        scene
+    }
+
+    pub fn server(&self) -> u32 {
+        self.observer.welcome.server_pid
+    }
+
+    pub fn held(&mut self) -> Held {
+        let pid = self.server();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+        Held {
+            free: self.observer.mem_info().expect("memory").free,
+            descriptors: fs::read_dir(format!("/proc/{pid}/fd"))
+                .expect("descriptors")
+                .count(),
+            mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
+        }
+    }
+
+    /// What is held once that has not changed for a while.
+    pub fn settled(&mut self) -> Held {
+        let mut held = self.held();
+        let mut since = Instant::now();
+        while since.elapsed() < Duration::from_millis(200) {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.held();
+            if now != held {
+                (held, since) = (now, Instant::now());
+            }
+        }
+        held
+    }
+
+    pub fn peer(&self) -> Peer {
+        Peer::connect(&control(&self.place)).expect("peer")
+    }
+
+    pub fn worker(&self) -> Worker {
+        Worker::connect(&control(&self.place)).expect("worker")
+    }
+
+    /// Runs `test` while a second client computes, then looks whether anything is left of it.
+    pub fn beside_a_worker(mut self, test: impl FnOnce(&Scene)) {
+        let bystander = Bystander::start(self.worker());
+        test(&self);
+        bystander.stop();
+        self.is_as_before();
+    }
+
+    /// Whether nothing is left of any client but the observer.
+    pub fn is_as_before(&mut self) {
+        let until = Instant::now() + Duration::from_secs(8);
+        loop {
+            let now = self.held();
+            if now == self.before {
+                return;
+            }
+            let left = format!("left over: {now:?}, before: {:?}", self.before);
+            assert!(Instant::now() < until, "{left}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+pub fn daemon() -> Place {
+    daemon_with(&[])
+}
+
+/// A daemon whose servers are real and run on [`driver`].
+pub fn daemon_with(env: &[(&str, &str)]) -> Place {
+    let text = |path: PathBuf| path.into_os_string().into_string().expect("UTF-8");
+    let (server, driver) = (text(artifact("mps-server")), text(driver()));
+    let mut all = vec![
+        ("MPSSHIM_SERVER", server.as_str()),
+        ("MPSSHIM_CUDA_LIBRARY", driver.as_str()),
+    ];
+    all.extend(env);
+    Place::with_daemon_env(&all)
+}
+
+pub fn control(place: &Place) -> PathBuf {
+    place.pipe().join("control")
+}
+
+/// A new client once a server has been lost: one that was handed to it at the last moment is refused, or dropped
+/// without a welcome, and may try again.
+pub fn reconnect(place: &Place) -> Worker {
+    let until = Instant::now() + Duration::from_secs(2);
+    loop {
+        match Worker::connect(&control(place)) {
+            Ok(worker) => return worker,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A client that computes in a thread of its own until it is stopped.
+pub struct Bystander {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU32>,
+    thread: JoinHandle<()>,
+}
+
+impl Bystander {
+    pub fn start(mut worker: Worker) -> Bystander {
+        let (stop, rounds) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU32::new(0)),
+        );
+        let (told, count) = (stop.clone(), rounds.clone());
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                worker.round().expect("a bystander is not disturbed");
+                count.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Bystander {
+            stop,
+            rounds,
+            thread,
+        }
+    }
+
+    /// One more round, then the end.
+    pub fn stop(self) {
+        let before = self.rounds.load(Ordering::Relaxed);
+        wait_until("the bystander has done one more round", || {
+            self.rounds.load(Ordering::Relaxed) > before || self.thread.is_finished()
+        });
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("bystander");
+    }
+}
