@@ -1,4 +1,5 @@
 //! What the end-to-end tests share.
 
 pub mod artifacts;
+pub mod driver;
 pub mod peer;

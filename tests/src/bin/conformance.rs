@@ -2,57 +2,16 @@
 //!
 //! The expected lines, `tests/fixtures/conformance.expected`, were recorded on the genuine driver without the
 //! shim; through the shim, and on softgpu, they must come out the same. Nothing printed depends on the device.
-//! `conformance [SECTION…]` runs only these sections.
+//! `conformance [SECTION…]` runs only these sections. `CONFORMANCE_CYCLES` is how many clock ticks the kernels last
+//! that must still run when the next call comes: more where the CPU that should make that call is busy.
 
 use mpsshim_proto::cuda::*;
+use mpsshim_tests::cu;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
 
 const PTX: &str = concat!(include_str!("../../fixtures/conformance.ptx"), "\0");
-
-struct Library(*mut c_void);
-// SAFETY: a handle of dlopen may be used by any thread.
-unsafe impl Send for Library {}
-// SAFETY: as above.
-unsafe impl Sync for Library {}
-
-static DRIVER: OnceLock<Library> = OnceLock::new();
-
-fn symbol(name: &str) -> *mut c_void {
-    let driver = DRIVER.get_or_init(|| {
-        // SAFETY: a NUL-ended name.
-        let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "no libcuda.so.1");
-        Library(handle)
-    });
-    let text = CString::new(name).expect("no NUL");
-    // SAFETY: an open handle and a NUL-ended name.
-    let address = unsafe { libc::dlsym(driver.0, text.as_ptr()) };
-    assert!(!address.is_null(), "the driver has no {name}");
-    address
-}
-
-macro_rules! any {
-    ($e:expr) => {
-        _
-    };
-}
-
-/// Calls an entry point by its exported name; the arguments' types must be the C ones.
-macro_rules! cu {
-    ($name:ident $(, $arg:expr)* $(,)?) => {{
-        let address = symbol(stringify!($name));
-        // SAFETY: the caller writes the arguments as cuda.h declares them.
-        #[allow(clippy::missing_transmute_annotations)]
-        let result: CUresult = unsafe {
-            let function = std::mem::transmute::<*mut c_void, unsafe extern "C" fn($(any!($arg)),*) -> CUresult>(address);
-            function($($arg),*)
-        };
-        result
-    }};
-}
 
 macro_rules! say { ($what:expr, $($value:tt)*) => { println!("{}: {}", $what, format_args!($($value)*)) }; }
 
@@ -68,6 +27,8 @@ struct Setup {
     device: CUdevice,
     module: CUmodule,
     functions: BTreeMap<&'static str, CUfunction>,
+    /// How long a slow kernel takes, in ticks of the device's clock.
+    cycles: i64,
 }
 
 impl Setup {
@@ -100,6 +61,8 @@ impl Setup {
             device,
             module,
             functions,
+            cycles: std::env::var("CONFORMANCE_CYCLES")
+                .map_or(20_000_000, |cycles| cycles.parse().expect("a number")),
         }
     }
 
@@ -148,7 +111,7 @@ impl Setup {
 
     /// Keeps a stream busy for some milliseconds, then stores a value.
     fn slow_store(&self, out: CUdeviceptr, value: i32, stream: CUstream) {
-        let (mut out, mut value, mut cycles) = (out, value, 20_000_000i64);
+        let (mut out, mut value, mut cycles) = (out, value, self.cycles);
         let params = &mut [
             (&raw mut out).cast(),
             (&raw mut value).cast(),

@@ -1,0 +1,228 @@
+//! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
+//! `stray`, `fork`, `exec`.
+//!
+//! A call that fails ends it: the status is printed, and the exit status is 1.
+
+use mpsshim_proto::cuda::*;
+use mpsshim_tests::cu;
+use mpsshim_tests::peer::PTX;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::io::{self, Write};
+use std::process::{Command, ExitCode};
+use std::ptr::null_mut;
+
+type Status<T = ()> = Result<T, CUresult>;
+
+/// What every client has.
+struct Client {
+    fill: CUfunction,
+    stray: CUfunction,
+    stream: CUstream,
+    memory: CUdeviceptr,
+}
+
+const WORDS: u32 = 1024;
+const BYTES: usize = WORDS as usize * 4;
+/// More than fits a ring's message.
+const LARGE: usize = 512 << 10;
+
+impl Client {
+    fn new() -> Status<Client> {
+        cu!(cuInit, 0 as c_uint).ok()?;
+        let mut device: CUdevice = 0;
+        cu!(cuDeviceGet, &mut device, 0 as c_int).ok()?;
+        let mut context = CUcontext::NULL;
+        cu!(cuDevicePrimaryCtxRetain, &mut context, device).ok()?;
+        cu!(cuCtxSetCurrent, context).ok()?;
+        let image = CString::new(PTX).expect("no NUL");
+        let mut module = CUmodule::NULL;
+        cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
+        let [mut fill, mut stray] = [CUfunction::NULL; 2];
+        cu!(cuModuleGetFunction, &mut fill, module, c"fill".as_ptr()).ok()?;
+        cu!(cuModuleGetFunction, &mut stray, module, c"stray".as_ptr()).ok()?;
+        let mut stream = CUstream::NULL;
+        cu!(cuStreamCreate, &mut stream, CU_STREAM_NON_BLOCKING).ok()?;
+        let mut memory: CUdeviceptr = 0;
+        cu!(cuMemAlloc_v2, &mut memory, LARGE).ok()?;
+        Ok(Client {
+            fill,
+            stray,
+            stream,
+            memory,
+        })
+    }
+
+    fn launch(&self, function: CUfunction, params: &mut [*mut c_void]) -> Status {
+        cu!(
+            cuLaunchKernel,
+            function,
+            WORDS / 32,
+            1u32,
+            1u32,
+            32u32,
+            1u32,
+            1u32,
+            0u32,
+            self.stream,
+            params.as_mut_ptr(),
+            null_mut::<*mut c_void>()
+        )
+        .ok()
+    }
+
+    /// out[i] = 3 * i * seed.
+    fn fill(&self, mut out: CUdeviceptr, mut seed: u32) -> Status {
+        let mut rounds = 3u32;
+        let params = &mut [
+            (&raw mut out).cast(),
+            (&raw mut seed).cast(),
+            (&raw mut rounds).cast(),
+        ];
+        self.launch(self.fill, params)
+    }
+
+    /// Writes where nothing is.
+    fn stray(&self) -> Status {
+        let mut nowhere = 0x10u64;
+        self.launch(self.stray, &mut [(&raw mut nowhere).cast()])?;
+        self.synchronize()
+    }
+
+    fn synchronize(&self) -> Status {
+        cu!(cuStreamSynchronize, self.stream).ok()
+    }
+
+    /// Allocates device and pinned memory, launches, copies small and large blocks each way, checks, and frees.
+    fn round(&self, seed: u32) -> Status {
+        let mut extra: CUdeviceptr = 0;
+        cu!(cuMemAlloc_v2, &mut extra, LARGE).ok()?;
+        let mut pinned = null_mut::<c_void>();
+        cu!(cuMemHostAlloc, &mut pinned, BYTES, 0 as c_uint).ok()?;
+        let sent: Vec<u32> = (0..LARGE as u32 / 4).map(|i| i ^ seed).collect();
+        cu!(
+            cuMemcpyHtoDAsync_v2,
+            extra,
+            sent.as_ptr(),
+            LARGE,
+            self.stream
+        )
+        .ok()?;
+        cu!(cuMemcpyDtoDAsync_v2, self.memory, extra, LARGE, self.stream).ok()?;
+        self.fill(extra, seed)?;
+        cu!(cuMemcpyDtoHAsync_v2, pinned, extra, BYTES, self.stream).ok()?;
+        let mut back = vec![0u32; sent.len()];
+        cu!(
+            cuMemcpyDtoHAsync_v2,
+            back.as_mut_ptr(),
+            self.memory,
+            LARGE,
+            self.stream
+        )
+        .ok()?;
+        self.synchronize()?;
+        assert!(back == sent, "a copy there and back differs");
+        for i in 0..WORDS {
+            // SAFETY: `pinned` has BYTES bytes, and the copy into it is done.
+            let found = unsafe { pinned.cast::<u32>().add(i as usize).read() };
+            assert_eq!(
+                found,
+                i.wrapping_mul(seed).wrapping_mul(3),
+                "word {i} of round {seed}"
+            );
+        }
+        cu!(cuMemFreeHost, pinned).ok()?;
+        cu!(cuMemFree_v2, extra).ok()
+    }
+
+    fn work(&self, rounds: u32) -> Status {
+        for round in 1..=rounds {
+            self.round(round)?;
+            if round == 1 {
+                say("busy");
+            }
+        }
+        Ok(())
+    }
+
+    fn launch_on_and_on(&self) -> Status {
+        say("busy");
+        loop {
+            self.fill(self.memory, 1)?;
+            self.synchronize()?;
+        }
+    }
+
+    /// One call after a line on standard input.
+    fn idle(&self) -> Status {
+        say("ready");
+        io::stdin().read_line(&mut String::new()).expect("stdin");
+        cu!(cuStreamQuery, self.stream).ok()
+    }
+
+    /// A child without exec is refused; the parent goes on.
+    fn fork(&self) -> Status {
+        self.round(1)?;
+        // SAFETY: this process has one thread of its own; the child makes three calls, writes, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut count: c_int = 0;
+            let statuses = [
+                cu!(cuDeviceGetCount, &mut count),
+                self.synchronize().err().unwrap_or(CUDA_SUCCESS),
+                cu!(cuMemAlloc_v2, &mut { 0u64 }, 16usize),
+                cu!(cuInit, 0 as c_uint),
+            ];
+            let refused = statuses.map(|status| status == CUDA_ERROR_NOT_INITIALIZED);
+            // SAFETY: ends the child without the parent's exit handlers.
+            unsafe { libc::_exit(if refused == [true; 4] { 7 } else { 8 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        say(&format!("child {}", libc::WEXITSTATUS(status)));
+        self.round(2)
+    }
+
+    /// A child with exec is a client of its own.
+    fn exec(&self) -> Status {
+        self.round(1)?;
+        let own = std::env::current_exe().expect("a running program has a file");
+        let child = Command::new(own).args(["work", "2"]).status();
+        say(&format!("child {}", child.expect("run").success()));
+        self.round(2)
+    }
+}
+
+fn say(line: &str) {
+    println!("{line}");
+    // Whoever reads it may have gone.
+    let _ = io::stdout().flush();
+}
+
+fn run(what: &str, rounds: u32) -> Status {
+    let client = Client::new()?;
+    match what {
+        "work" => client.work(rounds),
+        "launch" => client.launch_on_and_on(),
+        "idle" => client.idle(),
+        "stray" => client.stray(),
+        "fork" => client.fork(),
+        "exec" => client.exec(),
+        _ => panic!("client {what:?}"),
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let what = arguments.next().unwrap_or_default();
+    let rounds = arguments
+        .next()
+        .map_or(u32::MAX, |rounds| rounds.parse().expect("a number"));
+    match run(&what, rounds) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(status) => {
+            say(&format!("{status}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The conformance program (`src/bin/conformance.rs`) says through the proxy, and with the shim but no daemon, what
+//! it said on a GPU without the shim (`fixtures/conformance.expected`), line by line and nothing besides.
+//!
+//! Runs on softgpu, or on a GPU: `MPSSHIM_TEST_DRIVER=/path/to/libcuda.so.1 cargo test --test conformance`.
+
+mod control_daemon;
+mod programs;
+mod scene;
+
+use control_daemon::{Done, Place};
+use programs::{DriverFolder, Running, finish, preloaded};
+use scene::daemon;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
+const EXPECTED: &str = include_str!("../fixtures/conformance.expected");
+const EXPECTED_FAULT: &str = include_str!("../fixtures/conformance-fault.expected");
+/// The sections of [`EXPECTED_FAULT`].
+const FAULT: [&str; 2] = ["before_init", "fault"];
+/// A call must come while a kernel runs, on CPUs that others use as well: 0.2 s on softgpu.
+const PATIENT: (&str, &str) = ("CONFORMANCE_CYCLES", "200000000");
+/// One test at a time, for the same reason.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn agrees(done: &Done, expected: &str) {
+    let (found, expected): (Vec<_>, Vec<_>) =
+        (done.out.lines().collect(), expected.lines().collect());
+    let mut section = "";
+    for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        if expected.starts_with('[') {
+            section = expected;
+        }
+        assert_eq!(found, expected, "line {} in {section}", number + 1);
+    }
+    assert_eq!(found.len(), expected.len(), "{}", done.err);
+    assert_eq!((done.code, done.err.as_str()), (0, ""));
+}
+
+fn proxied(place: &Place) -> Command {
+    let mut command = preloaded(PROGRAM, place.pipe());
+    command.env(PATIENT.0, PATIENT.1);
+    command
+}
+
+fn with_no_daemon() -> Command {
+    preloaded(PROGRAM, Path::new("/nonexistent/pipe"))
+}
+
+#[test]
+fn on_the_driver_itself() {
+    let _alone = alone();
+    let driver = DriverFolder::new();
+    agrees(
+        &finish(driver.native(PROGRAM).env(PATIENT.0, PATIENT.1)),
+        EXPECTED,
+    );
+    agrees(&finish(driver.native(PROGRAM).args(FAULT)), EXPECTED_FAULT);
+}
+
+#[test]
+fn with_the_shim_and_no_daemon() {
+    let _alone = alone();
+    agrees(
+        &finish(with_no_daemon().env(PATIENT.0, PATIENT.1)),
+        EXPECTED,
+    );
+    agrees(&finish(with_no_daemon().args(FAULT)), EXPECTED_FAULT);
+}
+
+#[test]
+fn through_the_proxy() {
+    let _alone = alone();
+    let place = daemon();
+    agrees(&finish(&mut proxied(&place)), EXPECTED);
+    agrees(&finish(proxied(&place).args(FAULT)), EXPECTED_FAULT);
+    agrees(&finish(&mut proxied(&place)), EXPECTED);
+}
+
+#[test]
+fn four_at_once_through_the_proxy() {
+    let _alone = alone();
+    let place = daemon();
+    let copies: Vec<Running> = (0..4)
+        .map(|_| Running::start(&mut proxied(&place)))
+        .collect();
+    for copy in copies {
+        agrees(&copy.finish(Duration::from_secs(120)), EXPECTED);
+    }
+    let servers = place.control(&["get_server_list"]).out;
+    assert_eq!(servers.lines().count(), 1, "one server for all");
+}
