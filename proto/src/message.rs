@@ -280,6 +280,9 @@ pub const INLINE_COPY_MAX: usize = 4 << 10;
 /// when it has waited.
 pub const FUNCTION_PRINTS: u32 = 1;
 
+/// Attributes that one launch may carry: twice as many as there are kinds.
+pub const ATTRIBUTES_MAX: usize = 32;
+
 /// The most bytes of kernel parameters the driver takes (CUDA 12.1 and later).
 pub const PARAMS_MAX: usize = 32_764;
 

@@ -15,7 +15,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 
 /// Numbers of synchronizing clients with which marks are events.
-const ASKED: RangeInclusive<usize> = 6..=20;
+const ASKED: RangeInclusive<usize> = 6..=12;
 /// How a mark is made; `auto` chooses by the number of clients that synchronize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum MarkKind {

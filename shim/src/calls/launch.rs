@@ -8,7 +8,7 @@ use mpsshim_proto::cuda::{
     CU_LAUNCH_PARAM_END, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
     CUlaunchAttribute, CUlaunchConfig, CUresult,
 };
-use mpsshim_proto::message::{Launch, Op, PARAMS_MAX};
+use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, Op, PARAMS_MAX};
 use zerocopy::IntoBytes;
 
 use super::entries;
@@ -25,9 +25,6 @@ entries! {
     cuLaunchCooperativeKernel => launch_cooperative::<false>,
     cuLaunchCooperativeKernel_ptsz => launch_cooperative::<true>,
 }
-
-/// More attributes than there are ids are a mistake.
-pub const ATTRIBUTES_MAX: u32 = 64;
 
 /// How a launch gives its parameters: one pointer each.
 pub type Pointers = In<*const u8>;
@@ -139,7 +136,7 @@ pub unsafe fn attributes<'a>(config: &CUlaunchConfig) -> Status<&'a [u8]> {
     if config.num_attrs == 0 {
         return Ok(&[]);
     }
-    if config.attrs.is_null() || config.num_attrs > ATTRIBUTES_MAX {
+    if config.attrs.is_null() || config.num_attrs as usize > ATTRIBUTES_MAX {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let len = config.num_attrs as usize * size_of::<CUlaunchAttribute>();

@@ -3,17 +3,15 @@
 use super::super::Shared;
 use super::super::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::{Launch, PARAMS_MAX};
+use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
 use std::ffi::c_void;
 
-/// Attributes one launch may have: there are fewer kinds.
-const MAX_ATTRIBUTES: usize = 32;
 const ATTRIBUTE: usize = size_of::<CUlaunchAttribute>();
 
 /// A launch's attributes, translated, in the driver's form.
 pub struct Attributes {
-    list: [CUlaunchAttribute; MAX_ATTRIBUTES],
+    list: [CUlaunchAttribute; ATTRIBUTES_MAX],
     count: u32,
 }
 
@@ -76,7 +74,7 @@ impl Session {
     /// Copies the attributes behind the parameters out and puts the driver's handles into them.
     pub fn attributes(&self, message: &Message, body: &Launch) -> Result<Attributes, CallError> {
         let count = body.attributes as usize;
-        if count > MAX_ATTRIBUTES {
+        if count > ATTRIBUTES_MAX {
             return Err(CallError::Violation(format!("{count} launch attributes")));
         }
         let zero = CUlaunchAttribute {
@@ -85,7 +83,7 @@ impl Session {
             value: [0; 64],
         };
         let mut attributes = Attributes {
-            list: [zero; MAX_ATTRIBUTES],
+            list: [zero; ATTRIBUTES_MAX],
             count: body.attributes,
         };
         let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
