@@ -547,8 +547,12 @@ fn a_fault_stays() {
     let (wild, trapped) = (function(module, c"wild"), function(module, c"trapped"));
     let flag = get("cuMemHostAlloc", &[4096, 0]);
     let stream = get("cuStreamCreate", &[1]);
+    // The gate keeps the fault from coming before everything is queued.
+    ok("cuStreamWaitValue32_v2", &[stream, flag + 4, 1, 1]);
     assert_eq!(launch(wild, 1, 1, 0, stream, &[0x10]), CUDA_SUCCESS);
     ok("cuStreamWriteValue32_v2", &[stream, flag, 1, 0]);
+    // SAFETY: pinned memory of the driver's, freed only with the context.
+    unsafe { (*((flag + 4) as *const AtomicU32)).store(1, Ordering::SeqCst) };
     assert_eq!(
         call("cuStreamSynchronize", &[stream]),
         CUDA_ERROR_ILLEGAL_ADDRESS
