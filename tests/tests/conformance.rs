@@ -12,7 +12,6 @@ use programs::{DriverFolder, Running, finish, preloaded};
 use scene::daemon;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
@@ -20,15 +19,6 @@ const EXPECTED: &str = include_str!("../fixtures/conformance.expected");
 const EXPECTED_FAULT: &str = include_str!("../fixtures/conformance-fault.expected");
 /// The sections of [`EXPECTED_FAULT`].
 const FAULT: [&str; 2] = ["before_init", "fault"];
-/// A call must come while a kernel runs, on CPUs that others use as well: 0.2 s on softgpu.
-const PATIENT: (&str, &str) = ("CONFORMANCE_CYCLES", "200000000");
-/// One test at a time, for the same reason.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn agrees(done: &Done, expected: &str) {
     let (found, expected): (Vec<_>, Vec<_>) =
         (done.out.lines().collect(), expected.lines().collect());
@@ -44,9 +34,7 @@ fn agrees(done: &Done, expected: &str) {
 }
 
 fn proxied(place: &Place) -> Command {
-    let mut command = preloaded(PROGRAM, place.pipe());
-    command.env(PATIENT.0, PATIENT.1);
-    command
+    preloaded(PROGRAM, place.pipe())
 }
 
 fn with_no_daemon() -> Command {
@@ -55,28 +43,19 @@ fn with_no_daemon() -> Command {
 
 #[test]
 fn on_the_driver_itself() {
-    let _alone = alone();
     let driver = DriverFolder::new();
-    agrees(
-        &finish(driver.native(PROGRAM).env(PATIENT.0, PATIENT.1)),
-        EXPECTED,
-    );
+    agrees(&finish(&mut driver.native(PROGRAM)), EXPECTED);
     agrees(&finish(driver.native(PROGRAM).args(FAULT)), EXPECTED_FAULT);
 }
 
 #[test]
 fn with_the_shim_and_no_daemon() {
-    let _alone = alone();
-    agrees(
-        &finish(with_no_daemon().env(PATIENT.0, PATIENT.1)),
-        EXPECTED,
-    );
+    agrees(&finish(&mut with_no_daemon()), EXPECTED);
     agrees(&finish(with_no_daemon().args(FAULT)), EXPECTED_FAULT);
 }
 
 #[test]
 fn through_the_proxy() {
-    let _alone = alone();
     let place = daemon();
     agrees(&finish(&mut proxied(&place)), EXPECTED);
     agrees(&finish(proxied(&place).args(FAULT)), EXPECTED_FAULT);
@@ -85,7 +64,6 @@ fn through_the_proxy() {
 
 #[test]
 fn four_at_once_through_the_proxy() {
-    let _alone = alone();
     let place = daemon();
     let copies: Vec<Running> = (0..4)
         .map(|_| Running::start(&mut proxied(&place)))

@@ -2,14 +2,14 @@
 //!
 //! The expected lines, `tests/fixtures/conformance.expected`, were recorded on the genuine driver without the
 //! shim; through the shim, and on softgpu, they must come out the same. Nothing printed depends on the device.
-//! `conformance [SECTION…]` runs only these sections. `CONFORMANCE_CYCLES` is how many clock ticks the kernels last
-//! that must still run when the next call comes: more where the CPU that should make that call is busy.
+//! `conformance [SECTION…]` runs only these sections.
 
 use mpsshim_proto::cuda::*;
 use mpsshim_tests::cu;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
 
 const PTX: &str = concat!(include_str!("../../fixtures/conformance.ptx"), "\0");
 
@@ -23,12 +23,15 @@ macro_rules! must {
     }};
 }
 
+/// How long a slow kernel lasts, in ticks of the device's clock.
+const SLOW_CYCLES: i64 = 20_000_000;
+/// What it lasts at the least: no device has more than 2.5 ticks a nanosecond.
+const SLOW: Duration = Duration::from_nanos(SLOW_CYCLES as u64 * 2 / 5);
+
 struct Setup {
     device: CUdevice,
     module: CUmodule,
     functions: BTreeMap<&'static str, CUfunction>,
-    /// How long a slow kernel takes, in ticks of the device's clock.
-    cycles: i64,
 }
 
 impl Setup {
@@ -61,8 +64,6 @@ impl Setup {
             device,
             module,
             functions,
-            cycles: std::env::var("CONFORMANCE_CYCLES")
-                .map_or(20_000_000, |cycles| cycles.parse().expect("a number")),
         }
     }
 
@@ -111,13 +112,36 @@ impl Setup {
 
     /// Keeps a stream busy for some milliseconds, then stores a value.
     fn slow_store(&self, out: CUdeviceptr, value: i32, stream: CUstream) {
-        let (mut out, mut value, mut cycles) = (out, value, self.cycles);
+        let (mut out, mut value, mut cycles) = (out, value, SLOW_CYCLES);
         let params = &mut [
             (&raw mut out).cast(),
             (&raw mut value).cast(),
             (&raw mut cycles).cast(),
         ];
         assert!(self.launch("slow_store", 1, 1, 0, stream, params).is_ok());
+    }
+}
+
+impl Setup {
+    /// What a call returns while a stream is busy. Where the CPU is taken away for so long that the kernel may have
+    /// ended before the call, it is tried again.
+    fn while_busy(
+        &self,
+        out: CUdeviceptr,
+        value: i32,
+        stream: CUstream,
+        mut call: impl FnMut() -> CUresult,
+    ) -> CUresult {
+        for _ in 0..100 {
+            let began = Instant::now();
+            self.slow_store(out, value, stream);
+            let status = call();
+            if !status.is_ok() || began.elapsed() < SLOW {
+                return status;
+            }
+            must!(cuCtxSynchronize);
+        }
+        panic!("no call came in time");
     }
 }
 
@@ -1113,8 +1137,8 @@ fn streams(setup: &Setup) {
     );
     say!("its priority", "{priority}");
     say!("query idle", "{}", cu!(cuStreamQuery, blocking));
-    setup.slow_store(out, 1, blocking);
-    say!("query busy", "{}", cu!(cuStreamQuery, blocking));
+    let busy = setup.while_busy(out, 1, blocking, || cu!(cuStreamQuery, blocking));
+    say!("query busy", "{busy}");
     say!("query the other", "{}", cu!(cuStreamQuery, free_running));
     say!("synchronize", "{}", cu!(cuStreamSynchronize, blocking));
     say!("query done", "{}", cu!(cuStreamQuery, blocking));
@@ -1133,14 +1157,12 @@ fn streams(setup: &Setup) {
         "{}",
         read_i32(out + 12, 1)[0]
     );
-    setup.slow_store(out, 4, CUstream::NULL);
-    must!(cuMemsetD32Async, out + 16, 6u32, 1usize, free_running);
-    must!(cuStreamSynchronize, free_running);
-    say!(
-        "a non-blocking stream does not",
-        "{}",
+    let busy = setup.while_busy(out, 4, CUstream::NULL, || {
+        must!(cuMemsetD32Async, out + 16, 6u32, 1usize, free_running);
+        must!(cuStreamSynchronize, free_running);
         cu!(cuStreamQuery, CU_STREAM_LEGACY)
-    );
+    });
+    say!("a non-blocking stream does not", "{busy}");
     must!(cuStreamSynchronize, CU_STREAM_LEGACY);
     say!(
         "after it",
@@ -1148,12 +1170,10 @@ fn streams(setup: &Setup) {
         (read_i32(out, 1)[0], read_i32(out + 16, 1)[0])
     );
     // Per-thread default streams.
-    setup.slow_store(out, 5, CU_STREAM_PER_THREAD);
-    say!(
-        "per-thread stream busy",
-        "{}",
+    let busy = setup.while_busy(out, 5, CU_STREAM_PER_THREAD, || {
         cu!(cuStreamQuery, CU_STREAM_PER_THREAD)
-    );
+    });
+    say!("per-thread stream busy", "{busy}");
     must!(cuMemcpyDtoDAsync_v2, out + 20, out, 4usize, CUstream::NULL);
     must!(cuStreamSynchronize, CUstream::NULL);
     say!(
@@ -1245,14 +1265,16 @@ fn events(setup: &Setup) {
         cu!(cuEventElapsedTime, &mut ms, start, end)
     );
     must!(cuEventRecord, start, CUstream::NULL);
-    setup.slow_store(out, 1, CUstream::NULL);
-    must!(cuEventRecord, end, CUstream::NULL);
-    say!("query busy", "{}", cu!(cuEventQuery, end));
-    say!(
-        "elapsed busy",
-        "{}",
+    let busy = setup.while_busy(out, 1, CUstream::NULL, || {
+        must!(cuEventRecord, end, CUstream::NULL);
+        cu!(cuEventQuery, end)
+    });
+    say!("query busy", "{busy}");
+    let busy = setup.while_busy(out, 1, CUstream::NULL, || {
+        must!(cuEventRecord, end, CUstream::NULL);
         cu!(cuEventElapsedTime, &mut ms, start, end)
-    );
+    });
+    say!("elapsed busy", "{busy}");
     say!("synchronize", "{}", cu!(cuEventSynchronize, end));
     say!("query done", "{}", cu!(cuEventQuery, end));
     say!(
@@ -1270,13 +1292,11 @@ fn events(setup: &Setup) {
     );
     // An event is about what was before it, not about what comes later.
     must!(cuEventRecord, start, CUstream::NULL);
-    setup.slow_store(out, 2, CUstream::NULL);
-    must!(cuEventSynchronize, start);
-    say!(
-        "later work still runs",
-        "{}",
+    let busy = setup.while_busy(out, 2, CUstream::NULL, || {
+        must!(cuEventSynchronize, start);
         cu!(cuStreamQuery, CUstream::NULL)
-    );
+    });
+    say!("later work still runs", "{busy}");
     must!(cuCtxSynchronize);
     say!(
         "recorded again",
