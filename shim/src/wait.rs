@@ -1,10 +1,5 @@
 //! Waiting for a completion flag: spin, then yield, then sleep.
-//!
-//! Where threads outnumber CPUs ([`Header::crowded`](mpsshim_proto::segment::Header::crowded)), a thread that spins
-//! or yields for its whole wait takes the CPU from the server that it waits for. There it first sleeps for half of
-//! what its waits have lately taken.
 
-use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -74,51 +69,6 @@ pub fn wait(session: &Session, slot: u32, value: u32, policy: Policy) -> Status 
     let crowded = session.header().crowded.load(Ordering::Relaxed) != 0;
     let (spin, awake) = policy.times(crowded);
     let began = Instant::now();
-    if crowded && matches!(policy, Policy::Auto | Policy::Yield) {
-        let usual = Duration::from_nanos(USUAL_WAIT.get());
-        if usual > WORTH_SLEEPING {
-            sleep_precisely((usual / 2).min(LONGEST_NAP));
-        }
-        let result = awake_wait(session, slot, value, (spin, awake), began, &done);
-        let waited = began.elapsed().as_nanos() as u64;
-        USUAL_WAIT.set((3 * USUAL_WAIT.get() + waited) / 4);
-        return result;
-    }
-    awake_wait(session, slot, value, (spin, awake), began, &done)
-}
-
-thread_local! {
-    /// What this thread's waits have taken, a moving average in nanoseconds.
-    static USUAL_WAIT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Shorter waits are not worth a sleep and a wake-up (5 to 10 µs).
-const WORTH_SLEEPING: Duration = Duration::from_micros(30);
-/// The longest sleep that nobody ends early.
-const LONGEST_NAP: Duration = Duration::from_micros(500);
-
-/// Sleeps with a precision of a microsecond; the kernel's default for a thread is 50.
-fn sleep_precisely(time: Duration) {
-    // SAFETY: plain system calls on the calling thread; its own setting is put back.
-    unsafe {
-        let own = libc::prctl(libc::PR_GET_TIMERSLACK);
-        libc::prctl(libc::PR_SET_TIMERSLACK, 1000);
-        std::thread::sleep(time);
-        if own > 0 {
-            libc::prctl(libc::PR_SET_TIMERSLACK, own);
-        }
-    }
-}
-
-/// Spins and yields, then sleeps until woken.
-fn awake_wait(
-    session: &Session,
-    slot: u32,
-    value: u32,
-    (spin, awake): (Duration, Duration),
-    began: Instant,
-    done: &dyn Fn() -> bool,
-) -> Status {
     let mut round = 0u32;
     loop {
         for _ in 0..32 {
@@ -140,7 +90,7 @@ fn awake_wait(
             std::thread::yield_now();
         }
     }
-    sleep(session, slot, value, done)
+    sleep(session, slot, value, &done)
 }
 
 fn sleep(session: &Session, slot: u32, value: u32, done: &dyn Fn() -> bool) -> Status {
