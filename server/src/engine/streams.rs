@@ -287,11 +287,21 @@ impl Session {
     #[inline]
     pub fn is_full(&mut self, shared: &Shared, handle: u64) -> bool {
         let window = shared.window();
-        match self.streams.get_mut(handle) {
-            Ok(stream) if stream.ops - stream.done >= window => {
-                stream.ops - stream.take_notice(shared) >= window
-            }
-            _ => false,
+        let Ok(stream) = self.streams.get_mut(handle) else {
+            return false;
+        };
+        if stream.ops - stream.done < window || stream.ops - stream.take_notice(shared) < window {
+            return false;
         }
+        // The window may have shrunk since the last checkpoint: without one nobody would see the stream drain.
+        if stream.checkpoints.is_empty()
+            && shared.devices[stream.device]
+                .make_current(&shared.driver)
+                .is_ok()
+            && let Err(status) = stream.checkpoint(shared)
+        {
+            shared.note_status(status);
+        }
+        true
     }
 }
