@@ -8,8 +8,11 @@ mod programs;
 mod scene;
 
 use control_daemon::{Done, Place};
+use mpsshim_tests::artifacts::artifact;
 use programs::{DriverFolder, Running, finish, preloaded};
-use scene::daemon;
+use scene::{daemon, daemon_with};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -64,9 +67,30 @@ fn through_the_proxy() {
 
 #[test]
 fn four_at_once_through_the_proxy() {
-    let place = daemon();
+    four_at_once(&daemon());
+}
+
+/// Which kind of mark a server uses depends on how many clients there are; here each kind serves all.
+#[test]
+fn four_at_once_with_each_kind_of_mark() {
+    for kind in ["written", "asked"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("server");
+        let server = artifact("mps-server");
+        let text = format!(
+            "#!/bin/sh\nexec '{}' \"$@\" --marks {kind}\n",
+            server.display()
+        );
+        fs::write(&script, text).expect("a script");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+        let script = script.to_str().expect("UTF-8");
+        four_at_once(&daemon_with(&[("MPSSHIM_SERVER", script)]));
+    }
+}
+
+fn four_at_once(place: &Place) {
     let copies: Vec<Running> = (0..4)
-        .map(|_| Running::start(&mut proxied(&place)))
+        .map(|_| Running::start(&mut proxied(place)))
         .collect();
     for copy in copies {
         agrees(&copy.finish(Duration::from_secs(120)), EXPECTED);

@@ -224,6 +224,11 @@ fn a_forked_child_is_refused_and_one_with_exec_connects_anew() {
 }
 
 #[test]
+fn a_library_may_be_loaded_before_there_is_a_context() {
+    assert_eq!(succeed(&mut client(&daemon(), &["early"])), "");
+}
+
+#[test]
 fn a_killed_daemon_disturbs_no_client() {
     let place = daemon();
     let mut clients =

@@ -1,5 +1,5 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `exec`.
+//! `stray`, `fork`, `exec`, `early`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -193,6 +193,34 @@ impl Client {
     }
 }
 
+/// Loads a library before there is a context, as cudart does when a launch is a program's first call.
+fn early() -> Status {
+    cu!(cuInit, 0 as c_uint).ok()?;
+    let image = CString::new(PTX).expect("no NUL");
+    let none = null_mut::<c_void>();
+    let mut library = CUlibrary::NULL;
+    cu!(
+        cuLibraryLoadData,
+        &mut library,
+        image.as_ptr(),
+        none,
+        none,
+        0 as c_uint,
+        none,
+        none,
+        0 as c_uint
+    )
+    .ok()?;
+    let mut kernel = CUkernel::NULL;
+    let client = Client::new()?;
+    cu!(cuLibraryGetKernel, &mut kernel, library, c"fill".as_ptr()).ok()?;
+    let client = Client {
+        fill: CUfunction(kernel.0),
+        ..client
+    };
+    client.round(1)
+}
+
 fn say(line: &str) {
     println!("{line}");
     // Whoever reads it may have gone.
@@ -200,6 +228,9 @@ fn say(line: &str) {
 }
 
 fn run(what: &str, rounds: u32) -> Status {
+    if what == "early" {
+        return early();
+    }
     let client = Client::new()?;
     match what {
         "work" => client.work(rounds),
