@@ -1,4 +1,4 @@
-//! The conformance program (`src/bin/conformance.rs`) says through the proxy, and with the shim but no daemon, what
+//! The conformance program (`src/bin/conformance`) says through the proxy, and with the shim but no daemon, what
 //! it said on a GPU without the shim (`fixtures/conformance.expected`), line by line and nothing besides.
 //!
 //! Runs on softgpu, or on a GPU: `MPSSHIM_TEST_DRIVER=/path/to/libcuda.so.1 cargo test --test conformance`.

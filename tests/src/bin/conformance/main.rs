@@ -1,0 +1,212 @@
+//! Walks through the driver API and prints one line per finding, each the same on every driver that behaves.
+//!
+//! The expected lines, `tests/fixtures/conformance.expected`, were recorded on the genuine driver without the
+//! shim; through the shim, and on softgpu, they must come out the same. Nothing printed depends on the device.
+//! `conformance [SECTION…]` runs only these sections.
+
+use mpsshim_proto::cuda::*;
+use mpsshim_tests::cu;
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
+
+const PTX: &str = concat!(include_str!("../../../fixtures/conformance.ptx"), "\0");
+
+macro_rules! say { ($what:expr, $($value:tt)*) => { println!("{}: {}", $what, format_args!($($value)*)) }; }
+
+/// A call that must succeed for the rest to make sense.
+macro_rules! must {
+    ($name:ident $(, $arg:expr)* $(,)?) => {{
+        let result = cu!($name $(, $arg)*);
+        assert!(result.is_ok(), "{} failed: {result}", stringify!($name));
+    }};
+}
+
+mod contexts;
+mod kernels;
+mod memory;
+mod streams;
+
+use contexts::{before_init, contexts, names, threads};
+use kernels::{absent_fault, launches, modules, occupancy};
+use memory::{copies, host_memory, memory};
+use streams::{events, streams};
+
+/// How long a slow kernel lasts, in ticks of the device's clock.
+const SLOW_CYCLES: i64 = 20_000_000;
+/// What it lasts at the least: no device has more than 2.5 ticks a nanosecond.
+const SLOW: Duration = Duration::from_nanos(SLOW_CYCLES as u64 * 2 / 5);
+
+struct Setup {
+    device: CUdevice,
+    module: CUmodule,
+    functions: BTreeMap<&'static str, CUfunction>,
+}
+
+impl Setup {
+    fn new() -> Setup {
+        must!(cuInit, 0u32);
+        let mut device: CUdevice = 0;
+        must!(cuDeviceGet, &mut device, 0 as c_int);
+        let mut context = CUcontext::NULL;
+        must!(cuDevicePrimaryCtxRetain, &mut context, device);
+        must!(cuCtxSetCurrent, context);
+        let mut module = CUmodule::NULL;
+        must!(cuModuleLoadData, &mut module, PTX.as_ptr());
+        let mut functions = BTreeMap::new();
+        for name in [
+            "store_index",
+            "axpy",
+            "count_threads",
+            "mixed",
+            "reverse",
+            "slow_store",
+            "write_to",
+            "nothing",
+        ] {
+            let mut function = CUfunction::NULL;
+            let text = CString::new(name).expect("no NUL");
+            must!(cuModuleGetFunction, &mut function, module, text.as_ptr());
+            functions.insert(name, function);
+        }
+        Setup {
+            device,
+            module,
+            functions,
+        }
+    }
+
+    fn launch(
+        &self,
+        name: &str,
+        grid: u32,
+        block: u32,
+        shared: u32,
+        stream: CUstream,
+        params: &mut [*mut c_void],
+    ) -> CUresult {
+        let function = self.functions[name];
+        cu!(
+            cuLaunchKernel,
+            function,
+            grid,
+            1u32,
+            1u32,
+            block,
+            1u32,
+            1u32,
+            shared,
+            stream,
+            params.as_mut_ptr(),
+            null_mut::<*mut c_void>()
+        )
+    }
+
+    fn store_index(&self, out: CUdeviceptr, count: i32, factor: i32, stream: CUstream) -> CUresult {
+        let (mut out, mut count_, mut factor) = (out, count, factor);
+        let params = &mut [
+            (&raw mut out).cast(),
+            (&raw mut count_).cast(),
+            (&raw mut factor).cast(),
+        ];
+        self.launch(
+            "store_index",
+            (count as u32).div_ceil(64),
+            64,
+            0,
+            stream,
+            params,
+        )
+    }
+
+    /// Keeps a stream busy for some milliseconds, then stores a value.
+    fn slow_store(&self, out: CUdeviceptr, value: i32, stream: CUstream) {
+        let (mut out, mut value, mut cycles) = (out, value, SLOW_CYCLES);
+        let params = &mut [
+            (&raw mut out).cast(),
+            (&raw mut value).cast(),
+            (&raw mut cycles).cast(),
+        ];
+        assert!(self.launch("slow_store", 1, 1, 0, stream, params).is_ok());
+    }
+}
+
+impl Setup {
+    /// What a call returns while a stream is busy. Where the CPU is taken away for so long that the kernel may have
+    /// ended before the call, it is tried again.
+    fn while_busy(
+        &self,
+        out: CUdeviceptr,
+        value: i32,
+        stream: CUstream,
+        mut call: impl FnMut() -> CUresult,
+    ) -> CUresult {
+        for _ in 0..100 {
+            let began = Instant::now();
+            self.slow_store(out, value, stream);
+            let status = call();
+            if !status.is_ok() || began.elapsed() < SLOW {
+                return status;
+            }
+            must!(cuCtxSynchronize);
+        }
+        panic!("no call came in time");
+    }
+}
+
+fn alloc(len: usize) -> CUdeviceptr {
+    let mut pointer: CUdeviceptr = 0;
+    must!(cuMemAlloc_v2, &mut pointer, len);
+    pointer
+}
+
+fn free(pointer: CUdeviceptr) {
+    must!(cuMemFree_v2, pointer);
+}
+
+fn read_i32(from: CUdeviceptr, count: usize) -> Vec<i32> {
+    let mut values = vec![0i32; count];
+    must!(cuMemcpyDtoH_v2, values.as_mut_ptr(), from, count * 4);
+    values
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ *byte as u64).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let want =
+        |name: &str| wanted.is_empty() && name != "fault" || wanted.iter().any(|w| w == name);
+    if want("before_init") {
+        println!("[before_init]");
+        before_init();
+    }
+    let setup = Setup::new();
+    let sections: [(&str, &dyn Fn()); 11] = [
+        ("contexts", &|| contexts(&setup)),
+        ("memory", &memory),
+        ("copies", &copies),
+        ("host_memory", &|| host_memory(&setup)),
+        ("launches", &|| launches(&setup)),
+        ("modules", &|| modules(&setup)),
+        ("streams", &|| streams(&setup)),
+        ("events", &|| events(&setup)),
+        ("occupancy", &|| occupancy(&setup)),
+        ("threads", &|| threads(&setup)),
+        ("names", &names),
+    ];
+    for (name, section) in sections {
+        if want(name) {
+            println!("[{name}]");
+            section();
+        }
+    }
+    if want("fault") {
+        println!("[fault]");
+        absent_fault(&setup);
+    }
+}
