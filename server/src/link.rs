@@ -160,7 +160,15 @@ impl Link {
     /// `None`: the other end is closed.
     fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Option<OwnedFd>)>, LinkError> {
         let mut buffer = vec![0; PACKET_LIMIT];
-        let packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer)?;
+        let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer);
+        // Said once of a peer that died before it had read everything; what it had sent is still there.
+        if packet
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+        {
+            packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer);
+        }
+        let packet = packet?;
         match packet {
             packet if packet.cut => Err(LinkError::TooLong),
             packet if packet.len == 0 => Ok(None),
@@ -289,6 +297,17 @@ mod tests {
             seqpacket::receive(theirs.as_fd(), &mut buffer).expect("receive"),
             7
         );
+    }
+
+    #[test]
+    fn what_a_dying_server_had_said_is_heard() {
+        let (daemon, server) = links();
+        server.report(&ToDaemon::Ready).expect("report");
+        // It dies with an order unread: the socket then says that the connection was reset, once.
+        daemon.order_shutdown(false).expect("order");
+        drop(server);
+        assert!(matches!(daemon.next_report(), Ok(Some(ToDaemon::Ready))));
+        assert!(matches!(daemon.next_report(), Ok(None)));
     }
 
     #[test]

@@ -595,6 +595,38 @@ fn memory_of_another_session_is_out_of_reach() {
 }
 
 #[test]
+fn memory_freed_under_running_work_stays_until_that_is_done() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut hasty = scene.worker();
+        let (stream, fill) = (hasty.stream, hasty.fill);
+        let free = |hasty: &mut Worker| hasty.peer.mem_info().expect("info").free;
+        let before = free(&mut hasty);
+        let memory = hasty.peer.memory(4 << 20).expect("memory");
+        // Stores at its end only.
+        let params = fill_params(memory.start, 1, 1_000_000);
+        let body = launch(fill, stream, 1, params.len());
+        hasty.peer.post(Op::Launch, &body, &params).expect("launch");
+        hasty
+            .peer
+            .post(Op::MemRelease, &memory, &[])
+            .expect("release");
+        let mut other = scene.peer();
+        let theirs = other.memory(4 << 20).expect("memory of another");
+        assert!(
+            theirs.start + theirs.len <= memory.start || memory.start + memory.len <= theirs.start
+        );
+        assert_eq!(
+            hasty.peer.finish(stream),
+            Ok(()),
+            "the kernel stores where it may"
+        );
+        drop(other);
+        wait_until("the memory is free", || free(&mut hasty) == before);
+        hasty.round().expect("the session goes on");
+    });
+}
+
+#[test]
 fn memory_beyond_all_reason_is_refused() {
     Scene::new().beside_a_worker(|scene| {
         let mut peer = scene.peer();

@@ -239,6 +239,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         shared.wake_watcher();
     }
     session.stop_printing(shared);
+    session.finish_releases(shared);
     if shared.is_lost() {
         return Visit::Ended(Some("the context is lost".into()));
     }

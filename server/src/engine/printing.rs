@@ -115,8 +115,8 @@ impl Session {
         *shared.printing.holder.lock() = None;
     }
 
-    /// Whether the driver says that all streams are idle. A client can forge the flags that
-    /// [`Session::has_work_in_flight`] goes by, and synchronizing must not wait for such a client.
+    /// Whether the driver says that all streams are idle. What [`Session::has_work_in_flight`] goes by may be known
+    /// a moment before the driver notices, and synchronizing must not wait.
     fn is_idle(&self, shared: &Shared) -> bool {
         self.streams.iter().chain(&self.retired).all(|stream| {
             let _ = shared.devices[stream.device].make_current(&shared.driver);

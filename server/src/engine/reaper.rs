@@ -119,7 +119,8 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
         let _ = shared.devices[event.device].make_current(&shared.driver);
         let _ = shared.driver.event_destroy(event.raw);
     }
-    for (_, grant) in std::mem::take(&mut session.grants) {
+    let grants = std::mem::take(&mut session.grants).into_values();
+    for grant in grants.chain(session.releasing.drain(..)) {
         if let Err(status) = shared.revoke(grant) {
             tracing::error!(
                 "device memory of session {} was not freed: {status}",

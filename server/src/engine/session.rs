@@ -207,6 +207,8 @@ pub struct Session {
     pub kernels: Slots<Function>,
     /// Device memory by first address.
     pub grants: BTreeMap<u64, Grant>,
+    /// Device memory given back while work was in flight.
+    pub releasing: Vec<Grant>,
     /// Pinned host memory by first address.
     pub host: BTreeMap<u64, HostBlock>,
     /// Pinned host memory the client gave back, for its next request of the same size.
@@ -240,6 +242,7 @@ impl Session {
             functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
             kernels: Slots::new(Kind::Kernel, MAX_FUNCTIONS),
             grants: BTreeMap::new(),
+            releasing: Vec::new(),
             host: BTreeMap::new(),
             host_spare: Vec::new(),
             globals: BTreeMap::new(),

@@ -9,8 +9,11 @@ use mpsshim_proto::message::{Attach, HostAlloc, MemGrant, MemInfo, PointerQuery,
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
+/// How long memory given back may keep the slow lane waiting for its session's work.
+const SETTLING: Duration = Duration::from_micros(100);
 /// Bytes of given-back pinned memory kept for the session's next request of the same size.
 const HOST_SPARE: u64 = 256 << 20;
 
@@ -28,15 +31,37 @@ impl Session {
         Ok(range.as_bytes().to_vec())
     }
 
-    /// Device memory given back. The client has waited for its work; the driver waits for nobody else's.
+    /// Device memory given back. The client has waited for its work, and usually that is known here within
+    /// microseconds; otherwise the memory goes when the session has nothing in flight.
     pub fn mem_release(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Range = self.body(message)?;
         let grant = self
             .grants
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        shared.revoke(grant)?;
+        self.releasing.push(grant);
+        let began = Instant::now();
+        while !self.finish_releases(shared) && began.elapsed() < SETTLING {
+            std::hint::spin_loop();
+        }
         Ok(())
+    }
+
+    /// Revokes memory that was given back, if nothing is in flight that may touch it; whether none is left.
+    pub fn finish_releases(&mut self, shared: &Shared) -> bool {
+        if self.releasing.is_empty() {
+            return true;
+        }
+        if self.has_work_in_flight(shared) {
+            return false;
+        }
+        for grant in std::mem::take(&mut self.releasing) {
+            if let Err(status) = shared.revoke(grant) {
+                tracing::error!("device memory given back was not freed: {status}");
+                shared.note_status(status);
+            }
+        }
+        true
     }
 
     /// `cuMemGetInfo`, bytes.
