@@ -147,28 +147,37 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
     stream::post(session, stream, Op::StreamWaitEvent, &body, &[])
 }
 
-/// Waits for an event.
-pub fn synchronize(session: &Session, event: EventRef) -> Status {
+/// The event's last record, unless that is known to be complete or can be seen to be without a message.
+fn outstanding(session: &Session, event: EventRef) -> Status<Option<Record>> {
     session.check()?;
-    let record = *event.record.lock();
-    let Some(record) = record else {
-        return session.posted_error();
+    let Some(record) = *event.record.lock() else {
+        return Ok(None);
     };
     if event.complete.load(Ordering::Acquire) {
-        return session.posted_error();
+        return Ok(None);
     }
-    if let Some(stream) = record.stream() {
-        if stream::has_reached(session, stream, record.at) {
-            event.complete.store(true, Ordering::Release);
-            return session.posted_error();
-        }
-        if stream.position() == record.at {
-            // Nothing stands behind the record: a mark of its stream says the same.
-            let target = stream::mark(&mut session.ring()?, stream)?;
-            stream::wait_for(session, stream, target, event.policy())?;
-            note_complete(event, record);
-            return Ok(());
-        }
+    if let Some(stream) = record.stream()
+        && stream::has_reached(session, stream, record.at)
+    {
+        note_complete(event, record);
+        return Ok(None);
+    }
+    Ok(Some(record))
+}
+
+/// Waits for an event.
+pub fn synchronize(session: &Session, event: EventRef) -> Status {
+    let Some(record) = outstanding(session, event)? else {
+        return session.posted_error();
+    };
+    if let Some(stream) = record.stream()
+        && stream.position() == record.at
+    {
+        // Nothing stands behind the record: a mark of its stream says the same.
+        let target = stream::mark(&mut session.ring()?, stream)?;
+        stream::wait_for(session, stream, target, event.policy())?;
+        note_complete(event, record);
+        return Ok(());
     }
     let waiter = match thread::wait_stream(session, event.context()) {
         Ok(waiter) => waiter,
@@ -211,27 +220,18 @@ fn poll(session: &Session, event: EventRef) -> Status {
 
 /// Whether an event's last record is complete: `CUDA_ERROR_NOT_READY` when not.
 pub fn query(session: &Session, event: EventRef) -> Status {
-    session.check()?;
-    let record = *event.record.lock();
-    let Some(record) = record else {
+    let Some(record) = outstanding(session, event)? else {
         return session.posted_error();
     };
-    if event.complete.load(Ordering::Acquire) {
-        return session.posted_error();
-    }
-    if let Some(stream) = record.stream() {
-        if stream::has_reached(session, stream, record.at) {
+    if let Some(stream) = record.stream()
+        && stream.position() == record.at
+    {
+        return if stream::query(session, stream)? {
             note_complete(event, record);
-            return session.posted_error();
-        }
-        if stream.position() == record.at {
-            return if stream::query(session, stream)? {
-                note_complete(event, record);
-                Ok(())
-            } else {
-                Err(CUDA_ERROR_NOT_READY)
-            };
-        }
+            Ok(())
+        } else {
+            Err(CUDA_ERROR_NOT_READY)
+        };
     }
     let body = Object {
         object: event.handle(),
