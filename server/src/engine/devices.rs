@@ -37,7 +37,6 @@ pub struct Device {
     context: OnceLock<CUcontext>,
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
-    granularity: OnceLock<u64>,
     streams: Mutex<HashMap<i32, Vec<CUstream>>>,
     probe: OnceLock<CUstream>,
 }
@@ -68,7 +67,6 @@ impl Device {
             context: OnceLock::new(),
             starting: Mutex::new(()),
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
-            granularity: OnceLock::new(),
             streams: Mutex::new(HashMap::new()),
             probe: OnceLock::new(),
         })
@@ -108,7 +106,6 @@ impl Device {
             *self.addresses.lock() =
                 RangeAllocator::new(start, DEVICE_ARENA_STRIDE, granularity as u64);
         }
-        let _ = self.granularity.set(granularity as u64);
         let mut ahead = Vec::new();
         for _ in 0..=STREAMS_AHEAD {
             let mut stream = CUstream::NULL;

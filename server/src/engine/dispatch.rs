@@ -5,7 +5,7 @@
 //! nothing to do spins a little, then sleeps until a doorbell rings; with work in flight it looks at the context's
 //! health every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
-use super::calls;
+use super::calls::{self, Undone};
 use super::reaper::ReaperTask;
 use super::session::Session;
 use super::slow::SlowTask;
@@ -252,7 +252,7 @@ pub enum Step {
     None,
     /// It was executed.
     Done,
-    /// Its stream has as much in flight as it may.
+    /// It waits for work in flight.
     Full,
     /// It belongs on the slow lane.
     Slow,
@@ -274,21 +274,13 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     if !on_slow_lane && calls::is_slow(op) {
         return Step::Slow;
     }
-    match calls::stream_of(session, op, &message) {
-        Ok(Some(stream)) if session.is_full(shared, stream) => return Step::Full,
-        Ok(_) => {}
-        Err(error) => return Step::Violation(error.to_string()),
-    }
-    if session.launches_print && calls::prints(session, op, &message) && !session.may_print(shared)
-    {
-        return Step::Full;
-    }
     match calls::execute(shared, session, op, &message) {
         Ok(()) => {
             session.consumer.consume(&message);
             Step::Done
         }
-        Err(why) => Step::Violation(why),
+        Err(Undone::Later) => Step::Full,
+        Err(Undone::Violation(why)) => Step::Violation(why),
     }
 }
 

@@ -36,6 +36,9 @@ pub enum CallError {
     /// The driver, or a check in its place, says no: the client gets the status.
     #[error("{0}")]
     Status(#[from] CUresult),
+    /// It has to wait: its stream has as much in flight as it may, or another session prints.
+    #[error("has to wait for work in flight")]
+    Full,
     /// The client broke the protocol: its session ends.
     #[error("{0}")]
     Violation(String),
@@ -219,8 +222,6 @@ pub struct Session {
     pub retired: Vec<Stream>,
     /// Its marks that the server asks about.
     pub marks: Marks,
-    /// Some of its modules print.
-    pub launches_print: bool,
     /// What its kernels printed.
     pub printed: Printed,
     /// Why the server ended the session, if it did.
@@ -248,7 +249,6 @@ impl Session {
             globals: BTreeMap::new(),
             retired: Vec::new(),
             marks: Marks::default(),
-            launches_print: false,
             printed: Printed::default(),
             fault: None,
             home,

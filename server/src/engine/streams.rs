@@ -188,7 +188,7 @@ impl Session {
     /// legacy default-stream order asks for queued. Returns the driver's stream.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
+    /// [`CallError::Full`], `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
     #[inline]
     pub fn prepare(
         &mut self,
@@ -197,8 +197,13 @@ impl Session {
     ) -> Result<(usize, CUstream), CallError> {
         let index = self.streams.index(handle)?;
         let stream = self.streams.at(index)?;
+        let role = stream.role;
         shared.devices[stream.device].make_current(&shared.driver)?;
-        match stream.role {
+        if self.is_full(shared, index)? {
+            return Err(CallError::Full);
+        }
+        let stream = self.streams.at(index)?;
+        match role {
             Role::Independent => {}
             Role::Legacy if stream.members.is_empty() => {}
             Role::Legacy => self.join_members(shared, index)?,
@@ -282,26 +287,19 @@ impl Session {
         any
     }
 
-    /// Whether a stream has as much in flight as it may. Only the server's own flags count here: the driver makes
-    /// a dispatch thread wait inside a launch when its queue is full.
+    /// Whether a stream, whose context is current, has as much in flight as it may. Only the server's own flags
+    /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
     #[inline]
-    pub fn is_full(&mut self, shared: &Shared, handle: u64) -> bool {
+    fn is_full(&mut self, shared: &Shared, index: usize) -> Result<bool, CallError> {
         let window = shared.window();
-        let Ok(stream) = self.streams.get_mut(handle) else {
-            return false;
-        };
+        let stream = self.streams.at_mut(index)?;
         if stream.ops - stream.done < window || stream.ops - stream.take_notice(shared) < window {
-            return false;
+            return Ok(false);
         }
         // The window may have shrunk since the last checkpoint: without one nobody would see the stream drain.
-        if stream.checkpoints.is_empty()
-            && shared.devices[stream.device]
-                .make_current(&shared.driver)
-                .is_ok()
-            && let Err(status) = stream.checkpoint(shared)
-        {
-            shared.note_status(status);
+        if stream.checkpoints.is_empty() {
+            stream.checkpoint(shared)?;
         }
-        true
+        Ok(true)
     }
 }

@@ -3,9 +3,8 @@
 use super::super::Shared;
 use super::super::session::Session;
 use super::Reply;
-use mpsshim_proto::message::{Attach, Limit, Value};
+use mpsshim_proto::message::{Attach, Limit};
 use mpsshim_proto::ring::Message;
-use zerocopy::IntoBytes;
 
 impl Session {
     /// Sees to it that the device has a context.
@@ -21,11 +20,7 @@ impl Session {
         shared.device(body.device)?.make_current(&shared.driver)?;
         let mut value = 0;
         shared.driver.ctx_get_limit(&mut value, body.limit)?;
-        Ok(Value {
-            value: value as u64,
-        }
-        .as_bytes()
-        .to_vec())
+        Ok(super::value(value as u64))
     }
 
     /// `cuCtxSetLimit`. The context is everyone's: a limit only grows.
@@ -40,10 +35,6 @@ impl Session {
                 .ctx_set_limit(body.limit, body.value as usize)?;
             shared.driver.ctx_get_limit(&mut value, body.limit)?;
         }
-        Ok(Value {
-            value: value as u64,
-        }
-        .as_bytes()
-        .to_vec())
+        Ok(super::value(value as u64))
     }
 }

@@ -4,11 +4,8 @@ use super::super::Shared;
 use super::super::session::{CallError, Event, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::{
-    EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object, Value,
-};
+use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};
 use mpsshim_proto::ring::Message;
-use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuEventCreate`.
@@ -117,10 +114,6 @@ impl Session {
         shared
             .driver
             .event_elapsed_time(&mut ms, start.raw, end.raw)?;
-        Ok(Value {
-            value: ms.to_bits().into(),
-        }
-        .as_bytes()
-        .to_vec())
+        Ok(super::value(ms.to_bits().into()))
     }
 }

@@ -71,7 +71,6 @@ impl Session {
             device,
             prints,
         };
-        self.launches_print |= prints;
         let table = match image {
             Raw::Module(_) => &mut self.functions,
             Raw::Library(_) => &mut self.kernels,
@@ -92,7 +91,7 @@ impl Session {
     /// What the session's kernels printed.
     pub fn printed(&mut self, shared: &Shared) -> Reply {
         let (text, left) = self.take_printed(shared, ANSWER_LEN - size_of::<Value>())?;
-        let mut payload = Value { value: left as u64 }.as_bytes().to_vec();
+        let mut payload = super::value(left as u64);
         payload.extend_from_slice(&text);
         Ok(payload)
     }
@@ -105,11 +104,7 @@ impl Session {
         shared
             .driver
             .func_get_attribute(&mut value, body.attribute, function)?;
-        Ok(Value {
-            value: value as i64 as u64,
-        }
-        .as_bytes()
-        .to_vec())
+        Ok(super::value(value as i64 as u64))
     }
 
     /// `cuFuncSetAttribute`, `cuKernelSetAttribute`.

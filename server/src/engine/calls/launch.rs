@@ -20,12 +20,15 @@ impl Session {
     pub fn launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Launch = self.body(message)?;
         let function = self.function(body.function)?;
-        let raw = function.raw;
+        let (raw, prints) = (function.raw, function.prints);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let params = self.params(message, &body)?;
+        if prints && !self.may_print(shared) {
+            return Err(CallError::Full);
+        }
         let mut size = body.param_len as usize;
         let mut extra = [
             CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,

@@ -5,7 +5,7 @@ use super::super::session::{CallError, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{Attach, HostAlloc, MemGrant, MemInfo, PointerQuery, Range, Value};
+use mpsshim_proto::message::{Attach, HostAlloc, MemGrant, MemInfo, PointerQuery, Range};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::os::fd::AsFd;
@@ -154,6 +154,6 @@ impl Session {
             body.attribute,
             body.pointer,
         )?;
-        Ok(Value { value: value[0] }.as_bytes().to_vec())
+        Ok(super::value(value[0]))
     }
 }

@@ -12,8 +12,9 @@ mod stream;
 
 use super::Shared;
 use super::session::{CallError, Session};
-use mpsshim_proto::message::Op;
+use mpsshim_proto::message::{Op, Value};
 use mpsshim_proto::ring::Message;
+use zerocopy::IntoBytes;
 
 /// Payload of an answer.
 pub type Reply = Result<Vec<u8>, CallError>;
@@ -36,47 +37,30 @@ pub fn is_slow(op: Op) -> bool {
     )
 }
 
-/// Whether a message launches a kernel that may print.
-pub fn prints(session: &Session, op: Op, message: &Message) -> bool {
-    op == Op::Launch
-        && session
-            .body::<mpsshim_proto::message::Launch>(message)
-            .is_ok_and(|body| {
-                session
-                    .function(body.function)
-                    .is_ok_and(|function| function.prints)
-            })
+/// Payload of an answer that is one number.
+fn value(value: u64) -> Vec<u8> {
+    Value { value }.as_bytes().to_vec()
 }
 
-/// Whether a message puts work on a stream, so that it must wait while that stream is full. All of these begin
-/// with or contain the stream's handle.
-pub fn stream_of(session: &Session, op: Op, message: &Message) -> Result<Option<u64>, CallError> {
-    use mpsshim_proto::message as m;
-    Ok(match op {
-        Op::Launch => Some(session.body::<m::Launch>(message)?.stream),
-        Op::CopyInline => Some(session.body::<m::CopyInline>(message)?.stream),
-        Op::Copy => Some(session.body::<m::Copy>(message)?.stream),
-        Op::Memset => Some(session.body::<m::Memset>(message)?.stream),
-        Op::Mark => Some(session.body::<m::Mark>(message)?.stream),
-        Op::MarkEvent => Some(session.body::<m::MarkEvent>(message)?.stream),
-        Op::EventRecord | Op::StreamWaitEvent => {
-            Some(session.body::<m::EventOnStream>(message)?.stream)
-        }
-        _ => None,
-    })
+/// Why a message was not executed and stays where it is.
+pub enum Undone {
+    /// It has to wait for work in flight.
+    Later,
+    /// It breaks the protocol; the caller ends the session.
+    Violation(String),
 }
 
 /// Executes one message and, if it is an ask, answers it.
 ///
 /// # Errors
-/// A violation ends the session; the caller sees to that.
+/// See [`Undone`].
 #[inline]
 pub fn execute(
     shared: &Shared,
     session: &mut Session,
     op: Op,
     message: &Message,
-) -> Result<(), String> {
+) -> Result<(), Undone> {
     let outcome = match op {
         Op::Launch => session.launch(shared, message),
         Op::Mark => session.mark(shared, message),
@@ -103,7 +87,8 @@ pub fn execute(
             session.post_error(status);
             Ok(())
         }
-        Err(CallError::Violation(why)) => Err(why),
+        Err(CallError::Full) => Err(Undone::Later),
+        Err(CallError::Violation(why)) => Err(Undone::Violation(why)),
     }
 }
 
@@ -112,7 +97,7 @@ fn execute_ask(
     session: &mut Session,
     op: Op,
     message: &Message,
-) -> Result<(), String> {
+) -> Result<(), Undone> {
     let reply = match op {
         Op::Attach => session.attach(shared, message),
         Op::MemGrant => session.mem_grant(shared, message),
@@ -132,7 +117,8 @@ fn execute_ask(
                     session.answer(Err(status), &[]);
                     Ok(())
                 }
-                Err(CallError::Violation(why)) => Err(why),
+                Err(CallError::Full) => Err(Undone::Later),
+                Err(CallError::Violation(why)) => Err(Undone::Violation(why)),
             };
         }
         Op::GetFunction => session.get_function(shared, message),
@@ -148,7 +134,7 @@ fn execute_ask(
         Op::EnumerateFunctions => session.enumerate_functions(shared, message),
         Op::PointerAttribute => session.pointer_attribute(shared, message),
         Op::Printed => session.printed(shared),
-        post => return Err(format!("{post:?} is not an ask")),
+        post => return Err(Undone::Violation(format!("{post:?} is not an ask"))),
     };
     match reply {
         Ok(payload) => {
@@ -161,6 +147,7 @@ fn execute_ask(
             session.answer(Err(status), &[]);
             Ok(())
         }
-        Err(CallError::Violation(why)) => Err(why),
+        Err(CallError::Full) => Err(Undone::Later),
+        Err(CallError::Violation(why)) => Err(Undone::Violation(why)),
     }
 }

@@ -7,7 +7,7 @@ use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{ImageLoad, ImageLoaded, JitOption, Named, Object, Range, Value};
+use mpsshim_proto::message::{ImageLoad, ImageLoaded, JitOption, Named, Object, Range};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::ffi::{CStr, c_char, c_void};
@@ -248,11 +248,7 @@ impl Session {
                 }
             }
         }
-        let mut payload = Value {
-            value: count.into(),
-        }
-        .as_bytes()
-        .to_vec();
+        let mut payload = super::value(count.into());
         for name in names.into_iter().filter(|name| !name.is_null()) {
             // SAFETY: the driver's names are NUL-ended and live as long as the module, which the session holds.
             payload.extend_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes_with_nul());

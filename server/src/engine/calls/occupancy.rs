@@ -4,17 +4,8 @@ use super::super::Shared;
 use super::super::session::Session;
 use super::Reply;
 use mpsshim_proto::cuda::CUstream;
-use mpsshim_proto::message::{Launch, Occupancy, Value};
+use mpsshim_proto::message::{Launch, Occupancy};
 use mpsshim_proto::ring::Message;
-use zerocopy::IntoBytes;
-
-fn value(value: i64) -> Reply {
-    Ok(Value {
-        value: value as u64,
-    }
-    .as_bytes()
-    .to_vec())
-}
 
 impl Session {
     /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`, `cuOccupancyAvailableDynamicSMemPerBlock`.
@@ -30,7 +21,7 @@ impl Session {
                 body.shared as usize,
                 body.flags,
             )?;
-            value(blocks.into())
+            Ok(super::value(blocks as u64))
         } else {
             let mut bytes = 0;
             shared.driver.occupancy_available_shared(
@@ -39,7 +30,7 @@ impl Session {
                 body.shared as i32,
                 body.block,
             )?;
-            value(bytes as i64)
+            Ok(super::value(bytes as u64))
         }
     }
 
@@ -59,6 +50,6 @@ impl Session {
                 .driver
                 .occupancy_max_cluster_size(&mut clusters, function, &config)?;
         }
-        value(clusters.into())
+        Ok(super::value(clusters as u64))
     }
 }
