@@ -25,6 +25,20 @@ handles! {
     CUmemGenericAllocationHandle; CUlinkState; CUgraph; CUgraphExec;
 }
 
+mod array;
+mod context;
+mod graph;
+mod image;
+mod memory;
+mod stream;
+
+pub use array::*;
+pub use context::*;
+pub use graph::*;
+pub use image::*;
+pub use memory::*;
+pub use stream::*;
+
 /// A device address (`CUdeviceptr`), bytes.
 pub type CUdeviceptr = u64;
 /// A device ordinal (`CUdevice`).

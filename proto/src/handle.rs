@@ -4,10 +4,23 @@
 //! generation and an index; a stale one is told from its successor by the generation. The high bits make it
 //! differ from every address a process can map and from the constants 1 and 2 that name default streams.
 
-/// What a handle stands for. The discriminants are part of the wire format.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+macro_rules! kinds {
+    ($($name:ident = $number:literal,)*) => {
+        /// What a handle stands for. The discriminants are part of the wire format.
+        #[repr(u8)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kind { $($name = $number,)* }
+
+        impl Kind {
+            /// The kind of this number.
+            pub fn from_u8(value: u8) -> Option<Kind> {
+                match value { $($number => Some(Kind::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+kinds! {
     Context = 1,
     Module = 2,
     Function = 3,
@@ -15,23 +28,24 @@ pub enum Kind {
     Kernel = 5,
     Stream = 6,
     Event = 7,
-}
-
-impl Kind {
-    /// The kind of this number.
-    pub fn from_u8(value: u8) -> Option<Kind> {
-        [
-            Kind::Context,
-            Kind::Module,
-            Kind::Function,
-            Kind::Library,
-            Kind::Kernel,
-            Kind::Stream,
-            Kind::Event,
-        ]
-        .into_iter()
-        .find(|k| *k as u8 == value)
-    }
+    Graph = 8,
+    GraphNode = 9,
+    GraphExec = 10,
+    UserObject = 11,
+    MemPool = 12,
+    Allocation = 13,
+    Array = 14,
+    MipmappedArray = 15,
+    Texture = 16,
+    Surface = 17,
+    TextureReference = 18,
+    SurfaceReference = 19,
+    Link = 20,
+    GreenContext = 21,
+    ResourceDescriptor = 22,
+    External = 23,
+    LogCallback = 24,
+    AsyncCallback = 25,
 }
 
 /// Marks the upper bits of every handle: not a canonical x86-64 or AArch64 address.

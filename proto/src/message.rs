@@ -4,7 +4,8 @@
 //! synchronization a mark. A *post* awaits no answer; an *ask* gets exactly one [`crate::segment::Answer`],
 //! whose payload is the struct named with it. Trailing bytes (parameters, names, data) follow the struct.
 //!
-//! An opcode, once given, is never reused.
+//! An opcode, once given, is never reused. Each subject has a hundred of its own: from 100 on graphs, 200 memory,
+//! 300 arrays, 400 images, 500 streams and host functions, 600 contexts and devices.
 
 use crate::ring::WRAP;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -100,6 +101,18 @@ opcodes! {
     PointerAttribute = 80, Ask;
     /// Nothing -> [`Value`] bytes left, then what the session's kernels printed (device `printf`).
     Printed = 81, Ask;
+
+    // Graphs and capture: [`graph`].
+
+    // Pools, virtual memory, managed and shared memory: [`memory`].
+
+    // Arrays, textures, two- and three-dimensional copies: [`array`].
+
+    // Linker, module options: [`image`].
+
+    // Stream memory operations, attributes, host functions: [`stream`].
+
+    // Green contexts, peers, device-wide settings: [`context`].
 }
 
 const _: () = assert!(WRAP == 1);
@@ -112,6 +125,13 @@ macro_rules! wire {
         pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
     )*};
 }
+
+pub mod array;
+pub mod context;
+pub mod graph;
+pub mod image;
+pub mod memory;
+pub mod stream;
 
 wire! {
     /// `cuLaunchKernel`, `cuLaunchKernelEx`, `cuLaunchCooperativeKernel`.

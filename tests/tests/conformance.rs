@@ -22,6 +22,63 @@ const EXPECTED: &str = include_str!("../fixtures/conformance.expected");
 const EXPECTED_FAULT: &str = include_str!("../fixtures/conformance-fault.expected");
 /// The sections of [`EXPECTED_FAULT`].
 const FAULT: [&str; 2] = ["before_init", "fault"];
+/// Sections that softgpu cannot run; they are compared on a GPU (tests/gpu/conformance.py).
+const NEED_A_GPU: &[&str] = &[];
+
+/// The further sections and what they must say.
+fn further() -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/conformance");
+    let mut found: Vec<_> = fs::read_dir(folder)
+        .expect("fixtures")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "expected"))
+        .map(|path| {
+            let name = path.file_stem().expect("a name").to_string_lossy();
+            (name.into_owned(), fs::read_to_string(&path).expect("text"))
+        })
+        .filter(|(name, _)| {
+            std::env::var_os("MPSSHIM_TEST_DRIVER").is_some() || !NEED_A_GPU.contains(&&**name)
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn further_sections_on_the_driver_itself() {
+    let driver = DriverFolder::new();
+    for (name, expected) in further() {
+        agrees(&finish(driver.native(PROGRAM).arg(name)), &expected);
+    }
+}
+
+#[test]
+fn further_sections_through_the_proxy() {
+    let place = daemon();
+    for (name, expected) in further() {
+        agrees(&finish(proxied(&place).arg(name)), &expected);
+    }
+}
+
+/// Each further section has its expected lines, and the other way round.
+#[test]
+fn each_further_section_has_a_fixture() {
+    let listed = finish(std::process::Command::new(PROGRAM).arg("--list")).out;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/conformance");
+    let names: Vec<_> = listed.lines().collect();
+    for name in &names {
+        let file = folder.join(format!("{name}.expected"));
+        assert!(file.exists(), "{} is missing", file.display());
+    }
+    let expected = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|e| e == "expected");
+    let files = fs::read_dir(folder)
+        .expect("fixtures")
+        .flatten()
+        .filter(expected)
+        .count();
+    assert_eq!(files, names.len());
+}
+
 fn agrees(done: &Done, expected: &str) {
     let (found, expected): (Vec<_>, Vec<_>) =
         (done.out.lines().collect(), expected.lines().collect());

@@ -41,27 +41,27 @@ extern "C" fn unsupported() -> CUresult {
     CUDA_ERROR_NOT_SUPPORTED
 }
 
-macro_rules! driver {
-    ($($(#[$doc:meta])* $method:ident = $symbol:literal ( $($arg:ident : $ty:ty),* );)*) => {
-        /// The driver's functions. The method names follow the entry points'.
+macro_rules! functions {
+    ($(#[$meta:meta])* $table:ident, $optional:expr; $($(#[$doc:meta])* $method:ident = $symbol:literal ( $($arg:ident : $ty:ty),* $(,)? );)*) => {
+        $(#[$meta])*
         #[derive(Debug)]
-        pub struct Driver {
-            path: String,
+        #[allow(dead_code, reason = "filled subject by subject")]
+        pub struct $table {
             $($method: unsafe extern "C" fn($($ty),*) -> CUresult,)*
         }
-        impl Driver {
-            fn load(handle: *mut c_void, path: String) -> Result<Driver, DriverError> {
-                Ok(Driver {
+        #[allow(dead_code, reason = "filled subject by subject")]
+        impl $table {
+            pub(super) fn load(handle: *mut c_void, path: &str) -> Result<$table, DriverError> {
+                Ok($table {
                     $($method: {
                         let mut address = symbol(handle, $symbol);
                         if address.is_null() {
-                            if !OPTIONAL.contains(&$symbol) { return Err(DriverError::Missing(path, $symbol)); }
+                            if !$optional($symbol) { return Err(DriverError::Missing(path.to_owned(), $symbol)); }
                             address = unsupported as *mut c_void;
                         }
                         // SAFETY: the exported function of this name has this C signature (cuda.h, CUDA 13.0).
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(address) }
                     },)*
-                    path,
                 })
             }
             $(
@@ -79,7 +79,44 @@ macro_rules! driver {
     };
 }
 
-driver! {
+mod array;
+mod context;
+mod graph;
+mod image;
+mod memory;
+mod stream;
+
+/// The driver's functions. Those every driver here must have are the driver's own methods; further subjects, which
+/// a driver may lack, have a table each.
+#[derive(Debug)]
+#[allow(dead_code, reason = "filled subject by subject")]
+pub struct Driver {
+    path: String,
+    core: Core,
+    /// Arrays, textures, two- and three-dimensional copies.
+    pub array: array::ArrayFunctions,
+    /// Green contexts, peers, device-wide settings.
+    pub context: context::ContextFunctions,
+    /// Graphs and capture.
+    pub graph: graph::GraphFunctions,
+    /// The linker and what else concerns code.
+    pub image: image::ImageFunctions,
+    /// Pools, virtual memory, managed memory.
+    pub memory: memory::MemoryFunctions,
+    /// Stream memory operations and attributes.
+    pub stream: stream::StreamFunctions,
+}
+
+impl std::ops::Deref for Driver {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+functions! {
+    /// The driver's functions. The method names follow the entry points'.
+    Core, |name| OPTIONAL.contains(&name);
     init = "cuInit" (flags: u32);
     device_get_count = "cuDeviceGetCount" (count: &mut c_int);
     device_get = "cuDeviceGet" (device: &mut CUdevice, ordinal: c_int);
@@ -176,7 +213,16 @@ fn open(path: &Path) -> Result<Driver, DriverError> {
     if !symbol(handle, "mpsshim_version").is_null() {
         return Err(DriverError::Shim(text));
     }
-    Driver::load(handle, text)
+    Ok(Driver {
+        core: Core::load(handle, &text)?,
+        array: array::ArrayFunctions::load(handle, &text)?,
+        context: context::ContextFunctions::load(handle, &text)?,
+        graph: graph::GraphFunctions::load(handle, &text)?,
+        image: image::ImageFunctions::load(handle, &text)?,
+        memory: memory::MemoryFunctions::load(handle, &text)?,
+        stream: stream::StreamFunctions::load(handle, &text)?,
+        path: text,
+    })
 }
 
 impl Driver {

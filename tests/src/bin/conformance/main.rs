@@ -2,7 +2,8 @@
 //!
 //! The expected lines, `tests/fixtures/conformance.expected`, were recorded on the genuine driver without the
 //! shim; through the shim, and on softgpu, they must come out the same. Nothing printed depends on the device.
-//! `conformance [SECTION…]` runs only these sections.
+//! `conformance [SECTION…]` runs only these sections. The further sections ([`FURTHER`]) run when they are named;
+//! each has a file of its own in `tests/fixtures/conformance/`. `conformance --list` names them.
 
 use mpsshim_proto::cuda::*;
 use mpsshim_tests::cu;
@@ -177,8 +178,18 @@ fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
+/// Sections that run when they are named.
+const FURTHER: &[Section] = &[];
+
+/// Its name and what it does.
+type Section = (&'static str, fn(&Setup));
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
+    if wanted.iter().any(|word| word == "--list") {
+        FURTHER.iter().for_each(|(name, _)| println!("{name}"));
+        return;
+    }
     let want =
         |name: &str| wanted.is_empty() && name != "fault" || wanted.iter().any(|w| w == name);
     if want("before_init") {
@@ -203,6 +214,12 @@ fn main() {
         if want(name) {
             println!("[{name}]");
             section();
+        }
+    }
+    for (name, section) in FURTHER {
+        if wanted.iter().any(|word| word == name) {
+            println!("[{name}]");
+            section(&setup);
         }
     }
     if want("fault") {

@@ -1,0 +1,1 @@
+//! Arrays, textures, surfaces, two- and three-dimensional copies.

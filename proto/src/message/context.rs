@@ -1,0 +1,1 @@
+//! Green contexts, peers, device-wide settings.

@@ -1,0 +1,1 @@
+//! The linker and what else concerns code.

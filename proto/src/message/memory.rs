@@ -1,0 +1,1 @@
+//! Pools, virtual memory, managed, shared and registered memory.

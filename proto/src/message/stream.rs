@@ -1,0 +1,1 @@
+//! Stream memory operations, stream attributes, host functions.
