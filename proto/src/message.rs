@@ -108,7 +108,12 @@ opcodes! {
 
     // Arrays, textures, two- and three-dimensional copies: [`array`].
 
-    // Linker, module options: [`image`].
+    /// [`Named`] without a name: what was found in a library on a device is not used any more.
+    ImageLeave = 400, Post;
+    /// [`image::KernelAttribute`], name -> [`Value`].
+    KernelAttribute = 401, Ask;
+    /// [`Named`], name -> nothing; the status says whether a library has such a managed variable.
+    GetManaged = 402, Ask;
 
     // Stream memory operations, attributes, host functions: [`stream`].
 
@@ -247,11 +252,18 @@ wire! {
     JitOption { option: u32, pad: u32, value: u64, }
     /// Bytes of info log, then of error log, behind this struct.
     ImageLoaded { info_log: u32, error_log: u32, wall_time_ms: f32, pad: u32, }
-    /// `cuModuleGetFunction`, `cuLibraryGetKernel`.
-    GetFunction { parent: u64, function: u64, }
-    /// An object inside another, by name.
-    Named { parent: u64, }
-    /// What a client needs to know to launch. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, -1 where unknown.
+    /// `cuModuleGetFunction`, `cuLibraryGetKernel` with `cuKernelGetFunction`.
+    GetFunction {
+        parent: u64,
+        /// 0: a library's kernel is only looked for and described.
+        function: u64,
+        /// Where a library's kernel becomes a function; a module's device is the module's.
+        device: u32,
+        pad: u32,
+    }
+    /// An object inside a module, or inside a library on a device, by name.
+    Named { parent: u64, device: u32, pad: u32, }
+    /// What a client needs to know to launch. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, `i32::MIN` where unknown.
     FunctionInfo {
         attributes: [i32; 16],
         params: u32,

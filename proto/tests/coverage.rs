@@ -91,7 +91,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuMemDiscard", "managed memory: later"),
     ("cuMemRange", "managed memory: later"),
     ("cuStreamAttachMem", "managed memory: later"),
-    ("cuLibraryGetManaged", "managed memory: later"),
     ("cuMemAddress", "virtual memory management: later"),
     ("=cuMemCreate", "virtual memory management: later"),
     ("cuMemExport", "virtual memory management: later"),

@@ -300,11 +300,11 @@ impl Context {
     pub fn forget_event(&self, handle: u64) {
         self.events.lock().remove(&handle);
     }
-    /// Adds a module or library that ends with the context.
+    /// Adds a module that ends with the context.
     pub fn own_image(&self, handle: u64) {
         self.images.lock().insert(handle);
     }
-    /// Its image of this handle is being unloaded.
+    /// Its module of this handle is being unloaded.
     pub fn forget_image(&self, handle: u64) {
         self.images.lock().remove(&handle);
     }
@@ -333,7 +333,7 @@ impl Context {
         }
         let images = std::mem::take(&mut *self.images.lock());
         for handle in images {
-            let _ = module::unload(session, handle);
+            let _ = module::end(session, handle);
         }
         memory::release_of_context(session, self);
         self.known_limits.lock().clear();
@@ -488,20 +488,6 @@ pub fn top() -> Option<&'static Context> {
 #[inline]
 pub fn current() -> Status<&'static Context> {
     top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.usable()
-}
-
-/// The context that a library is loaded for. A library belongs to no context in CUDA and may be loaded before
-/// there is one (cudart does so when a kernel launch is a program's first call); it is then loaded for the first
-/// device.
-pub fn for_library() -> Status<&'static Context> {
-    match top() {
-        Some(context) => context.usable(),
-        None => {
-            let device = device(0)?;
-            device.attach(session()?)?;
-            device.primary(0)
-        }
-    }
 }
 
 fn is_current(context: &Context) -> bool {

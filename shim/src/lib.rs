@@ -27,6 +27,7 @@ mod ffi;
 mod genuine;
 mod image;
 mod ldcache;
+mod library;
 mod log;
 #[cfg(test)]
 mod marks_tests;

@@ -1,11 +1,11 @@
-//! Modules and libraries, and the functions and kernels in them.
+//! Modules and the functions in them.
 //!
-//! A module belongs to a context, a library to none; here a library is loaded on the device that is current when
-//! it is loaded. A function's parameter layout comes with the function, once, so that a launch packs its
-//! parameters without asking.
+//! A module belongs to a context; what a library ([`crate::library`]) is in a context is a module too. A function's
+//! parameter layout comes with the function, once, so that a launch packs its parameters without asking.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::ptr;
@@ -16,7 +16,7 @@ use mpsshim_proto::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
     CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
-use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
     FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, ImageLoaded,
     JitOption, Named, Object, Op, PARAMS_MAX, Param, Range, Value,
@@ -26,8 +26,9 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::context::Context;
+use crate::context::{self, Context};
 use crate::ffi::Status;
+use crate::library;
 use crate::memory::{self, Global};
 use crate::objects::{Entry, Table};
 use crate::submit::Session;
@@ -35,16 +36,17 @@ use crate::submit::Session;
 /// Images up to this many bytes are sent without asking first whether the server has them.
 const SEND_UNASKED: usize = 64 << 10;
 
-/// Every module, library, function and kernel of the process.
-static MODULES: Table<Image> = Table::new(Kind::Module);
-static LIBRARIES: Table<Image> = Table::new(Kind::Library);
-static FUNCTIONS: Table<Function> = Table::new(Kind::Function);
-static KERNELS: Table<Function> = Table::new(Kind::Kernel);
+/// The most bytes of a log that are asked for; two fit an answer.
+const LOG_MAX: u32 = 16 << 10;
 
-/// A function or kernel and its handle.
+/// Every module and function of the process.
+static MODULES: Table<Image> = Table::new(Kind::Module);
+static FUNCTIONS: Table<Function> = Table::new(Kind::Function);
+
+/// A function and its handle.
 pub type FunctionRef = &'static Entry<Function>;
 
-/// A loaded module or library.
+/// A module.
 #[derive(Debug, Default)]
 pub struct Image {
     context: AtomicPtr<Context>,
@@ -53,18 +55,22 @@ pub struct Image {
 
 #[derive(Debug, Default)]
 struct Parts {
+    /// What the server knows it by: the module's own handle, or a library's.
+    server: u64,
+    /// The library that it is in its context, else 0.
+    library: u64,
     hash: [u8; 32],
     functions: HashMap<CString, u64>,
     globals: HashMap<CString, (u64, u64)>,
 }
 
-/// A function of a module or a kernel of a library.
+/// A function of a module.
 #[derive(Debug, Default)]
 pub struct Function {
     layout: AtomicPtr<Layout>,
     context: AtomicPtr<Context>,
     parent: AtomicU64,
-    /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; -1 where it has to be asked for.
+    /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be asked for.
     attributes: [AtomicI32; 16],
 }
 
@@ -92,7 +98,7 @@ impl Function {
         // SAFETY: set before the function is published, to a context, none of which is ever freed.
         unsafe { &*self.context.load(Ordering::Acquire) }
     }
-    /// Handle of its module or library.
+    /// Handle of its module.
     pub fn parent(&self) -> u64 {
         self.parent.load(Ordering::Relaxed)
     }
@@ -100,37 +106,45 @@ impl Function {
     #[inline]
     pub fn known(&self, attribute: u32) -> Option<i32> {
         let value = self.attributes.get(attribute as usize)?;
-        Some(value.load(Ordering::Relaxed)).filter(|value| *value >= 0)
+        Some(value.load(Ordering::Relaxed)).filter(|value| *value != i32::MIN)
     }
 }
 
-/// The function of a `CUfunction` or `CUkernel`.
+/// The function of a `CUfunction`, or of a `CUkernel` in the current context.
 #[inline]
 pub fn function(handle: u64) -> Status<FunctionRef> {
-    FUNCTIONS
-        .get(handle)
-        .or_else(|| KERNELS.get(handle))
-        .ok_or(CUDA_ERROR_INVALID_HANDLE)
-}
-
-fn table_of(handle: u64) -> Status<&'static Table<Image>> {
-    match Handle(handle).kind() {
-        Some(Kind::Module) => Ok(&MODULES),
-        Some(Kind::Library) => Ok(&LIBRARIES),
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
+    match FUNCTIONS.get(handle) {
+        Some(function) => Ok(function),
+        None => library::function(library::kernel(handle)?, context::current()?),
     }
 }
 
-/// The module or library of a handle.
-fn image(handle: u64) -> Status<&'static Entry<Image>> {
-    table_of(handle)?
-        .get(handle)
-        .ok_or(CUDA_ERROR_INVALID_HANDLE)
+/// As [`function`], where a kernel is meant in a given context.
+#[inline]
+pub fn function_in(handle: u64, context: &'static Context) -> Status<FunctionRef> {
+    match FUNCTIONS.get(handle) {
+        Some(function) => Ok(function),
+        None => library::function(library::kernel(handle)?, context),
+    }
 }
 
-/// Whether a handle is a library's (else a module's).
-pub fn is_library(handle: u64) -> bool {
-    LIBRARIES.get(handle).is_some()
+/// The function of a `CUfunction`, unless it has ended.
+#[inline]
+pub fn live_function(handle: u64) -> Option<FunctionRef> {
+    FUNCTIONS.get(handle)
+}
+
+/// The module of a handle.
+fn image(handle: u64) -> Status<&'static Entry<Image>> {
+    MODULES.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+impl Image {
+    /// The context it is in.
+    pub fn context(&self) -> &'static Context {
+        // SAFETY: set before the module is published, to a context, none of which is ever freed.
+        unsafe { &*self.context.load(Ordering::Acquire) }
+    }
 }
 
 /// What a load gave besides the handle.
@@ -141,175 +155,256 @@ pub struct Loaded {
     pub wall_time_ms: f32,
 }
 
-/// Loads an image: the handle's status, and the logs in either case.
-pub fn load(
+/// An image and how it is to be loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    pub content: &'a [u8],
+    pub options: &'a [JitOption],
+    /// Bytes of logs wanted.
+    pub info_log: u32,
+    pub error_log: u32,
+}
+
+impl Load<'_> {
+    /// Has the server load it under a handle, for a device: the status, and the logs in either case.
+    pub fn send(
+        &self,
+        session: &Session,
+        handle: u64,
+        hash: [u8; 32],
+        device: u32,
+        loaded: &mut Loaded,
+    ) -> Status {
+        let body = ImageLoad {
+            image: handle,
+            hash,
+            len: self.content.len() as u64,
+            options: self.options.len() as u32,
+            device,
+            info_log: self.info_log.min(LOG_MAX),
+            error_log: self.error_log.min(LOG_MAX),
+        };
+        let options = self.options.as_bytes();
+        let asked = if self.content.len() > SEND_UNASKED {
+            let answer = session.ask(Op::ImageLoad, &body, options);
+            match answer {
+                Ok(answer) if answer.status == CUDA_ERROR_NOT_FOUND => None,
+                other => Some(other),
+            }
+        } else {
+            None
+        };
+        let answer = asked.unwrap_or_else(|| {
+            let file = sealed(self.content)?;
+            let len = self.content.len() as u64;
+            session.ask_sending(Op::ImageLoad, &body, options, file.as_fd(), len)
+        })?;
+        loaded.read(&answer.payload);
+        answer.status.ok()
+    }
+}
+
+/// As [`Load::send`], of a content that the server has.
+pub fn load_known(
     session: &Session,
-    context: &'static Context,
-    kind: Kind,
-    content: &[u8],
+    handle: u64,
+    hash: [u8; 32],
+    len: u64,
     options: &[JitOption],
-    (info_log, error_log): (u32, u32),
-) -> (Status<u64>, Loaded) {
+    device: u32,
+) -> Status {
+    let body = ImageLoad {
+        image: handle,
+        hash,
+        len,
+        options: options.len() as u32,
+        device,
+        info_log: 0,
+        error_log: 0,
+    };
+    session
+        .ask(Op::ImageLoad, &body, options.as_bytes())?
+        .status
+        .ok()
+}
+
+/// A sealed memory file with this content.
+pub fn sealed(content: &[u8]) -> Status<File> {
+    let file = shm::sealed_memfd(c"image", content.len() as u64).map_err(|error| {
+        tracing::error!(%error, "no memory file for an image");
+        CUDA_ERROR_OPERATING_SYSTEM
+    })?;
+    let mut file = File::from(file);
+    file.write_all(content)
+        .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok(file)
+}
+
+impl Loaded {
+    /// Takes what an answer says of a load.
+    pub fn read(&mut self, payload: &[u8]) {
+        if let Ok((head, logs)) = ImageLoaded::read_from_prefix(payload) {
+            let info = (head.info_log as usize).min(logs.len());
+            let error = (head.error_log as usize).min(logs.len() - info);
+            self.info_log = logs[..info].to_vec();
+            self.error_log = logs[info..info + error].to_vec();
+            self.wall_time_ms = head.wall_time_ms;
+        }
+    }
+}
+
+/// What an image is known by.
+pub fn hash_of(content: &[u8]) -> [u8; 32] {
+    Sha256::digest(content).into()
+}
+
+/// Loads a module into a context: the handle's status, and the logs in either case.
+pub fn load(session: &Session, context: &'static Context, load: Load<'_>) -> (Status<u64>, Loaded) {
     let mut loaded = Loaded::default();
-    let status = load_inner(
-        session,
-        context,
-        kind,
-        content,
-        options,
-        (info_log, error_log),
-        &mut loaded,
-    );
+    let status = load_module(session, context, load, &mut loaded);
     (status, loaded)
 }
 
-fn load_inner(
+fn load_module(
     session: &Session,
     context: &'static Context,
-    kind: Kind,
-    content: &[u8],
-    options: &[JitOption],
-    (info_log, error_log): (u32, u32),
+    load: Load<'_>,
     loaded: &mut Loaded,
 ) -> Status<u64> {
-    let table = if kind == Kind::Library {
-        &LIBRARIES
-    } else {
-        &MODULES
-    };
-    let hash: [u8; 32] = Sha256::digest(content).into();
-    let entry = table.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    let body = ImageLoad {
-        image: table.handle_of(entry),
-        hash,
-        len: content.len() as u64,
-        options: options.len() as u32,
-        device: context.server_device,
-        info_log: info_log.min(16 << 10),
-        error_log: error_log.min(16 << 10),
-    };
-    let asked = if content.len() > SEND_UNASKED {
-        let answer = session.ask(Op::ImageLoad, &body, options.as_bytes());
-        match answer {
-            Ok(answer) if answer.status == CUDA_ERROR_NOT_FOUND => None,
-            other => Some(other),
-        }
-    } else {
-        None
-    };
-    let answer = asked.unwrap_or_else(|| {
-        let file = shm::sealed_memfd(c"image", content.len() as u64).map_err(|error| {
-            tracing::error!(%error, "no memory file for an image");
-            CUDA_ERROR_OPERATING_SYSTEM
-        })?;
-        let mut file = std::fs::File::from(file);
-        file.write_all(content)
-            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        let len = content.len() as u64;
-        session.ask_sending(Op::ImageLoad, &body, options.as_bytes(), file.as_fd(), len)
-    });
-    let status = answer.and_then(|answer| {
-        if let Ok((head, logs)) = ImageLoaded::read_from_prefix(&answer.payload) {
-            let info = (head.info_log as usize).min(logs.len());
-            let error = (head.error_log as usize).min(logs.len() - info);
-            loaded.info_log = logs[..info].to_vec();
-            loaded.error_log = logs[info..info + error].to_vec();
-            loaded.wall_time_ms = head.wall_time_ms;
-        }
-        answer.status.ok()
-    });
-    if let Err(status) = status {
-        table.recycle(entry);
+    let hash = hash_of(load.content);
+    let entry = MODULES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let handle = MODULES.handle_of(entry);
+    if let Err(status) = load.send(session, handle, hash, context.server_device, loaded) {
+        MODULES.recycle(entry);
         return Err(status);
     }
+    Ok(publish(entry, context, handle, 0, hash))
+}
+
+fn publish(
+    entry: &Entry<Image>,
+    context: &'static Context,
+    server: u64,
+    library: u64,
+    hash: [u8; 32],
+) -> u64 {
     entry
         .context
         .store(ptr::from_ref(context).cast_mut(), Ordering::Release);
     *entry.parts.lock() = Parts {
+        server,
+        library,
         hash,
         ..Parts::default()
     };
-    let handle = table.publish(entry);
+    let handle = MODULES.publish(entry);
     context.own_image(handle);
-    Ok(handle)
+    handle
 }
 
-/// Unloads a module or library with its functions.
+/// The module that a library is in a context: `server` is what the server knows the library by.
+pub fn of_library(
+    context: &'static Context,
+    server: u64,
+    library: u64,
+    hash: [u8; 32],
+) -> Status<u64> {
+    let entry = MODULES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok(publish(entry, context, server, library, hash))
+}
+
+/// `cuModuleUnload`. A library's module goes with the library only.
 pub fn unload(session: &Session, handle: u64) -> Status {
-    let table = table_of(handle)?;
-    let entry = table.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-    // SAFETY: set before the image was published, to a context, none of which is ever freed.
-    let context = unsafe { &*entry.context.load(Ordering::Acquire) };
+    if image(handle)?.parts.lock().library != 0 {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    end(session, handle)
+}
+
+/// Ends a module with its functions.
+pub fn end(session: &Session, handle: u64) -> Status {
+    let entry = MODULES.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let context = entry.context();
     context.forget_image(handle);
     let parts = std::mem::take(&mut *entry.parts.lock());
     for function in parts.functions.into_values() {
-        for table in [&FUNCTIONS, &KERNELS] {
-            if let Some(function) = table.retire(function) {
-                table.recycle(function);
-            }
+        if let Some(function) = FUNCTIONS.retire(function) {
+            FUNCTIONS.recycle(function);
         }
     }
     memory::remove_globals(handle);
-    let status = session.post(Op::ImageUnload, &Object { object: handle });
-    table.recycle(entry);
+    let status = if parts.library == 0 {
+        session.post(Op::ImageUnload, &Object { object: handle })
+    } else {
+        library::leave(session, parts.library, parts.server, context)
+    };
+    MODULES.recycle(entry);
     status
 }
 
-/// A function of a module, or a kernel of a library, by name: the same handle each time.
-pub fn get_function(session: &Session, parent: u64, name: &CStr) -> Status<u64> {
+/// A function of a module, if it was asked for before.
+pub fn known(module: u64, name: &CStr) -> Option<FunctionRef> {
+    let handle = *MODULES.get(module)?.parts.lock().functions.get(name)?;
+    FUNCTIONS.get(handle)
+}
+
+/// A function of a module by name: the same handle each time.
+pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> {
     session.check()?;
-    let image = image(parent)?;
+    let image = image(module)?;
     let mut parts = image.parts.lock();
     if let Some(&known) = parts.functions.get(name) {
         return Ok(known);
     }
-    let table = if is_library(parent) {
-        &KERNELS
-    } else {
-        &FUNCTIONS
-    };
-    let entry = table.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let entry = FUNCTIONS.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let context = image.context();
     let body = GetFunction {
-        parent,
-        function: table.handle_of(entry),
+        parent: parts.server,
+        function: FUNCTIONS.handle_of(entry),
+        device: context.server_device,
+        pad: 0,
     };
-    let answer = session.ask(Op::GetFunction, &body, name.to_bytes_with_nul());
-    let read = answer.and_then(|answer| {
-        let info: FunctionInfo = answer.read()?;
-        let mut params = vec![Param::new_zeroed(); info.params as usize];
-        let rest = &answer.payload[size_of::<FunctionInfo>()..];
-        let wanted = params.as_mut_bytes();
-        if rest.len() < wanted.len() {
-            return Err(CUDA_ERROR_MPS_RPC_FAILURE);
-        }
-        wanted.copy_from_slice(&rest[..wanted.len()]);
-        Ok((info, params))
-    });
-    let (info, params) = match read {
+    let (info, layout) = match ask_function(session, &body, parts.hash, name) {
         Ok(read) => read,
         Err(status) => {
-            table.recycle(entry);
+            FUNCTIONS.recycle(entry);
             return Err(status);
         }
-    };
-    let prints = info.flags & FUNCTION_PRINTS != 0;
-    let Some(layout) = layout(parts.hash, name, params, prints) else {
-        table.recycle(entry);
-        return Err(CUDA_ERROR_MPS_RPC_FAILURE);
     };
     entry
         .layout
         .store(ptr::from_ref(layout).cast_mut(), Ordering::Release);
     entry
         .context
-        .store(image.context.load(Ordering::Acquire), Ordering::Release);
-    entry.parent.store(parent, Ordering::Relaxed);
+        .store(ptr::from_ref(context).cast_mut(), Ordering::Release);
+    entry.parent.store(module, Ordering::Relaxed);
     for (to, from) in entry.attributes.iter().zip(info.attributes) {
         to.store(from, Ordering::Relaxed);
     }
-    let handle = table.publish(entry);
+    let handle = FUNCTIONS.publish(entry);
     parts.functions.insert(name.to_owned(), handle);
     Ok(handle)
+}
+
+/// Asks for a function, or for a description of a kernel, and its layout.
+pub fn ask_function(
+    session: &Session,
+    body: &GetFunction,
+    hash: [u8; 32],
+    name: &CStr,
+) -> Status<(FunctionInfo, &'static Layout)> {
+    let answer = session.ask(Op::GetFunction, body, name.to_bytes_with_nul())?;
+    let info: FunctionInfo = answer.read()?;
+    let mut params = vec![Param::new_zeroed(); info.params as usize];
+    let rest = &answer.payload[size_of::<FunctionInfo>()..];
+    let wanted = params.as_mut_bytes();
+    if rest.len() < wanted.len() {
+        return Err(CUDA_ERROR_MPS_RPC_FAILURE);
+    }
+    wanted.copy_from_slice(&rest[..wanted.len()]);
+    let prints = info.flags & FUNCTION_PRINTS != 0;
+    let layout = layout(hash, name, params, prints).ok_or(CUDA_ERROR_MPS_RPC_FAILURE)?;
+    Ok((info, layout))
 }
 
 /// The layout of a function of some content; `None` for parameters no kernel can have.
@@ -338,24 +433,28 @@ fn layout(
     Some(layout)
 }
 
-/// A global of a module or library: address and length.
-pub fn get_global(session: &Session, parent: u64, name: &CStr) -> Status<(u64, u64)> {
+/// A global of a module: address and length.
+pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u64)> {
     session.check()?;
-    let image = image(parent)?;
+    let image = image(module)?;
+    let context = image.context();
     let mut parts = image.parts.lock();
     if let Some(&known) = parts.globals.get(name) {
         return Ok(known);
     }
+    let body = Named {
+        parent: parts.server,
+        device: context.server_device,
+        pad: 0,
+    };
     let range: Range = session
-        .ask(Op::GetGlobal, &Named { parent }, name.to_bytes_with_nul())?
+        .ask(Op::GetGlobal, &body, name.to_bytes_with_nul())?
         .read()?;
-    // SAFETY: set before the image was published, to a context, none of which is ever freed.
-    let context = unsafe { &*image.context.load(Ordering::Acquire) };
     memory::add_global(
         range.start,
         Global {
             len: range.len,
-            image: parent,
+            image: module,
             context,
         },
     );
@@ -365,11 +464,21 @@ pub fn get_global(session: &Session, parent: u64, name: &CStr) -> Status<(u64, u
     Ok((range.start, range.len))
 }
 
-/// The names of all functions of a module or kernels of a library.
-pub fn names(session: &Session, parent: u64) -> Status<Vec<CString>> {
+/// The names of all functions of a module.
+pub fn names(session: &Session, module: u64) -> Status<Vec<CString>> {
     session.check()?;
-    image(parent)?;
-    let answer = session.ask(Op::EnumerateFunctions, &Named { parent }, &[])?;
+    let server = image(module)?.parts.lock().server;
+    names_in(session, server)
+}
+
+/// The names of all functions, or kernels, of what the server has under a handle.
+pub fn names_in(session: &Session, server: u64) -> Status<Vec<CString>> {
+    let body = Named {
+        parent: server,
+        device: 0,
+        pad: 0,
+    };
+    let answer = session.ask(Op::EnumerateFunctions, &body, &[])?;
     let count: Value = answer.read()?;
     let rest = &answer.payload[size_of::<Value>()..];
     let names: Vec<CString> = rest

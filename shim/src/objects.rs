@@ -129,6 +129,12 @@ impl<T: Default + Sync> Table<T> {
             .filter(|entry| entry.handle() == raw)
     }
 
+    /// The claimed entry that [`Table::handle_of`] gave this handle for, and that was never published.
+    pub fn claimed(&self, raw: u64) -> Option<&'static Entry<T>> {
+        let entry = self.entry(Handle(raw).index())?;
+        (self.handle_of(entry) == raw && entry.handle() == 0).then_some(entry)
+    }
+
     /// Takes a live handle's object out; `None` when another thread was faster.
     pub fn retire(&self, raw: u64) -> Option<&'static Entry<T>> {
         let entry = self.get(raw)?;

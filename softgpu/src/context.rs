@@ -135,6 +135,7 @@ impl Context {
         self.legacy.retire();
         driver.events.retain(|e| e.context != self.id);
         driver.kernels.retain(|k| k.module.context != self.id);
+        driver.libraries.all().iter().for_each(|l| l.leave(self.id));
         driver.modules.retain(|m| m.context != self.id);
         driver.ranges.drop_context(self.id);
     }

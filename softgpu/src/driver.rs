@@ -11,6 +11,7 @@ use crate::api::R;
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
+use crate::library::{Library, LibraryKernel};
 use crate::memory::{Physical, Ranges};
 use crate::module::{Kernel, Module};
 use crate::stream::Stream;
@@ -69,8 +70,9 @@ pub struct Driver {
     pub streams: Table<Stream>,
     pub events: Table<Event>,
     pub modules: Table<Module>,
-    /// `CUfunction` and `CUkernel` alike: either is accepted where the other is.
     pub kernels: Table<Kernel>,
+    pub libraries: Table<Library>,
+    pub library_kernels: Table<LibraryKernel>,
     pub physical: Table<Physical>,
     pub ranges: Ranges,
 }
@@ -86,6 +88,8 @@ pub fn start() -> &'static Driver {
         events: Table::default(),
         modules: Table::default(),
         kernels: Table::default(),
+        libraries: Table::default(),
+        library_kernels: Table::default(),
         physical: Table::default(),
         ranges: Ranges::default(),
     })

@@ -9,7 +9,7 @@ use crate::context::{Context, live};
 use crate::device::{BLOCKS_PER_SM, SHARED_PER_SM, SM_COUNT, THREADS_PER_SM};
 use crate::driver::start;
 use crate::interp::{self, Memory};
-use crate::module::{Kernel, kernel};
+use crate::module::{Kernel, kernel, kernel_in};
 use crate::stream::resolve;
 
 /// Device memory as a kernel of one context sees it.
@@ -90,8 +90,8 @@ fn blocks_per_sm(kernel: &Kernel, threads: u32, dynamic: usize) -> u32 {
 }
 
 fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Params) -> R<()> {
-    let kernel = kernel(function)?;
     let (context, stream) = resolve(stream, own)?;
+    let kernel = kernel_in(function, &context)?;
     if kernel.module.context != context.id {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }

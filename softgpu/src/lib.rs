@@ -19,6 +19,7 @@ mod event;
 mod image;
 mod interp;
 mod launch;
+mod library;
 mod lookup;
 mod memory;
 mod module;

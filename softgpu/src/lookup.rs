@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use mpsshim_proto::cuda::*;
 
 use crate::api::{Entry, Out, R, Text, api, log};
-use crate::{context, copy, device, event, launch, memory, module, stream};
+use crate::{context, copy, device, event, launch, library, memory, module, stream};
 
 /// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
 const NAMES: &str = include_str!("../../proto/driver-api.csv");
@@ -22,6 +22,7 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             context::TABLE,
             memory::TABLE,
             module::TABLE,
+            library::TABLE,
             launch::TABLE,
             launch::TABLE_STREAMS,
             stream::TABLE,

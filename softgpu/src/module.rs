@@ -1,5 +1,4 @@
-//! Modules and the kernels in them. A library is a module of the context that was current when it was
-//! loaded, and a `CUkernel` of it is a `CUfunction`: the handles are the same.
+//! Modules and the kernels in them.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -14,6 +13,7 @@ use crate::context::{Context, live};
 use crate::device::{SHARED_DEFAULT, SHARED_OPTIN};
 use crate::driver::{driver, new_handle};
 use crate::image::{self, Refused};
+use crate::library;
 use crate::memory;
 use crate::ptx::code::{Function, Program};
 use crate::ptx::parse;
@@ -23,7 +23,7 @@ pub struct Module {
     pub handle: u64,
     /// The id of its context.
     pub context: u64,
-    pub program: Program,
+    pub program: Arc<Program>,
     /// Where its data lies; 0 if it has none.
     pub data: u64,
     kernels: Mutex<HashMap<usize, u64>>,
@@ -37,7 +37,7 @@ impl Drop for Module {
     }
 }
 
-/// What a `CUfunction` or a `CUkernel` stands for.
+/// What a `CUfunction` stands for.
 pub struct Kernel {
     pub module: Arc<Module>,
     pub index: usize,
@@ -53,7 +53,7 @@ impl Kernel {
     pub fn max_dynamic_shared(&self) -> u32 {
         self.dynamic_shared.load(Ordering::Relaxed)
     }
-    fn attribute(&self, which: CUfunction_attribute) -> R<i32> {
+    pub fn attribute(&self, which: CUfunction_attribute) -> R<i32> {
         let f = self.function();
         Ok(match which {
             CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => f.max_threads as i32,
@@ -67,7 +67,7 @@ impl Kernel {
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         })
     }
-    fn set_attribute(&self, which: CUfunction_attribute, value: i32) -> R<()> {
+    pub fn set_attribute(&self, which: CUfunction_attribute, value: i32) -> R<()> {
         match which {
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => {
                 let room = SHARED_OPTIN.saturating_sub(self.function().shared_bytes);
@@ -80,20 +80,18 @@ impl Kernel {
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
-    fn param(&self, n: usize, offset: Out<usize>, size: Out<usize>) -> R<()> {
-        let param = self
-            .function()
-            .params
-            .get(n)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        offset.set(param.offset as usize)?;
-        size.put(param.bytes as usize);
-        Ok(())
-    }
+}
+
+/// Where a parameter of a function lies.
+pub fn param(function: &Function, n: usize, offset: Out<usize>, size: Out<usize>) -> R<()> {
+    let param = function.params.get(n).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    offset.set(param.offset as usize)?;
+    size.put(param.bytes as usize);
+    Ok(())
 }
 
 impl Module {
-    fn new(program: Program, context: &Context) -> R<Arc<Module>> {
+    pub fn new(program: Arc<Program>, context: &Context) -> R<Arc<Module>> {
         let mut data = 0;
         if !program.data.is_empty() {
             let bytes = program.data.len() as u64;
@@ -119,7 +117,7 @@ impl Module {
     }
 
     /// The handle of a kernel, the same one each time.
-    fn kernel(self: &Arc<Self>, index: usize) -> R<u64> {
+    pub fn kernel(self: &Arc<Self>, index: usize) -> R<u64> {
         let mut kernels = self.kernels.lock();
         if let Some(&handle) = kernels.get(&index) {
             return Ok(handle);
@@ -136,10 +134,35 @@ impl Module {
         driver()?.kernels.insert(handle, Arc::new(kernel));
         Ok(handle)
     }
+
+    /// Address and size of a variable.
+    pub fn global(&self, address: Out<u64>, bytes: Out<usize>, name: Text) -> R<()> {
+        if address.is_null() && bytes.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let global = self
+            .program
+            .globals
+            .get(&name.get()?)
+            .ok_or(CUDA_ERROR_NOT_FOUND)?;
+        address.put(self.data + global.offset);
+        bytes.put(global.bytes as usize);
+        Ok(())
+    }
 }
 
+/// The kernel of a `CUfunction`, or of a `CUkernel` in the current context.
 pub fn kernel(handle: u64) -> R<Arc<Kernel>> {
-    driver()?.kernels.get(handle)
+    match driver()?.kernels.get(handle) {
+        Ok(kernel) => Ok(kernel),
+        Err(_) => kernel_in(handle, &*live()?),
+    }
+}
+
+/// As [`kernel`], where a `CUkernel` is meant in a given context.
+pub fn kernel_in(handle: u64, context: &Context) -> R<Arc<Kernel>> {
+    let found = driver()?.kernels.get(handle);
+    found.or_else(|_| driver()?.kernels.get(library::function(handle, context)?))
 }
 
 fn module(handle: u64) -> R<Arc<Module>> {
@@ -149,10 +172,10 @@ fn module(handle: u64) -> R<Arc<Module>> {
 
 /// The caller's JIT options; only the log of errors matters here.
 #[derive(Clone, Copy)]
-struct Options {
-    count: u32,
-    keys: In<u32>,
-    values: Out<u64>,
+pub struct Options {
+    pub count: u32,
+    pub keys: In<u32>,
+    pub values: Out<u64>,
 }
 
 const NO_OPTIONS: Options = Options {
@@ -181,12 +204,8 @@ impl Options {
     }
 }
 
-/// Makes a module of the text in an image; its handle goes out.
-fn load(out: Out<u64>, image: u64, options: Options) -> R<()> {
-    let context = live()?;
-    if out.is_null() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
+/// The program in an image.
+pub fn parse_image(image: u64, options: Options) -> R<Arc<Program>> {
     let program = image::ptx_at(image).and_then(|text| {
         parse(&text).map_err(|error| {
             let is_ptx = text.contains(".version");
@@ -203,9 +222,26 @@ fn load(out: Out<u64>, image: u64, options: Options) -> R<()> {
         options.tell(&reason);
         status
     })?;
+    Ok(Arc::new(program))
+}
+
+/// Makes a module of an image; its handle goes out.
+fn load(out: Out<u64>, image: u64, options: Options) -> R<()> {
+    let context = live()?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let program = parse_image(image, options)?;
     let module = Module::new(program, &context)?;
     driver()?.modules.insert(module.handle, module.clone());
     out.set(module.handle)
+}
+
+/// The content of a file, with a NUL behind it.
+pub fn file(path: Text) -> R<Vec<u8>> {
+    let mut image = std::fs::read(path.get()?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?;
+    image.push(0);
+    Ok(image)
 }
 
 fn unload(handle: u64) -> R<()> {
@@ -222,18 +258,6 @@ fn find(out: Out<u64>, handle: u64, name: Text) -> R<()> {
     out.set(module.kernel(module.program.kernel(&name).ok_or(CUDA_ERROR_NOT_FOUND)?)?)
 }
 
-fn global(address: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) -> R<()> {
-    let module = module(handle)?;
-    let global = module
-        .program
-        .globals
-        .get(&name.get()?)
-        .ok_or(CUDA_ERROR_NOT_FOUND)?;
-    address.put(module.data + global.offset);
-    bytes.put(global.bytes as usize);
-    Ok(())
-}
-
 /// Hands out the handles of the first `room` kernels.
 fn enumerate(out: Out<u64>, room: u32, handle: u64) -> R<()> {
     let module = module(handle)?;
@@ -248,9 +272,7 @@ fn count(out: Out<u32>, handle: u64) -> R<()> {
 
 api! { TABLE;
     fn cuModuleLoad(out: Out<u64>, path: Text) {
-        let mut image = std::fs::read(path.get()?).map_err(|_| CUDA_ERROR_FILE_NOT_FOUND)?;
-        image.push(0);
-        load(out, image.as_ptr() as u64, NO_OPTIONS)
+        load(out, file(path)?.as_ptr() as u64, NO_OPTIONS)
     }
     fn cuModuleLoadData(out: Out<u64>, image: u64) { load(out, image, NO_OPTIONS) }
     fn cuModuleLoadDataEx(out: Out<u64>, image: u64, count: u32, keys: In<u32>, values: Out<u64>) {
@@ -262,29 +284,13 @@ api! { TABLE;
     fn cuModuleGetFunctionCount(out: Out<u32>, handle: u64) { count(out, handle) }
     fn cuModuleEnumerateFunctions(out: Out<u64>, room: u32, handle: u64) { enumerate(out, room, handle) }
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
-        global(address, bytes, handle, name)
+        module(handle)?.global(address, bytes, name)
     }
-    fn cuLibraryLoadData(out: Out<u64>, image: u64, keys: In<u32>, values: Out<u64>, count: u32,
-                         _library_keys: u64, _library_values: u64, _library_count: u32) {
-        load(out, image, Options { count, keys, values })
-    }
-    fn cuLibraryUnload(handle: u64) { unload(handle) }
-    fn cuLibraryGetKernel(out: Out<u64>, handle: u64, name: Text) { find(out, handle, name) }
-    fn cuLibraryGetKernelCount(out: Out<u32>, handle: u64) { count(out, handle) }
-    fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, handle: u64) { enumerate(out, room, handle) }
-    fn cuLibraryGetGlobal(address: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
-        global(address, bytes, handle, name)
-    }
-    fn cuKernelGetFunction(out: Out<u64>, handle: u64) { kernel(handle).and_then(|_| out.set(handle)) }
-    fn cuKernelGetParamInfo(handle: u64, n: usize, offset: Out<usize>, size: Out<usize>) {
-        kernel(handle)?.param(n, offset, size)
-    }
-    // The name lives as long as the kernel.
-    fn cuKernelGetName(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.name.as_ptr() as u64) }
     fn cuFuncGetName(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.name.as_ptr() as u64) }
     fn cuFuncGetParamInfo(handle: u64, n: usize, offset: Out<usize>, size: Out<usize>) {
-        kernel(handle)?.param(n, offset, size)
+        param(kernel(handle)?.function(), n, offset, size)
     }
+    fn cuFuncGetModule(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.module.handle) }
     fn cuFuncGetAttribute(out: Out<i32>, which: CUfunction_attribute, handle: u64) {
         live()?;
         out.set(kernel(handle)?.attribute(which)?)

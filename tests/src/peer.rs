@@ -405,6 +405,8 @@ impl Peer {
         let body = GetFunction {
             parent: module,
             function,
+            device: 0,
+            pad: 0,
         };
         let name = [name.as_bytes(), b"\0"].concat();
         self.ask::<_, FunctionInfo>(Op::GetFunction, &body, &name)?;

@@ -60,6 +60,23 @@ fn further_sections_through_the_proxy() {
     }
 }
 
+/// A library's kernels run on every device. On a GPU machine that is however many there are.
+#[test]
+fn a_library_on_three_devices() {
+    let three = ("SOFTGPU_DEVICES", "3");
+    let place = daemon_with(&[three]);
+    let (_, expected) = further()
+        .into_iter()
+        .find(|(name, _)| name == "library_contexts")
+        .expect("its lines");
+    let done = finish(
+        proxied(&place)
+            .arg("library_contexts")
+            .env(three.0, three.1),
+    );
+    agrees(&done, &expected);
+}
+
 /// Each further section has its expected lines, and the other way round.
 #[test]
 fn each_further_section_has_a_fixture() {

@@ -220,6 +220,8 @@ fn counts_beyond_all_reason_end_the_session() {
             let body = mpsshim_proto::message::GetFunction {
                 parent: module,
                 function,
+                device: 0,
+                pad: 0,
             };
             peer.post(Op::GetFunction, &body, &[b'x'; 48])
         }),

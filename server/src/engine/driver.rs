@@ -33,6 +33,7 @@ const OPTIONAL: &[&str] = &[
     "cuLibraryGetKernelCount",
     "cuLibraryEnumerateKernels",
     "cuKernelGetName",
+    "cuKernelGetParamInfo",
     "cuFuncGetName",
 ];
 
@@ -170,6 +171,7 @@ functions! {
     library_get_kernel_count = "cuLibraryGetKernelCount" (count: &mut u32, library: CUlibrary);
     library_enumerate_kernels = "cuLibraryEnumerateKernels" (kernels: *mut CUkernel, count: u32, library: CUlibrary);
     kernel_get_function = "cuKernelGetFunction" (function: &mut CUfunction, kernel: CUkernel);
+    kernel_get_param_info = "cuKernelGetParamInfo" (kernel: CUkernel, index: usize, offset: &mut usize, size: &mut usize);
     kernel_get_name = "cuKernelGetName" (name: &mut *const c_char, kernel: CUkernel);
     func_get_name = "cuFuncGetName" (name: &mut *const c_char, function: CUfunction);
     func_get_attribute = "cuFuncGetAttribute" (value: &mut c_int, attribute: CUfunction_attribute, function: CUfunction);

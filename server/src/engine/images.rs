@@ -20,7 +20,7 @@ pub type Content = Arc<[u8]>;
 pub struct Image {
     /// The driver's object.
     pub raw: Raw,
-    /// Server's ordinal.
+    /// Server's ordinal; of no meaning for a library, which is there for all devices.
     pub device: usize,
     /// Keeps the content as long as the driver may look at it.
     pub _content: Content,

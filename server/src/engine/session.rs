@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const MAX_EVENTS: usize = 1 << 20;
 /// Modules and libraries a session may have at a time.
 const MAX_IMAGES: usize = 1 << 16;
-/// Functions and kernels a session may have at a time.
+/// Functions a session may have at a time.
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Streams a session may have at a time, the hidden ones included.
 const MAX_STREAMS: usize = 4 * segment::FLAGS;
@@ -153,7 +153,7 @@ impl SessionShared {
     }
 }
 
-/// A function or kernel of a session.
+/// A function of a session: in a module, or of a library's kernel on a device.
 #[derive(Debug)]
 pub struct Function {
     /// The driver's function, loaded in the device's context.
@@ -175,6 +175,8 @@ pub struct Global {
     pub len: u64,
     /// Handle of the module or library it is in, and dies with.
     pub image: u64,
+    /// Server's ordinal.
+    pub device: usize,
 }
 
 /// An event of a session.
@@ -204,10 +206,8 @@ pub struct Session {
     pub images: Slots<Image>,
     /// The same for libraries.
     pub libraries: Slots<Image>,
-    /// Functions by handle.
+    /// Functions by handle, those that kernels of libraries became included.
     pub functions: Slots<Function>,
-    /// Kernels of libraries by handle.
-    pub kernels: Slots<Function>,
     /// Device memory by first address.
     pub grants: BTreeMap<u64, Grant>,
     /// Device memory given back while work was in flight.
@@ -241,7 +241,6 @@ impl Session {
             images: Slots::new(Kind::Module, MAX_IMAGES),
             libraries: Slots::new(Kind::Library, MAX_IMAGES),
             functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
-            kernels: Slots::new(Kind::Kernel, MAX_FUNCTIONS),
             grants: BTreeMap::new(),
             releasing: Vec::new(),
             host: BTreeMap::new(),
@@ -339,15 +338,13 @@ impl Session {
         );
     }
 
-    /// The function or kernel behind a handle.
+    /// The function behind a handle.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE`.
     #[inline]
     pub fn function(&self, handle: u64) -> Result<&Function, CUresult> {
-        self.functions
-            .get(handle)
-            .or_else(|_| self.kernels.get(handle))
+        self.functions.get(handle)
     }
 
     /// Whether `[address, address + len)` is device memory the session may name in a call: inside its own

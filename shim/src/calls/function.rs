@@ -6,7 +6,7 @@ use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUfunction_attribute, CUresu
 
 use super::entries;
 use crate::ffi::{Out, Status, guard};
-use crate::module::{self, FunctionRef};
+use crate::module::{self, Layout};
 use crate::submit::session;
 
 entries! {
@@ -76,14 +76,8 @@ pub unsafe extern "C" fn get_name(out: Out<*const c_char>, function: u64) -> CUr
 }
 
 /// Offset and size of a parameter; `CUDA_ERROR_INVALID_VALUE` past the last.
-pub fn param_info(
-    function: FunctionRef,
-    index: usize,
-    offset: Out<usize>,
-    size: Out<usize>,
-) -> Status {
-    let params = &function.layout().params;
-    let param = params.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+pub fn param_info(layout: &Layout, index: usize, offset: Out<usize>, size: Out<usize>) -> Status {
+    let param = layout.params.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     offset.set(param.offset as usize)?;
     size.set_if_wanted(param.size as usize);
     Ok(())
@@ -96,7 +90,7 @@ pub unsafe extern "C" fn get_param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> CUresult {
-    guard(|| param_info(module::function(function)?, index, offset, size))
+    guard(|| param_info(module::function(function)?.layout(), index, offset, size))
 }
 
 /// `cuFuncIsLoaded`: whoever has its handle has it loaded.

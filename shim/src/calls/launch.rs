@@ -238,8 +238,8 @@ fn launch(
     attributes: &[u8],
 ) -> Status {
     let session = session()?;
-    let function: FunctionRef = module::function(function)?;
     let stream = stream::resolve(stream, per_thread)?;
+    let function: FunctionRef = module::function_in(function, stream.context())?;
     check(function, &shape)?;
     let (params, len) = params_of(function, params, extra)?;
     let body = Launch {

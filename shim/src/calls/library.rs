@@ -1,20 +1,21 @@
 //! Libraries and their kernels.
 //!
-//! A kernel's handle serves wherever a function's does, and the library's wherever a module's does.
+//! A kernel's handle serves wherever a function's does, and means the kernel in the current context.
 
 use std::ffi::{c_char, c_void};
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_HANDLE, CUdevice, CUfunction_attribute, CUresult};
-use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdevice, CUdeviceptr, CUfunction_attribute,
+    CUresult,
+};
+use mpsshim_proto::handle::Kind;
 
 use super::entries;
 use super::function::param_info;
-use super::module::{
-    Options, enumerate_functions, get_function_count, get_global, load_file, load_memory,
-};
+use super::module::{Options, global_of, load_file, load_memory};
 use crate::ffi::{In, Out, Text, guard};
-use crate::module;
 use crate::submit::session;
+use crate::{context, library};
 
 entries! {
     cuLibraryLoadData => load_data,
@@ -23,8 +24,10 @@ entries! {
     cuLibraryGetKernel => get_kernel,
     cuLibraryGetModule => get_module,
     cuLibraryGetGlobal => get_global,
-    cuLibraryGetKernelCount => get_function_count,
-    cuLibraryEnumerateKernels => enumerate_functions,
+    cuLibraryGetManaged => get_managed,
+    cuLibraryGetUnifiedFunction => get_unified_function,
+    cuLibraryGetKernelCount => get_kernel_count,
+    cuLibraryEnumerateKernels => enumerate_kernels,
     cuKernelGetFunction => kernel_get_function,
     cuKernelGetLibrary => kernel_get_library,
     cuKernelGetName => kernel_get_name,
@@ -73,47 +76,115 @@ pub unsafe extern "C" fn load_from_file(
 }
 
 /// `cuLibraryUnload`.
-pub unsafe extern "C" fn unload(library: u64) -> CUresult {
-    guard(|| match Handle(library).kind() {
-        Some(Kind::Library) => module::unload(session()?, library),
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
-    })
+pub unsafe extern "C" fn unload(handle: u64) -> CUresult {
+    guard(|| library::unload(session()?, handle))
 }
 
 /// `cuLibraryGetKernel`.
-pub unsafe extern "C" fn get_kernel(out: Out<u64>, library: u64, name: Text) -> CUresult {
+pub unsafe extern "C" fn get_kernel(out: Out<u64>, handle: u64, name: Text) -> CUresult {
     guard(|| {
         out.required()?;
-        if !module::is_library(library) {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        }
-        out.set(module::get_function(session()?, library, name.get()?)?)
+        out.set(library::get_kernel(session()?, handle, name.get()?)?)
     })
 }
 
 /// `cuLibraryGetModule`.
-pub unsafe extern "C" fn get_module(out: Out<u64>, library: u64) -> CUresult {
+pub unsafe extern "C" fn get_module(out: Out<u64>, handle: u64) -> CUresult {
     guard(|| {
-        if !module::is_library(library) {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        }
-        out.set(library)
+        out.required()?;
+        out.set(library::module_in(session()?, handle, context::current()?)?)
     })
 }
 
-/// `cuKernelGetFunction`.
+/// `cuLibraryGetGlobal`: the variable of the current context.
+pub unsafe extern "C" fn get_global(
+    address: Out<CUdeviceptr>,
+    len: Out<usize>,
+    handle: u64,
+    name: Text,
+) -> CUresult {
+    guard(|| {
+        if address.is_null() && len.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let module = library::module_in(session()?, handle, context::current()?)?;
+        global_of(module, name, address, len)
+    })
+}
+
+/// `cuLibraryGetManaged`: where a `__managed__` variable lies is known to the server's process only.
+pub unsafe extern "C" fn get_managed(
+    address: Out<CUdeviceptr>,
+    len: Out<usize>,
+    handle: u64,
+    name: Text,
+) -> CUresult {
+    guard(|| {
+        if address.is_null() && len.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Err(library::managed(session()?, handle, name.get()?)?)
+    })
+}
+
+/// `cuLibraryGetUnifiedFunction`: no device here has functions that the CPU and it can both call.
+pub unsafe extern "C" fn get_unified_function(
+    out: Out<*const c_void>,
+    handle: u64,
+    name: Text,
+) -> CUresult {
+    guard(|| {
+        out.required()?;
+        name.get()?;
+        library::exists(handle)?;
+        Err(CUDA_ERROR_NOT_FOUND)
+    })
+}
+
+/// `cuLibraryGetKernelCount`.
+pub unsafe extern "C" fn get_kernel_count(out: Out<u32>, handle: u64) -> CUresult {
+    guard(|| {
+        out.required()?;
+        out.set(library::names(session()?, handle)?.len() as u32)
+    })
+}
+
+/// `cuLibraryEnumerateKernels`.
+pub unsafe extern "C" fn enumerate_kernels(out: Out<u64>, count: u32, handle: u64) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let kernels = library::kernels(session()?, handle, count as usize)?;
+        for (index, kernel) in kernels.into_iter().enumerate() {
+            out.set_at(index, kernel)?;
+        }
+        Ok(())
+    })
+}
+
+/// `cuKernelGetFunction`: what the kernel is in the current context.
 pub unsafe extern "C" fn kernel_get_function(out: Out<u64>, kernel: u64) -> CUresult {
-    guard(|| out.set(module::function(kernel)?.handle()))
+    guard(|| {
+        out.required()?;
+        let kernel = library::kernel(kernel)?;
+        session()?.check()?;
+        out.set(library::function(kernel, context::current()?)?.handle())
+    })
 }
 
 /// `cuKernelGetLibrary`.
 pub unsafe extern "C" fn kernel_get_library(out: Out<u64>, kernel: u64) -> CUresult {
-    guard(|| out.set(module::function(kernel)?.parent()))
+    guard(|| {
+        out.required()?;
+        out.set(library::kernel(kernel)?.library())
+    })
 }
 
 /// `cuKernelGetName`. The name lives as long as the process.
 pub unsafe extern "C" fn kernel_get_name(out: Out<*const c_char>, kernel: u64) -> CUresult {
-    guard(|| out.set(module::function(kernel)?.layout().name.as_ptr()))
+    guard(|| {
+        out.required()?;
+        out.set(library::kernel(kernel)?.name().as_ptr())
+    })
 }
 
 /// `cuKernelGetParamInfo`.
@@ -123,7 +194,10 @@ pub unsafe extern "C" fn kernel_get_param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> CUresult {
-    guard(|| param_info(module::function(kernel)?, index, offset, size))
+    guard(|| {
+        let layout = library::layout(session()?, library::kernel(kernel)?)?;
+        param_info(layout, index, offset, size)
+    })
 }
 
 /// `cuKernelGetAttribute`.
@@ -131,12 +205,13 @@ pub unsafe extern "C" fn kernel_get_attribute(
     out: Out<i32>,
     attribute: CUfunction_attribute,
     kernel: u64,
-    _device: CUdevice,
+    device: CUdevice,
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        let kernel = module::function(kernel)?;
-        out.set(module::attribute(session()?, kernel, attribute)?)
+        let kernel = library::kernel(kernel)?;
+        context::device(device)?;
+        out.set(library::attribute(session()?, kernel, attribute, device)?)
     })
 }
 
@@ -145,16 +220,27 @@ pub unsafe extern "C" fn kernel_set_attribute(
     attribute: CUfunction_attribute,
     value: i32,
     kernel: u64,
-    _device: CUdevice,
+    device: CUdevice,
 ) -> CUresult {
-    guard(|| module::set_attribute(session()?, module::function(kernel)?, attribute, value))
+    guard(|| {
+        let kernel = library::kernel(kernel)?;
+        context::device(device)?;
+        library::set_attribute(session()?, kernel, attribute, value, device)
+    })
 }
 
 /// `cuKernelSetCacheConfig`: a preference that devices with one cache for both do not need.
 pub unsafe extern "C" fn kernel_set_cache_config(
     kernel: u64,
-    _config: u32,
-    _device: CUdevice,
+    config: u32,
+    device: CUdevice,
 ) -> CUresult {
-    guard(|| module::function(kernel).map(drop))
+    guard(|| {
+        library::kernel(kernel)?;
+        context::device(device)?;
+        if config > 3 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(())
+    })
 }

@@ -5,17 +5,17 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUdeviceptr,
-    CUresult,
+    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult,
 };
-use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::JitOption;
 
 use super::entries;
 use crate::context;
 use crate::ffi::{In, Out, Status, Text, guard};
 use crate::image::Image;
-use crate::module::{self, Loaded};
+use crate::library;
+use crate::module::{self, Load};
 use crate::submit::session;
 
 entries! {
@@ -100,10 +100,9 @@ impl Options {
 /// Loads an image with the program's options: a module into the current context.
 pub fn load_image(kind: Kind, content: &[u8], options: Options) -> Status<u64> {
     let session = session()?;
-    let context = if kind == Kind::Library {
-        context::for_library()?
-    } else {
-        context::current()?
+    let context = match kind {
+        Kind::Library => None,
+        _ => Some(context::current()?),
     };
     let (mut info, mut error) = (Log::default(), Log::default());
     let mut wall_time_at = None;
@@ -128,14 +127,16 @@ pub fn load_image(kind: Kind, content: &[u8], options: Options) -> Status<u64> {
         }
     }
     let wanted = |log: &Log| if log.buffer.is_some() { log.len } else { 0 };
-    let (status, loaded): (Status<u64>, Loaded) = module::load(
-        session,
-        context,
-        kind,
+    let load = Load {
         content,
-        &numbers,
-        (wanted(&info), wanted(&error)),
-    );
+        options: &numbers,
+        info_log: wanted(&info),
+        error_log: wanted(&error),
+    };
+    let (status, loaded) = match context {
+        Some(context) => module::load(session, context, load),
+        None => library::load(session, load),
+    };
     info.write(&loaded.info_log, options.values)?;
     error.write(&loaded.error_log, options.values)?;
     if let Some(at) = wall_time_at {
@@ -197,10 +198,7 @@ pub unsafe extern "C" fn load_data_ex(
 
 /// `cuModuleUnload`.
 pub unsafe extern "C" fn unload(handle: u64) -> CUresult {
-    guard(|| match Handle(handle).kind() {
-        Some(Kind::Module) => module::unload(session()?, handle),
-        _ => Err(CUDA_ERROR_INVALID_HANDLE),
-    })
+    guard(|| module::unload(session()?, handle))
 }
 
 /// `cuModuleGetFunction`.
@@ -211,7 +209,7 @@ pub unsafe extern "C" fn get_function(out: Out<u64>, module: u64, name: Text) ->
     })
 }
 
-/// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
+/// `cuModuleGetGlobal`.
 pub unsafe extern "C" fn get_global(
     address: Out<CUdeviceptr>,
     len: Out<usize>,
@@ -222,14 +220,19 @@ pub unsafe extern "C" fn get_global(
         if address.is_null() && len.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let (start, bytes) = module::get_global(session()?, parent, name.get()?)?;
-        address.set_if_wanted(start);
-        len.set_if_wanted(bytes as usize);
-        Ok(())
+        global_of(parent, name, address, len)
     })
 }
 
-/// `cuModuleGetFunctionCount`, `cuLibraryGetKernelCount`.
+/// Address and size of a module's global.
+pub fn global_of(module: u64, name: Text, address: Out<CUdeviceptr>, len: Out<usize>) -> Status {
+    let (start, bytes) = module::get_global(session()?, module, name.get()?)?;
+    address.set_if_wanted(start);
+    len.set_if_wanted(bytes as usize);
+    Ok(())
+}
+
+/// `cuModuleGetFunctionCount`.
 pub unsafe extern "C" fn get_function_count(out: Out<u32>, parent: u64) -> CUresult {
     guard(|| {
         out.required()?;
@@ -237,7 +240,7 @@ pub unsafe extern "C" fn get_function_count(out: Out<u32>, parent: u64) -> CUres
     })
 }
 
-/// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`.
+/// `cuModuleEnumerateFunctions`.
 pub unsafe extern "C" fn enumerate_functions(out: Out<u64>, count: u32, parent: u64) -> CUresult {
     guard(|| {
         out.required()?;

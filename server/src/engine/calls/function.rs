@@ -5,6 +5,7 @@ use super::super::images::Raw;
 use super::super::session::{Function, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{
     FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, Param, Value,
 };
@@ -12,17 +13,36 @@ use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::ANSWER_LEN;
 use zerocopy::IntoBytes;
 
+/// Asks for one parameter after the other until there are no more.
+fn params_of(info: impl Fn(usize, &mut usize, &mut usize) -> Result<(), CUresult>) -> Vec<Param> {
+    let mut params = Vec::new();
+    for index in 0..MAX_PARAMS {
+        let (mut offset, mut size) = (0, 0);
+        if info(index, &mut offset, &mut size).is_err() {
+            break;
+        }
+        params.push(Param {
+            offset: offset as u32,
+            size: size as u32,
+        });
+    }
+    params
+}
+
 /// Parameters a kernel can have at most: one per byte of its parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
 
 impl Session {
-    /// `cuModuleGetFunction`, `cuLibraryGetKernel`. A kernel's function is loaded here and now, on the slow lane,
-    /// so that no launch has to.
+    /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
+    /// loaded here and now, on the slow lane, so that no launch has to.
     pub fn get_function(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: GetFunction = self.body(message)?;
         let name = self.name::<GetFunction>(message)?;
         let driver = &shared.driver;
-        let (image, device, prints) = self.image_ready(shared, body.parent)?;
+        if body.function == 0 {
+            return self.describe_kernel(shared, body.parent, &name);
+        }
+        let (image, device, prints) = self.image_ready(shared, body.parent, body.device)?;
         let mut raw = CUfunction::NULL;
         match image {
             Raw::Module(module) => {
@@ -35,26 +55,14 @@ impl Session {
             }
         }
         let mut info = FunctionInfo {
-            attributes: [-1; 16],
+            attributes: [i32::MIN; 16],
             ..FunctionInfo::default()
         };
         for (attribute, value) in info.attributes.iter_mut().enumerate() {
             let _ = driver.func_get_attribute(value, attribute as u32, raw);
         }
-        let mut params = Vec::new();
-        for index in 0..MAX_PARAMS {
-            let (mut offset, mut size) = (0, 0);
-            if driver
-                .func_get_param_info(raw, index, &mut offset, &mut size)
-                .is_err()
-            {
-                break;
-            }
-            params.push(Param {
-                offset: offset as u32,
-                size: size as u32,
-            });
-        }
+        let params =
+            params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
         info.params = params.len() as u32;
         info.flags = if prints { FUNCTION_PRINTS } else { 0 };
         let param_bytes = params
@@ -71,14 +79,62 @@ impl Session {
             device,
             prints,
         };
-        let table = match image {
-            Raw::Module(_) => &mut self.functions,
-            Raw::Library(_) => &mut self.kernels,
-        };
-        table
+        self.functions
             .insert(body.function, function)
             .map_err(|(status, _)| status)?;
         Ok(payload)
+    }
+
+    /// A library's kernel, wherever it will run: whether it is there, and its parameters.
+    fn describe_kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Reply {
+        let driver = &shared.driver;
+        let kernel = self.kernel(shared, library, name)?;
+        let params = params_of(|index, offset, size| {
+            driver.kernel_get_param_info(kernel, index, offset, size)
+        });
+        let info = FunctionInfo {
+            attributes: [i32::MIN; 16],
+            params: params.len() as u32,
+            flags: if self.libraries.get(library)?.prints {
+                FUNCTION_PRINTS
+            } else {
+                0
+            },
+        };
+        let mut payload = info.as_bytes().to_vec();
+        payload.extend_from_slice(params.as_bytes());
+        Ok(payload)
+    }
+
+    fn kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Result<CUkernel, CUresult> {
+        let Raw::Library(library) = self.libraries.get(library)?.raw else {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        };
+        shared.use_any_device();
+        let mut kernel = CUkernel::NULL;
+        shared
+            .driver
+            .library_get_kernel(&mut kernel, library, name.as_ptr().cast())?;
+        Ok(kernel)
+    }
+
+    /// `cuKernelGetAttribute`, `cuKernelSetAttribute`.
+    pub fn kernel_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: KernelAttribute = self.body(message)?;
+        let name = self.name::<KernelAttribute>(message)?;
+        let device = shared.device(body.device)?;
+        let kernel = self.kernel(shared, body.library, &name)?;
+        // Only a preference: a device that nobody has attached to has no context.
+        let _ = device.make_current(&shared.driver);
+        let device = device.raw;
+        let image = &shared.driver.image;
+        let mut value = body.value;
+        if body.set == 0 {
+            image.kernel_get_attribute(&mut value, body.attribute, kernel, device)?;
+        } else {
+            image.kernel_set_attribute(body.attribute, value, kernel, device)?;
+        }
+        Ok(super::value(value as i64 as u64))
     }
 
     /// The driver's function behind a handle, its context made current.
@@ -96,7 +152,7 @@ impl Session {
         Ok(payload)
     }
 
-    /// `cuFuncGetAttribute`, `cuKernelGetAttribute`.
+    /// `cuFuncGetAttribute`.
     pub fn get_function_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: FunctionAttribute = self.body(message)?;
         let function = self.function_ready(shared, body.function)?;
@@ -107,7 +163,7 @@ impl Session {
         Ok(super::value(value as i64 as u64))
     }
 
-    /// `cuFuncSetAttribute`, `cuKernelSetAttribute`.
+    /// `cuFuncSetAttribute`.
     pub fn set_function_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: FunctionAttribute = self.body(message)?;
         let function = self.function_ready(shared, body.function)?;

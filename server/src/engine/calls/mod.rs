@@ -33,6 +33,8 @@ pub fn is_slow(op: Op) -> bool {
             | Op::GetGlobal
             | Op::SetLimit
             | Op::EnumerateFunctions
+            | Op::KernelAttribute
+            | Op::GetManaged
             | Op::Printed
     )
 }
@@ -76,6 +78,7 @@ pub fn execute(
         Op::MarkEvent => session.mark_event(shared, message),
         Op::MemRelease => session.mem_release(shared, message),
         Op::ImageUnload => session.image_unload(shared, message),
+        Op::ImageLeave => session.image_leave(message),
         Op::HostFree => session.host_free(message),
         ask => return execute_ask(shared, session, ask, message),
     };
@@ -122,6 +125,8 @@ fn execute_ask(
             };
         }
         Op::GetFunction => session.get_function(shared, message),
+        Op::KernelAttribute => session.kernel_attribute(shared, message),
+        Op::GetManaged => session.get_managed(shared, message),
         Op::GetGlobal => session.get_global(shared, message),
         Op::GetFunctionAttribute => session.get_function_attribute(shared, message),
         Op::SetFunctionAttribute => session.set_function_attribute(shared, message),

@@ -45,7 +45,11 @@ impl Session {
                 shared.images.receive(fd, body.len, &body.hash)?
             }
         };
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        match Handle(body.image).kind() {
+            // A library belongs to no context.
+            Some(Kind::Library) => shared.use_any_device(),
+            _ => shared.device(body.device)?.make_current(&shared.driver)?,
+        }
         let mut options: Vec<u32> = Vec::new();
         let mut values: Vec<*mut c_void> = Vec::new();
         if body.options as usize > MAX_OPTIONS {
@@ -151,9 +155,21 @@ impl Session {
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
             .retain(|function| function.image != body.object);
-        self.kernels.retain(|kernel| kernel.image != body.object);
         self.globals.retain(|_, global| global.image != body.object);
         shared.discard_image(image);
+        Ok(())
+    }
+
+    /// A client's context with a library in it is over: what was found there is not named any more.
+    pub fn image_leave(&mut self, message: &Message) -> Result<(), CallError> {
+        let body: Named = self.body(message)?;
+        self.libraries.get(body.parent)?;
+        let left =
+            |image: u64, device: usize| image == body.parent && device == body.device as usize;
+        self.functions
+            .retain(|function| !left(function.image, function.device));
+        self.globals
+            .retain(|_, global| !left(global.image, global.device));
         Ok(())
     }
 
@@ -164,16 +180,25 @@ impl Session {
         }
     }
 
-    /// The driver's object behind a module or library handle, its context made current; its device; whether its
-    /// kernels print.
+    /// The driver's object behind a module's handle, or a library's on a device, the context made current; the
+    /// device; whether its kernels print.
     pub fn image_ready(
         &self,
         shared: &Shared,
         handle: u64,
+        device: u32,
     ) -> Result<(Raw, usize, bool), CUresult> {
         let image = self.image(handle)?;
-        shared.devices[image.device].make_current(&shared.driver)?;
-        Ok((image.raw, image.device, image.prints))
+        let device = match image.raw {
+            Raw::Module(_) => image.device,
+            Raw::Library(_) => device as usize,
+        };
+        let context = shared
+            .devices
+            .get(device)
+            .ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        context.make_current(&shared.driver)?;
+        Ok((image.raw, device, image.prints))
     }
 
     /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
@@ -181,7 +206,8 @@ impl Session {
         let body: Named = self.body(message)?;
         let name = self.name::<Named>(message)?;
         let (mut start, mut len) = (0, 0);
-        match self.image_ready(shared, body.parent)?.0 {
+        let (raw, device, _) = self.image_ready(shared, body.parent, body.device)?;
+        match raw {
             Raw::Module(module) => shared.driver.module_get_global(
                 &mut start,
                 &mut len,
@@ -198,6 +224,7 @@ impl Session {
         let global = Global {
             len: len as u64,
             image: body.parent,
+            device,
         };
         self.globals.insert(start, global);
         Ok(Range {
@@ -206,6 +233,21 @@ impl Session {
         }
         .as_bytes()
         .to_vec())
+    }
+
+    /// `cuLibraryGetManaged`, as far as whether there is such a variable.
+    pub fn get_managed(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Named = self.body(message)?;
+        let name = self.name::<Named>(message)?;
+        let Raw::Library(library) = self.libraries.get(body.parent)?.raw else {
+            return Err(CUDA_ERROR_INVALID_HANDLE.into());
+        };
+        shared.use_any_device();
+        let (mut start, mut len) = (0, 0);
+        let name = name.as_ptr().cast();
+        let image = &shared.driver.image;
+        image.library_get_managed(&mut start, &mut len, library, name)?;
+        Ok(Vec::new())
     }
 
     /// The NUL-ended name behind a `T`.
@@ -226,8 +268,10 @@ impl Session {
         let driver = &shared.driver;
         let mut count = 0;
         let mut names: Vec<*const c_char> = Vec::new();
-        match self.image_ready(shared, body.parent)?.0 {
+        let image = self.image(body.parent)?;
+        match image.raw {
             Raw::Module(module) => {
+                shared.devices[image.device].make_current(driver)?;
                 driver.module_get_function_count(&mut count, module)?;
                 let mut functions = vec![CUfunction::NULL; count as usize];
                 driver.module_enumerate_functions(functions.as_mut_ptr(), count, module)?;

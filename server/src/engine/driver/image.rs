@@ -2,10 +2,13 @@
 
 use super::{DriverError, symbol, unsupported};
 use mpsshim_proto::cuda::*;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 functions! {
     /// The linker and what else concerns code. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
     ImageFunctions, |_| true;
+    kernel_get_attribute = "cuKernelGetAttribute" (value: &mut i32, attribute: CUfunction_attribute, kernel: CUkernel, device: CUdevice);
+    kernel_set_attribute = "cuKernelSetAttribute" (attribute: CUfunction_attribute, value: i32, kernel: CUkernel, device: CUdevice);
+    library_get_managed = "cuLibraryGetManaged" (address: &mut CUdeviceptr, len: &mut usize, library: CUlibrary, name: *const c_char);
     link_destroy = "cuLinkDestroy" (link: CUlinkState);
 }

@@ -26,6 +26,7 @@ macro_rules! must {
 
 mod contexts;
 mod kernels;
+mod libraries;
 mod memory;
 mod streams;
 
@@ -179,7 +180,10 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 /// Sections that run when they are named.
-const FURTHER: &[Section] = &[];
+const FURTHER: &[Section] = &[
+    ("libraries", libraries::libraries),
+    ("library_contexts", libraries::contexts),
+];
 
 /// Its name and what it does.
 type Section = (&'static str, fn(&Setup));
