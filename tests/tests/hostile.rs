@@ -223,7 +223,7 @@ fn counts_beyond_all_reason_end_the_session() {
                 device: 0,
                 pad: 0,
             };
-            peer.post(Op::GetFunction, &body, &[b'x'; 48])
+            peer.post(Op::GetFunction, &body, &[b'x'; 40])
         }),
         case("memset of 3-byte elements", |peer| {
             let (stream, to) = (peer.stream()?, peer.memory(4096)?.start);
