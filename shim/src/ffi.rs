@@ -17,16 +17,42 @@ pub type Status<T = ()> = Result<T, CUresult>;
 #[track_caller]
 pub fn guard(body: impl FnOnce() -> Status) -> CUresult {
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => CUDA_SUCCESS,
+        Ok(Ok(())) => {
+            if tracing::enabled!(tracing::Level::TRACE) {
+                succeeded(Location::caller());
+            }
+            CUDA_SUCCESS
+        }
         Ok(Err(status)) => failed(Location::caller(), status),
         Err(_) => failed(Location::caller(), CUDA_ERROR_UNKNOWN),
+    }
+}
+
+/// Whether this thread can still write to the log. The log keeps thread-local state, which panics when it is used
+/// after the thread's exit has begun to take such state down; handlers run even then (exit handlers, destructors).
+fn can_log() -> bool {
+    struct Alive;
+    impl Drop for Alive {
+        fn drop(&mut self) {}
+    }
+    thread_local! { static ALIVE: Alive = const { Alive }; }
+    ALIVE.try_with(|_| ()).is_ok()
+}
+
+/// Leaves a trace of a call, where every call was asked for.
+#[cold]
+fn succeeded(at: &Location<'_>) {
+    if can_log() {
+        tracing::trace!("{}:{}: success", at.file(), at.line());
     }
 }
 
 /// Leaves a trace of a call that does not succeed. The handler's place names the entry point.
 #[cold]
 fn failed(at: &Location<'_>, status: CUresult) -> CUresult {
-    tracing::debug!("{}:{}: {status}", at.file(), at.line());
+    if tracing::enabled!(tracing::Level::DEBUG) && can_log() {
+        tracing::debug!("{}:{}: {status}", at.file(), at.line());
+    }
     status
 }
 

@@ -151,7 +151,6 @@ pub unsafe extern "C" fn get_attribute(
     guard(|| {
         let session = session()?;
         session.check()?;
-        context::current()?;
         let (_, len) = unknown(attribute)?;
         if let Some(known) = find(address) {
             return store(out, value_of(&known, attribute)?);
@@ -179,7 +178,6 @@ pub unsafe extern "C" fn get_attributes(
 ) -> CUresult {
     guard(|| {
         session()?.check()?;
-        context::current()?;
         let known = find(address);
         for index in 0..count as usize {
             let attribute = attributes.at(index)?;
