@@ -16,6 +16,7 @@ use mpsshim_proto::cuda::{
 use crate::context::{self, Destructor};
 use crate::ffi::{Out, guard};
 use crate::module;
+use crate::stream;
 use crate::submit::session;
 
 /// First four bytes of the names of the tables.
@@ -35,6 +36,7 @@ const PATCHED: &[([u8; 4], &[(usize, Slot)])] = &[
         &[
             (3, Slot(context_device as *const c_void)),
             (4, Slot(context_number as *const c_void)),
+            (51, Slot(stream_number as *const c_void)),
         ],
     ),
     // Modules.
@@ -135,6 +137,14 @@ unsafe extern "C" fn context_number(context: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         let context = context::given_or_current(context)?;
         out.set(context.id.load(Ordering::Relaxed))
+    })
+}
+
+/// The number of a stream: cuBLASLt keeps something for each pair of a context's number and a stream's.
+unsafe extern "C" fn stream_number(_context: u64, stream: u64, out: Out<u64>) -> CUresult {
+    guard(|| {
+        out.required()?;
+        out.set(stream::resolve(stream, false)?.id())
     })
 }
 
