@@ -2,7 +2,8 @@
 //!
 //! Pinned host memory is mapped in the **host arena** at one address in both processes, so that the pointer a
 //! program gets from `cuMemHostAlloc` is valid on its CPU and on the device. Device memory lies in the **device
-//! arena**, which clients reserve too: no host pointer of a client can be mistaken for a device pointer.
+//! arena**, which clients reserve too: no host pointer of a client can be mistaken for a device pointer. What
+//! programs reserve themselves (`cuMemAddressReserve`) lies in the **virtual arena**.
 //!
 //! The ranges keep clear of where Linux puts programs, libraries and stacks (0x55…, 0x7f…), of the shadow
 //! memory of the sanitizers, and of where CUDA's own allocations land.
@@ -18,6 +19,12 @@ pub const DEVICE_ARENA_STRIDE: u64 = 1 << 40;
 /// Bytes of the device arena.
 pub const DEVICE_ARENA_LEN: u64 = DEVICE_ARENA_STRIDE * crate::handshake::MAX_DEVICES as u64;
 
+/// First address of the virtual arena. It is apart from the device arena because programs reserve far more than
+/// they map: PyTorch's expandable segments reserve nine eighths of the device's memory each.
+pub const VIRTUAL_ARENA: u64 = 0x4000_0000_0000;
+/// Bytes of the virtual arena.
+pub const VIRTUAL_ARENA_LEN: u64 = 16 << 40;
+
 /// Whether an address is device memory of a session (on whatever device).
 pub const fn is_device(address: u64) -> bool {
     address >= DEVICE_ARENA && address < DEVICE_ARENA + DEVICE_ARENA_LEN
@@ -26,4 +33,9 @@ pub const fn is_device(address: u64) -> bool {
 /// Whether an address is in the host arena.
 pub const fn is_host(address: u64) -> bool {
     address >= HOST_ARENA && address < HOST_ARENA + HOST_ARENA_LEN
+}
+
+/// Whether an address is in the virtual arena.
+pub const fn is_virtual(address: u64) -> bool {
+    address >= VIRTUAL_ARENA && address < VIRTUAL_ARENA + VIRTUAL_ARENA_LEN
 }

@@ -106,6 +106,49 @@ opcodes! {
 
     // Pools, virtual memory, managed and shared memory: [`memory`].
 
+    /// [`Range`]: a reservation of the program's own is given back.
+    AddressFree = 200, Post;
+    /// [`Object`]: an allocation's handle is given back; what is mapped stays.
+    PhysicalRelease = 201, Post;
+    /// [`Object`]: a pool is destroyed; what was allocated from it stays.
+    PoolDestroy = 202, Post;
+    /// [`memory::PoolFree`], in the order of a stream.
+    PoolFree = 203, Post;
+    /// [`memory::AddressReserve`] -> [`Range`].
+    AddressReserve = 210, Ask;
+    /// [`memory::PhysicalCreate`] -> nothing.
+    PhysicalCreate = 211, Ask;
+    /// [`memory::MapMemory`] -> nothing.
+    MapMemory = 212, Ask;
+    /// [`Range`] -> nothing. Answered when nothing is in flight that may touch it.
+    UnmapMemory = 213, Ask;
+    /// [`memory::SetAccess`], [`memory::Access`]es -> nothing.
+    SetAccess = 214, Ask;
+    /// [`memory::GetAccess`] -> [`Value`].
+    GetAccess = 215, Ask;
+    /// [`memory::PhysicalExport`] -> nothing, with a descriptor of the same token on the socket.
+    PhysicalExport = 216, Ask;
+    /// [`Object`], with a descriptor -> [`memory::Properties`].
+    PhysicalImport = 217, Ask;
+    /// [`memory::PhysicalRetain`] -> [`memory::Properties`]: another handle of what is mapped at an address.
+    PhysicalRetain = 218, Ask;
+    /// [`memory::Granularity`] -> [`Value`].
+    Granularity = 219, Ask;
+    /// [`memory::PoolCreate`] -> nothing.
+    PoolCreate = 230, Ask;
+    /// [`memory::PoolAlloc`] -> [`Range`], in the order of a stream.
+    PoolAlloc = 231, Ask;
+    /// [`memory::PoolAttribute`] -> [`Value`].
+    PoolGetAttribute = 232, Ask;
+    /// [`memory::PoolAttribute`] -> nothing.
+    PoolSetAttribute = 233, Ask;
+    /// [`memory::PoolAccess`], [`memory::Access`]es -> nothing.
+    PoolSetAccess = 234, Ask;
+    /// [`memory::PoolAccess`], [`memory::Access`] -> [`Value`].
+    PoolGetAccess = 235, Ask;
+    /// [`memory::PoolAttribute`]: `value` bytes to keep -> nothing.
+    PoolTrim = 236, Ask;
+
     // Arrays, textures, two- and three-dimensional copies: [`array`].
 
     /// [`Named`] without a name: what was found in a library on a device is not used any more.

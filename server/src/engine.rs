@@ -3,6 +3,7 @@
 //! `mps-server` (the binary) owns the link to the control daemon and drives an [`Engine`]. Read on in
 //! [`dispatch`], then `calls/`.
 
+mod account;
 mod calls;
 mod devices;
 mod dispatch;
@@ -10,6 +11,7 @@ mod driver;
 mod host;
 mod images;
 mod marks;
+mod pools;
 mod printing;
 mod ranges;
 mod reaper;
@@ -17,6 +19,7 @@ mod session;
 mod slots;
 mod slow;
 mod streams;
+mod virtual_memory;
 mod watcher;
 
 // Public for the fuzz target.
@@ -44,6 +47,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
+use virtual_memory::VirtualArena;
 
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
 /// a dispatch thread never waits inside a launch.
@@ -120,6 +124,7 @@ struct Shared {
     devices: Vec<Device>,
     flags: ServerFlags,
     arena: HostArena,
+    virtual_arena: VirtualArena,
     images: ImageCache,
     printing: Printing,
     events: Sender<EngineEvent>,
@@ -217,6 +222,7 @@ impl Engine {
             devices,
             flags,
             arena,
+            virtual_arena: VirtualArena::new(),
             images: ImageCache::default(),
             printing: Printing::capture().context("standard output")?,
             events,

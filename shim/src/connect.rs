@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::arena::{
-    DEVICE_ARENA, DEVICE_ARENA_LEN, DEVICE_ARENA_STRIDE, HOST_ARENA, HOST_ARENA_LEN,
+    DEVICE_ARENA, DEVICE_ARENA_LEN, DEVICE_ARENA_STRIDE, HOST_ARENA, HOST_ARENA_LEN, VIRTUAL_ARENA,
+    VIRTUAL_ARENA_LEN,
 };
 use mpsshim_proto::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
@@ -286,6 +287,10 @@ fn reserve_arenas(welcome: &Welcome) {
     match Reservation::at(DEVICE_ARENA, devices * DEVICE_ARENA_STRIDE) {
         Ok(reservation) => mem::forget(reservation),
         Err(error) => tracing::warn!(%error, "no device arena"),
+    }
+    match Reservation::at(VIRTUAL_ARENA, VIRTUAL_ARENA_LEN) {
+        Ok(reservation) => mem::forget(reservation),
+        Err(error) => tracing::warn!(%error, "no virtual arena"),
     }
 }
 

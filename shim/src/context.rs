@@ -385,7 +385,7 @@ impl Context {
 
 impl Device {
     /// Makes sure that the server has a context on it; the server's ordinal.
-    fn attach(&self, session: &Session) -> Status<u32> {
+    pub fn attach(&self, session: &Session) -> Status<u32> {
         let server = self.server.ok_or(CUDA_ERROR_INVALID_DEVICE)?;
         let mut attached = self.attached.lock();
         if !*attached {

@@ -21,6 +21,7 @@ mod context;
 mod dlopen;
 mod event;
 mod exports;
+mod extents;
 #[cfg(test)]
 mod fake;
 mod ffi;
@@ -36,6 +37,7 @@ mod mode;
 mod module;
 mod objects;
 mod pool;
+mod pools;
 mod printing;
 mod procaddr;
 mod register;
@@ -45,6 +47,7 @@ mod stream;
 mod submit;
 mod tables;
 mod thread;
+mod virtual_memory;
 mod wait;
 
 /// Tells one shim from a genuine driver: [`genuine`] refuses a library that exports this. Returns the version,

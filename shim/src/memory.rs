@@ -15,8 +15,10 @@ use mpsshim_proto::shm::Mapping;
 use parking_lot::{Mutex, RwLock};
 
 use crate::context::{self, Context};
+use crate::extents;
 use crate::ffi::Status;
 use crate::pool::{Block, Pool, Source};
+use crate::pools;
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
 
@@ -176,7 +178,15 @@ pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
 
 /// Frees device memory, after the work that may use it.
 pub fn free(session: &Session, address: u64) -> Status {
-    let device = device_of(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let Some(device) = device_of(address) else {
+        // Memory from a pool goes in the order of the default stream, behind all work.
+        stream::quiesce(session, None)?;
+        let stream = context::current()?.legacy_stream(session)?;
+        return match pools::free(session, address, stream)? {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_INVALID_VALUE),
+        };
+    };
     let pool = device_pool(device)?;
     match pool.lock().find(address) {
         Some((start, _)) if start == address => {}
@@ -415,12 +425,19 @@ pub fn place(address: u64, len: u64) -> Status<Place> {
         }
     };
     if let Some(device) = device_of(address) {
-        let contained = device_pool(device)?.lock().contains(address, len);
+        let contained = device_pool(device)?.lock().contains(address, len)
+            || extents::covers(address, len) == Some(true);
         return inside(contained, Place::Device(address));
     }
     if arena::is_host(address) {
         let contained = HOST.lock().contains(address, len);
         return inside(contained, Place::Pinned(address));
+    }
+    if let Some(contained) = extents::covers(address, len) {
+        return inside(contained, Place::Device(address));
+    }
+    if arena::is_virtual(address) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if let Some((start, found)) = registered(address) {
         let at = address - start;

@@ -101,6 +101,9 @@ impl<T> Out<T> {
     pub fn is_null(&self) -> bool {
         self.0.is_null()
     }
+    pub fn address(self) -> u64 {
+        self.0 as u64
+    }
     pub fn at(self, index: usize) -> Self {
         if self.0.is_null() {
             self

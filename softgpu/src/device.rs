@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::api::{Out, R, api, put_text};
 use crate::context::Context;
 use crate::driver::{device, driver, new_handle, start};
+use crate::pool::Pools;
 
 pub const SM_COUNT: u32 = 4;
 pub const MAX_THREADS: u32 = 1024;
@@ -25,6 +26,7 @@ pub struct Device {
     pub total: u64,
     pub used: Arc<AtomicU64>,
     pub primary: Mutex<Primary>,
+    pub pools: Pools,
 }
 
 pub struct Primary {
@@ -109,6 +111,7 @@ pub fn visible() -> Vec<Device> {
             flags: 0,
             lost: 0,
         }),
+        pools: Pools::default(),
     };
     numbers.into_iter().map(device).collect()
 }

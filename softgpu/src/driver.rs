@@ -14,6 +14,7 @@ use crate::event::Event;
 use crate::library::{Library, LibraryKernel};
 use crate::memory::{Physical, Ranges};
 use crate::module::{Kernel, Module};
+use crate::pool::Pool;
 use crate::stream::Stream;
 
 /// A handle that was never given out before, so that a stale one is never mistaken for another object's.
@@ -74,6 +75,7 @@ pub struct Driver {
     pub libraries: Table<Library>,
     pub library_kernels: Table<LibraryKernel>,
     pub physical: Table<Physical>,
+    pub pools: Table<Pool>,
     pub ranges: Ranges,
 }
 
@@ -91,6 +93,7 @@ pub fn start() -> &'static Driver {
         libraries: Table::default(),
         library_kernels: Table::default(),
         physical: Table::default(),
+        pools: Table::default(),
         ranges: Ranges::default(),
     })
 }

@@ -23,5 +23,6 @@ mod library;
 mod lookup;
 mod memory;
 mod module;
+mod pool;
 mod ptx;
 mod stream;

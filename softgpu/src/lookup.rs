@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use mpsshim_proto::cuda::*;
 
 use crate::api::{Entry, Out, R, Text, api, log};
-use crate::{context, copy, device, event, launch, library, memory, module, stream};
+use crate::{context, copy, device, event, launch, library, memory, module, pool, stream};
 
 /// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
 const NAMES: &str = include_str!("../../proto/driver-api.csv");
@@ -31,6 +31,8 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             event::TABLE_STREAMS,
             copy::COPIES,
             copy::FILLS,
+            pool::TABLE,
+            pool::TABLE_STREAMS,
         ];
         tables.into_iter().flatten().copied().collect()
     })

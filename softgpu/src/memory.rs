@@ -4,7 +4,7 @@
 //! replaced, not unmapped, so that a kernel that still looks at them reads zeros instead of ending the process.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::api::{In, Out, R, api};
 use crate::context::live;
 use crate::driver::{device, driver, new_handle};
+use crate::pool::Pool;
 
 pub const GRANULARITY: u64 = 2 << 20;
 const PAGE: u64 = 4096;
@@ -25,11 +26,15 @@ pub enum Kind {
     Host(u32),
     /// Host memory of the caller's.
     Registered,
+    /// From a pool.
+    Pooled(Arc<Pool>),
+    /// From a pool and freed: nobody can name it, but kernels queued before still find it.
+    Freed,
     /// A variable, or all variables, of a module.
     Module,
     Mapped {
-        /// Keeps the memory alive.
-        _physical: Arc<Physical>,
+        /// Kept alive by this.
+        physical: Arc<Physical>,
         access: bool,
     },
 }
@@ -51,10 +56,32 @@ impl Range {
         matches!(self.kind, Kind::Host(_) | Kind::Registered)
     }
     fn is_usable(&self) -> bool {
-        !matches!(self.kind, Kind::Mapped { access: false, .. })
+        !matches!(self.kind, Kind::Mapped { access: false, .. } | Kind::Freed)
     }
     fn end(&self) -> u64 {
         self.start + self.bytes
+    }
+    /// What it is a part of: start and bytes.
+    fn whole(&self) -> (u64, u64) {
+        let found = driver().ok().and_then(|driver| {
+            let reserved = driver.ranges.reserved.lock();
+            let (start, bytes) = reserved.range(..=self.start).next_back()?;
+            (self.start - start < *bytes).then_some((*start, *bytes))
+        });
+        found.unwrap_or((self.start, self.bytes))
+    }
+    fn handle_types(&self) -> u64 {
+        match &self.kind {
+            Kind::Mapped { physical, .. } => physical.properties.requested_handle_types.into(),
+            _ => 0,
+        }
+    }
+    /// The pool it is from.
+    fn pool(&self) -> u64 {
+        match &self.kind {
+            Kind::Pooled(pool) => pool.handle(),
+            _ => 0,
+        }
     }
 }
 
@@ -62,14 +89,47 @@ impl Range {
 pub struct Physical {
     fd: OwnedFd,
     bytes: u64,
-    device: CUdevice,
+    properties: CUmemAllocationProp,
+    /// Its handle, and how often that must be released.
+    handle: u64,
+    references: AtomicU64,
+    /// It was imported: another pays for it.
+    imported: bool,
+}
+
+impl Physical {
+    fn device(&self) -> CUdevice {
+        self.properties.location.id
+    }
+    /// Makes the handle valid, once more.
+    fn hold(self: &Arc<Physical>) -> R<CUmemGenericAllocationHandle> {
+        if self.references.fetch_add(1, Ordering::AcqRel) == 0 {
+            driver()?.physical.insert(self.handle, self.clone());
+        }
+        Ok(CUmemGenericAllocationHandle(self.handle))
+    }
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if let Ok(device) = device(self.device) {
+        if !self.imported
+            && let Ok(device) = device(self.device())
+        {
             device.give(self.bytes);
         }
+    }
+}
+
+fn physical(handle: CUmemGenericAllocationHandle) -> R<Arc<Physical>> {
+    let found = driver()?.physical.get(handle.0);
+    found.map_err(|_| CUDA_ERROR_INVALID_VALUE)
+}
+
+/// What is mapped at an address, and whether it may be used.
+fn mapped(address: u64) -> R<(Arc<Physical>, bool)> {
+    match driver()?.ranges.find(address).map(|range| range.kind) {
+        Some(Kind::Mapped { physical, access }) => Ok((physical, access)),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
 
@@ -87,7 +147,7 @@ impl Ranges {
         map.range(..=address)
             .next_back()
             .map(|(_, r)| r)
-            .filter(|r| address - r.start < r.bytes.max(1))
+            .filter(|r| address - r.start < r.bytes.max(1) && !matches!(r.kind, Kind::Freed))
             .cloned()
     }
     /// Whether `bytes` from `address` on are all usable by the device.
@@ -109,12 +169,16 @@ impl Ranges {
     pub fn span(&self, address: u64) -> Option<(u64, u64)> {
         let map = self.map.read();
         let (_, r) = map.range(..=address).next_back()?;
-        let end = if matches!(r.kind, Kind::Allocated | Kind::Module) {
+        let end = if matches!(
+            r.kind,
+            Kind::Allocated | Kind::Module | Kind::Pooled(_) | Kind::Freed
+        ) {
             r.end().next_multiple_of(256)
         } else {
             r.end()
         };
-        (address < end && r.is_usable()).then_some((r.start, end))
+        let usable = r.is_usable() || matches!(r.kind, Kind::Freed);
+        (address < end && usable).then_some((r.start, end))
     }
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -165,7 +229,7 @@ fn release(range: &Range) {
             }
         }
         Kind::Host(_) => unmap(range.start, range.bytes.next_multiple_of(PAGE)),
-        Kind::Registered | Kind::Mapped { .. } => {}
+        Kind::Registered | Kind::Mapped { .. } | Kind::Pooled(_) | Kind::Freed => {}
     }
 }
 
@@ -220,6 +284,62 @@ pub fn allocate(context: u64, ordinal: CUdevice, bytes: u64, kind: Kind) -> R<u6
         id: new_handle(),
     })?;
     Ok(start)
+}
+
+/// Marks an allocation from a pool as freed; what it was comes back.
+pub fn retire(address: u64) -> R<Range> {
+    let mut map = driver()?.ranges.map.write();
+    match map.get_mut(&address) {
+        Some(range) if matches!(range.kind, Kind::Pooled(_)) => {
+            let before = range.clone();
+            range.kind = Kind::Freed;
+            Ok(before)
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+/// Puts freed pages into the map again.
+pub fn take_again(device: CUdevice, start: u64, bytes: u64, kind: Kind) -> R<u64> {
+    let ranges = &driver()?.ranges;
+    ranges.remove(start, |r| matches!(r.kind, Kind::Freed))?;
+    ranges.insert(Range {
+        start,
+        bytes,
+        kind,
+        device,
+        context: 0,
+        id: new_handle(),
+    })?;
+    Ok(start)
+}
+
+/// Gives the pages of a freed allocation back.
+pub fn give_back(ordinal: CUdevice, start: u64, room: u64) {
+    if let Ok(driver) = driver() {
+        let _ = driver
+            .ranges
+            .remove(start, |r| matches!(r.kind, Kind::Freed));
+    }
+    unmap(start, room);
+    if let Ok(device) = device(ordinal) {
+        device.give(room);
+    }
+}
+
+/// Whether an allocation of `cuMemAlloc` begins here.
+pub fn is_allocated(address: u64) -> bool {
+    driver().is_ok_and(|driver| {
+        let found = driver.ranges.find(address);
+        found.is_some_and(|r| r.start == address && matches!(r.kind, Kind::Allocated))
+    })
+}
+
+/// Frees such an allocation.
+pub fn free(address: u64) -> R<()> {
+    let ranges = &driver()?.ranges;
+    release(&ranges.remove(address, |r| matches!(r.kind, Kind::Allocated))?);
+    Ok(())
 }
 
 /// Frees module data.
@@ -354,8 +474,16 @@ fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
         CU_POINTER_ATTRIBUTE_HOST_POINTER => (|r, a| if r.is_host() { a } else { 0 }, 8),
         CU_POINTER_ATTRIBUTE_BUFFER_ID => (|r, _| r.id, 8),
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => (|r, _| r.device as u64, 4),
-        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => (|r, _| r.start, 8),
-        CU_POINTER_ATTRIBUTE_RANGE_SIZE => (|r, _| r.bytes, 8),
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => (|r, _| r.whole().0, 8),
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE => (|r, _| r.whole().1, 8),
+        CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => (|r, _| r.start, 8),
+        CU_POINTER_ATTRIBUTE_MAPPING_SIZE => (|r, _| r.bytes, 8),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+            (|r, _| u64::from(matches!(r.kind, Kind::Allocated)), 4)
+        }
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => (|r, _| r.handle_types(), 8),
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => (|r, _| if r.is_usable() { 3 } else { 0 }, 4),
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => (|r, _| r.pool(), 8),
         CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => (|_, _| 0, 4),
         CU_POINTER_ATTRIBUTE_IS_MANAGED => (|_, _| 0, 1),
         CU_POINTER_ATTRIBUTE_MAPPED => (|r, _| u64::from(r.is_usable()), 1),
@@ -378,7 +506,7 @@ fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
     unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), out as *mut u8, bytes) }
     let lacks =
         which == CU_POINTER_ATTRIBUTE_HOST_POINTER && !range.as_ref().is_some_and(Range::is_host);
-    Ok(range.is_some() && !lacks || which == CU_POINTER_ATTRIBUTE_MAPPED)
+    Ok(range.is_some() && !lacks)
 }
 
 fn context_of(range: &Range) -> u64 {
@@ -417,15 +545,17 @@ api! { TABLE;
         if address == 0 {
             return Ok(());
         }
-        let ranges = &driver()?.ranges;
-        if !ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Allocated)) {
+        if driver()?.ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Pooled(_))) {
+            context.wait_idle();
+            return crate::pool::free(address, 0);
+        }
+        if !is_allocated(address) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         // As natively: kernels that use the memory come to their end first.
         context.wait_idle();
         context.sound()?;
-        release(&ranges.remove(address, |r| matches!(r.kind, Kind::Allocated))?);
-        Ok(())
+        free(address)
     }
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) {
         live()?;
@@ -476,15 +606,18 @@ api! { TABLE;
         ranges.remove(address, |r| matches!(r.kind, Kind::Registered))?;
         Ok(())
     }
-    fn cuMemGetAllocationGranularity(out: Out<usize>, prop: In<CUmemAllocationProp>, _option: u32) {
-        let prop = prop.get(0)?;
-        device(prop.location.id)?;
+    fn cuMemGetAllocationGranularity(out: Out<usize>, prop: In<CUmemAllocationProp>, option: u32) {
+        prop.get(0)?;
+        if option > 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         out.set(GRANULARITY as usize)
     }
     fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, hint: u64, flags: u64) {
         let bytes = bytes as u64;
+        let odd = alignment & alignment.wrapping_sub(1) != 0;
         let alignment = (alignment as u64).max(GRANULARITY);
-        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !alignment.is_power_of_two() || flags != 0 || out.is_null() {
+        if bytes == 0 || odd || !bytes.is_multiple_of(GRANULARITY) || !alignment.is_power_of_two() || flags != 0 || out.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let at = reserve(bytes, alignment, hint)?;
@@ -511,29 +644,79 @@ api! { TABLE;
         let device = device(prop.location.id)?;
         device.take(bytes)?;
         let fd = memfd(bytes).inspect_err(|_| device.give(bytes))?;
-        let handle = new_handle();
-        driver()?.physical.insert(handle, Arc::new(Physical { fd, bytes, device: prop.location.id }));
-        out.set(CUmemGenericAllocationHandle(handle))
+        let (handle, references) = (new_handle(), AtomicU64::new(0));
+        out.set(Arc::new(Physical { fd, bytes, properties: prop, handle, references, imported: false }).hold()?)
     }
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
-        driver()?.physical.remove(handle.0).map(drop).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+        if physical(handle)?.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+            driver()?.physical.remove(handle.0)?;
+        }
+        Ok(())
+    }
+    fn cuMemRetainAllocationHandle(out: Out<CUmemGenericAllocationHandle>, address: u64) {
+        out.set(mapped(address)?.0.hold()?)
+    }
+    fn cuMemGetAllocationPropertiesFromHandle(out: Out<CUmemAllocationProp>, handle: CUmemGenericAllocationHandle) {
+        out.set(physical(handle)?.properties)
+    }
+    fn cuMemExportToShareableHandle(out: Out<i32>, handle: CUmemGenericAllocationHandle, kind: u32, flags: u64) {
+        let physical = physical(handle)?;
+        if kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || physical.properties.requested_handle_types & kind == 0 || flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let fd = physical.fd.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        out.set(fd.into_raw_fd())
+    }
+    fn cuMemImportFromShareableHandle(out: Out<CUmemGenericAllocationHandle>, fd: usize, kind: u32) {
+        let fd = i32::try_from(fd).map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        // SAFETY: the calls fail for a number that is no open descriptor; what they open is ours alone.
+        let (fd, bytes) = unsafe {
+            let fd = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3);
+            if fd < 0 || kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+                return Err(CUDA_ERROR_UNKNOWN);
+            }
+            (OwnedFd::from_raw_fd(fd), libc::lseek(fd, 0, libc::SEEK_END))
+        };
+        let bytes = bytes.max(0) as u64;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(CUDA_ERROR_UNKNOWN);
+        }
+        let properties = CUmemAllocationProp {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            requested_handle_types: CU_MEM_HANDLE_TYPE_NONE,
+            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
+            ..CUmemAllocationProp::default()
+        };
+        let (handle, references) = (new_handle(), AtomicU64::new(0));
+        out.set(Arc::new(Physical { fd, bytes, properties, handle, references, imported: true }).hold()?)
+    }
+    fn cuMemGetAccess(out: Out<u64>, location: In<CUmemLocation>, address: u64) {
+        device(location.get(0)?.id)?;
+        out.set(0)?;
+        out.set(if mapped(address)?.1 { 3 } else { 0 })
     }
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) {
         let (bytes, offset) = (bytes as u64, offset as u64);
-        let physical = driver()?.physical.get(handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let physical = physical(handle)?;
         let ranges = &driver()?.ranges;
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= physical.bytes);
-        if bytes == 0 || !(address | bytes | offset).is_multiple_of(GRANULARITY) || flags != 0 || !inside || !is_reserved(ranges, address, bytes) {
+        if bytes == 0 || !(address | bytes | offset).is_multiple_of(GRANULARITY) || flags != 0 || !is_reserved(ranges, address, bytes) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        // Memory is mapped whole.
+        if offset != 0 || bytes != physical.bytes {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
         let fd = physical.fd.as_raw_fd();
-        let device = physical.device;
-        let kind = Kind::Mapped { _physical: physical, access: false };
+        let device = physical.device();
+        let kind = Kind::Mapped { physical, access: false };
         ranges.insert(Range { start: address, bytes, kind, device, context: 0, id: new_handle() })?;
         map(address, bytes, libc::MAP_FIXED, fd, offset).map(drop).inspect_err(|_| drop(ranges.remove(address, |_| true)))
     }
     fn cuMemSetAccess(address: u64, bytes: usize, access: In<CUmemAccessDesc>, count: usize) {
         let ranges = &driver()?.ranges;
+        if bytes == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let access = access.list(count.min(64))?;
         access.iter().try_for_each(|a| device(a.location.id).map(drop))?;
         let Some(last) = access.last() else { return Err(CUDA_ERROR_INVALID_VALUE) };
@@ -550,7 +733,21 @@ api! { TABLE;
     }
     fn cuMemUnmap(address: u64, bytes: usize) {
         let ranges = &driver()?.ranges;
-        for start in mappings(ranges, address, bytes as u64)? {
+        // Where nothing is mapped there is nothing to undo; a mapping goes whole.
+        let bytes = bytes as u64;
+        if bytes == 0 || !is_reserved(ranges, address, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let inside: Vec<(u64, u64)> = {
+            let map = ranges.map.read();
+            let before = map.range(..address).next_back().filter(|(_, r)| r.end() > address);
+            let inside = map.range(address..address + bytes);
+            before.into_iter().chain(inside).map(|(start, r)| (*start, r.end())).collect()
+        };
+        if inside.iter().any(|(start, end)| *start < address || *end > address + bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        for (start, _) in inside {
             let range = ranges.remove(start, |r| matches!(r.kind, Kind::Mapped { .. }))?;
             map(start, range.bytes, libc::MAP_FIXED | libc::MAP_NORESERVE, -1, 0)?;
         }

@@ -1,1 +1,132 @@
 //! Pools, virtual memory, managed, shared and registered memory.
+
+use crate::cuda::{CUmemAllocationProp, CUmemLocation};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+wire! {
+    /// `cuMemAddressReserve`.
+    AddressReserve {
+        /// Bytes.
+        len: u64,
+        /// 0, or a power of two.
+        alignment: u64,
+        /// Where the program would like it.
+        hint: u64,
+        flags: u64,
+    }
+    /// What `CUmemLocation` says; a device by the server's ordinal.
+    Location { kind: u32, id: i32, }
+    /// What `CUmemAllocationProp` says, as far as it means something here.
+    Properties {
+        kind: u32,
+        handle_types: u32,
+        location: Location,
+        compression: u8,
+        rdma: u8,
+        usage: u16,
+        pad: u32,
+    }
+    /// `cuMemCreate`.
+    PhysicalCreate {
+        /// Handle of kind allocation, chosen by the client.
+        handle: u64,
+        /// Bytes.
+        len: u64,
+        flags: u64,
+        properties: Properties,
+    }
+    /// `cuMemMap`.
+    MapMemory {
+        handle: u64,
+        address: u64,
+        /// Bytes.
+        len: u64,
+        offset: u64,
+        flags: u64,
+    }
+    /// `cuMemSetAccess`.
+    SetAccess {
+        address: u64,
+        /// Bytes.
+        len: u64,
+        /// [`Access`]es behind this struct, at most [`ACCESSES_MAX`].
+        count: u32,
+        pad: u32,
+    }
+    /// `CUmemAccessDesc`.
+    Access { location: Location, flags: u32, pad: u32, }
+    /// `cuMemGetAccess`.
+    GetAccess { address: u64, location: Location, }
+    /// `cuMemExportToShareableHandle`.
+    PhysicalExport { handle: u64, flags: u64, kind: u32, pad: u32, }
+    /// `cuMemRetainAllocationHandle`.
+    PhysicalRetain { handle: u64, address: u64, }
+    /// `cuMemGetAllocationGranularity`.
+    Granularity { properties: Properties, option: u32, pad: u32, }
+    /// `cuMemPoolCreate`, and the session's own default pool of a device.
+    PoolCreate {
+        /// Handle of kind pool, chosen by the client.
+        handle: u64,
+        /// Bytes; 0 for no bound.
+        max_size: u64,
+        properties: Properties,
+    }
+    /// `cuMemAllocFromPoolAsync`.
+    PoolAlloc {
+        pool: u64,
+        /// Bytes.
+        len: u64,
+        stream: u64,
+    }
+    /// `cuMemFreeAsync` of memory from a pool.
+    PoolFree { address: u64, stream: u64, }
+    /// `cuMemPoolGetAttribute`, `cuMemPoolSetAttribute`, `cuMemPoolTrimTo`.
+    PoolAttribute { pool: u64, value: u64, attribute: u32, pad: u32, }
+    /// `cuMemPoolSetAccess`, `cuMemPoolGetAccess`.
+    PoolAccess {
+        pool: u64,
+        /// [`Access`]es behind this struct, at most [`ACCESSES_MAX`].
+        count: u32,
+        pad: u32,
+    }
+}
+
+/// Places one call may give access to: the devices, and the host's.
+pub const ACCESSES_MAX: usize = 64;
+
+impl From<Location> for CUmemLocation {
+    fn from(location: Location) -> CUmemLocation {
+        CUmemLocation {
+            kind: location.kind,
+            id: location.id,
+        }
+    }
+}
+
+impl Properties {
+    /// As the program has them, at another place.
+    pub fn of(properties: &CUmemAllocationProp, location: Location) -> Properties {
+        Properties {
+            kind: properties.kind,
+            handle_types: properties.requested_handle_types,
+            location,
+            compression: properties.compression_type,
+            rdma: properties.gpu_direct_rdma_capable,
+            usage: properties.usage,
+            pad: 0,
+        }
+    }
+
+    /// As the driver takes them, at another place.
+    pub fn at(&self, location: CUmemLocation) -> CUmemAllocationProp {
+        CUmemAllocationProp {
+            kind: self.kind,
+            requested_handle_types: self.handle_types,
+            location,
+            compression_type: self.compression,
+            gpu_direct_rdma_capable: self.rdma,
+            usage: self.usage,
+            ..CUmemAllocationProp::default()
+        }
+    }
+}

@@ -240,6 +240,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     }
     session.stop_printing(shared);
     session.finish_releases(shared);
+    session.trim_pools(shared);
     if shared.is_lost() {
         return Visit::Ended(Some("the context is lost".into()));
     }

@@ -128,6 +128,9 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
             );
         }
     }
+    let mut account = std::mem::take(&mut session.account);
+    session.pools.clear(shared, &mut account);
+    session.virtual_memory.clear(shared, &mut account);
     let now = Instant::now();
     let images = session
         .images

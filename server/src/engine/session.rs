@@ -1,13 +1,16 @@
 //! One client as the server sees it.
 
 use super::ClientInfo;
+use super::account::Account;
 use super::devices::Grant;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
 use super::marks::Marks;
+use super::pools::Pools;
 use super::printing::Printed;
 use super::slots::Slots;
 use super::streams::Stream;
+use super::virtual_memory::VirtualMemory;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::Op;
@@ -216,6 +219,12 @@ pub struct Session {
     pub host: BTreeMap<u64, HostBlock>,
     /// Pinned host memory the client gave back, for its next request of the same size.
     pub host_spare: Vec<HostBlock>,
+    /// What it reserved, allocated and mapped itself.
+    pub virtual_memory: VirtualMemory,
+    /// Its memory pools.
+    pub pools: Pools,
+    /// Bytes it holds.
+    pub account: Account,
     /// Known globals by first address.
     pub globals: BTreeMap<u64, Global>,
     /// Streams that the client destroyed while they had work.
@@ -245,6 +254,9 @@ impl Session {
             releasing: Vec::new(),
             host: BTreeMap::new(),
             host_spare: Vec::new(),
+            virtual_memory: VirtualMemory::default(),
+            pools: Pools::default(),
+            account: Account::default(),
             globals: BTreeMap::new(),
             retired: Vec::new(),
             marks: Marks::default(),
@@ -356,6 +368,12 @@ impl Session {
             if mpsshim_proto::arena::is_host(address) {
                 return self.check_host(address, len);
             }
+            if mpsshim_proto::arena::is_virtual(address) {
+                return self.check_mapped(address, len);
+            }
+            if self.pools.contains(address, len) {
+                return Ok(());
+            }
             let global = self.globals.range(..=address).next_back();
             return match global {
                 Some((start, global))
@@ -379,6 +397,19 @@ impl Session {
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             }
         }
+    }
+
+    /// Whether `[address, address + len)` is mapped by the session, and a device may use it.
+    fn check_mapped(&self, address: u64, len: u64) -> Result<(), CUresult> {
+        let end = address.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut at = address;
+        while let Some(next) = self.virtual_memory.usable_until(at) {
+            if end <= next {
+                return Ok(());
+            }
+            at = next;
+        }
+        Err(CUDA_ERROR_INVALID_VALUE)
     }
 
     /// Whether `[address, address + len)` is inside one block of the session's pinned memory.

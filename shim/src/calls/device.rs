@@ -1,19 +1,19 @@
 //! Devices: the genuine driver knows them, and asking it makes no context. Primary contexts are ours.
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use mpsshim_proto::cuda::{CU_CTX_FLAGS_MASK, CUDA_ERROR_INVALID_VALUE, CUdevice, CUresult};
+use mpsshim_proto::cuda::*;
 
 use super::entries;
-use crate::context;
 use crate::ffi::{Out, guard};
+use crate::{context, genuine};
 
 /// Symbols whose handler is the genuine driver's function itself.
 pub static GENUINE: &[&str] = &[
     "cuDeviceCanAccessPeer",
     "cuDeviceComputeCapability",
     "cuDeviceGet",
-    "cuDeviceGetAttribute",
     "cuDeviceGetByPCIBusId",
     "cuDeviceGetCount",
     "cuDeviceGetExecAffinitySupport",
@@ -34,6 +34,7 @@ pub static GENUINE: &[&str] = &[
 ];
 
 entries! {
+    cuDeviceGetAttribute => get_attribute,
     cuDevicePrimaryCtxRetain => primary_retain,
     cuDevicePrimaryCtxRelease => primary_release,
     cuDevicePrimaryCtxRelease_v2 => primary_release,
@@ -42,6 +43,48 @@ entries! {
     cuDevicePrimaryCtxGetState => primary_get_state,
     cuDevicePrimaryCtxSetFlags => primary_set_flags,
     cuDevicePrimaryCtxSetFlags_v2 => primary_set_flags,
+}
+
+/// What devices can do and a client cannot have: its memory lies in another process, the server's.
+const WITHHELD: &[CUdevice_attribute] = &[
+    // Pointers of the program's own are not the server's.
+    CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+    CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+    // Host memory that the driver allocates is mapped for the server's processor, not the client's.
+    CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
+    // Not served.
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+    CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
+];
+
+/// `cuDeviceGetAttribute`: the genuine driver's answer, but for [`WITHHELD`].
+pub unsafe extern "C" fn get_attribute(
+    out: Out<i32>,
+    attribute: CUdevice_attribute,
+    device: CUdevice,
+) -> CUresult {
+    type Genuine = unsafe extern "C" fn(Out<i32>, CUdevice_attribute, CUdevice) -> CUresult;
+    static GENUINE: OnceLock<Option<Genuine>> = OnceLock::new();
+    guard(|| {
+        let genuine = GENUINE.get_or_init(|| {
+            let address = genuine::symbol("cuDeviceGetAttribute")?;
+            // SAFETY: the driver's function of this name has this signature.
+            Some(unsafe { std::mem::transmute::<*const (), Genuine>(address) })
+        });
+        let genuine = genuine.ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+        // SAFETY: the program's arguments, unchanged.
+        unsafe { genuine(out, attribute, device) }.ok()?;
+        if WITHHELD.contains(&attribute) {
+            out.set(0)?;
+        }
+        Ok(())
+    })
 }
 
 /// `cuDevicePrimaryCtxRetain`.

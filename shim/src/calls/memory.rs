@@ -6,16 +6,12 @@ use mpsshim_proto::message::{Attach, MemInfo, Op};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{context, memory, stream};
+use crate::{context, extents, memory};
 
 entries! {
     cuMemAlloc_v2 => alloc,
     cuMemAllocPitch_v2 => alloc_pitch,
     cuMemFree_v2 => free,
-    cuMemAllocAsync => alloc_async::<false>,
-    cuMemAllocAsync_ptsz => alloc_async::<true>,
-    cuMemFreeAsync => free_async::<false>,
-    cuMemFreeAsync_ptsz => free_async::<true>,
     cuMemGetInfo_v2 => get_info,
     cuMemGetAddressRange_v2 => get_address_range,
 }
@@ -67,24 +63,6 @@ pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
     })
 }
 
-/// `cuMemAllocAsync`: the memory is there at once.
-pub unsafe extern "C" fn alloc_async<const P: bool>(
-    out: Out<CUdeviceptr>,
-    len: usize,
-    stream: u64,
-) -> CUresult {
-    guard(|| {
-        out.required()?;
-        let stream = stream::resolve(stream, P)?;
-        out.set(memory::alloc(session()?, stream.context(), len as u64)?)
-    })
-}
-
-/// `cuMemFreeAsync`: the block is used again once the stream has got here.
-pub unsafe extern "C" fn free_async<const P: bool>(address: CUdeviceptr, stream: u64) -> CUresult {
-    guard(|| memory::free_behind(session()?, address, stream::resolve(stream, P)?))
-}
-
 /// `cuMemGetInfo`. What this client has been granted and does not use is free to it.
 pub unsafe extern "C" fn get_info(free: Out<usize>, total: Out<usize>) -> CUresult {
     guard(|| {
@@ -112,6 +90,7 @@ pub unsafe extern "C" fn get_address_range(
         let found = memory::device_block(address)
             .map(|(start, block, _)| (start, block.len))
             .or_else(|| memory::host_block(address).map(|(start, block)| (start, block.len)))
+            .or_else(|| extents::find(address).map(|(start, extent)| (start, extent.len)))
             .or_else(|| memory::global(address).map(|(start, global)| (start, global.len)));
         let (first, bytes) = found.ok_or(CUDA_ERROR_NOT_FOUND)?;
         start.set_if_wanted(first);

@@ -17,7 +17,9 @@ mod misc;
 mod module;
 mod occupancy;
 mod pointer;
+mod pool;
 mod stream;
+mod virtual_memory;
 
 use crate::exports::Target;
 
@@ -49,7 +51,9 @@ const PARTS: &[&[Entry]] = &[
     module::ENTRIES,
     occupancy::ENTRIES,
     pointer::ENTRIES,
+    pool::ENTRIES,
     stream::ENTRIES,
+    virtual_memory::ENTRIES,
 ];
 
 const COUNT: usize = {

@@ -8,9 +8,10 @@ use mpsshim_proto::message::{Op, PointerQuery, Value};
 
 use super::entries;
 use crate::context::{self, Context};
+use crate::extents::{Extent, Source};
 use crate::ffi::{In, Status, guard};
-use crate::memory;
 use crate::submit::session;
+use crate::{extents, memory, pools, virtual_memory};
 
 entries! {
     cuPointerGetAttribute => get_attribute,
@@ -26,61 +27,114 @@ struct Known {
     id: u64,
     context: Option<&'static Context>,
     ordinal: i32,
+    /// The mapping it is in, where that is not all of the range.
+    mapping: Option<(u64, u64)>,
+    /// `CUmemAllocationHandleType`s it can be exported as.
+    handle_types: u32,
+    /// Handle of the pool it is from.
+    pool: u64,
+    /// `cuIpcGetMemHandle` can name it.
+    ipc: bool,
+    usable: bool,
     /// Where the CPU finds it.
     host: Option<u64>,
     device: u64,
 }
 
+impl Known {
+    fn new(kind: u32, start: u64, len: u64, device: u64) -> Known {
+        Known {
+            kind,
+            start,
+            len,
+            id: 0,
+            context: None,
+            ordinal: 0,
+            mapping: None,
+            handle_types: CU_MEM_HANDLE_TYPE_NONE,
+            pool: 0,
+            ipc: false,
+            usable: true,
+            host: None,
+            device,
+        }
+    }
+
+    /// What a context says.
+    fn of(self, context: Option<&'static Context>) -> Known {
+        Known {
+            context,
+            ordinal: context.map_or(0, |context| context.device),
+            ..self
+        }
+    }
+}
+
 fn find(address: u64) -> Option<Known> {
     if let Some((start, block, device)) = memory::device_block(address) {
         return Some(Known {
-            kind: CU_MEMORYTYPE_DEVICE,
-            start,
-            len: block.len,
             id: block.id << 1,
             context: memory::owner_of(&block),
             ordinal: context::ordinal_of(device).unwrap_or(0),
-            host: None,
-            device: address,
+            ipc: true,
+            ..Known::new(CU_MEMORYTYPE_DEVICE, start, block.len, address)
         });
     }
     if let Some((start, block)) = memory::host_block(address) {
-        let context = memory::owner_of(&block);
-        return Some(Known {
-            kind: CU_MEMORYTYPE_HOST,
-            start,
-            len: block.len,
+        let known = Known {
             id: block.id << 1 | 1,
-            context,
-            ordinal: context.map_or(0, |context| context.device),
             host: Some(address),
-            device: address,
-        });
+            ..Known::new(CU_MEMORYTYPE_HOST, start, block.len, address)
+        };
+        return Some(known.of(memory::owner_of(&block)));
     }
     if let Some((start, registered)) = memory::registered(address) {
         let id = memory::host_block(registered.block).map_or(0, |(_, block)| block.id);
-        return Some(Known {
-            kind: CU_MEMORYTYPE_HOST,
-            start,
-            len: registered.len,
+        let device = registered.arena + (address - start);
+        let known = Known {
             id: id << 1 | 1,
-            context: Some(registered.context),
-            ordinal: registered.context.device,
             host: Some(address),
-            device: registered.arena + (address - start),
-        });
+            ..Known::new(CU_MEMORYTYPE_HOST, start, registered.len, device)
+        };
+        return Some(known.of(Some(registered.context)));
+    }
+    if let Some((start, extent)) = extents::find(address) {
+        return Some(of_extent(address, start, &extent));
     }
     let (start, global) = memory::global(address)?;
-    Some(Known {
-        kind: CU_MEMORYTYPE_DEVICE,
-        start,
-        len: global.len,
+    let known = Known {
         id: start,
-        context: Some(global.context),
-        ordinal: global.context.device,
-        host: None,
-        device: address,
-    })
+        ..Known::new(CU_MEMORYTYPE_DEVICE, start, global.len, address)
+    };
+    Some(known.of(Some(global.context)))
+}
+
+fn of_extent(address: u64, start: u64, extent: &Extent) -> Known {
+    let known = Known {
+        id: extent.id,
+        context: extent.context,
+        ordinal: context::ordinal_of(extent.device).unwrap_or(0),
+        usable: extent.usable,
+        ..Known::new(CU_MEMORYTYPE_DEVICE, start, extent.len, address)
+    };
+    match extent.source {
+        Source::Mapped { handle_types, .. } => {
+            // The range is the reservation.
+            let range = virtual_memory::reservation(address).unwrap_or((start, extent.len));
+            Known {
+                start: range.0,
+                len: range.1,
+                mapping: Some((start, extent.len)),
+                handle_types,
+                ..known
+            }
+        }
+        Source::Pooled { pool } => Known {
+            handle_types: pools::handle_types(pool),
+            pool,
+            ..known
+        },
+    }
 }
 
 /// The value of an attribute and its length in bytes.
@@ -94,16 +148,19 @@ fn value_of(known: &Known, attribute: CUpointer_attribute) -> Status<(u64, usize
         CU_POINTER_ATTRIBUTE_BUFFER_ID => (known.id, 8),
         CU_POINTER_ATTRIBUTE_IS_MANAGED => (0, 4),
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => (known.ordinal as u32 as u64, 4),
-        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => (0, 4),
+        CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => (known.ipc as u64, 4),
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => (known.start, 8),
         CU_POINTER_ATTRIBUTE_RANGE_SIZE => (known.len, 8),
         CU_POINTER_ATTRIBUTE_MAPPED => (1, 4),
-        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => (0, 8),
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => (known.handle_types as u64, 8),
         CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => (0, 4),
-        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => (CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64, 4),
-        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => (0, 8),
-        CU_POINTER_ATTRIBUTE_MAPPING_SIZE => (known.len, 8),
-        CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => (known.start, 8),
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS if known.usable => {
+            (CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64, 4)
+        }
+        CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => (CU_MEM_ACCESS_FLAGS_PROT_NONE as u64, 4),
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => (known.pool, 8),
+        CU_POINTER_ATTRIBUTE_MAPPING_SIZE => (known.mapping.map_or(known.len, |m| m.1), 8),
+        CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => (known.mapping.map_or(known.start, |m| m.0), 8),
         CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => (known.id, 8),
         CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => (0, 4),
         _ => return Err(CUDA_ERROR_INVALID_VALUE),

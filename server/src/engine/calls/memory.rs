@@ -1,6 +1,7 @@
 //! Device memory and pinned host memory.
 
 use super::super::Shared;
+use super::super::account::Memory;
 use super::super::session::{CallError, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
@@ -22,7 +23,13 @@ impl Session {
     pub fn mem_grant(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: MemGrant = self.body(message)?;
         let device = shared.device(body.device)?;
-        let grant = device.grant(&shared.driver, body.len)?;
+        let memory = Memory::Device(body.device as usize);
+        // What the driver rounds up to is counted when it is known.
+        self.account.charge(memory, body.len)?;
+        let grant = device
+            .grant(&shared.driver, body.len)
+            .inspect_err(|_| self.account.credit(memory, body.len))?;
+        self.account.charge(memory, grant.len - body.len)?;
         let range = Range {
             start: grant.start,
             len: grant.len,
@@ -56,6 +63,7 @@ impl Session {
             return false;
         }
         for grant in std::mem::take(&mut self.releasing) {
+            self.account.credit(Memory::Device(grant.device), grant.len);
             if let Err(status) = shared.revoke(grant) {
                 tracing::error!("device memory given back was not freed: {status}");
                 shared.note_status(status);
@@ -90,7 +98,13 @@ impl Session {
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let block = match self.host_spare.iter().position(|block| block.len() == len) {
             Some(at) => self.host_spare.swap_remove(at),
-            None => shared.arena.allocate(&shared.driver, device, len)?,
+            None => {
+                self.account.charge(Memory::Host, len)?;
+                shared
+                    .arena
+                    .allocate(&shared.driver, device, len)
+                    .inspect_err(|_| self.account.credit(Memory::Host, len))?
+            }
         };
         let note = DescriptorNote {
             token: message.token,
@@ -127,6 +141,7 @@ impl Session {
         while kept > HOST_SPARE && !self.host_spare.is_empty() {
             let block = self.host_spare.remove(0);
             kept -= block.len();
+            self.account.credit(Memory::Host, block.len());
             surplus.push(block);
         }
         surplus

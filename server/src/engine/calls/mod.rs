@@ -8,7 +8,9 @@ mod launch;
 mod memory;
 mod module;
 mod occupancy;
+mod pool;
 mod stream;
+mod virtual_memory;
 
 use super::Shared;
 use super::session::{CallError, Session};
@@ -36,6 +38,19 @@ pub fn is_slow(op: Op) -> bool {
             | Op::KernelAttribute
             | Op::GetManaged
             | Op::Printed
+            | Op::AddressReserve
+            | Op::AddressFree
+            | Op::PhysicalCreate
+            | Op::PhysicalRelease
+            | Op::UnmapMemory
+            | Op::SetAccess
+            | Op::PhysicalExport
+            | Op::PhysicalImport
+            | Op::PhysicalRetain
+            | Op::PoolCreate
+            | Op::PoolDestroy
+            | Op::PoolSetAccess
+            | Op::PoolTrim
     )
 }
 
@@ -80,6 +95,10 @@ pub fn execute(
         Op::ImageUnload => session.image_unload(shared, message),
         Op::ImageLeave => session.image_leave(message),
         Op::HostFree => session.host_free(message),
+        Op::AddressFree => session.address_free(shared, message),
+        Op::PhysicalRelease => session.physical_release(shared, message),
+        Op::PoolDestroy => session.pool_destroy(shared, message),
+        Op::PoolFree => session.pool_free(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {
@@ -139,6 +158,23 @@ fn execute_ask(
         Op::EnumerateFunctions => session.enumerate_functions(shared, message),
         Op::PointerAttribute => session.pointer_attribute(shared, message),
         Op::Printed => session.printed(shared),
+        Op::AddressReserve => session.address_reserve(shared, message),
+        Op::PhysicalCreate => session.physical_create(shared, message),
+        Op::MapMemory => session.map_memory(shared, message),
+        Op::UnmapMemory => session.unmap_memory(shared, message),
+        Op::SetAccess => session.set_access(shared, message),
+        Op::GetAccess => session.get_access(shared, message),
+        Op::PhysicalExport => session.physical_export(shared, message),
+        Op::PhysicalImport => session.physical_import(shared, message),
+        Op::PhysicalRetain => session.physical_retain(shared, message),
+        Op::Granularity => session.granularity(shared, message),
+        Op::PoolCreate => session.pool_create(shared, message),
+        Op::PoolAlloc => session.pool_alloc(shared, message),
+        Op::PoolGetAttribute => session.pool_get_attribute(shared, message),
+        Op::PoolSetAttribute => session.pool_set_attribute(shared, message),
+        Op::PoolSetAccess => session.pool_set_access(shared, message),
+        Op::PoolGetAccess => session.pool_get_access(shared, message),
+        Op::PoolTrim => session.pool_trim(shared, message),
         post => return Err(Undone::Violation(format!("{post:?} is not an ask"))),
     };
     match reply {

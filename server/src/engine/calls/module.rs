@@ -129,7 +129,7 @@ impl Session {
     }
 
     /// The descriptor that the client sent ahead of the message with this token.
-    fn receive_descriptor(&self, token: u64) -> Result<OwnedFd, CallError> {
+    pub fn receive_descriptor(&self, token: u64) -> Result<OwnedFd, CallError> {
         let mut note = DescriptorNote::new_zeroed();
         let (len, fds) = shm::recv_packet(self.shared.socket(), note.as_mut_bytes(), false)
             .map_err(|error| {

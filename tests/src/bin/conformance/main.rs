@@ -28,7 +28,9 @@ mod contexts;
 mod kernels;
 mod libraries;
 mod memory;
+mod pools;
 mod streams;
+mod virtual_memory;
 
 use contexts::{before_init, contexts, names, threads};
 use kernels::{absent_fault, launches, modules, occupancy};
@@ -183,6 +185,9 @@ fn checksum(bytes: &[u8]) -> u64 {
 const FURTHER: &[Section] = &[
     ("libraries", libraries::libraries),
     ("library_contexts", libraries::contexts),
+    ("virtual_memory", virtual_memory::virtual_memory),
+    ("pools", pools::pools),
+    ("pools_destroyed", pools::pools_destroyed),
 ];
 
 /// Its name and what it does.

@@ -1,0 +1,325 @@
+//! Reservations, physical memory, mappings.
+
+use super::super::Shared;
+use super::super::account::Memory;
+use super::super::session::{CallError, Session};
+use super::super::virtual_memory::{Physical, VirtualMemory};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::memory::{
+    ACCESSES_MAX, Access, AddressReserve, GetAccess, Granularity, Location, MapMemory,
+    PhysicalCreate, PhysicalExport, PhysicalRetain, Properties, SetAccess,
+};
+use mpsshim_proto::message::{Object, Range};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::shm;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// How long an unmapping holds a slow-lane thread while the session's work comes to its end; then it tries again.
+const SETTLING: Duration = Duration::from_millis(2);
+/// Major number of the NVIDIA driver's device files.
+const NVIDIA_MAJOR: u32 = 195;
+
+impl Session {
+    /// A location with the driver's ordinal. Host memory of the driver's own would be out of the client's reach.
+    pub fn location(&self, shared: &Shared, location: Location) -> Result<CUmemLocation, CUresult> {
+        match location.kind {
+            CU_MEM_LOCATION_TYPE_DEVICE => Ok(CUmemLocation {
+                kind: location.kind,
+                id: shared.device(location.id as u32)?.raw,
+            }),
+            CU_MEM_LOCATION_TYPE_HOST
+            | CU_MEM_LOCATION_TYPE_HOST_NUMA
+            | CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Err(CUDA_ERROR_NOT_SUPPORTED),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    pub fn properties(
+        &self,
+        shared: &Shared,
+        properties: &Properties,
+    ) -> Result<CUmemAllocationProp, CUresult> {
+        if properties.handle_types & CU_MEM_HANDLE_TYPE_FABRIC != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        Ok(properties.at(self.location(shared, properties.location)?))
+    }
+
+    /// `cuMemAddressReserve`.
+    pub fn address_reserve(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: AddressReserve = self.body(message)?;
+        shared.use_any_device();
+        let start = self
+            .virtual_memory
+            .reserve(shared, body.len, body.alignment, body.flags)?;
+        Ok(Range {
+            start,
+            len: body.len,
+        }
+        .as_bytes()
+        .to_vec())
+    }
+
+    /// `cuMemAddressFree`.
+    pub fn address_free(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Range = self.body(message)?;
+        shared.use_any_device();
+        Ok(self.virtual_memory.free(shared, body.start, body.len)?)
+    }
+
+    /// `cuMemGetAllocationGranularity`.
+    pub fn granularity(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Granularity = self.body(message)?;
+        let properties = self.properties(shared, &body.properties)?;
+        let mut bytes = 0;
+        shared
+            .driver
+            .mem_get_granularity(&mut bytes, &properties, body.option)?;
+        Ok(super::value(bytes as u64))
+    }
+
+    /// `cuMemCreate`.
+    pub fn physical_create(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PhysicalCreate = self.body(message)?;
+        let properties = self.properties(shared, &body.properties)?;
+        let ordinal = body.properties.location.id as usize;
+        shared
+            .device(ordinal as u32)?
+            .make_current(&shared.driver)?;
+        let memory = Memory::Device(ordinal);
+        self.account.charge(memory, body.len)?;
+        let mut raw = CUmemGenericAllocationHandle::NULL;
+        let made = shared
+            .driver
+            .mem_create(&mut raw, body.len as usize, &properties, body.flags)
+            .and_then(|()| {
+                let physical = VirtualMemory::physical(memory, body.len);
+                self.virtual_memory
+                    .add(body.handle, raw, physical)
+                    .inspect_err(|_| {
+                        let _ = shared.driver.mem_release(raw);
+                    })
+            });
+        if let Err(status) = made {
+            self.account.credit(memory, body.len);
+            return Err(status.into());
+        }
+        Ok(Vec::new())
+    }
+
+    /// `cuMemRelease` of the client's last reference to a handle.
+    pub fn physical_release(
+        &mut self,
+        shared: &Shared,
+        message: &Message,
+    ) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        shared.use_any_device();
+        Ok(self
+            .virtual_memory
+            .release(shared, &mut self.account, body.object)?)
+    }
+
+    /// `cuMemMap`.
+    pub fn map_memory(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: MapMemory = self.body(message)?;
+        shared.use_any_device();
+        let range = (body.address, body.len);
+        self.virtual_memory
+            .map(shared, range, body.handle, body.offset, body.flags)?;
+        Ok(Vec::new())
+    }
+
+    /// `cuMemUnmap`, once the session has no work in flight: what still touched the mapping would fault, and end
+    /// every client's context with it.
+    pub fn unmap_memory(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Range = self.body(message)?;
+        let began = Instant::now();
+        while self.has_work_in_flight(shared) {
+            if began.elapsed() > SETTLING {
+                return Err(CallError::Full);
+            }
+            std::thread::yield_now();
+        }
+        shared.use_any_device();
+        self.virtual_memory
+            .unmap(shared, &mut self.account, body.start, body.len)?;
+        Ok(Vec::new())
+    }
+
+    /// The accesses behind a message's body.
+    pub fn accesses_behind<T>(
+        &self,
+        shared: &Shared,
+        message: &Message,
+        count: u32,
+    ) -> Result<Vec<CUmemAccessDesc>, CallError> {
+        let behind = self.trailing::<T>(message)?;
+        let count = count as usize;
+        if count > ACCESSES_MAX || behind.len() < count * size_of::<Access>() {
+            return Err(CallError::Violation(format!("{count} accesses")));
+        }
+        let accesses = behind.chunks_exact(size_of::<Access>()).take(count);
+        let accesses = accesses.flat_map(Access::read_from_bytes).map(|access| {
+            Ok(CUmemAccessDesc {
+                location: self.location(shared, access.location)?,
+                flags: access.flags,
+            })
+        });
+        Ok(accesses.collect::<Result<Vec<_>, CUresult>>()?)
+    }
+
+    /// `cuMemSetAccess`.
+    pub fn set_access(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: SetAccess = self.body(message)?;
+        let accesses = self.accesses_behind::<SetAccess>(shared, message, body.count)?;
+        shared.use_any_device();
+        self.virtual_memory
+            .set_access(shared, body.address, body.len, &accesses)?;
+        Ok(Vec::new())
+    }
+
+    /// `cuMemGetAccess`.
+    pub fn get_access(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: GetAccess = self.body(message)?;
+        let location = self.location(shared, body.location)?;
+        self.virtual_memory
+            .mapped(body.address)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut flags = 0;
+        shared
+            .driver
+            .memory
+            .mem_get_access(&mut flags, &location, body.address)?;
+        Ok(super::value(flags))
+    }
+
+    /// `cuMemExportToShareableHandle`: the driver's own descriptor, so that others than our clients can use it too.
+    pub fn physical_export(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PhysicalExport = self.body(message)?;
+        let Ok(allocation) = self.virtual_memory.allocations.get(body.handle) else {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        };
+        // Other kinds of handles are no descriptors, and the driver would write more than one.
+        if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let mut raw = -1;
+        shared
+            .driver
+            .memory
+            .mem_export(&mut raw, allocation.raw, body.kind, body.flags)?;
+        if raw < 0 {
+            return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
+        }
+        // SAFETY: the driver opened it for us.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        self.send_descriptor(message.token, &fd, 0)?;
+        Ok(Vec::new())
+    }
+
+    /// Sends a descriptor that belongs to an answer, before the answer.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when the client takes none.
+    pub fn send_descriptor(&self, token: u64, fd: &OwnedFd, len: u64) -> Result<(), CUresult> {
+        let note = DescriptorNote { token, len };
+        shm::send_packet(self.shared.socket(), note.as_bytes(), &[fd.as_fd()])
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    /// `cuMemImportFromShareableHandle`. What the client sends may be anything; the driver sees it only if it can
+    /// be the driver's.
+    pub fn physical_import(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let fd = self.receive_descriptor(message.token)?;
+        if !may_be_exported_memory(&fd) {
+            return Err(CUDA_ERROR_UNKNOWN.into());
+        }
+        shared.use_any_device();
+        let mut raw = CUmemGenericAllocationHandle::NULL;
+        shared.driver.memory.mem_import(
+            &mut raw,
+            fd.as_raw_fd() as usize,
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        )?;
+        // Who allocated it pays for it.
+        self.add_found(shared, body.object, raw, |device| {
+            VirtualMemory::physical(Memory::Device(device), 0)
+        })
+    }
+
+    /// Adds a handle that the driver gave of memory that exists, and says what memory it is.
+    fn add_found(
+        &mut self,
+        shared: &Shared,
+        handle: u64,
+        raw: CUmemGenericAllocationHandle,
+        physical: impl FnOnce(usize) -> Arc<Physical>,
+    ) -> Reply {
+        let mut found = CUmemAllocationProp::default();
+        let added = shared
+            .driver
+            .memory
+            .mem_get_properties(&mut found, raw)
+            .and_then(|()| {
+                let device = shared
+                    .devices
+                    .iter()
+                    .position(|device| device.raw == found.location.id)
+                    .filter(|_| found.location.kind == CU_MEM_LOCATION_TYPE_DEVICE)
+                    .ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+                self.virtual_memory.add(handle, raw, physical(device))?;
+                Ok(Location {
+                    kind: found.location.kind,
+                    id: device as i32,
+                })
+            });
+        match added {
+            Ok(location) => Ok(Properties::of(&found, location).as_bytes().to_vec()),
+            Err(status) => {
+                let _ = shared.driver.mem_release(raw);
+                Err(status.into())
+            }
+        }
+    }
+
+    /// `cuMemRetainAllocationHandle` where the client has no handle any more.
+    pub fn physical_retain(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PhysicalRetain = self.body(message)?;
+        let physical = self
+            .virtual_memory
+            .mapped(body.address)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?
+            .clone();
+        let mut raw = CUmemGenericAllocationHandle::NULL;
+        shared.driver.memory.mem_retain(&mut raw, body.address)?;
+        self.add_found(shared, body.handle, raw, |_| physical)
+    }
+}
+
+/// Whether a descriptor can be one that a driver exports: a device file of NVIDIA's, or a file in memory (softgpu's).
+/// The driver gets no other: a file of the client's own file system could keep the calling thread for ever.
+fn may_be_exported_memory(fd: &OwnedFd) -> bool {
+    // SAFETY: all zeroes is a valid value of these plain structs; the calls write into them.
+    unsafe {
+        let mut found: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd.as_raw_fd(), &mut found) != 0 {
+            return false;
+        }
+        match found.st_mode & libc::S_IFMT {
+            libc::S_IFCHR => libc::major(found.st_rdev) == NVIDIA_MAJOR,
+            libc::S_IFREG => {
+                let mut system: libc::statfs = std::mem::zeroed();
+                libc::fstatfs(fd.as_raw_fd(), &mut system) == 0
+                    && system.f_type == libc::TMPFS_MAGIC
+            }
+            _ => false,
+        }
+    }
+}

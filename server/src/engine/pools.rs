@@ -1,0 +1,183 @@
+//! Memory pools of sessions, and what is allocated from them.
+//!
+//! The driver's own pools, so that reuse in stream order, attributes and graph memory nodes are what the driver makes
+//! of them. Each session has its own, the one in place of a device's default pool included: so its attributes are
+//! its own, and what it keeps goes with it.
+
+use super::Shared;
+use super::account::{Account, Memory};
+use super::slots::Slots;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::Kind;
+use std::collections::BTreeMap;
+
+/// Pools a session may have at a time.
+const MAX_POOLS: usize = 1 << 16;
+/// Allocations from pools a session may have at a time.
+const MAX_BLOCKS: usize = 1 << 22;
+/// Bytes beyond its threshold that an idle session's pool may keep. The driver gives memory back when it is
+/// synchronized with, which the server never does.
+const KEPT: u64 = 64 << 20;
+
+/// A pool.
+#[derive(Debug)]
+pub struct Pool {
+    /// The driver's.
+    pub raw: CUmemoryPool,
+    /// Server's ordinal.
+    pub device: usize,
+    /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+    threshold: u64,
+    /// Bytes freed since it was last trimmed.
+    freed: u64,
+}
+
+/// An allocation from a pool.
+#[derive(Debug)]
+struct Block {
+    len: u64,
+    /// Handle of the pool, which may be gone.
+    pool: u64,
+    /// Server's ordinal.
+    device: usize,
+}
+
+/// What a session has of all this.
+#[derive(Debug)]
+pub struct Pools {
+    /// By handle.
+    pub pools: Slots<Pool>,
+    blocks: BTreeMap<u64, Block>,
+    /// Some pool may keep more than it should.
+    untrimmed: bool,
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Pools {
+            pools: Slots::new(Kind::MemPool, MAX_POOLS),
+            blocks: BTreeMap::new(),
+            untrimmed: false,
+        }
+    }
+}
+
+impl Pools {
+    /// Adds a pool that was made.
+    ///
+    /// # Errors
+    /// As [`Slots::insert`].
+    pub fn add(&mut self, handle: u64, raw: CUmemoryPool, device: usize) -> Result<(), CUresult> {
+        let pool = Pool {
+            raw,
+            device,
+            threshold: 0,
+            freed: 0,
+        };
+        self.pools
+            .insert(handle, pool)
+            .map(drop)
+            .map_err(|(status, _)| status)
+    }
+
+    /// Whether another allocation may be made.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn has_room(&self) -> Result<(), CUresult> {
+        if self.blocks.len() < MAX_BLOCKS {
+            Ok(())
+        } else {
+            Err(CUDA_ERROR_OUT_OF_MEMORY)
+        }
+    }
+
+    /// Notes an allocation that was made, and charged for.
+    pub fn note_alloc(&mut self, address: u64, len: u64, pool: u64, device: usize) {
+        self.blocks.insert(address, Block { len, pool, device });
+    }
+
+    /// Whether an allocation begins at this address, and on which device.
+    pub fn device_of(&self, address: u64) -> Option<usize> {
+        self.blocks.get(&address).map(|block| block.device)
+    }
+
+    /// Notes that the allocation at this address was freed.
+    pub fn note_free(&mut self, account: &mut Account, address: u64) {
+        if let Some(block) = self.blocks.remove(&address) {
+            account.credit(Memory::Device(block.device), block.len);
+            if let Ok(pool) = self.pools.get_mut(block.pool) {
+                pool.freed += block.len;
+                self.untrimmed |= pool.freed > KEPT;
+            }
+        }
+    }
+
+    /// Notes a new threshold of a pool.
+    pub fn note_threshold(&mut self, pool: u64, threshold: u64) {
+        if let Ok(pool) = self.pools.get_mut(pool) {
+            pool.threshold = threshold;
+        }
+    }
+
+    /// Whether `[address, address + len)` lies in one allocation.
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        self.blocks
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, block)| {
+                address - start < block.len && len <= block.len - (address - start)
+            })
+    }
+
+    /// Whether a pool may keep more than it should.
+    pub fn is_untrimmed(&self) -> bool {
+        self.untrimmed
+    }
+
+    /// Has pools give back what they keep beyond their thresholds. Nothing of the session is in flight.
+    pub fn trim(&mut self, shared: &Shared) {
+        if !std::mem::take(&mut self.untrimmed) {
+            return;
+        }
+        for pool in self.pools.iter_mut() {
+            if pool.freed <= KEPT {
+                continue;
+            }
+            pool.freed = 0;
+            let _ = shared.devices[pool.device].make_current(&shared.driver);
+            let keep = pool.threshold.max(KEPT);
+            if let Err(status) = shared.driver.memory.pool_trim_to(pool.raw, keep as usize) {
+                shared.note_status(status);
+            }
+        }
+    }
+
+    /// Frees everything, on a stream with no work of the session's.
+    pub fn clear(&mut self, shared: &Shared, account: &mut Account) {
+        for (address, block) in std::mem::take(&mut self.blocks) {
+            account.credit(Memory::Device(block.device), block.len);
+            let device = &shared.devices[block.device];
+            let freed = device
+                .make_current(&shared.driver)
+                .and_then(|()| device.take_stream(&shared.driver, 0))
+                .and_then(|stream| {
+                    let freed = shared.driver.memory.pool_free(address, stream);
+                    device.keep_stream(0, stream);
+                    freed
+                });
+            // An allocation of a graph that does not run is no memory.
+            if let Err(status) = freed {
+                tracing::debug!("cuMemFreeAsync of a session that ended: {status}");
+                shared.note_status(status);
+            }
+        }
+        for pool in self.pools.drain() {
+            let _ = shared.devices[pool.device].make_current(&shared.driver);
+            if let Err(status) = shared.driver.memory.pool_destroy(pool.raw) {
+                tracing::error!("cuMemPoolDestroy of a session that ended: {status}");
+                shared.note_status(status);
+            }
+        }
+    }
+}
