@@ -30,6 +30,11 @@ const PATCHED: &[([u8; 4], &[(usize, Slot)])] = &[
         [0x42, 0xd8, 0x5a, 0x81],
         &[(2, Slot(current_context as *const c_void))],
     ),
+    // What tools hook into the runtime.
+    (
+        [0xa0, 0x94, 0x79, 0x8c],
+        &[(3, Slot(stream_number as *const c_void))],
+    ),
     // Contexts.
     (
         [0x21, 0x31, 0x8c, 0x60],
