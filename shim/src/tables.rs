@@ -41,7 +41,9 @@ const PATCHED: &[([u8; 4], &[(usize, Slot)])] = &[
         &[
             (3, Slot(context_device as *const c_void)),
             (4, Slot(context_number as *const c_void)),
-            (51, Slot(stream_number as *const c_void)),
+            (39, Slot(stream_number as *const c_void)),
+            // Takes a stream too; what it gives is not known.
+            (51, Slot(unknown as *const c_void)),
         ],
     ),
     // Modules.
@@ -220,7 +222,7 @@ extern "C" fn no_checks() -> u32 {
 }
 
 extern "C" fn unknown() -> CUresult {
-    tracing::warn!("an unknown slot of the table of context checks was called");
+    tracing::warn!("an unknown slot of an export table was called");
     CUDA_ERROR_NOT_SUPPORTED
 }
 
