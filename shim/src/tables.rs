@@ -42,8 +42,7 @@ const PATCHED: &[([u8; 4], &[(usize, Slot)])] = &[
             (3, Slot(context_device as *const c_void)),
             (4, Slot(context_number as *const c_void)),
             (39, Slot(stream_number as *const c_void)),
-            // Takes a stream too; what it gives is not known.
-            (51, Slot(unknown as *const c_void)),
+            (51, Slot(stream_behind as *const c_void)),
         ],
     ),
     // Modules.
@@ -144,6 +143,19 @@ unsafe extern "C" fn context_number(context: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         let context = context::given_or_current(context)?;
         out.set(context.id.load(Ordering::Relaxed))
+    })
+}
+
+/// The stream behind a handle of the API, which may name a default stream. `per_thread`: what NULL means.
+unsafe extern "C" fn stream_behind(
+    _context: u64,
+    stream: u64,
+    out: Out<u64>,
+    per_thread: u32,
+) -> CUresult {
+    guard(|| {
+        out.required()?;
+        out.set(stream::resolve(stream, per_thread != 0)?.handle())
     })
 }
 
