@@ -151,6 +151,27 @@ opcodes! {
 
     // Arrays, textures, two- and three-dimensional copies: [`array`].
 
+    /// [`array::CopyBox`].
+    CopyBox = 300, Post;
+    /// [`Object`], an array or a mipmapped array.
+    ArrayDestroy = 301, Post;
+    /// [`array::TextureDestroy`].
+    TextureDestroy = 302, Post;
+    /// [`array::ArrayCreate`] -> [`array::ArrayInfo`].
+    ArrayCreate = 303, Ask;
+    /// [`array::ArrayPart`] -> [`array::ArrayInfo`].
+    ArrayPart = 304, Ask;
+    /// [`array::ArrayQuery`] -> `CUDA_ARRAY_MEMORY_REQUIREMENTS`, `CUDA_ARRAY_SPARSE_PROPERTIES`.
+    ArrayQuery = 305, Ask;
+    /// [`array::TextureCreate`] -> [`array::TextureInfo`].
+    TextureCreate = 306, Ask;
+    /// [`array::GetReference`], name -> nothing.
+    GetReference = 307, Ask;
+    /// [`array::ReferenceArguments`] -> [`array::ReferenceResult`].
+    ReferenceCall = 308, Ask;
+
+    // Linker, module options: [`image`].
+
     /// [`Named`] without a name: what was found in a library on a device is not used any more.
     ImageLeave = 400, Post;
     /// [`image::KernelAttribute`], name -> [`Value`].

@@ -4,6 +4,7 @@
 //! [`dispatch`], then `calls/`.
 
 mod account;
+mod arrays;
 mod calls;
 mod devices;
 mod dispatch;

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_NOT_INITIALIZED, CUresult, CUuuid,
+    CU_DEVICE_ATTRIBUTE_MAX_PITCH, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUresult, CUuuid,
 };
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::{Attach, Op};
@@ -24,7 +24,7 @@ use crate::objects::Entry;
 use crate::stream::{self, Stream, StreamRef};
 use crate::submit::{Session, session};
 use crate::wait::Policy;
-use crate::{event, genuine, memory, module};
+use crate::{array, event, genuine, memory, module};
 
 /// A device as the program numbers them.
 #[derive(Debug)]
@@ -37,12 +37,14 @@ pub struct Device {
     attached: Mutex<bool>,
 }
 
-/// What a launch is checked against.
+/// What launches and copies are checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub block_threads: u32,
     pub block: [u32; 3],
     pub grid: [u32; 3],
+    /// Bytes from row to row.
+    pub pitch: u64,
 }
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
@@ -74,6 +76,7 @@ fn limits_of(ordinal: i32) -> Limits {
             attribute(6, 65_535),
             attribute(7, 65_535),
         ],
+        pitch: attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH, i32::MAX as u32).into(),
     }
 }
 
@@ -335,6 +338,7 @@ impl Context {
         for handle in images {
             let _ = module::end(session, handle);
         }
+        array::release_of_context(session, self);
         memory::release_of_context(session, self);
         self.known_limits.lock().clear();
     }

@@ -15,6 +15,7 @@
 //!
 //! Nothing happens in a constructor, and nothing is printed unless `MPSSHIM_LOG` asks for it ([`log`]).
 
+mod array;
 mod calls;
 mod connect;
 mod context;

@@ -145,6 +145,15 @@ impl<T: Default + Sync> Table<T> {
         Some(entry)
     }
 
+    /// The handles of all live objects.
+    pub fn handles(&self) -> Vec<u64> {
+        let used = self.places.lock().used;
+        (0..used)
+            .filter_map(|index| Some(self.entry(index)?.handle()))
+            .filter(|handle| *handle != 0)
+            .collect()
+    }
+
     /// Gives a retired or claimed entry back for the next handle.
     pub fn recycle(&self, entry: &Entry<T>) {
         let next = (entry.generation.load(Ordering::Relaxed) + 1) & 0xffff;

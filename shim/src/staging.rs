@@ -226,12 +226,6 @@ fn sequence() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn copy_in(ring: &mut Ring<'_>, stream: StreamRef, body: Copy) -> Status {
-    ring.put(Op::Copy, 0, &body, &[])?;
-    stream.count(ring);
-    Ok(())
-}
-
 /// Copies pageable memory to the device (or to pinned memory: `side`). Returns when all of it is staged.
 ///
 /// # Safety
@@ -243,57 +237,28 @@ pub unsafe fn to_device(
     from: u64,
     len: u64,
 ) -> Status {
-    let chunks = chunks_for(session, stream, len);
-    let mut done = 0;
-    while done < len {
-        let part = (len - done).min(chunks.size);
-        let chunk = chunks.take(session)?;
-        // SAFETY: the source is the caller's promise; the chunk is ours alone and has room for `part` bytes.
-        unsafe {
-            ptr::copy_nonoverlapping(
-                (from + done) as *const u8,
-                chunks.address(session, chunk),
-                part as usize,
-            );
-        }
-        let body = Copy {
-            to: to + done,
-            from: chunks.offset(chunk),
-            len: part,
-            stream: stream.handle(),
-            sides: side as u32 | (chunks.side as u32) << 8,
-            pad: 0,
-        };
-        let posted = session.ring().and_then(|mut ring| {
-            copy_in(&mut ring, stream, body)?;
-            Ok(stream.position())
-        });
-        let at = match posted {
-            Ok(at) => at,
-            Err(status) => {
-                chunks.give_back(chunk);
-                return Err(status);
-            }
-        };
-        chunks.set(
-            chunk,
-            State::Read {
-                stream,
-                handle: body.stream,
-                at,
-                mark: None,
-                sequence: sequence(),
-            },
-        );
-        done += part;
-        let limit = if len > chunks.size {
-            UNMARKED
-        } else {
-            chunks.count as usize / 2
-        };
-        chunks.mark_unmarked(session, stream, limit)?;
-    }
-    Ok(())
+    let mut cut = Cut::new(len);
+    send(
+        session,
+        stream,
+        len,
+        |most| cut.next(most),
+        // SAFETY: the source is the caller's promise; a chunk has room for a piece.
+        |(at, part), chunk| unsafe {
+            ptr::copy_nonoverlapping((from + at) as *const u8, chunk, part as usize);
+        },
+        |ring, (at, part), (chunk, chunk_side)| {
+            let body = Copy {
+                to: to + at,
+                from: chunk,
+                len: part,
+                stream: stream.handle(),
+                sides: side as u32 | (chunk_side as u32) << 8,
+                pad: 0,
+            };
+            ring.put(Op::Copy, 0, &body, &[])
+        },
+    )
 }
 
 /// Copies from the device (or from pinned memory: `side`) to pageable memory and waits for it.
@@ -307,12 +272,114 @@ pub unsafe fn from_device(
     (from, side): (u64, Side),
     len: u64,
 ) -> Status {
+    let mut cut = Cut::new(len);
+    fetch(
+        session,
+        stream,
+        len,
+        |most| cut.next(most),
+        // SAFETY: the target is the caller's promise; a chunk has a piece's bytes.
+        |(at, part), chunk| unsafe {
+            ptr::copy_nonoverlapping(chunk, (to + at) as *mut u8, part as usize);
+        },
+        |ring, (at, part), (chunk, chunk_side)| {
+            let body = Copy {
+                to: chunk,
+                from: from + at,
+                len: part,
+                stream: stream.handle(),
+                sides: chunk_side as u32 | (side as u32) << 8,
+                pad: 0,
+            };
+            ring.put(Op::Copy, 0, &body, &[])
+        },
+    )
+}
+
+/// Cuts a range into pieces: offset and bytes.
+struct Cut {
+    at: u64,
+    len: u64,
+}
+
+impl Cut {
+    fn new(len: u64) -> Cut {
+        Cut { at: 0, len }
+    }
+
+    fn next(&mut self, most: u64) -> Option<(u64, u64)> {
+        let (at, part) = (self.at, (self.len - self.at).min(most));
+        self.at += part;
+        (part > 0).then_some((at, part))
+    }
+}
+
+/// Sends `len` bytes in pieces through staging: `next` gives a piece of at most as many bytes as it is told, `fill`
+/// puts it into a chunk, `post` has the server take it from there. Returns when all of it is staged.
+pub fn send<P: core::marker::Copy>(
+    session: &Session,
+    stream: StreamRef,
+    len: u64,
+    mut next: impl FnMut(u64) -> Option<P>,
+    fill: impl Fn(P, *mut u8),
+    post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
+) -> Status {
     let chunks = chunks_for(session, stream, len);
-    let mut under_way: std::collections::VecDeque<(usize, Target, u64, u64)> = Default::default();
-    let mut issued = 0;
+    while let Some(piece) = next(chunks.size) {
+        let chunk = chunks.take(session)?;
+        fill(piece, chunks.address(session, chunk));
+        let handle = stream.handle();
+        let posted = session.ring().and_then(|mut ring| {
+            post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
+            stream.count(&ring);
+            Ok(stream.position())
+        });
+        let at = match posted {
+            Ok(at) => at,
+            Err(status) => {
+                chunks.give_back(chunk);
+                return Err(status);
+            }
+        };
+        chunks.set(
+            chunk,
+            State::Read {
+                stream,
+                handle,
+                at,
+                mark: None,
+                sequence: sequence(),
+            },
+        );
+        let limit = if len > chunks.size {
+            UNMARKED
+        } else {
+            chunks.count as usize / 2
+        };
+        chunks.mark_unmarked(session, stream, limit)?;
+    }
+    Ok(())
+}
+
+/// Fetches `len` bytes in pieces through staging, as [`send`] does the other way, and waits for them: `post` has the
+/// server put a piece into a chunk, `empty` takes it from there.
+pub fn fetch<P: core::marker::Copy>(
+    session: &Session,
+    stream: StreamRef,
+    len: u64,
+    mut next: impl FnMut(u64) -> Option<P>,
+    empty: impl Fn(P, *const u8),
+    post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
+) -> Status {
+    let chunks = chunks_for(session, stream, len);
+    let mut under_way: std::collections::VecDeque<(usize, Target, P)> = Default::default();
     let mut status = Ok(());
+    let mut coming = next(chunks.size);
     loop {
-        while status.is_ok() && issued < len && under_way.len() < IN_FLIGHT {
+        while status.is_ok() && under_way.len() < IN_FLIGHT {
+            let Some(piece) = coming else {
+                break;
+            };
             // Wait for a chunk only while holding none: two threads must not wait for each other.
             let chunk = match chunks.try_take(session) {
                 Some(chunk) => chunk,
@@ -325,41 +392,27 @@ pub unsafe fn from_device(
                 },
                 None => break,
             };
-            let part = (len - issued).min(chunks.size);
-            let body = Copy {
-                to: chunks.offset(chunk),
-                from: from + issued,
-                len: part,
-                stream: stream.handle(),
-                sides: chunks.side as u32 | (side as u32) << 8,
-                pad: 0,
-            };
             let posted = session.ring().and_then(|mut ring| {
-                copy_in(&mut ring, stream, body)?;
+                post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
+                stream.count(&ring);
                 stream::mark(&mut ring, stream)
             });
             match posted {
-                Ok(target) => under_way.push_back((chunk, target, issued, part)),
+                Ok(target) => under_way.push_back((chunk, target, piece)),
                 Err(error) => {
                     chunks.give_back(chunk);
                     status = Err(error);
                 }
             }
-            issued += part;
+            coming = next(chunks.size);
         }
-        let Some((chunk, target, at, part)) = under_way.pop_front() else {
+        let Some((chunk, target, piece)) = under_way.pop_front() else {
             break;
         };
         let waited = stream::wait_for(session, stream, target, stream.context().policy());
         if waited.is_ok() {
-            // SAFETY: the target is the caller's promise; the GPU is done with the chunk, which is ours.
-            unsafe {
-                ptr::copy_nonoverlapping(
-                    chunks.address(session, chunk),
-                    (to + at) as *mut u8,
-                    part as usize,
-                );
-            }
+            // The GPU is done with the chunk, which is ours.
+            empty(piece, chunks.address(session, chunk));
         }
         chunks.give_back(chunk);
         status = status.and(waited);

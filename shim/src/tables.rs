@@ -23,8 +23,11 @@ use crate::submit::session;
 const CONTEXT_STORAGE: [u8; 4] = [0xc6, 0x93, 0x33, 0x6e];
 const CONTEXT_CHECKS: [u8; 4] = [0x26, 0x3e, 0x88, 0x60];
 
+/// First bytes of a table's name, and slots of it.
+type Patch = ([u8; 4], &'static [(usize, Slot)]);
+
 /// Tables of which some slots are ours: the first bytes of the name, and the slots.
-const PATCHED: &[([u8; 4], &[(usize, Slot)])] = &[
+const PATCHED: &[Patch] = &[
     // What the calling thread has current.
     (
         [0x42, 0xd8, 0x5a, 0x81],

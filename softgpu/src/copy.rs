@@ -94,12 +94,18 @@ fn fill<const N: usize>(place: R<Place>, to: u64, area: Area, value: [u8; N], wa
     if width == 0 || height == 0 {
         return Ok(());
     }
-    let row = width.checked_mul(N).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    // The product wraps, as the driver's does.
+    let row = width.wrapping_mul(N);
+    if row == 0 {
+        return Ok(());
+    }
+    let pitch = if height == 1 { row } else { pitch };
     let bytes = pitch
         .checked_mul(height - 1)
         .and_then(|gaps| gaps.checked_add(row));
     let bytes = bytes.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    if !to.is_multiple_of(N as u64) || pitch < row || !is_device(to, bytes as u64)? {
+    let aligned = to.is_multiple_of(N as u64) && pitch.is_multiple_of(N);
+    if !aligned || pitch < row || !is_device(to, bytes as u64)? {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     stream.submit(&context, move |_| {

@@ -251,6 +251,11 @@ api! { TABLE;
         put_text(name, usize::try_from(room).unwrap_or(0), "Software GPU")
     }
     fn cuDeviceGetUuid_v2(out: Out<CUuuid>, ordinal: CUdevice) { out.set(uuid(device(ordinal)?.number)) }
+    fn cuDeviceGetTexture1DLinearMaxWidth(most: Out<usize>, format: u32, channels: u32, ordinal: CUdevice) {
+        device(ordinal)?;
+        crate::array::element(format, channels)?;
+        most.set(1 << 28)
+    }
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: CUdevice) { bytes.set(device(ordinal)?.total as usize) }
     fn cuDeviceGetAttribute(value: Out<i32>, which: CUdevice_attribute, ordinal: CUdevice) {
         if which == 0 || which > 255 {

@@ -8,6 +8,7 @@ use mpsshim_proto::cuda::*;
 use parking_lot::RwLock;
 
 use crate::api::R;
+use crate::array::{Array, Mipmap, Object};
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
@@ -76,6 +77,9 @@ pub struct Driver {
     pub library_kernels: Table<LibraryKernel>,
     pub physical: Table<Physical>,
     pub pools: Table<Pool>,
+    pub arrays: Table<Array>,
+    pub mipmaps: Table<Mipmap>,
+    pub objects: Table<Object>,
     pub ranges: Ranges,
 }
 
@@ -94,6 +98,9 @@ pub fn start() -> &'static Driver {
         library_kernels: Table::default(),
         physical: Table::default(),
         pools: Table::default(),
+        arrays: Table::default(),
+        mipmaps: Table::default(),
+        objects: Table::default(),
         ranges: Ranges::default(),
     })
 }

@@ -11,6 +11,7 @@
 #![allow(non_snake_case)]
 
 mod api;
+mod array;
 mod context;
 mod copy;
 mod device;

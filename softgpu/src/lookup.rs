@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use mpsshim_proto::cuda::*;
 
 use crate::api::{Entry, Out, R, Text, api, log};
-use crate::{context, copy, device, event, launch, library, memory, module, pool, stream};
+use crate::{array, context, copy, device, event, launch, library, memory, module, pool, stream};
 
 /// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
 const NAMES: &str = include_str!("../../proto/driver-api.csv");
@@ -29,6 +29,8 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             stream::TABLE_STREAMS,
             event::TABLE,
             event::TABLE_STREAMS,
+            array::TABLE,
+            array::TABLE_STREAMS,
             copy::COPIES,
             copy::FILLS,
             pool::TABLE,

@@ -23,7 +23,17 @@ const EXPECTED_FAULT: &str = include_str!("../fixtures/conformance-fault.expecte
 /// The sections of [`EXPECTED_FAULT`].
 const FAULT: [&str; 2] = ["before_init", "fault"];
 /// Sections that softgpu cannot run; they are compared on a GPU (tests/gpu/conformance.py).
-const NEED_A_GPU: &[&str] = &[];
+const NEED_A_GPU: &[&str] = &[
+    "array_kinds",
+    "launch_attributes",
+    "multi_device_launches",
+    "nested_launches",
+    "old_launches",
+    "tensor_maps",
+    "texture_descriptors",
+    "texture_references",
+    "textures",
+];
 
 /// The further sections and what they must say.
 fn further() -> Vec<(String, String)> {

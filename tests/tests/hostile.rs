@@ -10,6 +10,10 @@ use control_daemon::{Place, wait_until};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{ClientHello, PROTOCOL_VERSION};
+use mpsshim_proto::message::array::{
+    ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, TEXTURE_IS_SURFACE,
+    TextureCreate, TextureDestroy,
+};
 use mpsshim_proto::message::{
     Attach, CopyInline, HostAlloc, INLINE_COPY_MAX, ImageLoad, Mark, MarkEvent, Object, Op, Range,
     Side,
@@ -157,6 +161,151 @@ fn a_range_outside_the_segment_ends_the_session() {
             peer.post(Op::Copy, &body, &[])
         }),
     ]);
+}
+
+/// A box of `size` from staging to device memory.
+fn box_of(peer: &mut Peer, size: [u64; 3]) -> Status<CopyBox> {
+    Ok(CopyBox {
+        to: BoxSide {
+            address: peer.memory(1 << 20)?.start,
+            pitch: 64,
+            rows: 4,
+            ..BoxSide::default()
+        },
+        from: BoxSide {
+            pitch: 64,
+            rows: 4,
+            side: Side::Staging as u32,
+            ..BoxSide::default()
+        },
+        width: size[0],
+        height: size[1],
+        depth: size[2],
+        stream: peer.stream()?,
+    })
+}
+
+#[test]
+fn a_box_outside_the_segment_ends_the_session() {
+    let with = |size: [u64; 3], change: fn(&mut CopyBox)| {
+        move |peer: &mut Peer| {
+            let mut body = box_of(peer, size)?;
+            change(&mut body);
+            peer.post(Op::CopyBox, &body, &[])
+        }
+    };
+    Scene::new().each_ends_its_session(vec![
+        case("copy side 3", with([8, 2, 2], |b| b.from.side = 3)),
+        case("copy side 256", with([8, 2, 2], |b| b.to.side = 256)),
+        case("staging range", with([64, 1 << 14, 1], |_| ())),
+        case("staging range", with([64, 4, 1 << 12], |_| ())),
+        case(
+            "staging range",
+            with([8, 2, 2], |b| b.from.address = STAGING_LEN as u64 - 8),
+        ),
+        case("staging range", with([8, 2, 1], |b| b.from.pitch = 1 << 62)),
+        case("from host to host", with([8, 2, 2], |b| b.to = b.from)),
+    ]);
+}
+
+/// Copies, arrays and textures that are refused but break no rule: memory that is not the session's, sizes that
+/// overflow, handles of nothing.
+#[test]
+fn boxes_and_arrays_of_others_are_refused() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        let boxes: &[fn(&mut CopyBox)] = &[
+            |b| b.to.address = 16,
+            |b| b.to.address += 1 << 30,
+            |b| b.to.pitch = 1 << 40,
+            |b| (b.to.pitch, b.to.rows) = (u64::MAX, u64::MAX),
+            |b| (b.to.pitch, b.height) = (u64::MAX / 2, 4),
+            |b| (b.width, b.to.address) = (u64::MAX, u64::MAX - 4),
+            |b| (b.to.side, b.to.address) = (ARRAY_SIDE, 7),
+            |b| (b.to.side, b.to.address) = (ARRAY_SIDE, Handle::new(Kind::Array, 0, 5).0),
+            |b| (b.to.side, b.to.address) = (ARRAY_SIDE, Handle::new(Kind::MipmappedArray, 0, 0).0),
+            |b| (b.to.side, b.to.address) = (Side::Host as u32, b.to.address),
+        ];
+        for (index, change) in boxes.iter().enumerate() {
+            let mut body = box_of(&mut peer, [8, 2, 2]).expect("a box");
+            change(&mut body);
+            let posted = peer.post(Op::CopyBox, &body, &[]);
+            posted.unwrap_or_else(|status| panic!("{index}: {status}"));
+            peer.mem_info().expect("an answer behind it");
+            assert!(peer.posted_error().is_err(), "{index}");
+        }
+        let array = peer.handle(Kind::Array);
+        let mut create = ArrayCreate {
+            array,
+            size: [16, 16, 0],
+            format: CU_AD_FORMAT_FLOAT,
+            channels: 1,
+            ..ArrayCreate::default()
+        };
+        assert!(peer.ask_as(0, Op::ArrayCreate, &create, &[]).is_ok());
+        assert!(
+            peer.ask_as(0, Op::ArrayCreate, &create, &[]).is_err(),
+            "twice"
+        );
+        create.array = Handle::new(Kind::Event, 0, 1).0;
+        assert!(peer.ask_as(0, Op::ArrayCreate, &create, &[]).is_err());
+        create.array = Handle::new(Kind::Array, 0, u32::MAX).0;
+        assert!(peer.ask_as(0, Op::ArrayCreate, &create, &[]).is_err());
+        for (kind, word) in [(0, 7), (0, 0), (1, array), (2, 16), (3, 16), (9, array)] {
+            let mut body = TextureCreate::default();
+            body.resource.kind = kind;
+            body.resource.words = [
+                word,
+                u64::MAX,
+                u64::MAX,
+                u64::MAX,
+                u64::MAX,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+            ];
+            assert!(
+                peer.ask_as(0, Op::TextureCreate, &body, &[]).is_err(),
+                "{kind} {word}"
+            );
+        }
+        for object in [0, 1, array, u64::MAX] {
+            for flags in [0, TEXTURE_IS_SURFACE] {
+                let body = TextureDestroy {
+                    object,
+                    flags,
+                    pad: 0,
+                };
+                peer.post(Op::TextureDestroy, &body, &[]).expect("posted");
+            }
+        }
+        for object in [0, array, array, u64::MAX] {
+            peer.post(Op::ArrayDestroy, &Object { object }, &[])
+                .expect("posted");
+        }
+        let part = peer.handle(Kind::Array);
+        for parent in [0, array, part] {
+            let body = ArrayPart {
+                parent,
+                part,
+                ..ArrayPart::default()
+            };
+            assert!(peer.ask_as(0, Op::ArrayPart, &body, &[]).is_err());
+            let body = ArrayQuery {
+                array: parent,
+                ..ArrayQuery::default()
+            };
+            assert!(peer.ask_as(0, Op::ArrayQuery, &body, &[]).is_err());
+        }
+    });
 }
 
 #[test]

@@ -1,5 +1,202 @@
 //! Arrays, textures, surfaces, two- and three-dimensional copies. Values and layouts of `cuda.h`, CUDA 13.0.
+//!
+//! Reserved words and the gaps that C leaves are fields, so that a descriptor can travel in a message as it is.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 handles! {
     CUmipmappedArray; CUtexObject; CUsurfObject; CUtexref; CUsurfref;
 }
+
+macro_rules! descriptors {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        pub struct $name { $(pub $field: $ty,)* }
+    )*};
+}
+
+descriptors! {
+    CUDA_MEMCPY2D {
+        src_x: u64,
+        src_y: u64,
+        src_type: u32,
+        pad0: u32,
+        src_host: u64,
+        src_device: u64,
+        src_array: u64,
+        src_pitch: u64,
+        dst_x: u64,
+        dst_y: u64,
+        dst_type: u32,
+        pad1: u32,
+        dst_host: u64,
+        dst_device: u64,
+        dst_array: u64,
+        dst_pitch: u64,
+        width: u64,
+        height: u64,
+    }
+    /// Of the same layout as `CUDA_MEMCPY3D_PEER`, which has contexts where this one has reserved words.
+    CUDA_MEMCPY3D {
+        src_x: u64,
+        src_y: u64,
+        src_z: u64,
+        src_lod: u64,
+        src_type: u32,
+        pad0: u32,
+        src_host: u64,
+        src_device: u64,
+        src_array: u64,
+        src_context: u64,
+        src_pitch: u64,
+        src_height: u64,
+        dst_x: u64,
+        dst_y: u64,
+        dst_z: u64,
+        dst_lod: u64,
+        dst_type: u32,
+        pad1: u32,
+        dst_host: u64,
+        dst_device: u64,
+        dst_array: u64,
+        dst_context: u64,
+        dst_pitch: u64,
+        dst_height: u64,
+        width: u64,
+        height: u64,
+        depth: u64,
+    }
+    CUDA_ARRAY_DESCRIPTOR {
+        width: u64,
+        height: u64,
+        format: u32,
+        channels: u32,
+    }
+    CUDA_ARRAY3D_DESCRIPTOR {
+        width: u64,
+        height: u64,
+        depth: u64,
+        format: u32,
+        channels: u32,
+        flags: u32,
+        pad: u32,
+    }
+    CUDA_ARRAY_SPARSE_PROPERTIES {
+        tile: [u32; 3],
+        miptail_first_level: u32,
+        miptail_size: u64,
+        flags: u32,
+        reserved: [u32; 5],
+    }
+    CUDA_ARRAY_MEMORY_REQUIREMENTS {
+        size: u64,
+        alignment: u64,
+        reserved: [u32; 4],
+    }
+    /// What `words` are depends on the kind: see `CU_RESOURCE_TYPE_*`.
+    CUDA_RESOURCE_DESC {
+        kind: u32,
+        pad0: u32,
+        words: [u64; 16],
+        flags: u32,
+        pad1: u32,
+    }
+    CUDA_TEXTURE_DESC {
+        address_mode: [u32; 3],
+        filter_mode: u32,
+        flags: u32,
+        max_anisotropy: u32,
+        mipmap_filter_mode: u32,
+        mipmap_level_bias: f32,
+        min_mipmap_level_clamp: f32,
+        max_mipmap_level_clamp: f32,
+        border_color: [f32; 4],
+        reserved: [u32; 12],
+    }
+    CUDA_RESOURCE_VIEW_DESC {
+        format: u32,
+        pad: u32,
+        width: u64,
+        height: u64,
+        depth: u64,
+        first_mipmap_level: u32,
+        last_mipmap_level: u32,
+        first_layer: u32,
+        last_layer: u32,
+        reserved: [u32; 16],
+    }
+    /// What `words` are depends on the kind: address, row length, layer height, location hint of a pointer; array
+    /// and offsets of an array.
+    CUmemcpy3DOperand {
+        kind: u32,
+        pad: u32,
+        words: [u64; 4],
+    }
+    CUDA_MEMCPY3D_BATCH_OP {
+        src: CUmemcpy3DOperand,
+        dst: CUmemcpy3DOperand,
+        width: u64,
+        height: u64,
+        depth: u64,
+        src_access_order: u32,
+        flags: u32,
+    }
+}
+
+const _: () = {
+    assert!(size_of::<CUDA_MEMCPY2D>() == 128);
+    assert!(size_of::<CUDA_MEMCPY3D>() == 200);
+    assert!(size_of::<CUDA_ARRAY_SPARSE_PROPERTIES>() == 48);
+    assert!(size_of::<CUDA_RESOURCE_DESC>() == 144);
+    assert!(size_of::<CUDA_TEXTURE_DESC>() == 104);
+    assert!(size_of::<CUDA_RESOURCE_VIEW_DESC>() == 112);
+    assert!(size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
+};
+
+// CUarray_format
+pub const CU_AD_FORMAT_UNSIGNED_INT8: u32 = 0x01;
+pub const CU_AD_FORMAT_UNSIGNED_INT16: u32 = 0x02;
+pub const CU_AD_FORMAT_UNSIGNED_INT32: u32 = 0x03;
+pub const CU_AD_FORMAT_SIGNED_INT8: u32 = 0x08;
+pub const CU_AD_FORMAT_SIGNED_INT16: u32 = 0x09;
+pub const CU_AD_FORMAT_SIGNED_INT32: u32 = 0x0a;
+pub const CU_AD_FORMAT_HALF: u32 = 0x10;
+pub const CU_AD_FORMAT_FLOAT: u32 = 0x20;
+pub const CU_AD_FORMAT_BC1_UNORM: u32 = 0x91;
+pub const CU_AD_FORMAT_NV12: u32 = 0xb0;
+
+// Flags of an array
+pub const CUDA_ARRAY3D_LAYERED: u32 = 0x01;
+pub const CUDA_ARRAY3D_SURFACE_LDST: u32 = 0x02;
+pub const CUDA_ARRAY3D_CUBEMAP: u32 = 0x04;
+pub const CUDA_ARRAY3D_TEXTURE_GATHER: u32 = 0x08;
+pub const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
+pub const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
+
+// CUresourcetype
+/// The first word is a `CUarray`.
+pub const CU_RESOURCE_TYPE_ARRAY: u32 = 0;
+/// The first word is a `CUmipmappedArray`.
+pub const CU_RESOURCE_TYPE_MIPMAPPED_ARRAY: u32 = 1;
+/// Device address; format and channels; bytes.
+pub const CU_RESOURCE_TYPE_LINEAR: u32 = 2;
+/// Device address; format and channels; width and height in elements; pitch in bytes.
+pub const CU_RESOURCE_TYPE_PITCH2D: u32 = 3;
+
+// CUaddress_mode
+pub const CU_TR_ADDRESS_MODE_WRAP: u32 = 0;
+pub const CU_TR_ADDRESS_MODE_CLAMP: u32 = 1;
+pub const CU_TR_ADDRESS_MODE_BORDER: u32 = 3;
+// CUfilter_mode
+pub const CU_TR_FILTER_MODE_POINT: u32 = 0;
+pub const CU_TR_FILTER_MODE_LINEAR: u32 = 1;
+// Flags of a texture
+pub const CU_TRSA_OVERRIDE_FORMAT: u32 = 0x01;
+pub const CU_TRSF_READ_AS_INTEGER: u32 = 0x01;
+pub const CU_TRSF_NORMALIZED_COORDINATES: u32 = 0x02;
+
+// CUmemcpy3DOperandType
+pub const CU_MEMCPY_OPERAND_TYPE_POINTER: u32 = 1;
+pub const CU_MEMCPY_OPERAND_TYPE_ARRAY: u32 = 2;

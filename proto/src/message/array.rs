@@ -1,1 +1,176 @@
 //! Arrays, textures, surfaces, two- and three-dimensional copies.
+
+use crate::cuda::{CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+wire! {
+    /// A two- or three-dimensional copy whose host side, if any, the server can reach.
+    CopyBox {
+        to: BoxSide,
+        from: BoxSide,
+        /// Bytes of a row.
+        width: u64,
+        /// Rows of a slice.
+        height: u64,
+        /// Slices.
+        depth: u64,
+        stream: u64,
+    }
+    /// One side of a [`CopyBox`].
+    BoxSide {
+        /// Of the first byte, as in [`super::Copy`]; for an array its handle.
+        address: u64,
+        /// Bytes from row to row of memory.
+        pitch: u64,
+        /// Rows from slice to slice of memory.
+        rows: u64,
+        /// Where the box begins in an array: bytes, rows, slices.
+        at: [u64; 3],
+        /// A [`super::Side`], or [`ARRAY_SIDE`].
+        side: u32,
+        pad: u32,
+    }
+    /// `cuArrayCreate`, `cuArray3DCreate`, `cuMipmappedArrayCreate`, by the kind of the handle.
+    ArrayCreate {
+        array: u64,
+        /// In elements.
+        size: [u64; 3],
+        format: u32,
+        channels: u32,
+        flags: u32,
+        /// Of a mipmapped array.
+        levels: u32,
+        /// Server's ordinal.
+        device: u32,
+        pad: u32,
+    }
+    /// What an array became.
+    ArrayInfo {
+        /// In elements.
+        size: [u64; 3],
+        format: u32,
+        channels: u32,
+        flags: u32,
+        pad: u32,
+    }
+    /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`, by the kind of the parent's handle.
+    ArrayPart {
+        parent: u64,
+        /// Handle for the part, which dies with the parent.
+        part: u64,
+        index: u32,
+        pad: u32,
+    }
+    /// `cuArrayGetMemoryRequirements` (kind 0), `cuArrayGetSparseProperties` (kind 1) and the same of mipmapped arrays.
+    ArrayQuery { array: u64, kind: u32, device: u32, }
+    /// `cuTexObjectCreate`, `cuSurfObjectCreate`. Arrays are named by handle.
+    TextureCreate {
+        resource: CUDA_RESOURCE_DESC,
+        texture: CUDA_TEXTURE_DESC,
+        view: CUDA_RESOURCE_VIEW_DESC,
+        /// [`TEXTURE_HAS_VIEW`], [`TEXTURE_IS_SURFACE`].
+        flags: u32,
+        /// Server's ordinal.
+        device: u32,
+    }
+    /// What an object became, as the driver describes it. In place of an array stands nothing of use to a client.
+    TextureInfo {
+        /// The driver's own value, which kernels use.
+        object: u64,
+        resource: CUDA_RESOURCE_DESC,
+        texture: CUDA_TEXTURE_DESC,
+        view: CUDA_RESOURCE_VIEW_DESC,
+    }
+    /// `cuTexObjectDestroy`, `cuSurfObjectDestroy`.
+    TextureDestroy { object: u64, flags: u32, pad: u32, }
+    /// `cuModuleGetTexRef`, `cuModuleGetSurfRef`, by the kind of the handle chosen for it; `cuTexRefCreate` without a
+    /// module. The name follows.
+    GetReference { module: u64, reference: u64, device: u32, pad: u32, }
+    /// A call on a texture or surface reference: [`ReferenceCall`] says which, and what the words are.
+    ReferenceArguments { reference: u64, words: [u64; 6], call: u32, pad: u32, }
+    /// What a call on a reference gave.
+    ReferenceResult { words: [u64; 4], }
+}
+
+/// In [`BoxSide::side`]: an array.
+pub const ARRAY_SIDE: u32 = 16;
+
+/// In [`TextureCreate::flags`]: the view was given.
+pub const TEXTURE_HAS_VIEW: u32 = 1;
+/// In [`TextureCreate::flags`] and [`TextureDestroy::flags`]: a surface object, which has a resource only.
+pub const TEXTURE_IS_SURFACE: u32 = 2;
+
+macro_rules! reference_calls {
+    ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
+        /// Calls on texture and surface references. Floats travel as their bits.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum ReferenceCall { $($(#[$doc])* $name = $number,)* }
+
+        impl ReferenceCall {
+            /// The call of this number.
+            pub fn from_u32(value: u32) -> Option<ReferenceCall> {
+                match value { $($number => Some(ReferenceCall::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+reference_calls! {
+    /// `cuTexRefDestroy`.
+    Destroy = 0,
+    /// Array, flags.
+    SetArray = 1,
+    /// Mipmapped array, flags.
+    SetMipmappedArray = 2,
+    /// Address, bytes -> offset.
+    SetAddress = 3,
+    /// Address, pitch, width, height, format and channels << 32.
+    SetAddress2D = 4,
+    /// Format, channels.
+    SetFormat = 5,
+    /// Dimension, mode.
+    SetAddressMode = 6,
+    /// Mode.
+    SetFilterMode = 7,
+    /// Mode.
+    SetMipmapFilterMode = 8,
+    /// Bias.
+    SetMipmapLevelBias = 9,
+    /// Least, most.
+    SetMipmapLevelClamp = 10,
+    /// Ratio.
+    SetMaxAnisotropy = 11,
+    /// Four floats, two in a word.
+    SetBorderColor = 12,
+    /// Flags.
+    SetFlags = 13,
+    /// -> address.
+    GetAddress = 14,
+    /// -> array.
+    GetArray = 15,
+    /// -> mipmapped array.
+    GetMipmappedArray = 16,
+    /// Dimension -> mode.
+    GetAddressMode = 17,
+    /// -> mode.
+    GetFilterMode = 18,
+    /// -> format, channels.
+    GetFormat = 19,
+    /// -> mode.
+    GetMipmapFilterMode = 20,
+    /// -> bias.
+    GetMipmapLevelBias = 21,
+    /// -> least, most.
+    GetMipmapLevelClamp = 22,
+    /// -> ratio.
+    GetMaxAnisotropy = 23,
+    /// -> four floats, two in a word.
+    GetBorderColor = 24,
+    /// -> flags.
+    GetFlags = 25,
+    /// `cuSurfRefSetArray`: array, flags.
+    SurfaceSetArray = 26,
+    /// `cuSurfRefGetArray` -> array.
+    SurfaceGetArray = 27,
+}

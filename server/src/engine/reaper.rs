@@ -5,6 +5,7 @@
 //! until nothing is in flight, or until they have waited for [`PATIENCE`].
 
 use super::Shared;
+use super::arrays::{Array, Object};
 use super::dispatch::any_busy;
 use super::host::HostBlock;
 use super::images::{Image, Raw};
@@ -34,6 +35,10 @@ pub enum Buried {
     Image(Image),
     /// Pinned memory.
     Host(HostBlock),
+    /// An array.
+    Array(Array),
+    /// A texture or surface object, and its device.
+    Object(Object, usize),
     /// A session's segment.
     Segment(Arc<SessionShared>),
 }
@@ -132,6 +137,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
     session.pools.clear(shared, &mut account);
     session.virtual_memory.clear(shared, &mut account);
     let now = Instant::now();
+    graves.extend(session.take_arrays().into_iter().map(|array| (now, array)));
     let images = session
         .images
         .drain()
@@ -156,6 +162,16 @@ fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
                 Raw::Library(library) => shared.driver.library_unload(library),
             };
             if let Err(status) = ended {
+                shared.note_status(status);
+            }
+            None
+        }
+        Buried::Array(array) => {
+            array.end(shared);
+            None
+        }
+        Buried::Object(object, device) => {
+            if let Err(status) = object.end(device, shared) {
                 shared.note_status(status);
             }
             None

@@ -2,6 +2,7 @@
 
 use super::ClientInfo;
 use super::account::Account;
+use super::arrays::{Array, Objects};
 use super::devices::Grant;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
@@ -30,6 +31,8 @@ const MAX_EVENTS: usize = 1 << 20;
 const MAX_IMAGES: usize = 1 << 16;
 /// Functions a session may have at a time.
 const MAX_FUNCTIONS: usize = 1 << 20;
+/// Arrays, or mipmapped arrays, a session may have at a time.
+const MAX_ARRAYS: usize = 1 << 18;
 /// Streams a session may have at a time, the hidden ones included.
 const MAX_STREAMS: usize = 4 * segment::FLAGS;
 
@@ -227,6 +230,12 @@ pub struct Session {
     pub account: Account,
     /// Known globals by first address.
     pub globals: BTreeMap<u64, Global>,
+    /// Arrays by handle, levels and planes included.
+    pub arrays: Slots<Array>,
+    /// Mipmapped arrays by handle.
+    pub mipmaps: Slots<Array>,
+    /// Texture and surface objects.
+    pub textures: Objects,
     /// Streams that the client destroyed while they had work.
     pub retired: Vec<Stream>,
     /// Its marks that the server asks about.
@@ -258,6 +267,9 @@ impl Session {
             pools: Pools::default(),
             account: Account::default(),
             globals: BTreeMap::new(),
+            arrays: Slots::new(Kind::Array, MAX_ARRAYS),
+            mipmaps: Slots::new(Kind::MipmappedArray, MAX_ARRAYS),
+            textures: Objects::new(),
             retired: Vec::new(),
             marks: Marks::default(),
             printed: Printed::default(),

@@ -1,7 +1,8 @@
 //! One-dimensional copies. What an address is decides the way of a copy, not the name of the call.
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr,
+    CUresult,
 };
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Op, Side};
 
@@ -45,6 +46,9 @@ enum Said {
 }
 
 fn place(address: u64, said: Said, len: u64) -> Status<Place> {
+    if address == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     match said {
         Said::Device => memory::device_place(address, len),
         Said::Host | Said::Any => memory::place(address, len),

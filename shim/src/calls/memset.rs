@@ -49,9 +49,11 @@ fn fill(
     if width == 0 || height == 0 {
         return session.check();
     }
-    let row = (width as u64)
-        .checked_mul(element as u64)
-        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    // The driver's own product wraps: nothing is set where 2^64 divides it.
+    let row = (width as u64).wrapping_mul(element as u64);
+    if row == 0 {
+        return session.check();
+    }
     let pitch = if height == 1 { row } else { pitch as u64 };
     let len = pitch
         .checked_mul(height as u64 - 1)

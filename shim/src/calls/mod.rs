@@ -3,6 +3,7 @@
 //! A handler has the signature of the symbol it stands for; what its pointers may be is said by their types
 //! ([`crate::ffi`]). Where a symbol exists for both flavours of the default stream one generic handler serves both.
 
+mod array;
 mod context;
 mod copy;
 mod device;
@@ -18,7 +19,9 @@ mod module;
 mod occupancy;
 mod pointer;
 mod pool;
+mod rectangle;
 mod stream;
+mod texture;
 mod virtual_memory;
 
 use crate::exports::Target;
@@ -37,6 +40,7 @@ macro_rules! entries {
 use entries;
 
 const PARTS: &[&[Entry]] = &[
+    array::ENTRIES,
     context::ENTRIES,
     copy::ENTRIES,
     device::ENTRIES,
@@ -52,7 +56,9 @@ const PARTS: &[&[Entry]] = &[
     occupancy::ENTRIES,
     pointer::ENTRIES,
     pool::ENTRIES,
+    rectangle::ENTRIES,
     stream::ENTRIES,
+    texture::ENTRIES,
     virtual_memory::ENTRIES,
 ];
 

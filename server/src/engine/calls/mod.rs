@@ -1,5 +1,6 @@
 //! What each message does. The files have the names of the shim's.
 
+mod array;
 mod context;
 mod copy;
 mod event;
@@ -51,6 +52,9 @@ pub fn is_slow(op: Op) -> bool {
             | Op::PoolDestroy
             | Op::PoolSetAccess
             | Op::PoolTrim
+            | Op::ArrayCreate
+            | Op::TextureCreate
+            | Op::TextureDestroy
     )
 }
 
@@ -99,6 +103,9 @@ pub fn execute(
         Op::PhysicalRelease => session.physical_release(shared, message),
         Op::PoolDestroy => session.pool_destroy(shared, message),
         Op::PoolFree => session.pool_free(shared, message),
+        Op::CopyBox => session.copy_box(shared, message),
+        Op::ArrayDestroy => session.array_destroy(shared, message),
+        Op::TextureDestroy => session.texture_destroy(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {
@@ -175,6 +182,10 @@ fn execute_ask(
         Op::PoolSetAccess => session.pool_set_access(shared, message),
         Op::PoolGetAccess => session.pool_get_access(shared, message),
         Op::PoolTrim => session.pool_trim(shared, message),
+        Op::ArrayCreate => session.array_create(shared, message),
+        Op::ArrayPart => session.array_part(shared, message),
+        Op::ArrayQuery => session.array_query(shared, message),
+        Op::TextureCreate => session.texture_create(shared, message),
         post => return Err(Undone::Violation(format!("{post:?} is not an ask"))),
     };
     match reply {

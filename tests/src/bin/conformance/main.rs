@@ -24,12 +24,16 @@ macro_rules! must {
     }};
 }
 
+mod arrays;
 mod contexts;
 mod kernels;
+mod launching;
 mod libraries;
 mod memory;
 mod pools;
+mod rectangles;
 mod streams;
+mod textures;
 mod virtual_memory;
 
 use contexts::{before_init, contexts, names, threads};
@@ -183,11 +187,31 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 /// Sections that run when they are named.
 const FURTHER: &[Section] = &[
+    ("array_copies", rectangles::array_copies),
+    ("array_kinds", arrays::array_kinds),
+    ("arrays", arrays::arrays),
+    ("copies_2d", rectangles::copies_2d),
+    ("copies_2d_refused", rectangles::copies_2d_refused),
+    ("copies_3d", rectangles::copies_3d),
+    ("copies_3d_batch", rectangles::copies_3d_batch),
+    ("copies_3d_refused", rectangles::copies_3d_refused),
+    ("corner_cases", launching::corner_cases),
+    ("launch_attributes", launching::launch_attributes),
     ("libraries", libraries::libraries),
     ("library_contexts", libraries::contexts),
-    ("virtual_memory", virtual_memory::virtual_memory),
+    ("mipmaps", arrays::mipmaps),
+    ("multi_device_launches", launching::multi_device_launches),
+    ("nested_launches", launching::nested_launches),
+    ("old_launches", launching::old_launches),
     ("pools", pools::pools),
     ("pools_destroyed", pools::pools_destroyed),
+    ("stale_arrays", arrays::stale_arrays),
+    ("tensor_maps", launching::tensor_maps),
+    ("texture_descriptors", arrays::texture_descriptors),
+    ("texture_objects", arrays::texture_objects),
+    ("texture_references", textures::texture_references),
+    ("textures", textures::textures),
+    ("virtual_memory", virtual_memory::virtual_memory),
 ];
 
 /// Its name and what it does.

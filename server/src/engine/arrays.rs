@@ -1,0 +1,81 @@
+//! Arrays and texture objects of a session, and their end.
+//!
+//! The driver's array is destroyed when all is quiet, as modules are unloaded: a kernel of the client that died may
+//! still look at it, and destroying waits for work in flight, everyone's.
+
+use super::Shared;
+use super::reaper::Buried;
+use super::session::Session;
+use mpsshim_proto::cuda::*;
+use std::collections::HashMap;
+
+/// An array of a session, or a level or plane of one.
+#[derive(Debug)]
+pub struct Array {
+    /// The driver's array.
+    pub raw: RawArray,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Handle of the array it is a part of, and dies with; 0: it stands for itself.
+    pub parent: u64,
+}
+
+/// Which kind of array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RawArray {
+    /// `cuArrayCreate`, a level or a plane.
+    Plain(CUarray),
+    /// `cuMipmappedArrayCreate`.
+    Mipmapped(CUmipmappedArray),
+}
+
+/// A texture or surface object, by its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Object {
+    /// `cuTexObjectCreate`.
+    Texture(u64),
+    /// `cuSurfObjectCreate`.
+    Surface(u64),
+}
+
+/// Texture and surface objects of a session and the devices they are on.
+pub type Objects = HashMap<Object, usize>;
+
+impl Array {
+    /// Destroys the driver's array; a part goes with what it is a part of.
+    pub fn end(self, shared: &Shared) {
+        if self.parent != 0 {
+            return;
+        }
+        let _ = shared.devices[self.device].make_current(&shared.driver);
+        let ended = match self.raw {
+            RawArray::Plain(array) => shared.driver.array.array_destroy(array),
+            RawArray::Mipmapped(array) => shared.driver.array.mipmapped_array_destroy(array),
+        };
+        if let Err(status) = ended {
+            shared.note_status(status);
+        }
+    }
+}
+
+impl Object {
+    /// Destroys the driver's object.
+    pub fn end(self, device: usize, shared: &Shared) -> Result<(), CUresult> {
+        shared.devices[device].make_current(&shared.driver)?;
+        let driver = &shared.driver.array;
+        match self {
+            Object::Texture(object) => driver.tex_object_destroy(CUtexObject(object)),
+            Object::Surface(object) => driver.surf_object_destroy(CUsurfObject(object)),
+        }
+    }
+}
+
+impl Session {
+    /// What is to be destroyed when the session is over, in the order of destruction.
+    pub fn take_arrays(&mut self) -> Vec<Buried> {
+        let objects = std::mem::take(&mut self.textures).into_iter();
+        let objects = objects.map(|(object, device)| Buried::Object(object, device));
+        let arrays = self.arrays.drain().chain(self.mipmaps.drain());
+        objects.chain(arrays.map(Buried::Array)).collect()
+    }
+}

@@ -1,0 +1,339 @@
+//! Arrays, texture and surface objects, two- and three-dimensional copies.
+
+use super::super::Shared;
+use super::super::arrays::{Array, Object, RawArray};
+use super::super::reaper::Buried;
+use super::super::session::{CallError, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::array::{
+    ARRAY_SIDE, ArrayCreate, ArrayInfo, ArrayPart, ArrayQuery, BoxSide, CopyBox, TEXTURE_HAS_VIEW,
+    TEXTURE_IS_SURFACE, TextureCreate, TextureDestroy, TextureInfo,
+};
+use mpsshim_proto::message::{self, Side};
+use mpsshim_proto::ring::Message;
+use zerocopy::IntoBytes;
+
+/// Texture and surface objects a session may have at a time.
+const MAX_OBJECTS: usize = 1 << 20;
+
+/// One side of a copy as the driver takes it.
+#[derive(Default)]
+struct DriverSide {
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: u64,
+    at: [u64; 3],
+}
+
+impl Session {
+    /// `cuMemcpy2DAsync`, `cuMemcpy3DAsync`. Every byte of memory that the copy may touch is checked: from the first
+    /// byte of its first row to the last of its last.
+    pub fn copy_box(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: CopyBox = self.body(message)?;
+        let (to, from) = (
+            self.box_side(&body.to, &body)?,
+            self.box_side(&body.from, &body)?,
+        );
+        if to.kind == CU_MEMORYTYPE_HOST && from.kind == CU_MEMORYTYPE_HOST {
+            return Err(CallError::Violation(
+                "a copy from host to host needs no server".into(),
+            ));
+        }
+        let copy = CUDA_MEMCPY3D {
+            src_x: from.at[0],
+            src_y: from.at[1],
+            src_z: from.at[2],
+            src_type: from.kind,
+            src_host: from.host,
+            src_device: from.device,
+            src_array: from.array,
+            src_pitch: body.from.pitch,
+            src_height: body.from.rows,
+            dst_x: to.at[0],
+            dst_y: to.at[1],
+            dst_z: to.at[2],
+            dst_type: to.kind,
+            dst_host: to.host,
+            dst_device: to.device,
+            dst_array: to.array,
+            dst_pitch: body.to.pitch,
+            dst_height: body.to.rows,
+            width: body.width,
+            height: body.height,
+            depth: body.depth,
+            ..CUDA_MEMCPY3D::default()
+        };
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        shared.driver.array.memcpy3d_async(&copy, stream)?;
+        self.submitted(shared, index)
+    }
+
+    fn box_side(&self, side: &BoxSide, body: &CopyBox) -> Result<DriverSide, CallError> {
+        if side.side == ARRAY_SIDE {
+            let RawArray::Plain(array) = self.arrays.get(side.address)?.raw else {
+                return Err(CUDA_ERROR_INVALID_HANDLE.into());
+            };
+            return Ok(DriverSide {
+                kind: CU_MEMORYTYPE_ARRAY,
+                array: array.0,
+                at: side.at,
+                ..DriverSide::default()
+            });
+        }
+        let len = extent(side, body).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let kind = u8::try_from(side.side).ok().and_then(Side::from_u8);
+        match kind {
+            Some(Side::Device) => {
+                self.check_device(side.address, len)?;
+                Ok(DriverSide {
+                    kind: CU_MEMORYTYPE_DEVICE,
+                    device: side.address,
+                    ..DriverSide::default()
+                })
+            }
+            Some(reached) => {
+                let host = match reached {
+                    Side::Staging => self.shared.staging_address(side.address, len)?,
+                    _ => {
+                        self.check_host(side.address, len)?;
+                        side.address
+                    }
+                };
+                Ok(DriverSide {
+                    kind: CU_MEMORYTYPE_HOST,
+                    host,
+                    ..DriverSide::default()
+                })
+            }
+            None => Err(CallError::Violation(format!("copy side {}", side.side))),
+        }
+    }
+
+    /// `cuArray3DCreate`, `cuMipmappedArrayCreate`.
+    pub fn array_create(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ArrayCreate = self.body(message)?;
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
+        let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+            width: body.size[0],
+            height: body.size[1],
+            depth: body.size[2],
+            format: body.format,
+            channels: body.channels,
+            flags: body.flags,
+            pad: 0,
+        };
+        let driver = &shared.driver.array;
+        let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
+        let raw = if mipmapped {
+            let mut array = CUmipmappedArray::NULL;
+            driver.mipmapped_array_create(&mut array, &descriptor, body.levels)?;
+            RawArray::Mipmapped(array)
+        } else {
+            let mut array = CUarray::NULL;
+            driver.array3d_create(&mut array, &descriptor)?;
+            let _ = driver.array3d_get_descriptor(&mut descriptor, array);
+            RawArray::Plain(array)
+        };
+        let array = Array {
+            raw,
+            device: body.device as usize,
+            parent: 0,
+        };
+        let table = if mipmapped {
+            &mut self.mipmaps
+        } else {
+            &mut self.arrays
+        };
+        if let Err((status, array)) = table.insert(body.array, array) {
+            shared.bury(Buried::Array(array));
+            return Err(status.into());
+        }
+        Ok(info(&descriptor))
+    }
+
+    /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver gives the same array each time.
+    pub fn array_part(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ArrayPart = self.body(message)?;
+        let parent = match Handle(body.parent).kind() {
+            Some(Kind::MipmappedArray) => self.mipmaps.get(body.parent)?,
+            _ => self.arrays.get(body.parent)?,
+        };
+        let device = parent.device;
+        shared.devices[device].make_current(&shared.driver)?;
+        let driver = &shared.driver.array;
+        let mut part = CUarray::NULL;
+        match parent.raw {
+            RawArray::Mipmapped(array) => {
+                driver.mipmapped_array_get_level(&mut part, array, body.index)?;
+            }
+            RawArray::Plain(array) => driver.array_get_plane(&mut part, array, body.index)?,
+        }
+        let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR::default();
+        driver.array3d_get_descriptor(&mut descriptor, part)?;
+        let array = Array {
+            raw: RawArray::Plain(part),
+            device,
+            parent: body.parent,
+        };
+        self.arrays
+            .insert(body.part, array)
+            .map_err(|(status, _)| status)?;
+        Ok(info(&descriptor))
+    }
+
+    /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`: the handles die at once.
+    pub fn array_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: message::Object = self.body(message)?;
+        let array = match Handle(body.object).kind() {
+            Some(Kind::MipmappedArray) => self.mipmaps.remove(body.object)?,
+            _ => self.arrays.remove(body.object)?,
+        };
+        self.arrays.retain(|part| part.parent != body.object);
+        shared.bury(Buried::Array(array));
+        Ok(())
+    }
+
+    /// What only the driver knows of an array.
+    pub fn array_query(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ArrayQuery = self.body(message)?;
+        let array = match Handle(body.array).kind() {
+            Some(Kind::MipmappedArray) => self.mipmaps.get(body.array)?,
+            _ => self.arrays.get(body.array)?,
+        };
+        let device = shared.device(body.device)?;
+        shared.devices[array.device].make_current(&shared.driver)?;
+        let driver = &shared.driver.array;
+        if body.kind == 0 {
+            let mut found = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
+            match array.raw {
+                RawArray::Plain(array) => {
+                    driver.array_get_memory_requirements(&mut found, array, device.raw)?;
+                }
+                RawArray::Mipmapped(array) => {
+                    driver
+                        .mipmapped_array_get_memory_requirements(&mut found, array, device.raw)?;
+                }
+            }
+            return Ok(found.as_bytes().to_vec());
+        }
+        let mut found = CUDA_ARRAY_SPARSE_PROPERTIES::default();
+        match array.raw {
+            RawArray::Plain(array) => driver.array_get_sparse_properties(&mut found, array)?,
+            RawArray::Mipmapped(array) => {
+                driver.mipmapped_array_get_sparse_properties(&mut found, array)?;
+            }
+        }
+        Ok(found.as_bytes().to_vec())
+    }
+
+    /// `cuTexObjectCreate`, `cuSurfObjectCreate`. The session remembers the driver's value: it may destroy no other.
+    pub fn texture_create(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: TextureCreate = self.body(message)?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        if self.textures.len() >= MAX_OBJECTS {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+        }
+        let resource = self.resource(body.resource)?;
+        let driver = &shared.driver.array;
+        let object = if body.flags & TEXTURE_IS_SURFACE != 0 {
+            let mut object = CUsurfObject::NULL;
+            driver.surf_object_create(&mut object, &resource)?;
+            Object::Surface(object.0)
+        } else {
+            let mut object = CUtexObject::NULL;
+            let view = if body.flags & TEXTURE_HAS_VIEW != 0 {
+                &raw const body.view
+            } else {
+                std::ptr::null()
+            };
+            driver.tex_object_create(&mut object, &resource, &body.texture, view)?;
+            Object::Texture(object.0)
+        };
+        self.textures.insert(object, body.device as usize);
+        let (Object::Texture(value) | Object::Surface(value)) = object;
+        let mut info = TextureInfo {
+            object: value,
+            resource: body.resource,
+            texture: body.texture,
+            view: CUDA_RESOURCE_VIEW_DESC::default(),
+        };
+        if let Object::Texture(object) = object {
+            let object = CUtexObject(object);
+            driver.tex_object_get_resource_desc(&mut info.resource, object)?;
+            driver.tex_object_get_texture_desc(&mut info.texture, object)?;
+            driver.tex_object_get_resource_view_desc(&mut info.view, object)?;
+        }
+        if matches!(
+            resource.kind,
+            CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
+        ) {
+            info.resource.words[0] = 0;
+        }
+        Ok(info.as_bytes().to_vec())
+    }
+
+    /// A resource with the driver's arrays in place of handles, and with memory of the session's only.
+    fn resource(&self, mut resource: CUDA_RESOURCE_DESC) -> Result<CUDA_RESOURCE_DESC, CallError> {
+        let words = &mut resource.words;
+        match resource.kind {
+            CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY if words[0] == 0 => {}
+            CU_RESOURCE_TYPE_ARRAY => {
+                if let RawArray::Plain(array) = self.arrays.get(words[0])?.raw {
+                    words[0] = array.0;
+                }
+            }
+            CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
+                if let RawArray::Mipmapped(array) = self.mipmaps.get(words[0])?.raw {
+                    words[0] = array.0;
+                }
+            }
+            CU_RESOURCE_TYPE_LINEAR => self.check_device(words[0], words[2])?,
+            CU_RESOURCE_TYPE_PITCH2D => {
+                let len = words[4].checked_mul(words[3]);
+                self.check_device(words[0], len.ok_or(CUDA_ERROR_INVALID_VALUE)?)?;
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        }
+        Ok(resource)
+    }
+
+    /// `cuTexObjectDestroy`, `cuSurfObjectDestroy`.
+    pub fn texture_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: TextureDestroy = self.body(message)?;
+        let object = if body.flags & TEXTURE_IS_SURFACE != 0 {
+            Object::Surface(body.object)
+        } else {
+            Object::Texture(body.object)
+        };
+        let device = self.textures.remove(&object);
+        Ok(object.end(device.ok_or(CUDA_ERROR_INVALID_VALUE)?, shared)?)
+    }
+}
+
+/// Bytes from the first to the last that a side of a copy has in memory; `None` when they are too many to count.
+fn extent(side: &BoxSide, body: &CopyBox) -> Option<u64> {
+    if body.width == 0 || body.height == 0 || body.depth == 0 {
+        return Some(0);
+    }
+    let slices = match body.depth - 1 {
+        0 => 0,
+        further => side.pitch.checked_mul(side.rows)?.checked_mul(further)?,
+    };
+    let rows = side.pitch.checked_mul(body.height - 1)?;
+    slices.checked_add(rows)?.checked_add(body.width)
+}
+
+fn info(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Vec<u8> {
+    let info = ArrayInfo {
+        size: [descriptor.width, descriptor.height, descriptor.depth],
+        format: descriptor.format,
+        channels: descriptor.channels,
+        flags: descriptor.flags,
+        pad: 0,
+    };
+    info.as_bytes().to_vec()
+}
