@@ -202,6 +202,12 @@ pub static CLASSES: &[(&str, Class)] = &[
     ("cuKernelSetAttribute", Class::Ask),
     ("cuFuncGetAttribute", Class::Ask),
     ("cuFuncSetAttribute", Class::Ask),
+    // The linker
+    ("cuLinkCreate", Class::Ask),
+    ("cuLinkAddData", Class::Custom),
+    ("cuLinkAddFile", Class::Custom),
+    ("cuLinkComplete", Class::Custom),
+    ("cuLinkDestroy", Class::Post),
     // Launches and occupancy
     ("cuLaunchKernel", Class::Custom),
     ("cuLaunchKernelEx", Class::Custom),

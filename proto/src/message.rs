@@ -73,7 +73,7 @@ opcodes! {
     HostAlloc = 66, Ask;
     /// [`Attach`] -> [`MemInfo`].
     MemInfo = 67, Ask;
-    /// [`ImageLoad`], options -> [`ImageLoaded`], then the logs.
+    /// [`ImageLoad`], options and lists -> [`ImageLoaded`], then the logs.
     ImageLoad = 68, Ask;
     /// [`GetFunction`], name -> [`FunctionInfo`], then [`Param`]s.
     GetFunction = 69, Ask;
@@ -178,6 +178,16 @@ opcodes! {
     KernelAttribute = 401, Ask;
     /// [`Named`], name -> nothing; the status says whether a library has such a managed variable.
     GetManaged = 402, Ask;
+    /// [`image::LinkCreate`], options and lists -> nothing.
+    LinkCreate = 403, Ask;
+    /// [`image::LinkAdd`], options and lists, name, with a descriptor -> [`ImageLoaded`], then the logs.
+    LinkAdd = 404, Ask;
+    /// [`Object`] -> [`ImageLoaded`], then the logs.
+    LinkComplete = 405, Ask;
+    /// [`Object`] -> nothing, with a descriptor of the cubin.
+    LinkFetch = 406, Ask;
+    /// [`Object`].
+    LinkDestroy = 407, Post;
 
     // Stream memory operations, attributes, host functions: [`stream`].
 
@@ -305,17 +315,34 @@ wire! {
         /// Bytes of the content. It comes in a descriptor with the message's token; none when the token is 0 (the
         /// server is asked to use the copy it has; it answers `CUDA_ERROR_NOT_FOUND` if it has none).
         len: u64,
-        /// [`JitOption`]s behind this struct.
+        /// [`JitOption`]s behind this struct, then their lists.
         options: u32,
         device: u32,
         /// Bytes of log wanted.
         info_log: u32,
         error_log: u32,
     }
-    /// One `CUjit_option` with a value that is a number.
-    JitOption { option: u32, pad: u32, value: u64, }
-    /// Bytes of info log, then of error log, behind this struct.
-    ImageLoaded { info_log: u32, error_log: u32, wall_time_ms: f32, pad: u32, }
+    /// One `CUjit_option`.
+    JitOption {
+        option: u32,
+        /// Bytes of a list behind all options: NUL-ended names, or addresses. 0 for a number.
+        len: u32,
+        /// The number, or how many entries the list has.
+        value: u64,
+    }
+    /// Bytes of info log, then of error log, behind this struct; before them what the compiler left in the options.
+    ImageLoaded {
+        info_log: u32,
+        error_log: u32,
+        /// `CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES`, `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+        info_size: u32,
+        error_size: u32,
+        wall_time_ms: f32,
+        /// `CU_JIT_THREADS_PER_BLOCK`.
+        threads_per_block: u32,
+        /// Bytes of a linked cubin.
+        cubin: u64,
+    }
     /// `cuModuleGetFunction`, `cuLibraryGetKernel` with `cuKernelGetFunction`.
     GetFunction {
         parent: u64,

@@ -94,7 +94,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuCtxGetDevResource", "green contexts of the program's own: later"),
     ("cuCtxRecordEvent", "green contexts of the program's own: later"),
     ("cuCtxWaitEvent", "green contexts of the program's own: later"),
-    ("cuLink", "run-time linking: later"),
     ("cuCheckpoint", "checkpoints: the device's state is the server's"),
     ("cuCoredump", "debugging: the context is the server's"),
     ("cudbg", "debugging: the context is the server's"),

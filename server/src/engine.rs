@@ -11,6 +11,7 @@ mod dispatch;
 mod driver;
 mod host;
 mod images;
+mod jit;
 mod marks;
 mod pools;
 mod printing;
@@ -31,6 +32,7 @@ use devices::{Device, Grant};
 use driver::{Driver, is_sticky};
 use host::{HostArena, Registration, ServerFlags};
 use images::{Image, ImageCache, Raw};
+use jit::JitOptions;
 pub use marks::MarkKind;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -42,7 +44,6 @@ use reaper::{Buried, ReaperTask};
 use session::{Session, SessionShared};
 use slow::SlowTask;
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -373,14 +374,12 @@ impl Shared {
         &self,
         handle: u64,
         content: &[u8],
-        options: &mut [u32],
-        values: &mut [*mut c_void],
+        options: &mut JitOptions,
     ) -> (Result<(), CUresult>, Raw) {
-        let (count, options, values) = (
-            options.len() as u32,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        );
+        let (count, options, values) = match options.raw() {
+            Ok(raw) => raw,
+            Err(status) => return (Err(status), Raw::Module(CUmodule::NULL)),
+        };
         if Handle(handle).kind() == Some(Kind::Library) {
             let mut library = CUlibrary::NULL;
             let none = std::ptr::null_mut();

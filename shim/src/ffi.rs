@@ -183,6 +183,14 @@ impl<T: Copy> In<T> {
 pub struct Text(*const c_char);
 
 impl Text {
+    /// The string at an address inside what the program gave.
+    ///
+    /// # Safety
+    /// Null or NUL-ended, for the time of the call.
+    pub unsafe fn from_address(address: *const c_char) -> Text {
+        Text(address)
+    }
+
     /// The string, which must be there.
     pub fn get<'a>(self) -> Status<&'a CStr> {
         if self.0.is_null() {

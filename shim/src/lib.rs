@@ -28,6 +28,7 @@ mod fake;
 mod ffi;
 mod genuine;
 mod image;
+mod jit;
 mod ldcache;
 mod library;
 mod log;

@@ -18,12 +18,13 @@ use mpsshim_proto::cuda::{
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{GetFunction, JitOption, Named, Object, Op, Value};
+use mpsshim_proto::message::{GetFunction, Named, Object, Op, Value};
 use parking_lot::Mutex;
 
 use crate::context::{self, Context};
 use crate::ffi::Status;
-use crate::module::{self, FunctionRef, Layout, Load, Loaded};
+use crate::jit::Said;
+use crate::module::{self, FunctionRef, Layout, Load};
 use crate::objects::{Entry, Table};
 use crate::submit::{Session, session};
 
@@ -41,7 +42,8 @@ pub struct Library(Mutex<Parts>);
 struct Parts {
     hash: [u8; 32],
     len: u64,
-    options: Vec<JitOption>,
+    /// The options that it was loaded with: how many, and as they travel.
+    options: (u32, Vec<u8>),
     kernels: HashMap<CString, u64>,
     /// The module that it is in a context, by the context's id.
     modules: BTreeMap<u64, u64>,
@@ -97,25 +99,25 @@ fn lasting(name: &CStr) -> &'static CString {
     }
 }
 
-/// Loads a library: the handle's status, and the logs in either case.
-pub fn load(session: &Session, load: Load<'_>) -> (Status<u64>, Loaded) {
-    let mut loaded = Loaded::default();
-    let status = load_library(session, load, &mut loaded);
-    (status, loaded)
+/// Loads a library: the handle's status, and what was said in either case.
+pub fn load(session: &Session, load: Load<'_>) -> (Status<u64>, Said) {
+    let mut said = Said::default();
+    let status = load_library(session, load, &mut said);
+    (status, said)
 }
 
-fn load_library(session: &Session, load: Load<'_>, loaded: &mut Loaded) -> Status<u64> {
+fn load_library(session: &Session, load: Load<'_>, said: &mut Said) -> Status<u64> {
     let hash = module::hash_of(load.content);
     let entry = LIBRARIES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = LIBRARIES.handle_of(entry);
-    if let Err(status) = load.send(session, handle, hash, 0, loaded) {
+    if let Err(status) = load.send(session, handle, hash, 0, said) {
         LIBRARIES.recycle(entry);
         return Err(status);
     }
     *entry.0.lock() = Parts {
         hash,
         len: load.content.len() as u64,
-        options: load.options.to_vec(),
+        options: (load.options.count, load.options.bytes.clone()),
         ..Parts::default()
     };
     Ok(LIBRARIES.publish(entry))
@@ -185,14 +187,8 @@ pub fn module_in(session: &Session, handle: u64, context: &'static Context) -> S
 fn load_again(session: &Session, parts: &Parts, device: u32) -> Status<u64> {
     let entry = LIBRARIES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = LIBRARIES.handle_of(entry);
-    let status = module::load_known(
-        session,
-        handle,
-        parts.hash,
-        parts.len,
-        &parts.options,
-        device,
-    );
+    let options = (parts.options.0, &parts.options.1[..]);
+    let status = module::load_known(session, handle, parts.hash, parts.len, options, device);
     if let Err(status) = status {
         LIBRARIES.recycle(entry);
         return Err(status);

@@ -18,16 +18,17 @@ use mpsshim_proto::cuda::{
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
-    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, ImageLoaded,
-    JitOption, Named, Object, Op, PARAMS_MAX, Param, Range, Value,
+    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, Named, Object, Op,
+    PARAMS_MAX, Param, Range, Value,
 };
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::context::{self, Context};
 use crate::ffi::Status;
+use crate::jit::{Parsed, Said};
 use crate::library;
 use crate::memory::{self, Global};
 use crate::objects::{Entry, Table};
@@ -35,9 +36,6 @@ use crate::submit::Session;
 
 /// Images up to this many bytes are sent without asking first whether the server has them.
 const SEND_UNASKED: usize = 64 << 10;
-
-/// The most bytes of a log that are asked for; two fit an answer.
-const LOG_MAX: u32 = 16 << 10;
 
 /// Every module and function of the process.
 static MODULES: Table<Image> = Table::new(Kind::Module);
@@ -147,44 +145,33 @@ impl Image {
     }
 }
 
-/// What a load gave besides the handle.
-#[derive(Debug, Default)]
-pub struct Loaded {
-    pub info_log: Vec<u8>,
-    pub error_log: Vec<u8>,
-    pub wall_time_ms: f32,
-}
-
 /// An image and how it is to be loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Load<'a> {
     pub content: &'a [u8],
-    pub options: &'a [JitOption],
-    /// Bytes of logs wanted.
-    pub info_log: u32,
-    pub error_log: u32,
+    pub options: &'a Parsed,
 }
 
 impl Load<'_> {
-    /// Has the server load it under a handle, for a device: the status, and the logs in either case.
+    /// Has the server load it under a handle, for a device: the status, and what was said in either case.
     pub fn send(
         &self,
         session: &Session,
         handle: u64,
         hash: [u8; 32],
         device: u32,
-        loaded: &mut Loaded,
+        said: &mut Said,
     ) -> Status {
         let body = ImageLoad {
             image: handle,
             hash,
             len: self.content.len() as u64,
-            options: self.options.len() as u32,
+            options: self.options.count,
             device,
-            info_log: self.info_log.min(LOG_MAX),
-            error_log: self.error_log.min(LOG_MAX),
+            info_log: self.options.info_log,
+            error_log: self.options.error_log,
         };
-        let options = self.options.as_bytes();
+        let options = &self.options.bytes;
         let asked = if self.content.len() > SEND_UNASKED {
             let answer = session.ask(Op::ImageLoad, &body, options);
             match answer {
@@ -199,7 +186,7 @@ impl Load<'_> {
             let len = self.content.len() as u64;
             session.ask_sending(Op::ImageLoad, &body, options, file.as_fd(), len)
         })?;
-        loaded.read(&answer.payload);
+        *said = Said::read(&answer.payload);
         answer.status.ok()
     }
 }
@@ -210,22 +197,19 @@ pub fn load_known(
     handle: u64,
     hash: [u8; 32],
     len: u64,
-    options: &[JitOption],
+    (count, options): (u32, &[u8]),
     device: u32,
 ) -> Status {
     let body = ImageLoad {
         image: handle,
         hash,
         len,
-        options: options.len() as u32,
+        options: count,
         device,
         info_log: 0,
         error_log: 0,
     };
-    session
-        .ask(Op::ImageLoad, &body, options.as_bytes())?
-        .status
-        .ok()
+    session.ask(Op::ImageLoad, &body, options)?.status.ok()
 }
 
 /// A sealed memory file with this content.
@@ -240,41 +224,28 @@ pub fn sealed(content: &[u8]) -> Status<File> {
     Ok(file)
 }
 
-impl Loaded {
-    /// Takes what an answer says of a load.
-    pub fn read(&mut self, payload: &[u8]) {
-        if let Ok((head, logs)) = ImageLoaded::read_from_prefix(payload) {
-            let info = (head.info_log as usize).min(logs.len());
-            let error = (head.error_log as usize).min(logs.len() - info);
-            self.info_log = logs[..info].to_vec();
-            self.error_log = logs[info..info + error].to_vec();
-            self.wall_time_ms = head.wall_time_ms;
-        }
-    }
-}
-
 /// What an image is known by.
 pub fn hash_of(content: &[u8]) -> [u8; 32] {
     Sha256::digest(content).into()
 }
 
-/// Loads a module into a context: the handle's status, and the logs in either case.
-pub fn load(session: &Session, context: &'static Context, load: Load<'_>) -> (Status<u64>, Loaded) {
-    let mut loaded = Loaded::default();
-    let status = load_module(session, context, load, &mut loaded);
-    (status, loaded)
+/// Loads a module into a context: the handle's status, and what was said in either case.
+pub fn load(session: &Session, context: &'static Context, load: Load<'_>) -> (Status<u64>, Said) {
+    let mut said = Said::default();
+    let status = load_module(session, context, load, &mut said);
+    (status, said)
 }
 
 fn load_module(
     session: &Session,
     context: &'static Context,
     load: Load<'_>,
-    loaded: &mut Loaded,
+    said: &mut Said,
 ) -> Status<u64> {
     let hash = hash_of(load.content);
     let entry = MODULES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = MODULES.handle_of(entry);
-    if let Err(status) = load.send(session, handle, hash, context.server_device, loaded) {
+    if let Err(status) = load.send(session, handle, hash, context.server_device, said) {
         MODULES.recycle(entry);
         return Err(status);
     }

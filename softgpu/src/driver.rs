@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
 use crate::library::{Library, LibraryKernel};
+use crate::link::Link;
 use crate::memory::{Physical, Ranges};
 use crate::module::{Kernel, Module};
 use crate::pool::Pool;
@@ -75,6 +76,7 @@ pub struct Driver {
     pub kernels: Table<Kernel>,
     pub libraries: Table<Library>,
     pub library_kernels: Table<LibraryKernel>,
+    pub links: Table<Link>,
     pub physical: Table<Physical>,
     pub pools: Table<Pool>,
     pub arrays: Table<Array>,
@@ -96,6 +98,7 @@ pub fn start() -> &'static Driver {
         kernels: Table::default(),
         libraries: Table::default(),
         library_kernels: Table::default(),
+        links: Table::default(),
         physical: Table::default(),
         pools: Table::default(),
         arrays: Table::default(),

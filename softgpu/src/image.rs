@@ -71,7 +71,7 @@ pub fn ptx_at(address: u64) -> Result<String, Refused> {
                 let page = read(at, 4096 - at % 4096)?;
                 if let Some(end) = page.iter().position(|&b| b == 0) {
                     text.extend_from_slice(&page[..end]);
-                    return to_text(text);
+                    return text_of(text);
                 }
                 text.extend_from_slice(&page);
                 if text.len() as u64 > LIMIT {
@@ -82,7 +82,7 @@ pub fn ptx_at(address: u64) -> Result<String, Refused> {
     }
 }
 
-fn to_text(bytes: Vec<u8>) -> Result<String, Refused> {
+pub fn text_of(bytes: Vec<u8>) -> Result<String, Refused> {
     String::from_utf8(bytes).or_else(|_| {
         refused(
             CUDA_ERROR_INVALID_IMAGE,
@@ -137,7 +137,7 @@ fn entries(bytes: &[u8]) -> Result<String, Refused> {
     match best {
         Some((_, text)) => {
             let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
-            to_text(text[..end].to_vec())
+            text_of(text[..end].to_vec())
         }
         None if compressed => refused(
             CUDA_ERROR_NO_BINARY_FOR_GPU,

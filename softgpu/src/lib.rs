@@ -21,6 +21,7 @@ mod image;
 mod interp;
 mod launch;
 mod library;
+mod link;
 mod lookup;
 mod memory;
 mod module;

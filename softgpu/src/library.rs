@@ -14,7 +14,8 @@ use crate::module::{Kernel, Module, Options, file, parse_image};
 use crate::ptx::code::Program;
 
 pub struct Library {
-    program: Arc<Program>,
+    /// What an image is wrong with comes out when something in it is asked for, as with lazy loading.
+    program: R<Arc<Program>>,
     /// By context.
     modules: Mutex<HashMap<u64, Arc<Module>>>,
     kernels: Mutex<HashMap<usize, u64>>,
@@ -36,12 +37,15 @@ fn kernel(handle: u64) -> R<Arc<LibraryKernel>> {
 }
 
 impl Library {
+    fn program(&self) -> R<&Arc<Program>> {
+        self.program.as_ref().map_err(|status| *status)
+    }
     fn module(&self, context: &Context) -> R<Arc<Module>> {
         let mut modules = self.modules.lock();
         if let Some(module) = modules.get(&context.id) {
             return Ok(module.clone());
         }
-        let module = Module::new(self.program.clone(), context)?;
+        let module = Module::new(self.program()?.clone(), context)?;
         driver()?.modules.insert(module.handle, module.clone());
         modules.insert(context.id, module.clone());
         Ok(module)
@@ -56,7 +60,7 @@ impl Library {
             return Ok(handle);
         }
         let handle = new_handle();
-        let name = self.program.functions[index].name.as_str();
+        let name = self.program()?.functions[index].name.as_str();
         let kernel = LibraryKernel {
             library,
             index,
@@ -90,8 +94,11 @@ fn load(out: Out<u64>, image: u64, options: Options) -> R<()> {
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    if image == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let library = Library {
-        program: parse_image(image, options)?,
+        program: parse_image(image, options),
         modules: Mutex::default(),
         kernels: Mutex::default(),
     };
@@ -123,15 +130,15 @@ api! { TABLE;
     }
     fn cuLibraryGetKernel(out: Out<u64>, handle: u64, name: Text) {
         let library = library(handle)?;
-        let index = library.program.kernel(&name.get()?).ok_or(CUDA_ERROR_NOT_FOUND)?;
+        let index = library.program()?.kernel(&name.get()?).ok_or(CUDA_ERROR_NOT_FOUND)?;
         out.set(library.kernel(handle, index)?)
     }
     fn cuLibraryGetKernelCount(out: Out<u32>, handle: u64) {
-        out.set(library(handle)?.program.kernels().count() as u32)
+        out.set(library(handle)?.program()?.kernels().count() as u32)
     }
     fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, handle: u64) {
         let library = library(handle)?;
-        let some = library.program.kernels().take(room as usize);
+        let some = library.program()?.kernels().take(room as usize);
         some.enumerate().try_for_each(|(n, index)| out.at(n).set(library.kernel(handle, index)?))
     }
     fn cuLibraryGetModule(out: Out<u64>, handle: u64) { out.set(library(handle)?.module(&*live()?)?.handle) }
@@ -147,13 +154,14 @@ api! { TABLE;
     fn cuLibraryGetUnifiedFunction(_out: Out<u64>, handle: u64, name: Text) {
         library(handle)?;
         name.get()?;
-        Err(CUDA_ERROR_NOT_FOUND)
+        Err(CUDA_ERROR_INVALID_VALUE)
     }
     fn cuKernelGetFunction(out: Out<u64>, handle: u64) { out.set(function(handle, &*live()?)?) }
     fn cuKernelGetLibrary(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.library) }
     fn cuKernelGetParamInfo(handle: u64, n: usize, offset: Out<usize>, size: Out<usize>) {
+        live()?;
         let kernel = kernel(handle)?;
-        crate::module::param(&library(kernel.library)?.program.functions[kernel.index], n, offset, size)
+        crate::module::param(&library(kernel.library)?.program()?.functions[kernel.index], n, offset, size)
     }
     // The name lives as long as the kernel.
     fn cuKernelGetName(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.name.as_ptr() as u64) }

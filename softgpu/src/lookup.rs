@@ -7,7 +7,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use mpsshim_proto::cuda::*;
 
 use crate::api::{Entry, Out, R, Text, api, log};
-use crate::{array, context, copy, device, event, launch, library, memory, module, pool, stream};
+use crate::{
+    array, context, copy, device, event, launch, library, link, memory, module, pool, stream,
+};
 
 /// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
 const NAMES: &str = include_str!("../../proto/driver-api.csv");
@@ -23,6 +25,7 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             memory::TABLE,
             module::TABLE,
             library::TABLE,
+            link::TABLE,
             launch::TABLE,
             launch::TABLE_STREAMS,
             stream::TABLE,

@@ -183,29 +183,62 @@ const NO_OPTIONS: Options = Options {
     keys: In(std::ptr::null()),
     values: Out::NOWHERE,
 };
-const ERROR_LOG_BUFFER: u32 = 5;
-const ERROR_LOG_BUFFER_SIZE: u32 = 6;
 
 impl Options {
     fn place(&self, key: u32) -> Option<Out<u64>> {
         let n = (0..self.count.min(64) as usize).find(|&n| self.keys.get(n) == Ok(key))?;
         Some(self.values.at(n))
     }
-    /// Puts `text` into the error log, and its length where the log's size stood.
-    fn tell(&self, text: &str) -> Option<()> {
-        let (buffer, size) = (
-            self.place(ERROR_LOG_BUFFER)?,
-            self.place(ERROR_LOG_BUFFER_SIZE)?,
-        );
-        let room = size.get().ok()? as u32 as usize;
-        put_text(Out::to(buffer.get().ok()?), room, text).ok()?;
-        size.put(text.len().min(room - 1) as u64 + 1);
-        Some(())
+    /// The log of errors, empty so far; refuses what is no option, and a log without its length.
+    pub fn open(&self) -> R<Log> {
+        for n in 0..self.count as usize {
+            if self.keys.get(n)? >= CU_JIT_NUM_OPTIONS {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        let open = |buffer, size| match (self.place(buffer), self.place(size)) {
+            (None, None) => Ok(Log::default()),
+            (Some(buffer), Some(size)) if buffer.get()? != 0 => {
+                let (buffer, room) = (buffer.get()?, size.get()? as u32 as usize);
+                if room != 0 {
+                    Out::to(buffer).put(0u8);
+                }
+                size.put(0);
+                Ok(Log {
+                    buffer,
+                    room,
+                    size: Some(size),
+                })
+            }
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        open(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES)?;
+        open(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES)
+    }
+}
+
+/// The caller's log of errors.
+#[derive(Default)]
+pub struct Log {
+    buffer: u64,
+    room: usize,
+    size: Option<Out<u64>>,
+}
+
+impl Log {
+    /// Puts `text` into it, and its length where its size stood.
+    pub fn tell(&self, text: &str) {
+        if put_text(Out::to(self.buffer), self.room, text).is_ok()
+            && let Some(size) = self.size
+        {
+            size.put(text.len().min(self.room - 1) as u64);
+        }
     }
 }
 
 /// The program in an image.
 pub fn parse_image(image: u64, options: Options) -> R<Arc<Program>> {
+    let said = options.open()?;
     let program = image::ptx_at(image).and_then(|text| {
         parse(&text).map_err(|error| {
             let is_ptx = text.contains(".version");
@@ -219,7 +252,7 @@ pub fn parse_image(image: u64, options: Options) -> R<Arc<Program>> {
     });
     let program = program.map_err(|Refused(status, reason)| {
         log(|| format!("module refused: {reason}"));
-        options.tell(&reason);
+        said.tell(&reason);
         status
     })?;
     Ok(Arc::new(program))

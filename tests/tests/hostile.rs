@@ -14,9 +14,10 @@ use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, TEXTURE_IS_SURFACE,
     TextureCreate, TextureDestroy,
 };
+use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
 use mpsshim_proto::message::{
-    Attach, CopyInline, HostAlloc, INLINE_COPY_MAX, ImageLoad, Mark, MarkEvent, Object, Op, Range,
-    Side,
+    Attach, CopyInline, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Mark, MarkEvent, Named,
+    Object, Op, Range, Side,
 };
 use mpsshim_proto::ring::{MAX_MESSAGE, WRAP};
 use mpsshim_proto::segment::{FLAGS, RING_LEN, SEGMENT_LEN, STAGING_LEN};
@@ -329,6 +330,15 @@ fn counts_beyond_all_reason_end_the_session() {
             peer.post(Op::CopyInline, &body, &vec![7; carried])
         }
     };
+    let list = |option: u32, len: u32, value: u64| {
+        move |peer: &mut Peer| {
+            let fd = memory_file(PTX.as_bytes()).expect("memory");
+            let mut body = peer.image_load(PTX.as_bytes());
+            body.options = 1;
+            let option = JitOption { option, len, value };
+            peer.load(&body, option.as_bytes(), fd.as_fd()).map(drop)
+        }
+    };
     let options = |count: u32| {
         move |peer: &mut Peer| {
             let fd = memory_file(PTX.as_bytes()).expect("memory");
@@ -363,6 +373,14 @@ fn counts_beyond_all_reason_end_the_session() {
         case("do not fit a message", inline(4096, 64)),
         case("load options", options(u32::MAX)),
         case("options do not fit", options(64)),
+        case(
+            "a list of load options does not fit",
+            list(CU_JIT_GLOBAL_SYMBOL_NAMES, u32::MAX, 1),
+        ),
+        case(
+            "a list of 0 instead of",
+            list(CU_JIT_REFERENCED_KERNEL_NAMES, 0, u64::MAX),
+        ),
         case("a name without its end", |peer| {
             let module = peer.module(PTX.as_bytes())?;
             let function = peer.handle(Kind::Function);
@@ -429,6 +447,83 @@ fn descriptors_that_do_not_match_end_the_session() {
             }),
         ),
     ]);
+}
+
+#[test]
+fn links_and_libraries_of_nobody_are_refused() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        let link = peer.handle(Kind::Link);
+        let create = LinkCreate {
+            link,
+            info_log: u32::MAX,
+            error_log: u32::MAX,
+            ..LinkCreate::default()
+        };
+        let mut elsewhere = create;
+        elsewhere.device = 99;
+        let ask = |peer: &mut Peer, op, body: &LinkCreate| peer.ask_as(0, op, body, &[]).map(drop);
+        assert_eq!(
+            ask(&mut peer, Op::LinkCreate, &elsewhere),
+            Err(CUDA_ERROR_INVALID_DEVICE)
+        );
+        assert_eq!(ask(&mut peer, Op::LinkCreate, &create), Ok(()));
+        assert_eq!(
+            ask(&mut peer, Op::LinkCreate, &create),
+            Err(CUDA_ERROR_INVALID_HANDLE)
+        );
+        // Nothing was linked; another's or no handle.
+        for (object, status) in [
+            (link, CUDA_ERROR_NOT_FOUND),
+            (link + 1, CUDA_ERROR_INVALID_HANDLE),
+            (0, CUDA_ERROR_INVALID_HANDLE),
+        ] {
+            let fetched = peer.ask_as(0, Op::LinkFetch, &Object { object }, &[]);
+            assert_eq!(fetched.map(drop), Err(status));
+        }
+        let mut add = LinkAdd {
+            link,
+            len: 64,
+            kind: 1,
+            options: 0,
+        };
+        let name = b"x\0";
+        // Without a descriptor, and with one that is shorter than it says or holds no image.
+        assert_eq!(
+            peer.ask_as(0, Op::LinkAdd, &add, name).map(drop),
+            Err(CUDA_ERROR_INVALID_VALUE)
+        );
+        let elf = fs::read(env!("CARGO_BIN_EXE_busy-peer")).expect("an ELF file");
+        for (content, len, status) in [
+            (&elf[..64], u64::MAX, CUDA_ERROR_INVALID_VALUE),
+            (&elf[..64], 64, CUDA_ERROR_INVALID_IMAGE),
+        ] {
+            let fd = memory_file(content).expect("memory");
+            add.len = len;
+            let token = len;
+            peer.send_descriptor(token, fd.as_fd()).expect("sent");
+            let added = peer.ask_as(token, Op::LinkAdd, &add, name);
+            assert_eq!(added.map(drop), Err(status));
+        }
+        let mut attribute = KernelAttribute {
+            library: peer.module(PTX.as_bytes()).expect("a module"),
+            ..KernelAttribute::default()
+        };
+        for device in [0, 99] {
+            attribute.device = device;
+            let asked = peer.ask_as(0, Op::KernelAttribute, &attribute, name);
+            assert!(asked.is_err(), "a module is no library");
+        }
+        let left = Named {
+            parent: link,
+            device: 99,
+            pad: 0,
+        };
+        peer.post(Op::ImageLeave, &left, &[]).expect("posted");
+        peer.post(Op::LinkDestroy, &Object { object: link }, &[])
+            .expect("posted");
+        assert!(peer.mem_info().is_ok(), "the session goes on");
+    });
 }
 
 #[test]

@@ -136,6 +136,9 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
     let mut account = std::mem::take(&mut session.account);
     session.pools.clear(shared, &mut account);
     session.virtual_memory.clear(shared, &mut account);
+    for link in session.links.drain() {
+        link.end(shared);
+    }
     let now = Instant::now();
     graves.extend(session.take_arrays().into_iter().map(|array| (now, array)));
     let images = session

@@ -6,6 +6,7 @@ use super::arrays::{Array, Objects};
 use super::devices::Grant;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
+use super::jit::JitOptions;
 use super::marks::Marks;
 use super::pools::Pools;
 use super::printing::Printed;
@@ -29,6 +30,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const MAX_EVENTS: usize = 1 << 20;
 /// Modules and libraries a session may have at a time.
 const MAX_IMAGES: usize = 1 << 16;
+/// Linkers a session may have at a time.
+const MAX_LINKS: usize = 1 << 10;
 /// Functions a session may have at a time.
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Arrays, or mipmapped arrays, a session may have at a time.
@@ -185,6 +188,19 @@ pub struct Global {
     pub device: usize,
 }
 
+/// A linker of a session (`CUlinkState`).
+#[derive(Debug)]
+pub struct Link {
+    /// The driver's.
+    pub raw: CUlinkState,
+    /// Server's ordinal.
+    pub device: usize,
+    /// The options it was made with, which the driver keeps and writes to.
+    pub options: JitOptions,
+    /// What it made.
+    pub cubin: Option<Vec<u8>>,
+}
+
 /// An event of a session.
 #[derive(Debug)]
 pub struct Event {
@@ -212,6 +228,8 @@ pub struct Session {
     pub images: Slots<Image>,
     /// The same for libraries.
     pub libraries: Slots<Image>,
+    /// Linkers by handle.
+    pub links: Slots<Link>,
     /// Functions by handle, those that kernels of libraries became included.
     pub functions: Slots<Function>,
     /// Device memory by first address.
@@ -258,6 +276,7 @@ impl Session {
             events: Slots::new(Kind::Event, MAX_EVENTS),
             images: Slots::new(Kind::Module, MAX_IMAGES),
             libraries: Slots::new(Kind::Library, MAX_IMAGES),
+            links: Slots::new(Kind::Link, MAX_LINKS),
             functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
             grants: BTreeMap::new(),
             releasing: Vec::new(),

@@ -5,15 +5,15 @@
 use std::ffi::{c_char, c_void};
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdevice, CUdeviceptr, CUfunction_attribute,
-    CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUfunction_attribute, CUresult,
 };
 use mpsshim_proto::handle::Kind;
 
 use super::entries;
 use super::function::param_info;
-use super::module::{Options, global_of, load_file, load_memory};
+use super::module::{global_of, load_file, load_memory};
 use crate::ffi::{In, Out, Text, guard};
+use crate::jit::Options;
 use crate::submit::session;
 use crate::{context, library};
 
@@ -127,7 +127,8 @@ pub unsafe extern "C" fn get_managed(
     })
 }
 
-/// `cuLibraryGetUnifiedFunction`: no device here has functions that the CPU and it can both call.
+/// `cuLibraryGetUnifiedFunction`: no device here has functions that the CPU and it can both call. The genuine driver
+/// says so in the same way.
 pub unsafe extern "C" fn get_unified_function(
     out: Out<*const c_void>,
     handle: u64,
@@ -137,7 +138,7 @@ pub unsafe extern "C" fn get_unified_function(
         out.required()?;
         name.get()?;
         library::exists(handle)?;
-        Err(CUDA_ERROR_NOT_FOUND)
+        Err(CUDA_ERROR_INVALID_VALUE)
     })
 }
 
@@ -195,6 +196,7 @@ pub unsafe extern "C" fn kernel_get_param_info(
     size: Out<usize>,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         let layout = library::layout(session()?, library::kernel(kernel)?)?;
         param_info(layout, index, offset, size)
     })

@@ -12,6 +12,7 @@ mod function;
 mod host;
 mod launch;
 mod library;
+mod link;
 mod memory;
 mod memset;
 mod misc;
@@ -49,6 +50,7 @@ const PARTS: &[&[Entry]] = &[
     host::ENTRIES,
     launch::ENTRIES,
     library::ENTRIES,
+    link::ENTRIES,
     memory::ENTRIES,
     memset::ENTRIES,
     misc::ENTRIES,

@@ -6,6 +6,7 @@ mod copy;
 mod event;
 mod function;
 mod launch;
+mod link;
 mod memory;
 mod module;
 mod occupancy;
@@ -38,6 +39,11 @@ pub fn is_slow(op: Op) -> bool {
             | Op::EnumerateFunctions
             | Op::KernelAttribute
             | Op::GetManaged
+            | Op::LinkCreate
+            | Op::LinkAdd
+            | Op::LinkComplete
+            | Op::LinkFetch
+            | Op::LinkDestroy
             | Op::Printed
             | Op::AddressReserve
             | Op::AddressFree
@@ -97,6 +103,7 @@ pub fn execute(
         Op::MarkEvent => session.mark_event(shared, message),
         Op::MemRelease => session.mem_release(shared, message),
         Op::ImageUnload => session.image_unload(shared, message),
+        Op::LinkDestroy => session.link_destroy(shared, message),
         Op::ImageLeave => session.image_leave(message),
         Op::HostFree => session.host_free(message),
         Op::AddressFree => session.address_free(shared, message),
@@ -132,9 +139,14 @@ fn execute_ask(
         Op::MemGrant => session.mem_grant(shared, message),
         Op::HostAlloc => session.host_alloc(shared, message),
         Op::MemInfo => session.mem_info(shared, message),
-        Op::ImageLoad => {
-            // The logs of a failed load are wanted too.
-            return match session.image_load(shared, message) {
+        Op::ImageLoad | Op::LinkAdd | Op::LinkComplete => {
+            // The logs of a failure are wanted too.
+            let outcome = match op {
+                Op::ImageLoad => session.image_load(shared, message),
+                Op::LinkAdd => session.link_add(shared, message),
+                _ => session.link_complete(shared, message),
+            };
+            return match outcome {
                 Ok((status, payload)) => {
                     if let Err(status) = status {
                         shared.note_status(status);
@@ -152,6 +164,8 @@ fn execute_ask(
         }
         Op::GetFunction => session.get_function(shared, message),
         Op::KernelAttribute => session.kernel_attribute(shared, message),
+        Op::LinkCreate => session.link_create(shared, message),
+        Op::LinkFetch => session.link_fetch(message),
         Op::GetManaged => session.get_managed(shared, message),
         Op::GetGlobal => session.get_global(shared, message),
         Op::GetFunctionAttribute => session.get_function_attribute(shared, message),

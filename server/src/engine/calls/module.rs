@@ -2,33 +2,18 @@
 
 use super::super::Shared;
 use super::super::images::{Image, Raw, prints};
+use super::super::jit::JitOptions;
 use super::super::session::{CallError, Global, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{ImageLoad, ImageLoaded, JitOption, Named, Object, Range};
+use mpsshim_proto::message::{ImageLoad, Named, Object, Range};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::os::fd::OwnedFd;
 use zerocopy::{FromZeros, IntoBytes};
-
-// `CUjit_option` numbers used here (cuda.h).
-const JIT_WALL_TIME: u32 = 2;
-const JIT_INFO_LOG_BUFFER: u32 = 3;
-const JIT_INFO_LOG_BUFFER_SIZE: u32 = 4;
-const JIT_ERROR_LOG_BUFFER: u32 = 5;
-const JIT_ERROR_LOG_BUFFER_SIZE: u32 = 6;
-/// Options whose value is a plain number, so that a client's value can be handed on. Those in between (17, 18, 25,
-/// 27: lists of names and addresses) are pointers, which the driver would follow, and the lengths of such lists.
-const JIT_NUMBERS: &[u32] = &[
-    0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 21, 22, 23, 24, 29, 30, 31, 32, 33, 34, 35,
-];
-/// Options one load may have.
-const MAX_OPTIONS: usize = 64;
-/// Bytes of log of one kind that are carried back.
-const MAX_LOG: u32 = 24 << 10;
 
 impl Session {
     /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
@@ -50,64 +35,12 @@ impl Session {
             Some(Kind::Library) => shared.use_any_device(),
             _ => shared.device(body.device)?.make_current(&shared.driver)?,
         }
-        let mut options: Vec<u32> = Vec::new();
-        let mut values: Vec<*mut c_void> = Vec::new();
-        if body.options as usize > MAX_OPTIONS {
-            return Err(CallError::Violation(format!(
-                "{} load options",
-                body.options
-            )));
-        }
-        for i in 0..body.options as usize {
-            let mut option = JitOption::new_zeroed();
-            let at = size_of::<ImageLoad>() + i * size_of::<JitOption>();
-            if !self.consumer.copy_out(message, at, option.as_mut_bytes()) {
-                return Err(CallError::Violation(
-                    "load options do not fit the message".into(),
-                ));
-            }
-            if JIT_NUMBERS.contains(&option.option) {
-                options.push(option.option);
-                values.push(option.value as *mut c_void);
-            }
-        }
-        let mut info = vec![0u8; body.info_log.min(MAX_LOG) as usize];
-        let mut error = vec![0u8; body.error_log.min(MAX_LOG) as usize];
-        let mut log_at = [None, None];
-        for (which, (log, buffer, size)) in [
-            (&mut info, JIT_INFO_LOG_BUFFER, JIT_INFO_LOG_BUFFER_SIZE),
-            (&mut error, JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            if !log.is_empty() {
-                options.extend([buffer, size]);
-                log_at[which] = Some(values.len() + 1);
-                values.extend([log.as_mut_ptr().cast(), log.len() as *mut c_void]);
-            }
-        }
-        let wall_time_at = values.len();
-        options.push(JIT_WALL_TIME);
-        values.push(std::ptr::null_mut());
-        let (status, raw) = shared.load_image(body.image, &content, &mut options, &mut values);
-        // The driver leaves the bytes it wrote in the size option's value, and the time as a float's bits.
-        let filled = |which: usize, log: &[u8]| {
-            let reported = log_at[which].map_or(0, |at: usize| values[at] as usize);
-            reported
-                .min(log.len())
-                .max(log.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1))
-        };
-        let (info_len, error_len) = (filled(0, &info), filled(1, &error));
-        let reply = ImageLoaded {
-            info_log: info_len as u32,
-            error_log: error_len as u32,
-            wall_time_ms: f32::from_bits(values[wall_time_at] as usize as u32),
-            pad: 0,
-        };
-        let mut payload = reply.as_bytes().to_vec();
-        payload.extend_from_slice(&info[..info_len]);
-        payload.extend_from_slice(&error[..error_len]);
+        let behind = self.trailing::<ImageLoad>(message)?;
+        let (mut options, _) =
+            JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
+        options.want(body.info_log, body.error_log);
+        let (status, raw) = shared.load_image(body.image, &content, &mut options);
+        let payload = options.outcome(0);
         if let Err(status) = status {
             return Ok((Err(status), payload));
         }

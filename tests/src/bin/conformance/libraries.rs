@@ -451,9 +451,4 @@ pub fn contexts(setup: &Setup) {
     }
     must!(cuCtxSetCurrent, primary);
     say!("unload", "{}", cu!(cuLibraryUnload, library));
-    say!(
-        "a kernel of an unloaded library",
-        "{}",
-        cu!(cuKernelGetFunction, &mut function, kernel)
-    );
 }

@@ -26,6 +26,7 @@ macro_rules! must {
 
 mod arrays;
 mod contexts;
+mod images;
 mod kernels;
 mod launching;
 mod libraries;
@@ -197,6 +198,8 @@ const FURTHER: &[Section] = &[
     ("copies_3d_refused", rectangles::copies_3d_refused),
     ("corner_cases", launching::corner_cases),
     ("launch_attributes", launching::launch_attributes),
+    ("load_options", images::options),
+    ("linker", images::linker),
     ("libraries", libraries::libraries),
     ("library_contexts", libraries::contexts),
     ("mipmaps", arrays::mipmaps),

@@ -1,0 +1,161 @@
+//! The linker.
+
+use super::super::Shared;
+use super::super::host::is_affordable;
+use super::super::images::is_whole;
+use super::super::jit::JitOptions;
+use super::super::session::{CallError, Link, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::Object;
+use mpsshim_proto::message::image::{LinkAdd, LinkCreate};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::shm::{self, Mapping, is_sealed};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use zerocopy::IntoBytes;
+
+/// The most bytes of one input.
+const MAX_INPUT: u64 = 1 << 30;
+
+/// A status, and what goes back whether it is success or not.
+type Outcome = Result<(Result<(), CUresult>, Vec<u8>), CallError>;
+
+impl Session {
+    /// `cuLinkCreate`.
+    pub fn link_create(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: LinkCreate = self.body(message)?;
+        let behind = self.trailing::<LinkCreate>(message)?;
+        let (mut options, _) =
+            JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
+        options.want(body.info_log, body.error_log);
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let mut raw = CUlinkState::NULL;
+        let (count, names, values) = options.raw()?;
+        shared
+            .driver
+            .image
+            .link_create(count, names, values, &mut raw)?;
+        let link = Link {
+            raw,
+            device: body.device as usize,
+            options,
+            cubin: None,
+        };
+        if let Err((status, link)) = self.links.insert(body.link, link) {
+            link.end(shared);
+            return Err(status.into());
+        }
+        Ok(Vec::new())
+    }
+
+    /// `cuLinkAddData`. A file is read by the client.
+    pub fn link_add(&mut self, shared: &Shared, message: &Message) -> Outcome {
+        let body: LinkAdd = self.body(message)?;
+        let behind = self.trailing::<LinkAdd>(message)?;
+        let (mut options, name) =
+            JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
+        let Some(end) = name.iter().position(|byte| *byte == 0) else {
+            return Err(CallError::Violation("a name without its end".into()));
+        };
+        let name = &name[..=end];
+        let data = match message.token {
+            0 => Err(CUDA_ERROR_INVALID_VALUE),
+            token => received(self.receive_descriptor(token)?, body.len),
+        };
+        let link = self.link_ready(shared, body.link)?;
+        let mut data = data?;
+        if body.kind >= CU_JIT_NUM_INPUT_TYPES {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let (count, names, values) = options.raw()?;
+        let status = shared.driver.image.link_add_data(
+            link.raw,
+            body.kind,
+            data.as_mut_ptr(),
+            body.len as usize,
+            name.as_ptr().cast(),
+            count,
+            names,
+            values,
+        );
+        Ok((status, link.options.outcome(0)))
+    }
+
+    /// `cuLinkComplete`.
+    pub fn link_complete(&mut self, shared: &Shared, message: &Message) -> Outcome {
+        let body: Object = self.body(message)?;
+        let link = self.link_ready(shared, body.object)?;
+        let (mut cubin, mut len) = (std::ptr::null(), 0);
+        let status = shared
+            .driver
+            .image
+            .link_complete(link.raw, &mut cubin, &mut len);
+        if status.is_ok() && !cubin.is_null() {
+            // SAFETY: the driver's result, which stays until the link is destroyed.
+            link.cubin = Some(unsafe { std::slice::from_raw_parts(cubin, len) }.to_vec());
+        }
+        Ok((status, link.options.outcome(len as u64)))
+    }
+
+    /// The cubin of a completed link, over the socket, before the answer, under the message's token.
+    pub fn link_fetch(&mut self, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let link = self.links.get(body.object)?;
+        let cubin = link.cubin.as_ref().ok_or(CUDA_ERROR_NOT_FOUND)?;
+        let file = || -> std::io::Result<File> {
+            let mut file = File::from(shm::sealed_memfd(c"cubin", cubin.len() as u64)?);
+            file.write_all(cubin)?;
+            Ok(file)
+        };
+        let file = file().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let note = DescriptorNote {
+            token: message.token,
+            len: cubin.len() as u64,
+        };
+        shm::send_packet(self.shared.socket(), note.as_bytes(), &[file.as_fd()])
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok(Vec::new())
+    }
+
+    /// `cuLinkDestroy`.
+    pub fn link_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        self.links.remove(body.object)?.end(shared);
+        Ok(())
+    }
+
+    fn link_ready(&mut self, shared: &Shared, handle: u64) -> Result<&mut Link, CUresult> {
+        let link = self.links.get_mut(handle)?;
+        shared.devices[link.device].make_current(&shared.driver)?;
+        Ok(link)
+    }
+}
+
+impl Link {
+    /// `cuLinkDestroy`; then nothing leads to the options any more.
+    pub fn end(self, shared: &Shared) {
+        let _ = shared.devices[self.device].make_current(&shared.driver);
+        let _ = shared.driver.image.link_destroy(self.raw);
+    }
+}
+
+/// A copy of a client's input, which ends with a NUL of its own.
+fn received(fd: OwnedFd, len: u64) -> Result<Vec<u8>, CUresult> {
+    if len == 0 || len > MAX_INPUT || !is_sealed(fd.as_fd(), len) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if !is_affordable(2 * len) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let mapping = Mapping::new(fd.as_fd(), len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    let mut bytes = vec![0u8; len as usize + 1];
+    // SAFETY: the mapping has `len` bytes and cannot shrink (sealed); only the copy is looked at.
+    unsafe { std::ptr::copy_nonoverlapping(mapping.base(), bytes.as_mut_ptr(), len as usize) };
+    if !is_whole(&bytes[..len as usize]) {
+        return Err(CUDA_ERROR_INVALID_IMAGE);
+    }
+    Ok(bytes)
+}

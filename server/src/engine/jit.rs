@@ -1,0 +1,221 @@
+//! Options of the driver's compiler and linker, as a message carries them and as the driver takes them.
+
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{ImageLoaded, JitOption};
+use std::ffi::c_void;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Options whose value is a plain number, so that a client's value can be handed on. The others are pointers, which
+/// the driver would follow, and what goes with them.
+const NUMBERS: &[u32] = &[
+    0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 21, 22, 23, 24, 29, 30, 31, 32, 33, 34,
+];
+/// Lists: the option, and the one that says how many entries it has.
+const LISTS: [(u32, u32); 4] = [
+    (CU_JIT_GLOBAL_SYMBOL_NAMES, CU_JIT_GLOBAL_SYMBOL_COUNT),
+    (CU_JIT_GLOBAL_SYMBOL_ADDRESSES, CU_JIT_GLOBAL_SYMBOL_COUNT),
+    (
+        CU_JIT_REFERENCED_KERNEL_NAMES,
+        CU_JIT_REFERENCED_KERNEL_COUNT,
+    ),
+    (
+        CU_JIT_REFERENCED_VARIABLE_NAMES,
+        CU_JIT_REFERENCED_VARIABLE_COUNT,
+    ),
+];
+/// Options one call may have.
+const MAX_OPTIONS: usize = 64;
+/// Bytes of log of one kind that are carried back.
+const MAX_LOG: u32 = 24 << 10;
+
+/// Options in the driver's form, and all memory they lead to. The driver keeps a link's until it is destroyed.
+#[derive(Debug, Default)]
+pub struct JitOptions {
+    names: Vec<u32>,
+    values: Vec<u64>,
+    info: Vec<u8>,
+    error: Vec<u8>,
+    /// The lists, and the texts that those of names lead to.
+    lists: Vec<Vec<u64>>,
+    texts: Vec<Vec<u8>>,
+    /// The driver divides by the number of threads, and dies of a zero (580.159.04).
+    refused: bool,
+}
+
+impl JitOptions {
+    /// Reads `count` options and the lists behind them; also gives what follows.
+    ///
+    /// # Errors
+    /// What is wrong with them, which ends the session.
+    pub fn read(bytes: &[u8], count: u32) -> Result<(JitOptions, &[u8]), String> {
+        let count = count as usize;
+        if count > MAX_OPTIONS {
+            return Err(format!("{count} load options"));
+        }
+        let (heads, mut rest) = bytes
+            .split_at_checked(count * size_of::<JitOption>())
+            .ok_or("load options do not fit the message")?;
+        let mut this = JitOptions::default();
+        for head in heads.chunks_exact(size_of::<JitOption>()) {
+            let head = JitOption::read_from_bytes(head).map_err(|_| "a load option cut off")?;
+            let (list, behind) = rest
+                .split_at_checked(head.len as usize)
+                .ok_or("a list of load options does not fit the message")?;
+            rest = behind;
+            match LISTS.iter().find(|(option, _)| *option == head.option) {
+                Some((option, counted_by)) => {
+                    let entries = if *option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES {
+                        this.addresses(list)
+                    } else {
+                        this.texts(list)
+                    };
+                    if entries != head.value {
+                        return Err(format!("a list of {entries} instead of {}", head.value));
+                    }
+                    let address = this.lists.last().map_or(0, |list| list.as_ptr() as u64);
+                    this.push(*option, address);
+                    if !this.names.contains(counted_by) {
+                        this.push(*counted_by, entries);
+                    }
+                }
+                None if NUMBERS.contains(&head.option) => {
+                    this.refused |= head.option == CU_JIT_THREADS_PER_BLOCK && head.value == 0;
+                    this.push(head.option, head.value);
+                }
+                None => {}
+            }
+        }
+        Ok((this, rest))
+    }
+
+    fn push(&mut self, option: u32, value: u64) {
+        self.names.push(option);
+        self.values.push(value);
+    }
+
+    fn addresses(&mut self, list: &[u8]) -> u64 {
+        let words = list.chunks_exact(8).map(|word| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(word);
+            u64::from_le_bytes(bytes)
+        });
+        self.lists.push(words.collect());
+        list.len() as u64 / 8
+    }
+
+    fn texts(&mut self, list: &[u8]) -> u64 {
+        let mut pointers = Vec::new();
+        for name in list.split_inclusive(|byte| *byte == 0) {
+            if name.ends_with(&[0]) {
+                self.texts.push(name.to_vec());
+                pointers.push(self.texts.last().map_or(0, |text| text.as_ptr() as u64));
+            }
+        }
+        let count = pointers.len() as u64;
+        self.lists.push(pointers);
+        count
+    }
+
+    /// Asks for logs of these lengths, and for the time.
+    pub fn want(&mut self, info: u32, error: u32) {
+        self.info = vec![0; info.min(MAX_LOG) as usize];
+        self.error = vec![0; error.min(MAX_LOG) as usize];
+        for (at, log, buffer, size) in [
+            (
+                self.info.as_mut_ptr(),
+                self.info.len(),
+                CU_JIT_INFO_LOG_BUFFER,
+                CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+            ),
+            (
+                self.error.as_mut_ptr(),
+                self.error.len(),
+                CU_JIT_ERROR_LOG_BUFFER,
+                CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            ),
+        ] {
+            if log > 0 {
+                self.push(buffer, at as u64);
+                self.push(size, log as u64);
+            }
+        }
+        self.push(CU_JIT_WALL_TIME, 0);
+    }
+
+    /// Count, names and values, as the driver takes them. It writes results into the values.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for values that the driver must not get.
+    pub fn raw(&mut self) -> Result<(u32, *mut u32, *mut *mut c_void), CUresult> {
+        if self.refused {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok((
+            self.names.len() as u32,
+            self.names.as_mut_ptr(),
+            self.values.as_mut_ptr().cast(),
+        ))
+    }
+
+    fn value(&self, option: u32) -> u64 {
+        let at = self.names.iter().position(|name| *name == option);
+        at.map_or(0, |at| self.values[at])
+    }
+
+    /// What the driver said: [`ImageLoaded`] and the logs.
+    pub fn outcome(&self, cubin: u64) -> Vec<u8> {
+        let text = |log: &[u8]| log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+        let (info, error) = (text(&self.info), text(&self.error));
+        let head = ImageLoaded {
+            info_log: info as u32,
+            error_log: error as u32,
+            info_size: self.value(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES) as u32,
+            error_size: self.value(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) as u32,
+            wall_time_ms: f32::from_bits(self.value(CU_JIT_WALL_TIME) as u32),
+            threads_per_block: self.value(CU_JIT_THREADS_PER_BLOCK) as u32,
+            cubin,
+        };
+        let mut payload = head.as_bytes().to_vec();
+        payload.extend_from_slice(&self.info[..info]);
+        payload.extend_from_slice(&self.error[..error]);
+        payload
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn option(option: u32, len: u32, value: u64) -> Vec<u8> {
+        JitOption { option, len, value }.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn numbers_lists_and_the_rest() {
+        let mut bytes = option(CU_JIT_OPTIMIZATION_LEVEL, 0, 3);
+        bytes.extend(option(CU_JIT_GLOBAL_SYMBOL_NAMES, 4, 2));
+        bytes.extend(option(CU_JIT_GLOBAL_SYMBOL_ADDRESSES, 16, 2));
+        bytes.extend(option(CU_JIT_INFO_LOG_BUFFER, 0, 0xdead));
+        bytes.extend(b"a\0b\0");
+        bytes.extend([1u64, 2].as_bytes());
+        bytes.extend(b"name");
+        let (read, rest) = JitOptions::read(&bytes, 4).unwrap();
+        assert_eq!(rest, b"name");
+        // The pointer of the client's own is not handed on; the count is the lists'.
+        assert_eq!(read.names, [7, 17, 19, 18]);
+        assert_eq!(read.value(19), 2);
+        assert_eq!(read.lists[1], [1, 2]);
+        assert_eq!(read.texts, [b"a\0", b"b\0"]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(JitOptions::read(&[], u32::MAX).is_err());
+        assert!(JitOptions::read(&option(7, 0, 1), 2).is_err());
+        assert!(JitOptions::read(&option(17, 100, 1), 1).is_err());
+        let mut bytes = option(17, 2, 9);
+        bytes.extend(b"a\0");
+        assert!(JitOptions::read(&bytes, 1).is_err());
+        assert!(JitOptions::read(&option(18, u32::MAX, 1), 1).is_err());
+    }
+}
