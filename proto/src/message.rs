@@ -190,6 +190,10 @@ opcodes! {
     LinkDestroy = 407, Post;
 
     // Stream memory operations, attributes, host functions: [`stream`].
+    /// [`stream::HostFunction`]: the stream goes on when the client has run it.
+    HostFunction = 500, Post;
+    /// [`stream::MemOp`].
+    MemOp = 501, Post;
 
     // Green contexts, peers, device-wide settings: [`context`].
 }

@@ -5,7 +5,7 @@
 //! | 0 | 4 KiB | [`Header`] | as each field says |
 //! | 4 KiB | 64 KiB | answer payload | server |
 //! | 68 KiB | 2 MiB | command ring | client |
-//! | [`REGISTERED`] | 64 KiB | completion flags, one per 64-byte line | the GPU |
+//! | [`REGISTERED`] | 64 KiB | flags, a 64-byte line for each stream: [`flag_offset`] | the GPU and the client |
 //! | [`STAGING`] | 960 KiB | staging of copies | client and GPU |
 //!
 //! From [`REGISTERED`] on the server registers the memory with the driver (`cuMemHostRegister`).
@@ -32,6 +32,11 @@ pub const REGISTERED: usize = RING + RING_LEN;
 pub const FLAG_STRIDE: usize = 64;
 /// Completion flags of a session.
 pub const FLAGS: usize = 1024;
+/// `slot + ARRIVED`: the flag that says that a stream got to a host function. The GPU writes it.
+pub const ARRIVED: u32 = FLAGS as u32;
+/// `slot + RETURNED`: the flag that says that the function has returned. The client writes it, then rings the
+/// doorbell as after a message.
+pub const RETURNED: u32 = 2 * FLAGS as u32;
 /// Where staging begins.
 pub const STAGING: usize = REGISTERED + FLAGS * FLAG_STRIDE;
 /// Bytes of staging.
@@ -59,7 +64,7 @@ pub struct Line<T>(pub T);
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Sleeper {
-    /// Flag slot. Client, before `state`.
+    /// Flag (see [`flag_offset`]). Client, before `state`.
     pub slot: AtomicU32,
     /// Value awaited. Client, before `state`.
     pub value: AtomicU32,
@@ -204,6 +209,18 @@ impl Memory for RingMemory {
     }
 }
 
+/// Where a flag lies in the segment: the completion flag of a slot, or one of its two for host functions, which
+/// share the slot's line. `None`: there is no such flag.
+#[inline]
+pub const fn flag_offset(flag: u32) -> Option<usize> {
+    let (slot, word) = (flag as usize % FLAGS, flag as usize / FLAGS);
+    if word < 3 {
+        Some(REGISTERED + slot * FLAG_STRIDE + word * 4)
+    } else {
+        None
+    }
+}
+
 /// Whether a flag that counts up, modulo 2^32, has reached a value.
 #[inline]
 pub fn reached(flag: u32, value: u32) -> bool {
@@ -212,7 +229,17 @@ pub fn reached(flag: u32, value: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::reached;
+    use super::*;
+
+    #[test]
+    fn flags_of_a_slot_share_its_line() {
+        let line = flag_offset(7).unwrap();
+        assert!(line.is_multiple_of(FLAG_STRIDE));
+        assert_eq!(flag_offset(7 + ARRIVED), Some(line + 4));
+        assert_eq!(flag_offset(7 + RETURNED), Some(line + 8));
+        assert_eq!(flag_offset(7 + RETURNED + FLAGS as u32), None);
+        assert_eq!(flag_offset(u32::MAX), None);
+    }
 
     #[test]
     fn flags_wrap() {

@@ -9,6 +9,7 @@ mod calls;
 mod devices;
 mod dispatch;
 mod driver;
+mod held;
 mod host;
 mod images;
 mod jit;

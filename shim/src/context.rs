@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_PITCH, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT,
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUresult, CUuuid,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED, CUresult,
+    CUuuid,
 };
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::{Attach, Op};
@@ -24,7 +25,7 @@ use crate::objects::Entry;
 use crate::stream::{self, Stream, StreamRef};
 use crate::submit::{Session, session};
 use crate::wait::Policy;
-use crate::{array, event, genuine, memory, module};
+use crate::{array, event, genuine, hostfn, memory, module};
 
 /// A device as the program numbers them.
 #[derive(Debug)]
@@ -95,6 +96,7 @@ pub fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
 
 /// A device of the program's.
 pub fn device(ordinal: i32) -> Status<&'static Device> {
+    permitted()?;
     let devices = DEVICES.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)?;
     usize::try_from(ordinal)
         .ok()
@@ -488,9 +490,19 @@ pub fn top() -> Option<&'static Context> {
     CURRENT.get()
 }
 
+/// Host functions have no context, and may not have one.
+#[inline]
+pub fn permitted() -> Status {
+    if hostfn::is_running_here() {
+        return Err(CUDA_ERROR_NOT_PERMITTED);
+    }
+    Ok(())
+}
+
 /// The calling thread's context.
 #[inline]
 pub fn current() -> Status<&'static Context> {
+    permitted()?;
     top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.usable()
 }
 

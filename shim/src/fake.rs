@@ -4,9 +4,10 @@ use std::alloc::{Layout, alloc_zeroed};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::message::{Mark, MarkEvent, Op};
 use mpsshim_proto::ring::Consumer;
-use mpsshim_proto::segment::{ANSWER, RingMemory, SEGMENT_LEN};
+use mpsshim_proto::segment::{ANSWER, ARRIVED, RingMemory, SEGMENT_LEN};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
 use zerocopy::FromBytes;
@@ -70,6 +71,9 @@ impl Fake {
             let mark = match op {
                 Op::Mark => Mark::read_from_prefix(&body)
                     .map(|(m, _)| (m.slot, m.value))
+                    .ok(),
+                Op::HostFunction => HostFunction::read_from_prefix(&body)
+                    .map(|(m, _)| (m.slot + ARRIVED, m.value))
                     .ok(),
                 Op::MarkEvent => MarkEvent::read_from_prefix(&body)
                     .map(|(m, _)| (m.slot, m.value))

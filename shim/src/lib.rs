@@ -27,6 +27,7 @@ mod extents;
 mod fake;
 mod ffi;
 mod genuine;
+mod hostfn;
 mod image;
 mod jit;
 mod ldcache;

@@ -15,7 +15,7 @@ use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Producer, Reservation};
 use mpsshim_proto::segment::{
-    ANSWER, ANSWER_LEN, FLAG_STRIDE, FLAGS, Header, REGISTERED, RingMemory, STAGING, state,
+    ANSWER, ANSWER_LEN, Header, RETURNED, RingMemory, STAGING, flag_offset, state,
 };
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::{Mutex, MutexGuard};
@@ -125,16 +125,28 @@ impl Session {
         unsafe { &*self.base.cast::<Header>() }
     }
 
-    /// The completion flag of a slot. The GPU writes it after everything before it in the stream's order.
+    /// The completion flag of a slot, or one of its flags for host functions. The GPU writes it after everything
+    /// before it in the stream's order.
     #[inline]
-    pub fn flag(&self, slot: u32) -> &AtomicU32 {
-        assert!((slot as usize) < FLAGS);
-        // SAFETY: inside the mapping, just checked; aligned to its stride; only ever used as an atomic.
-        unsafe {
-            &*self
-                .base
-                .add(REGISTERED + slot as usize * FLAG_STRIDE)
-                .cast::<AtomicU32>()
+    pub fn flag(&self, flag: u32) -> &AtomicU32 {
+        let offset = flag_offset(flag).expect("flags are those of slots");
+        // SAFETY: inside the mapping, just checked; aligned to a word; only ever used as an atomic.
+        unsafe { &*self.base.add(offset).cast::<AtomicU32>() }
+    }
+
+    /// Says that the host function of this value has returned; the server then lets its stream go on.
+    pub fn host_function_returned(&self, slot: u32, value: u32) {
+        self.flag(slot + RETURNED).store(value, Ordering::Release);
+        // Partner: the dispatch thread, which looks at the flag after it has said that it will sleep.
+        fence(Ordering::SeqCst);
+        self.wake_server();
+    }
+
+    /// Rings the doorbell if the server sleeps. A full fence stands between what it is to see and this.
+    #[inline]
+    fn wake_server(&self) {
+        if self.header().server_sleeps.0.load(Ordering::Relaxed) != 0 {
+            self.ring_doorbell();
         }
     }
 
@@ -429,16 +441,7 @@ impl Ring<'_> {
     #[inline]
     fn wake_server(&self) {
         // `publish` ended with a full fence: either we see the mark or the server sees the message.
-        if self
-            .session
-            .header()
-            .server_sleeps
-            .0
-            .load(Ordering::Relaxed)
-            != 0
-        {
-            self.session.ring_doorbell();
-        }
+        self.session.wake_server();
     }
 }
 

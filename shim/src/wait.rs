@@ -21,6 +21,8 @@ pub enum Policy {
     Yield,
     /// `CU_CTX_SCHED_BLOCKING_SYNC`, `CU_EVENT_BLOCKING_SYNC`.
     Block,
+    /// Of a thread that runs host functions: nobody knows how long the stream takes to get there.
+    HostFunction,
 }
 
 impl Policy {
@@ -47,6 +49,8 @@ impl Policy {
             Policy::Spin => (100_000, 200_000),
             Policy::Yield => (0, 100_000),
             Policy::Block => (5, 5),
+            Policy::HostFunction if crowded => (2, 50),
+            Policy::HostFunction => (10, 200),
         };
         (Duration::from_micros(spin), Duration::from_micros(awake))
     }

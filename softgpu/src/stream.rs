@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::*;
 use parking_lot::{Condvar, Mutex};
 
-use crate::api::{Out, R, api, api_streams};
+use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{Context, live};
 use crate::driver::{driver, new_handle, start};
 
@@ -310,14 +310,69 @@ fn destroy(stream: CUstream) -> R<()> {
     Ok(())
 }
 
-/// The 32-bit number that a wait or write refers to.
-fn word(address: u64) -> R<&'static AtomicU32> {
-    if !address.is_multiple_of(4) || !driver()?.ranges.covers(address, 4) {
+/// What a wait or write of `len` bytes refers to.
+fn word(address: u64, wide: bool) -> R<u64> {
+    let len = if wide { 8 } else { 4 };
+    if !address.is_multiple_of(len) || !driver()?.ranges.covers(address, len) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: aligned and in device-visible memory, as just checked; a range that goes away first waits for
-    // queued work, or leaves its pages mapped.
-    Ok(unsafe { AtomicU32::from_ptr(address as *mut u32) })
+    Ok(address)
+}
+
+fn read(address: u64, wide: bool) -> u64 {
+    // SAFETY: `word` has checked it: aligned and in device-visible memory; a range that goes away first waits for
+    // queued work, or leaves its pages mapped. The acquire pairs with the release of whoever writes.
+    unsafe {
+        if wide {
+            AtomicU64::from_ptr(address as *mut u64).load(Ordering::Acquire)
+        } else {
+            AtomicU32::from_ptr(address as *mut u32)
+                .load(Ordering::Acquire)
+                .into()
+        }
+    }
+}
+
+fn write(stream: CUstream, own: bool, address: u64, value: u64, flags: u32, wide: bool) -> R<()> {
+    let (context, stream) = resolve(stream, own)?;
+    let address = word(address, wide)?;
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    stream.submit(&context, move |_| {
+        // SAFETY: as in `read`. The release pairs with the acquire of whoever waits, in any process.
+        unsafe {
+            if wide {
+                AtomicU64::from_ptr(address as *mut u64).store(value, Ordering::Release);
+            } else {
+                AtomicU32::from_ptr(address as *mut u32).store(value as u32, Ordering::Release);
+            }
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+fn wait(stream: CUstream, own: bool, address: u64, value: u64, flags: u32, wide: bool) -> R<()> {
+    let (context, stream) = resolve(stream, own)?;
+    let address = word(address, wide)?;
+    let ones = if wide { u64::MAX } else { u32::MAX.into() };
+    let holds: fn(u64, u64, u64) -> bool = match flags {
+        CU_STREAM_WAIT_VALUE_GEQ if wide => |now, value, _| now.wrapping_sub(value) as i64 >= 0,
+        CU_STREAM_WAIT_VALUE_GEQ => {
+            |now, value, _| (now as u32).wrapping_sub(value as u32) as i32 >= 0
+        }
+        CU_STREAM_WAIT_VALUE_EQ => |now, value, ones| now == value & ones,
+        CU_STREAM_WAIT_VALUE_AND => |now, value, ones| now & value & ones != 0,
+        CU_STREAM_WAIT_VALUE_NOR => |now, value, ones| !(now | value) & ones != 0,
+        CU_STREAM_WAIT_VALUE_FLUSH.. => return Err(CUDA_ERROR_NOT_SUPPORTED),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    stream.submit(&context, move |context| {
+        poll(context, || holds(read(address, wide), value, ones));
+        Ok(())
+    });
+    Ok(())
 }
 
 /// Polls until `done`, ever more seldom: this is the one wait that nobody can signal.
@@ -333,6 +388,7 @@ fn poll(context: &Context, mut done: impl FnMut() -> bool) {
 }
 
 type HostFn = extern "C" fn(*mut c_void);
+type CallbackFn = extern "C" fn(CUstream, CUresult, *mut c_void);
 
 api! { TABLE;
     fn cuStreamCreate(out: Out<CUstream>, flags: u32) { create(out, flags, 0) }
@@ -367,28 +423,42 @@ api_streams! { TABLE_STREAMS;
         });
         Ok(())
     }
-    fn cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, _flags: u32) {
-        let (context, stream) = resolve(stream, own)?;
-        let word = word(address)?;
-        stream.submit(&context, move |_| {
-            // Pairs with the acquire of whoever waits, in this process or in another that maps the page.
-            word.store(value, Ordering::Release);
-            Ok(())
+    fn cuStreamAddCallback / cuStreamAddCallback_ptsz [own] (name: CUstream, callback: Option<CallbackFn>, data: u64, flags: u32) {
+        let (context, stream) = resolve(name, own)?;
+        let callback = callback.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        stream.submit_always(&context, move |context| {
+            callback(name, CUresult(context.status()), data as *mut c_void);
         });
         Ok(())
     }
-    fn cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
-        let (context, stream) = resolve(stream, own)?;
-        let word = word(address)?;
-        let holds: fn(u32, u32) -> bool = match flags {
-            CU_STREAM_WAIT_VALUE_GEQ => |now, value| now.wrapping_sub(value) as i32 >= 0,
-            CU_STREAM_WAIT_VALUE_EQ => |now, value| now == value,
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        };
-        stream.submit(&context, move |context| {
-            poll(context, || holds(word.load(Ordering::Acquire), value));
-            Ok(())
-        });
+    fn cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
+        write(stream, own, address, value, flags, true)
+    }
+    fn cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
+        wait(stream, own, address, value, flags, true)
+    }
+    fn cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz [own] (stream: CUstream, count: u32, operations: In<CUstreamBatchMemOpParams>, flags: u32) {
+        if flags != 0 || count > 255 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        for operation in operations.list(count as usize)? {
+            let (address, value, flags) = (operation.address, operation.value, operation.value_flags);
+            match operation.operation {
+                CU_STREAM_MEM_OP_WRITE_VALUE_32 => write(stream, own, address, value, flags, false)?,
+                CU_STREAM_MEM_OP_WRITE_VALUE_64 => write(stream, own, address, value, flags, true)?,
+                CU_STREAM_MEM_OP_WAIT_VALUE_32 => wait(stream, own, address, value, flags, false)?,
+                CU_STREAM_MEM_OP_WAIT_VALUE_64 => wait(stream, own, address, value, flags, true)?,
+                CU_STREAM_MEM_OP_BARRIER if operation.flags <= 1 => {}
+                CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => return Err(CUDA_ERROR_NOT_SUPPORTED),
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            }
+        }
         Ok(())
+    }
+    fn cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
+        write(stream, own, address, value.into(), flags, false)
+    }
+    fn cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
+        wait(stream, own, address, value.into(), flags, false)
     }
 }

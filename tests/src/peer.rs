@@ -12,8 +12,8 @@ use mpsshim_proto::message::{
 };
 use mpsshim_proto::ring::{Memory, Producer};
 use mpsshim_proto::segment::{
-    ANSWER, ANSWER_LEN, FLAG_STRIDE, Header, REGISTERED, RING, RingMemory, SEGMENT_LEN, STAGING,
-    STAGING_LEN, state,
+    ANSWER, ANSWER_LEN, Header, RING, RingMemory, SEGMENT_LEN, STAGING, STAGING_LEN, flag_offset,
+    state,
 };
 use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
 use mpsshim_proto::table;
@@ -126,12 +126,16 @@ impl Peer {
         unsafe { &*self.mapping.base().cast::<Header>() }
     }
 
-    /// The completion flag of a slot.
+    /// The completion flag of a slot, or one of its others.
     pub fn flag(&self, slot: u32) -> &AtomicU32 {
-        let at = REGISTERED + slot as usize * FLAG_STRIDE;
-        assert!(at < STAGING);
+        let at = flag_offset(slot).expect("a flag");
         // SAFETY: inside the mapping, just checked, and aligned; only ever used as an atomic.
         unsafe { &*self.mapping.base().add(at).cast::<AtomicU32>() }
+    }
+
+    /// Rings the doorbell.
+    pub fn ring(&self) {
+        self.bell.ring();
     }
 
     fn read_segment(&self, at: usize, len: usize) -> Vec<u8> {
@@ -183,7 +187,7 @@ impl Peer {
     }
 
     /// Polls until `done` gives something, the session ends, or [`PATIENCE`] is over.
-    fn wait<T>(&self, mut done: impl FnMut(&Peer) -> Option<T>) -> Status<T> {
+    pub fn wait<T>(&self, mut done: impl FnMut(&Peer) -> Option<T>) -> Status<T> {
         let began = Instant::now();
         loop {
             if let Some(found) = done(self) {

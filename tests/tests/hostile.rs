@@ -15,12 +15,13 @@ use mpsshim_proto::message::array::{
     TextureCreate, TextureDestroy,
 };
 use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
+use mpsshim_proto::message::stream::{HostFunction, MemOp};
 use mpsshim_proto::message::{
     Attach, CopyInline, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Mark, MarkEvent, Named,
     Object, Op, Range, Side,
 };
 use mpsshim_proto::ring::{MAX_MESSAGE, WRAP};
-use mpsshim_proto::segment::{FLAGS, RING_LEN, SEGMENT_LEN, STAGING_LEN};
+use mpsshim_proto::segment::{ARRIVED, FLAGS, RETURNED, RING_LEN, SEGMENT_LEN, STAGING_LEN};
 use mpsshim_tests::peer::{
     PTX, Peer, Status, Worker, copy, fill_params, greet, hello, launch, memory_file, memset,
     truncate,
@@ -33,6 +34,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -149,6 +151,14 @@ fn a_range_outside_the_segment_ends_the_session() {
                 value: 1,
             };
             peer.post(Op::MarkEvent, &body, &[])
+        }),
+        case("flag slot", move |peer| {
+            let body = HostFunction {
+                stream: peer.stream()?,
+                slot: flags,
+                value: 1,
+            };
+            peer.post(Op::HostFunction, &body, &[])
         }),
         case("copy side", |peer| {
             let stream = peer.stream()?;
@@ -723,6 +733,15 @@ fn memory_of_another_session_is_out_of_reach() {
         let peer = &mut thief.peer;
         let (d, h, s) = (Side::Device, Side::Host, Side::Staging);
         let after = own.start + own.len;
+        let operation = |operation: u32, address: u64| {
+            let body = MemOp {
+                stream,
+                address,
+                operation,
+                ..MemOp::default()
+            };
+            body.as_bytes().to_vec()
+        };
         let refused: Vec<(Op, Vec<u8>)> = vec![
             (
                 Op::Copy,
@@ -807,6 +826,13 @@ fn memory_of_another_session_is_out_of_reach() {
                 Op::Memset,
                 memset(after - 4, 7, 2, stream).as_bytes().to_vec(),
             ),
+            (Op::MemOp, operation(1, target.start)),
+            (Op::MemOp, operation(2, target.start)),
+            (Op::MemOp, operation(4, after - 4)),
+            (Op::MemOp, operation(5, own.start + 4)),
+            (Op::MemOp, operation(1, pinned.start)),
+            (Op::MemOp, operation(2, 0x7fff_0000_0000)),
+            (Op::MemOp, operation(7, own.start)),
             (Op::MemRelease, target.as_bytes().to_vec()),
             (Op::HostFree, pinned.as_bytes().to_vec()),
         ];
@@ -837,6 +863,68 @@ fn memory_of_another_session_is_out_of_reach() {
             "untouched"
         );
         victim.round().expect("the victim goes on");
+    });
+}
+
+/// Far more behind a host function than the server keeps, memory given back meanwhile, and no return.
+#[test]
+fn what_waits_for_a_client_goes_with_it() {
+    Scene::new().beside_a_worker(|scene| {
+        for returns in [true, false] {
+            let mut worker = scene.worker();
+            worker.round().expect("round");
+            let (stream, memory) = (worker.stream, worker.memory.start);
+            let peer = &mut worker.peer;
+            let (other, lent) = (
+                peer.stream().expect("stream"),
+                peer.memory(64).expect("memory"),
+            );
+            let slot = 5;
+            let function = |stream| HostFunction {
+                stream,
+                slot,
+                value: 1,
+            };
+            peer.post(Op::HostFunction, &function(stream), &[])
+                .expect("post");
+            peer.wait(|peer| {
+                (peer.flag(slot + ARRIVED).load(Ordering::Acquire) == 1).then_some(())
+            })
+            .expect("the stream gets there");
+            for word in 0..2000 {
+                let body = memset(memory + 4 * word, 9, 1, stream);
+                peer.post(Op::Memset, &body, &[]).expect("post");
+            }
+            // Waits of another stream for words of both kinds of memory.
+            for (operation, address) in [(1, lent.start), (4, lent.start + 8)] {
+                let body = MemOp {
+                    stream: other,
+                    address,
+                    value: 1,
+                    operation,
+                    flags: CU_STREAM_WAIT_VALUE_EQ,
+                };
+                peer.post(Op::MemOp, &body, &[]).expect("post");
+            }
+            peer.post(Op::MemRelease, &lent, &[]).expect("post");
+            let third = peer.stream().expect("stream");
+            peer.post(Op::Memset, &memset(memory + 8192, 7, 1, third), &[])
+                .expect("post");
+            peer.finish(third).expect("a third stream goes on");
+            let before = peer.read(third, memory, 4).expect("read");
+            assert_ne!(before, 9u32.to_le_bytes(), "it is held back");
+            if returns {
+                for word in 0..5000 {
+                    let body = memset(memory + 4 * (word % 2000), 11, 1, stream);
+                    peer.post(Op::Memset, &body, &[]).expect("post");
+                }
+                peer.flag(slot + RETURNED).store(1, Ordering::Release);
+                peer.ring();
+                peer.finish(stream).expect("everything is done");
+                let after = peer.read(stream, memory + 7996, 4).expect("read");
+                assert_eq!(after, 11u32.to_le_bytes());
+            }
+        }
     });
 }
 

@@ -15,6 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)\n";
+const NOT_READY: &str = "CUDA_ERROR_NOT_READY (600)\n";
 const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)\n";
 
 /// The process id of the one server.
@@ -220,6 +221,27 @@ fn a_forked_child_is_refused_and_one_with_exec_connects_anew() {
         assert_eq!(succeed(&mut client(&scene.place, &["fork"])), "child 7\n");
         let out = succeed(&mut client(&scene.place, &["exec"]));
         assert_eq!(out, "busy\nchild true\n");
+    });
+}
+
+#[test]
+fn a_host_function_that_never_returns_stops_its_stream_only() {
+    Scene::new().beside_a_worker(|scene| {
+        let start = || Running::start_until(&mut client(&scene.place, &["blocked"]), "beside");
+        let (killed, leaves) = (start(), start());
+        assert_eq!(succeed(&mut client(&scene.place, &["work", "2"])), "busy\n");
+        killed.kill();
+        // What it asks about is not done, and to leave it waits for nobody.
+        assert_ended_with(&leaves.finish(Duration::from_secs(5)), NOT_READY);
+    });
+}
+
+#[test]
+fn functions_whose_time_has_not_come_at_exit_never_run() {
+    Scene::new().beside_a_worker(|scene| {
+        for _ in 0..3 {
+            assert_eq!(succeed(&mut client(&scene.place, &["pending"])), "");
+        }
     });
 }
 

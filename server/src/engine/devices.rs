@@ -234,6 +234,24 @@ impl Device {
             .push(stream);
     }
 
+    /// Has the GPU copy a word of device memory to registered memory, and then write a flag.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn read_word(
+        &self,
+        driver: &Driver,
+        word: CUdeviceptr,
+        len: usize,
+        to: u64,
+        (flag, value): (CUdeviceptr, u32),
+    ) -> Result<(), CUresult> {
+        let stream = *self.probe.get().ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        self.make_current(driver)?;
+        driver.memcpy_dtoh_async(to, word, len, stream)?;
+        driver.stream_write_value32(stream, flag, value, 0)
+    }
+
     /// Asks the driver whether the context is still sound (`cuStreamQuery` of an idle stream, 0.7 µs).
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! health every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
 use super::calls::{self, Undone};
+use super::held::Order;
 use super::reaper::ReaperTask;
 use super::session::Session;
 use super::slow::SlowTask;
@@ -43,6 +44,8 @@ enum Visit {
     Worked,
     /// The next message waits for the stream to drain a little.
     Full,
+    /// The next message waits for the client.
+    Held,
     /// The next message belongs on the slow lane.
     Slow,
     /// The session is over; why, when it was not the client that left.
@@ -81,7 +84,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         let mut at = 0;
         while at < sessions.len() {
             match visit(shared, &mut sessions[at]) {
-                Visit::Idle => {}
+                Visit::Idle | Visit::Held => {}
                 Visit::Worked => worked = true,
                 Visit::Full => full = true,
                 Visit::Slow => {
@@ -122,18 +125,21 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             std::thread::sleep(Duration::from_micros(20));
             continue;
         }
-        sleep(shared, dispatcher, &mut sessions, inbox);
-        idle_since = None;
+        if sleep(shared, dispatcher, &mut sessions, inbox) {
+            idle_since = None;
+        }
     }
 }
 
-/// Sleeps until a doorbell rings, or for [`PROBE`] while work is in flight.
+/// Sleeps until a doorbell rings, or for [`PROBE`] while work is in flight. Whether it is worth to spin afterwards:
+/// not when a word of a client's was waited for in vain.
 fn sleep(
     shared: &Arc<Shared>,
     dispatcher: &Dispatcher,
     sessions: &mut [Box<Session>],
     inbox: &Receiver<Box<Session>>,
-) {
+) -> bool {
+    let mut rang = true;
     for session in sessions.iter() {
         session
             .shared
@@ -153,8 +159,11 @@ fn sleep(
         shared.choose_marks();
     }
     let pending = |session: &Session| {
-        session.consumer.has_message() || session.shared.hung_up.load(Ordering::Relaxed)
+        session.consumer.has_message() && !session.held.is_stalled()
+            || session.held.is_released(&session.shared)
+            || session.shared.hung_up.load(Ordering::Relaxed)
     };
+    let pause = sessions.iter().filter_map(|s| s.held.pause()).min();
     if inbox.is_empty()
         && !shared.stopping.load(Ordering::Relaxed)
         && !sessions.iter().any(|s| pending(s))
@@ -174,6 +183,7 @@ fn sleep(
             true => PROBE,
             false => Duration::MAX,
         };
+        let timeout = timeout.min(pause.unwrap_or(Duration::MAX));
         let time = libc::timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -184,7 +194,7 @@ fn sleep(
             &raw const time
         };
         // SAFETY: the array is as long as said; it and the time live through the call.
-        unsafe {
+        let bells_rung = unsafe {
             libc::ppoll(
                 bells.as_mut_ptr(),
                 bells.len() as libc::nfds_t,
@@ -192,6 +202,7 @@ fn sleep(
                 std::ptr::null(),
             )
         };
+        rang = bells_rung != 0 || pause.is_none();
         dispatcher.bell.silence();
         for (session, bell) in sessions.iter().zip(&bells) {
             if bell.revents != 0 {
@@ -213,6 +224,7 @@ fn sleep(
             shared.wake_watcher();
         }
     }
+    rang
 }
 
 #[inline]
@@ -220,15 +232,22 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.hung_up.load(Ordering::Relaxed) {
         return Visit::Ended(None);
     }
-    let wrote = session.marks.is_waiting() && session.ask_marks(shared);
+    let mut wrote = session.marks.is_waiting() && session.ask_marks(shared);
+    if session.held.any() {
+        match session.replay(shared) {
+            Ok(worked) => wrote |= worked,
+            Err(why) => return Visit::Ended(Some(why)),
+        }
+    }
     let mut count = 0;
     while count < BUDGET {
         match step(shared, session, false) {
             Step::None => break,
             Step::Done => count += 1,
-            Step::Full if count == 0 => return Visit::Full,
+            Step::Full if count == 0 && !wrote => return Visit::Full,
+            Step::Held if count == 0 && !wrote => return Visit::Held,
             Step::Slow if count == 0 => return Visit::Slow,
-            Step::Full | Step::Slow => return Visit::Worked,
+            Step::Full | Step::Held | Step::Slow => return Visit::Worked,
             Step::Violation(why) => return Visit::Ended(Some(why)),
         }
     }
@@ -255,6 +274,8 @@ pub enum Step {
     Done,
     /// It waits for work in flight.
     Full,
+    /// It waits for the client.
+    Held,
     /// It belongs on the slow lane.
     Slow,
     /// The client broke the protocol.
@@ -272,6 +293,17 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     let Some(op) = Op::from_u16(message.op) else {
         return Step::Violation(format!("unknown opcode {}", message.op));
     };
+    if session.held.any() {
+        match session.order(op, &message) {
+            Order::Now => {}
+            Order::Taken => {
+                session.consumer.consume(&message);
+                return Step::Done;
+            }
+            Order::Stays if session.held.is_full() => return Step::Full,
+            Order::Stays => return Step::Held,
+        }
+    }
     if !on_slow_lane && calls::is_slow(op) {
         return Step::Slow;
     }

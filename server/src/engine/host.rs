@@ -9,7 +9,7 @@ use mpsshim_proto::segment::FLAG_STRIDE;
 use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's
 /// lock, so it is left to the reaper's quiet moments: see [`Registration::unregister`].
@@ -183,6 +183,20 @@ impl HostArena {
     }
 }
 
+/// What a word of 4 or 8 bytes in mapped memory holds now; the other process, or the GPU, may write it.
+pub fn read_word(address: u64, wide: bool) -> u64 {
+    // SAFETY: the callers have checked that a mapping of the server's holds the aligned word.
+    unsafe {
+        if wide {
+            (*(address as *const AtomicU64)).load(Ordering::Acquire)
+        } else {
+            (*(address as *const AtomicU32))
+                .load(Ordering::Acquire)
+                .into()
+        }
+    }
+}
+
 /// Completion flags that only the server and the GPU write: they bound the work in flight of each stream.
 #[derive(Debug)]
 pub struct ServerFlags {
@@ -230,6 +244,10 @@ impl ServerFlags {
                 .cast::<AtomicU32>()
         };
         word.load(Ordering::Acquire)
+    }
+    /// Its address here; the line behind the flag itself is its holder's.
+    pub fn host_address(&self, slot: u32) -> u64 {
+        self.registration.mapping().base() as u64 + slot as u64 * FLAG_STRIDE as u64
     }
     /// Device address of a flag.
     pub fn device_address(&self, slot: u32) -> CUdeviceptr {

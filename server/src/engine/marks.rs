@@ -10,7 +10,7 @@
 use super::Shared;
 use super::session::Session;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::segment::{FLAG_STRIDE, reached};
+use mpsshim_proto::segment::reached;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 
@@ -96,8 +96,10 @@ impl Session {
         // Behind a mark of the same flag that is asked about, the GPU would write first and be overwritten.
         let ask = shared.ask_marks.load(Ordering::Relaxed) && self.marks.asked.len() < MOST;
         if !ask && !self.marks.asked.iter().any(|asked| asked.slot == slot) {
-            let address =
-                self.shared.registration.device_address() + slot as u64 * FLAG_STRIDE as u64;
+            let address = self
+                .shared
+                .flag_address(slot)
+                .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
             return shared
                 .driver
                 .stream_write_value32(stream, address, value, 0);

@@ -71,7 +71,7 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<ReaperTask>) {
         }
         let mut at = 0;
         while at < dying.len() {
-            if is_drained(shared, &dying[at]) {
+            if dying[at].forget_held(shared) && is_drained(shared, &dying[at]) {
                 let session = dying.swap_remove(at);
                 release(shared, *session, &mut graves);
             } else {

@@ -4,6 +4,7 @@ use super::ClientInfo;
 use super::account::Account;
 use super::arrays::{Array, Objects};
 use super::devices::Grant;
+use super::held::Held;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
 use super::jit::JitOptions;
@@ -91,38 +92,40 @@ impl SessionShared {
     /// What the GPU wrote last into a flag (or the client: then it fools only itself). 0 outside the table.
     #[inline]
     pub fn flag(&self, slot: u32) -> u32 {
-        if slot as usize >= segment::FLAGS {
-            return 0;
-        }
-        // SAFETY: inside the mapping, aligned to a line.
-        let word = unsafe {
-            let offset = segment::REGISTERED + slot as usize * segment::FLAG_STRIDE;
-            &*self.base().add(offset).cast::<AtomicU32>()
-        };
-        word.load(Ordering::Acquire)
+        self.flag_word(slot)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+    fn flag_word(&self, slot: u32) -> Option<&AtomicU32> {
+        let offset = segment::flag_offset(slot)?;
+        // SAFETY: inside the mapping, aligned to a word.
+        Some(unsafe { &*self.base().add(offset).cast::<AtomicU32>() })
     }
     /// Writes a flag from here, for a mark that the GPU will not write.
     pub fn set_flag(&self, slot: u32, value: u32) {
-        if (slot as usize) < segment::FLAGS {
-            // SAFETY: as in `flag`.
-            let word = unsafe {
-                let offset = segment::REGISTERED + slot as usize * segment::FLAG_STRIDE;
-                &*self.base().add(offset).cast::<AtomicU32>()
-            };
+        if let Some(word) = self.flag_word(slot) {
             word.store(value, Ordering::Release);
         }
     }
-    /// Device address of a flag.
+    /// Whether there is a slot of this number.
     ///
     /// # Errors
-    /// A violation for a slot that is not there.
-    pub fn flag_address(&self, slot: u32) -> Result<CUdeviceptr, CallError> {
+    /// A violation when not.
+    pub fn check_slot(&self, slot: u32) -> Result<(), CallError> {
         if slot as usize >= segment::FLAGS {
             return Err(CallError::Violation(format!(
                 "flag slot {slot} is out of range"
             )));
         }
-        Ok(self.registration.device_address() + slot as u64 * segment::FLAG_STRIDE as u64)
+        Ok(())
+    }
+    /// Device address of a flag.
+    ///
+    /// # Errors
+    /// A violation for a flag that is not there.
+    pub fn flag_address(&self, slot: u32) -> Result<CUdeviceptr, CallError> {
+        let offset = segment::flag_offset(slot)
+            .ok_or_else(|| CallError::Violation(format!("flag slot {slot} is out of range")))?;
+        Ok(self.registration.device_address() + (offset - segment::REGISTERED) as u64)
     }
     /// Host address of staging memory.
     ///
@@ -258,6 +261,8 @@ pub struct Session {
     pub retired: Vec<Stream>,
     /// Its marks that the server asks about.
     pub marks: Marks,
+    /// What waits for the client, and the messages behind it.
+    pub held: Held,
     /// What its kernels printed.
     pub printed: Printed,
     /// Why the server ended the session, if it did.
@@ -291,6 +296,7 @@ impl Session {
             textures: Objects::new(),
             retired: Vec::new(),
             marks: Marks::default(),
+            held: Held::default(),
             printed: Printed::default(),
             fault: None,
             home,
@@ -307,7 +313,7 @@ impl Session {
         message: &Message,
     ) -> Result<T, CallError> {
         let mut body = T::new_zeroed();
-        if !self.consumer.copy_out(message, 0, body.as_mut_bytes()) {
+        if !self.copy_out(message, 0, body.as_mut_bytes()) {
             return Err(CallError::Violation(format!(
                 "message {:?} has {} bytes, too short",
                 Op::from_u16(message.op),
@@ -315,6 +321,21 @@ impl Session {
             )));
         }
         Ok(body)
+    }
+
+    /// Copies bytes of a message, `at` bytes behind its header; false when they are not all inside it. All handlers
+    /// read through here: a message that was held back is not in the ring any more.
+    #[inline]
+    #[must_use]
+    pub fn copy_out(&self, message: &Message, at: usize, bytes: &mut [u8]) -> bool {
+        let Some(held) = self.held.replayed(message) else {
+            return self.consumer.copy_out(message, at, bytes);
+        };
+        let found = held.get(at..).and_then(|rest| rest.get(..bytes.len()));
+        found.is_some_and(|found| {
+            bytes.copy_from_slice(found);
+            true
+        })
     }
 
     /// Copies what follows a `T` out of the ring.
@@ -327,7 +348,7 @@ impl Session {
             .checked_sub(skip)
             .ok_or_else(|| CallError::Violation("message too short".into()))?;
         let mut bytes = vec![0; len];
-        self.consumer.copy_out(message, skip, &mut bytes);
+        let _ = self.copy_out(message, skip, &mut bytes);
         Ok(bytes)
     }
 
@@ -345,6 +366,9 @@ impl Session {
                 "{len} bytes at {at} do not fit a message of {}",
                 message.len
             )));
+        }
+        if let Some(held) = self.held.replayed(message) {
+            return Ok(held[at..].as_ptr().cast_mut());
         }
         Ok(self.consumer.memory().address(message.offset + at as u64))
     }

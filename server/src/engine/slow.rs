@@ -46,7 +46,7 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
     for _ in 0..BUDGET {
         match dispatch::step(shared, &mut session, true) {
             Step::Done => {}
-            Step::None | Step::Full | Step::Slow => break,
+            Step::None | Step::Full | Step::Held | Step::Slow => break,
             Step::Violation(why) => {
                 violation = Some(why);
                 break;

@@ -269,7 +269,7 @@ impl Session {
     /// Whether any stream has work that is not known to be done. Asks for checkpoints where there is none, so
     /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
     pub fn has_work_in_flight(&mut self, shared: &Shared) -> bool {
-        let mut any = false;
+        let mut any = self.held.is_reading(shared);
         for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
             if stream.ops == stream.take_notice(shared) {
                 continue;

@@ -108,6 +108,7 @@ pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
         if context == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        context::permitted()?;
         context::by_handle(context)?.destroy()
     })
 }
@@ -115,6 +116,7 @@ pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
 /// `cuCtxPushCurrent`.
 pub unsafe extern "C" fn push_current(context: u64) -> CUresult {
     guard(|| {
+        context::permitted()?;
         context::push(context::by_handle(context)?);
         Ok(())
     })
@@ -123,6 +125,7 @@ pub unsafe extern "C" fn push_current(context: u64) -> CUresult {
 /// `cuCtxPopCurrent`.
 pub unsafe extern "C" fn pop_current(out: Out<u64>) -> CUresult {
     guard(|| {
+        context::permitted()?;
         let top = context::top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         context::pop();
         out.set_if_wanted(top.handle);
@@ -133,6 +136,7 @@ pub unsafe extern "C" fn pop_current(out: Out<u64>) -> CUresult {
 /// `cuCtxSetCurrent`.
 pub unsafe extern "C" fn set_current(context: u64) -> CUresult {
     guard(|| {
+        context::permitted()?;
         let context = if context == 0 {
             None
         } else {
@@ -145,7 +149,10 @@ pub unsafe extern "C" fn set_current(context: u64) -> CUresult {
 
 /// `cuCtxGetCurrent`.
 pub unsafe extern "C" fn get_current(out: Out<u64>) -> CUresult {
-    guard(|| out.set(context::top().map_or(0, |context| context.handle)))
+    guard(|| {
+        context::permitted()?;
+        out.set(context::top().map_or(0, |context| context.handle))
+    })
 }
 
 /// `cuCtxGetDevice`.

@@ -75,6 +75,7 @@ pub unsafe extern "C" fn get_device_pointer(
 /// `cuMemHostGetFlags`.
 pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
     guard(|| {
+        context::permitted()?;
         let (_, block) = memory::host_block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         out.set(block.flags)
     })

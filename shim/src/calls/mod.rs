@@ -13,6 +13,7 @@ mod host;
 mod launch;
 mod library;
 mod link;
+mod memop;
 mod memory;
 mod memset;
 mod misc;
@@ -51,6 +52,7 @@ const PARTS: &[&[Entry]] = &[
     launch::ENTRIES,
     library::ENTRIES,
     link::ENTRIES,
+    memop::ENTRIES,
     memory::ENTRIES,
     memset::ENTRIES,
     misc::ENTRIES,

@@ -206,6 +206,7 @@ pub unsafe extern "C" fn get_attribute(
     address: CUdeviceptr,
 ) -> CUresult {
     guard(|| {
+        context::permitted()?;
         let session = session()?;
         session.check()?;
         let (_, len) = unknown(attribute)?;
@@ -234,6 +235,7 @@ pub unsafe extern "C" fn get_attributes(
     address: CUdeviceptr,
 ) -> CUresult {
     guard(|| {
+        context::permitted()?;
         session()?.check()?;
         let known = find(address);
         for index in 0..count as usize {

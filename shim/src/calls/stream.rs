@@ -1,9 +1,12 @@
 //! Streams.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUresult};
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUresult,
+};
 
 use super::entries;
 use crate::ffi::{Out, Status, guard};
+use crate::hostfn::{self, Work};
 use crate::stream::{self, STREAMS};
 use crate::submit::session;
 use crate::{context, event};
@@ -31,6 +34,10 @@ entries! {
     cuStreamGetCtx_v2_ptsz => get_ctx_v2::<true>,
     cuStreamGetDevice => get_device::<false>,
     cuStreamGetDevice_ptsz => get_device::<true>,
+    cuLaunchHostFunc => launch_host_func::<false>,
+    cuLaunchHostFunc_ptsz => launch_host_func::<true>,
+    cuStreamAddCallback => add_callback::<false>,
+    cuStreamAddCallback_ptsz => add_callback::<true>,
     cuStreamIsCapturing => is_capturing::<false>,
     cuStreamIsCapturing_ptsz => is_capturing::<true>,
     cuStreamGetCaptureInfo => get_capture_info_v1::<false>,
@@ -142,6 +149,36 @@ pub unsafe extern "C" fn get_device<const PER_THREAD: bool>(
     out: Out<i32>,
 ) -> CUresult {
     guard(|| out.set(stream::resolve(handle, PER_THREAD)?.context().device))
+}
+
+/// `cuLaunchHostFunc`.
+pub unsafe extern "C" fn launch_host_func<const PER_THREAD: bool>(
+    handle: u64,
+    function: Option<hostfn::Function>,
+    data: usize,
+) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(handle, PER_THREAD)?;
+        let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        hostfn::enqueue(session()?, stream, Work::Function(function, data))
+    })
+}
+
+/// `cuStreamAddCallback`.
+pub unsafe extern "C" fn add_callback<const PER_THREAD: bool>(
+    handle: u64,
+    callback: Option<hostfn::Callback>,
+    data: usize,
+    flags: u32,
+) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(handle, PER_THREAD)?;
+        let callback = callback.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        hostfn::enqueue(session()?, stream, Work::Callback(callback, handle, data))
+    })
 }
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.

@@ -1,5 +1,5 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `exec`, `early`.
+//! `stray`, `fork`, `exec`, `early`, `blocked`, `pending`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -159,6 +159,44 @@ impl Client {
         cu!(cuStreamQuery, self.stream).ok()
     }
 
+    /// A host function that never returns, and work and another function behind it. Everything else goes on, but for
+    /// what waits for all work, as `cuMemFree` does natively too.
+    fn blocked(&self) -> Status {
+        self.enqueue(for_ever, 0)?;
+        self.fill(self.memory, 1)?;
+        self.enqueue(unreachable, 0)?;
+        let other = Client::new()?;
+        other.fill(other.memory, 2)?;
+        other.synchronize()?;
+        cu!(
+            cuLaunchHostFunc,
+            other.stream,
+            tell as HostFunction,
+            null_mut::<c_void>()
+        )
+        .ok()?;
+        other.synchronize()?;
+        self.idle()
+    }
+
+    /// Leaves while a stream waits for a word, and functions wait for their turn.
+    fn pending(&self) -> Status {
+        cu!(
+            cuStreamWaitValue32_v2,
+            self.stream,
+            self.memory,
+            0x5eed_u32,
+            CU_STREAM_WAIT_VALUE_EQ
+        )
+        .ok()?;
+        self.enqueue(unreachable, 0)?;
+        self.enqueue(unreachable, 0)
+    }
+
+    fn enqueue(&self, function: HostFunction, data: usize) -> Status {
+        cu!(cuLaunchHostFunc, self.stream, function, data as *mut c_void).ok()
+    }
+
     /// A child without exec is refused; the parent goes on.
     fn fork(&self) -> Status {
         self.round(1)?;
@@ -221,6 +259,22 @@ fn early() -> Status {
     client.round(1)
 }
 
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+unsafe extern "C" fn for_ever(_: *mut c_void) {
+    loop {
+        std::thread::park();
+    }
+}
+
+unsafe extern "C" fn tell(_: *mut c_void) {
+    say("beside");
+}
+
+unsafe extern "C" fn unreachable(_: *mut c_void) {
+    say("not reached");
+}
+
 fn say(line: &str) {
     println!("{line}");
     // Whoever reads it may have gone.
@@ -239,6 +293,8 @@ fn run(what: &str, rounds: u32) -> Status {
         "stray" => client.stray(),
         "fork" => client.fork(),
         "exec" => client.exec(),
+        "blocked" => client.blocked(),
+        "pending" => client.pending(),
         _ => panic!("client {what:?}"),
     }
 }

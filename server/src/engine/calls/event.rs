@@ -72,6 +72,7 @@ impl Session {
             slot: body.slot,
             value: body.value,
         };
+        self.shared.check_slot(body.slot)?;
         let address = self.shared.flag_address(body.slot)?;
         let event = match self.events.get(body.event) {
             Ok(event) => event.raw,

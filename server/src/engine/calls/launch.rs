@@ -92,10 +92,7 @@ impl Session {
         let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
         let mut bytes = [0u8; ATTRIBUTE];
         for (i, attribute) in attributes.list[..count].iter_mut().enumerate() {
-            if !self
-                .consumer
-                .copy_out(message, at + i * ATTRIBUTE, &mut bytes)
-            {
+            if !self.copy_out(message, at + i * ATTRIBUTE, &mut bytes) {
                 return Err(CallError::Violation(
                     "launch attributes do not fit the message".into(),
                 ));

@@ -113,6 +113,8 @@ pub fn execute(
         Op::CopyBox => session.copy_box(shared, message),
         Op::ArrayDestroy => session.array_destroy(shared, message),
         Op::TextureDestroy => session.texture_destroy(shared, message),
+        Op::HostFunction => session.host_function(shared, message),
+        Op::MemOp => session.mem_op(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {

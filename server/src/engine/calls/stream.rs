@@ -1,10 +1,15 @@
 //! Streams and marks.
 
 use super::super::Shared;
+use super::super::held::{Awaited, Phase, Word};
 use super::super::session::{CallError, Session};
 use super::super::streams::{Role, Stream};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::stream::{HostFunction, MemOp};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::{ARRIVED, RETURNED};
+use std::time::Instant;
 
 /// Priorities the driver has at most; a client cannot make the server keep streams of endless kinds.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
@@ -72,7 +77,7 @@ impl Session {
     /// Writes a client's flag when its stream gets here.
     pub fn mark(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Mark = self.body(message)?;
-        self.shared.flag_address(body.slot)?;
+        self.shared.check_slot(body.slot)?;
         let (index, stream) = match self.prepare(shared, body.stream) {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&body, error),
@@ -84,6 +89,111 @@ impl Session {
         self.submitted(shared, index)?;
         self.streams.at_mut(index)?.note_mark(body.slot, body.value);
         Ok(())
+    }
+
+    /// `cuLaunchHostFunc`, `cuStreamAddCallback`: tells the client when the stream is here, and holds back what
+    /// follows until the function has returned.
+    pub fn host_function(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: HostFunction = self.body(message)?;
+        self.shared.check_slot(body.slot)?;
+        let mark = Mark {
+            stream: body.stream,
+            slot: body.slot + ARRIVED,
+            value: body.value,
+        };
+        let (index, stream) = match self.prepare(shared, body.stream) {
+            Ok(ready) => ready,
+            Err(error) => return self.mark_failed(&mark, error),
+        };
+        let device = self.streams.at(index)?.device;
+        let queued = self.queue_mark(shared, device, stream, mark.slot, mark.value);
+        self.hold(
+            index,
+            Awaited::Returned {
+                flag: body.slot + RETURNED,
+                value: body.value,
+            },
+        );
+        if let Err(status) = queued {
+            return self.mark_failed(&mark, status.into());
+        }
+        self.submitted(shared, index)
+    }
+
+    /// `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`, one operation.
+    pub fn mem_op(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: MemOp = self.body(message)?;
+        let wide = match body.operation {
+            CU_STREAM_MEM_OP_WAIT_VALUE_64 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => true,
+            CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_32 => false,
+            CU_STREAM_MEM_OP_BARRIER | CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => {
+                let (index, stream) = self.prepare(shared, body.stream)?;
+                let mut operation = CUstreamBatchMemOpParams {
+                    operation: body.operation,
+                    flags: body.flags,
+                    ..Default::default()
+                };
+                let driver = &shared.driver.stream;
+                driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
+                return self.submitted(shared, index);
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        };
+        let len = if wide { 8 } else { 4 };
+        if !body.address.is_multiple_of(len) {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        self.check_device(body.address, len)?;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        match body.operation {
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.driver.stream_write_value32(
+                stream,
+                body.address,
+                body.value as u32,
+                body.flags,
+            )?,
+            CU_STREAM_MEM_OP_WRITE_VALUE_64 => shared.driver.stream.stream_write_value64(
+                stream,
+                body.address,
+                body.value,
+                body.flags,
+            )?,
+            _ => return self.wait_value(shared, index, &body, wide),
+        }
+        self.submitted(shared, index)
+    }
+
+    /// Holds a stream back until a word of the client's has a value.
+    fn wait_value(
+        &mut self,
+        shared: &Shared,
+        index: usize,
+        body: &MemOp,
+        wide: bool,
+    ) -> Result<(), CallError> {
+        let stream = self.streams.at(index)?;
+        let (raw, device) = (stream.raw, stream.device);
+        let (slot, value) = shared.flags.take().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let expected = value.wrapping_add(1);
+        let flag = shared.flags.device_address(slot);
+        if let Err(status) = shared.driver.stream_write_value32(raw, flag, expected, 0) {
+            shared.flags.give_back(slot);
+            return Err(status.into());
+        }
+        let word = Word {
+            address: body.address,
+            wide,
+            flags: body.flags,
+            value: body.value,
+            device,
+            on_device: self.check_host(body.address, 1).is_err(),
+            since: Instant::now(),
+            slot,
+            expected,
+            phase: Phase::Arriving,
+        };
+        self.hold(index, Awaited::Word(word));
+        self.submitted(shared, index)
     }
 
     /// A mark that cannot be queued must not leave its waiter waiting: the server writes the flag itself after it

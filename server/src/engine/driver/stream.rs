@@ -7,5 +7,6 @@ use std::ffi::c_void;
 functions! {
     /// Stream memory operations, stream attributes, host functions. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
     StreamFunctions, |_| true;
-    stream_wait_value32 = "cuStreamWaitValue32_v2" (stream: CUstream, address: CUdeviceptr, value: u32, flags: u32);
+    stream_write_value64 = "cuStreamWriteValue64_v2" (stream: CUstream, address: CUdeviceptr, value: u64, flags: u32);
+    stream_batch_mem_op = "cuStreamBatchMemOp_v2" (stream: CUstream, count: u32, operations: &mut CUstreamBatchMemOpParams, flags: u32);
 }

@@ -26,6 +26,7 @@ macro_rules! must {
 
 mod arrays;
 mod contexts;
+mod hostfn;
 mod images;
 mod kernels;
 mod launching;
@@ -215,6 +216,10 @@ const FURTHER: &[Section] = &[
     ("texture_references", textures::texture_references),
     ("textures", textures::textures),
     ("virtual_memory", virtual_memory::virtual_memory),
+    ("host_functions", hostfn::host_functions),
+    ("host_function_calls", hostfn::host_function_calls),
+    ("memory_operations", hostfn::memory_operations),
+    ("memory_operations_v1", hostfn::memory_operations_v1),
 ];
 
 /// Its name and what it does.

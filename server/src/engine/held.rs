@@ -1,0 +1,497 @@
+//! Streams that wait for the client: until a host function has returned, or a word in memory has a value.
+//!
+//! Nothing is made to wait on the GPU for that. A stream that waits there (`cuStreamWaitValue32`) keeps its hardware
+//! queue, which streams of other clients may share, and whatever waits for all work of the context (a module load of
+//! anybody) would wait for this client. So the messages of such a stream are held back here, with those that must
+//! not overtake them, and all others go on. When the client is gone, so is what it waited for, and nothing hangs.
+
+use super::Shared;
+use super::calls::{self, Undone};
+use super::host::read_word;
+use super::session::{Session, SessionShared};
+use super::slots::Slots;
+use super::streams::{Role, Stream};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::Handle;
+use mpsshim_proto::message::array::CopyBox;
+use mpsshim_proto::message::memory::PoolFree;
+use mpsshim_proto::message::stream::{HostFunction, MemOp};
+use mpsshim_proto::message::{
+    self, Copy, CopyInline, EventCreate, EventOnStream, EventPair, Launch, Mark, MarkEvent, Memset,
+    Op, StreamCreate,
+};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::{RING_LEN, reached};
+use std::collections::{BTreeSet, VecDeque};
+use std::mem::{offset_of, take};
+use std::time::{Duration, Instant};
+
+/// Messages that are held back at a time; with more the session waits, as a thread of a program does natively when
+/// the driver's queue is full.
+const MOST_MESSAGES: usize = 4096;
+/// The same in bytes.
+const MOST_BYTES: usize = 8 << 20;
+/// [`Message::offset`] of a message that was held back: its bytes are in [`Held::replay`].
+const REPLAY: u64 = RING_LEN as u64;
+/// Pauses between two looks at a word in memory: a wait of long ago is looked at more seldom.
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
+
+/// What a stream waits for.
+#[derive(Debug)]
+pub enum Awaited {
+    /// The client writes this flag when the function has returned.
+    Returned { flag: u32, value: u32 },
+    /// A word of the client's memory.
+    Word(Word),
+}
+
+/// A comparison of `cuStreamWaitValue32/64`.
+#[derive(Debug)]
+pub struct Word {
+    /// Device address, or address of pinned memory.
+    pub address: u64,
+    /// 64 bits instead of 32.
+    pub wide: bool,
+    /// `CU_STREAM_WAIT_VALUE_*`.
+    pub flags: u32,
+    pub value: u64,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Whether it lies in device memory: the GPU then copies it to the line behind the flag.
+    pub on_device: bool,
+    pub since: Instant,
+    /// A flag of the server's, and the value that the GPU writes next.
+    pub slot: u32,
+    pub expected: u32,
+    pub phase: Phase,
+}
+
+/// How far the wait for a word is. What the flag is written behind says what it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The stream has to get here first: what it has in flight may write the word.
+    Arriving,
+    /// The GPU copies the word.
+    Reading,
+    /// The word did not hold; it is looked at again then.
+    Again(Instant),
+}
+
+impl Word {
+    fn holds(&self, word: u64) -> bool {
+        let (word, value) = if self.wide {
+            (word, self.value)
+        } else {
+            (word as u32 as u64, self.value as u32 as u64)
+        };
+        match self.flags & 3 {
+            CU_STREAM_WAIT_VALUE_GEQ if self.wide => word.wrapping_sub(value) as i64 >= 0,
+            CU_STREAM_WAIT_VALUE_GEQ => reached(word as u32, value as u32),
+            CU_STREAM_WAIT_VALUE_EQ => word == value,
+            CU_STREAM_WAIT_VALUE_AND => word & value != 0,
+            _ if self.wide => !(word | value) != 0,
+            _ => !(word | value) as u32 != 0,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        if self.wide { 8 } else { 4 }
+    }
+
+    fn pause(&self) -> Duration {
+        (self.since.elapsed() / 8).clamp(SHORTEST, LONGEST)
+    }
+}
+
+#[derive(Debug)]
+struct Hold {
+    /// Position of the stream.
+    stream: usize,
+    awaited: Awaited,
+}
+
+/// A stream or event by position: a handle's successor must not overtake it either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Object {
+    Stream(usize),
+    Event(usize),
+}
+
+/// What a message's order depends on.
+#[derive(Clone, Copy, Debug)]
+enum Touches {
+    /// On nothing: it may overtake.
+    Nothing,
+    /// On these only.
+    Objects([Option<Object>; 2]),
+    /// It takes something away that any earlier message may use, and nothing waits for it.
+    Earlier,
+    /// On everything before it.
+    Everything,
+}
+
+#[derive(Debug)]
+struct Deferred {
+    op: Op,
+    message: Message,
+    bytes: Vec<u8>,
+    touches: Touches,
+}
+
+/// What a session holds back.
+#[derive(Debug, Default)]
+pub struct Held {
+    holds: Vec<Hold>,
+    backlog: VecDeque<Deferred>,
+    bytes: usize,
+    /// What later messages must not overtake.
+    blocked: BTreeSet<Object>,
+    /// The message that is executed, if it was held back.
+    replay: Vec<u8>,
+    /// The message at the ring's tail has to wait for the backlog.
+    stalled: bool,
+    /// Something in the backlog waits for work in flight.
+    full: bool,
+}
+
+/// What becomes of a message.
+pub enum Order {
+    /// It is executed now.
+    Now,
+    /// It was held back, or answered.
+    Taken,
+    /// It stays in the ring.
+    Stays,
+}
+
+impl Held {
+    /// Whether anything is held back.
+    #[inline]
+    pub fn any(&self) -> bool {
+        !self.holds.is_empty() || !self.backlog.is_empty()
+    }
+    /// Whether the message at the ring's tail waits for the backlog.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+    /// Whether something waits for work in flight.
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+    /// Whether the GPU may be reading the client's memory for a wait.
+    pub fn is_reading(&self, shared: &Shared) -> bool {
+        self.holds.iter().any(|hold| match &hold.awaited {
+            Awaited::Word(word) => {
+                word.phase == Phase::Reading
+                    && !reached(shared.flags.value(word.slot), word.expected)
+            }
+            Awaited::Returned { .. } => false,
+        })
+    }
+    /// How soon to look at words in memory again.
+    pub fn pause(&self) -> Option<Duration> {
+        let words = self.holds.iter().filter_map(|hold| match &hold.awaited {
+            Awaited::Word(word) => Some(word.pause()),
+            Awaited::Returned { .. } => None,
+        });
+        words.min()
+    }
+    /// Bytes of a message that was held back.
+    pub fn replayed(&self, message: &Message) -> Option<&[u8]> {
+        (message.offset == REPLAY).then_some(&self.replay)
+    }
+    /// Whether a host function has returned that a stream waits for.
+    pub fn is_released(&self, session: &SessionShared) -> bool {
+        self.holds.iter().any(|hold| match hold.awaited {
+            Awaited::Returned { flag, value } => reached(session.flag(flag), value),
+            Awaited::Word(_) => false,
+        })
+    }
+
+    fn block(&mut self, touches: Touches) {
+        if let Touches::Objects(objects) = touches {
+            self.blocked.extend(objects.into_iter().flatten());
+        }
+    }
+
+    fn is_blocked(&self, touches: Touches, streams: &Slots<Stream>) -> bool {
+        match touches {
+            Touches::Nothing => false,
+            Touches::Earlier | Touches::Everything => self.any(),
+            Touches::Objects(objects) => objects.into_iter().flatten().any(|object| {
+                self.blocked.contains(&object)
+                    || matches!(object, Object::Stream(at) if self.is_behind(at, streams))
+            }),
+        }
+    }
+
+    /// Whether legacy default-stream order puts a stream behind something that is held back.
+    fn is_behind(&self, at: usize, streams: &Slots<Stream>) -> bool {
+        let held = |at: usize| self.blocked.contains(&Object::Stream(at));
+        let Ok(stream) = streams.at(at) else {
+            return false;
+        };
+        match stream.role {
+            Role::Independent => false,
+            Role::Blocking(legacy) => held(legacy),
+            Role::Legacy => stream.members.iter().any(|member| held(*member)),
+        }
+    }
+}
+
+impl Session {
+    /// Holds back what follows on a stream.
+    pub fn hold(&mut self, stream: usize, awaited: Awaited) {
+        self.held.holds.push(Hold { stream, awaited });
+        self.held.blocked.insert(Object::Stream(stream));
+    }
+
+    /// Decides about the next message while something is held back.
+    pub fn order(&mut self, op: Op, message: &Message) -> Order {
+        let touches = self.touches(op, message);
+        if !self.held.is_blocked(touches, &self.streams) {
+            return Order::Now;
+        }
+        if matches!(op, Op::EventQuery | Op::EventElapsed) {
+            self.answer(Err(CUDA_ERROR_NOT_READY), &[]);
+            return Order::Taken;
+        }
+        let len = message.len as usize;
+        let room = self.held.backlog.len() < MOST_MESSAGES && self.held.bytes + len <= MOST_BYTES;
+        if !room || op.is_ask() || matches!(touches, Touches::Everything) {
+            self.held.stalled = true;
+            return Order::Stays;
+        }
+        let mut bytes = vec![0; len];
+        let _ = self.consumer.copy_out(message, 0, &mut bytes);
+        self.held.bytes += len;
+        self.held.block(touches);
+        self.held.backlog.push_back(Deferred {
+            op,
+            message: Message {
+                offset: REPLAY,
+                ..*message
+            },
+            bytes,
+            touches,
+        });
+        Order::Taken
+    }
+
+    /// Executes what need not be held back any more; whether there was any.
+    ///
+    /// # Errors
+    /// The client broke the protocol.
+    pub fn replay(&mut self, shared: &Shared) -> Result<bool, String> {
+        let mut holds = take(&mut self.held.holds);
+        let before = holds.len();
+        holds.retain_mut(|hold| !self.is_over(shared, hold));
+        let released = holds.len() < before;
+        self.held.holds = holds;
+        if !released && !self.held.full {
+            return Ok(false);
+        }
+        let held = &mut self.held;
+        (held.stalled, held.full) = (false, false);
+        held.blocked = held
+            .holds
+            .iter()
+            .map(|hold| Object::Stream(hold.stream))
+            .collect();
+        let mut worked = released;
+        for mut next in take(&mut held.backlog) {
+            let waits = match next.touches {
+                Touches::Earlier => !self.held.backlog.is_empty(),
+                touches => self.held.is_blocked(touches, &self.streams),
+            };
+            if !waits {
+                self.held.replay = take(&mut next.bytes);
+                match calls::execute(shared, self, next.op, &next.message) {
+                    Ok(()) => {
+                        self.held.bytes -= self.held.replay.len();
+                        worked = true;
+                        continue;
+                    }
+                    Err(Undone::Later) => self.held.full = true,
+                    Err(Undone::Violation(why)) => return Err(why),
+                }
+                next.bytes = take(&mut self.held.replay);
+            }
+            self.held.block(next.touches);
+            self.held.backlog.push_back(next);
+        }
+        Ok(worked)
+    }
+
+    /// Whether a stream need not be held any longer.
+    fn is_over(&self, shared: &Shared, hold: &mut Hold) -> bool {
+        match &mut hold.awaited {
+            Awaited::Returned { flag, value } => reached(self.shared.flag(*flag), *value),
+            Awaited::Word(word) => self.is_word_there(shared, word),
+        }
+    }
+
+    fn is_word_there(&self, shared: &Shared, word: &mut Word) -> bool {
+        let arrived = reached(shared.flags.value(word.slot), word.expected);
+        let there = match word.phase {
+            Phase::Arriving | Phase::Reading if !arrived => return false,
+            Phase::Again(when) if Instant::now() < when => return false,
+            // Memory that the client has given back is not read; nobody can say any more what it would hold.
+            _ if self.check_device(word.address, word.len()).is_err() => true,
+            Phase::Reading => {
+                let copy = shared.flags.host_address(word.slot) + 8;
+                let there = word.holds(read_word(copy, word.wide));
+                word.phase = Phase::Again(Instant::now() + word.pause());
+                there
+            }
+            _ if word.on_device => self.ask_for_word(shared, word).is_err(),
+            _ => {
+                let there = word.holds(read_word(word.address, word.wide));
+                word.phase = Phase::Again(Instant::now());
+                there
+            }
+        };
+        if there {
+            shared.flags.give_back(word.slot);
+        }
+        there
+    }
+
+    fn ask_for_word(&self, shared: &Shared, word: &mut Word) -> Result<(), CUresult> {
+        word.expected = word.expected.wrapping_add(1);
+        word.phase = Phase::Reading;
+        let to = shared.flags.host_address(word.slot) + 8;
+        let flag = (shared.flags.device_address(word.slot), word.expected);
+        shared.devices[word.device]
+            .read_word(&shared.driver, word.address, word.len() as usize, to, flag)
+            .inspect_err(|status| shared.note_status(*status))
+    }
+
+    /// Gives up what the session waits for; whether nothing reads its memory any more.
+    pub fn forget_held(&mut self, shared: &Shared) -> bool {
+        self.held.backlog.clear();
+        self.held.holds.retain(|hold| {
+            let Awaited::Word(word) = &hold.awaited else {
+                return false;
+            };
+            let written = matches!(word.phase, Phase::Again(_))
+                || reached(shared.flags.value(word.slot), word.expected);
+            if written {
+                shared.flags.give_back(word.slot);
+            }
+            !written
+        });
+        self.held.holds.is_empty()
+    }
+
+    /// What a message's order depends on.
+    fn touches(&self, op: Op, message: &Message) -> Touches {
+        let position = |at: usize| {
+            let mut handle = [0; 8];
+            // A message that is too short breaks the protocol when it is executed.
+            let _ = self.consumer.copy_out(message, at, &mut handle);
+            Handle(u64::from_le_bytes(handle)).index() as usize
+        };
+        let stream = |at| Some(Object::Stream(position(at)));
+        let event = |at| Some(Object::Event(position(at)));
+        match op {
+            // Its attributes may name events.
+            Op::Launch if self.launch_has_attributes(message) => Touches::Everything,
+            Op::Launch => Touches::Objects([stream(offset_of!(Launch, stream)), None]),
+            Op::Mark => Touches::Objects([stream(offset_of!(Mark, stream)), None]),
+            Op::CopyInline => Touches::Objects([stream(offset_of!(CopyInline, stream)), None]),
+            Op::Copy => Touches::Objects([stream(offset_of!(Copy, stream)), None]),
+            Op::Memset => Touches::Objects([stream(offset_of!(Memset, stream)), None]),
+            Op::HostFunction => Touches::Objects([stream(offset_of!(HostFunction, stream)), None]),
+            Op::MemOp => Touches::Objects([stream(offset_of!(MemOp, stream)), None]),
+            Op::StreamCreate => Touches::Objects([stream(offset_of!(StreamCreate, stream)), None]),
+            Op::StreamDestroy => {
+                Touches::Objects([stream(offset_of!(message::Object, object)), None])
+            }
+            Op::EventRecord | Op::StreamWaitEvent => Touches::Objects([
+                stream(offset_of!(EventOnStream, stream)),
+                event(offset_of!(EventOnStream, event)),
+            ]),
+            Op::MarkEvent => Touches::Objects([
+                stream(offset_of!(MarkEvent, stream)),
+                event(offset_of!(MarkEvent, event)),
+            ]),
+            Op::EventCreate => Touches::Objects([event(offset_of!(EventCreate, event)), None]),
+            Op::EventDestroy | Op::EventQuery => {
+                Touches::Objects([event(offset_of!(message::Object, object)), None])
+            }
+            Op::EventElapsed => Touches::Objects([
+                event(offset_of!(EventPair, start)),
+                event(offset_of!(EventPair, end)),
+            ]),
+            Op::CopyBox => Touches::Objects([stream(offset_of!(CopyBox, stream)), None]),
+            Op::PoolFree => Touches::Objects([stream(offset_of!(PoolFree, stream)), None]),
+            Op::MemRelease | Op::HostFree | Op::ImageLeave => Touches::Earlier,
+            Op::Attach
+            | Op::MemGrant
+            | Op::HostAlloc
+            | Op::MemInfo
+            | Op::ImageLoad
+            | Op::GetFunction
+            | Op::GetGlobal
+            | Op::GetFunctionAttribute
+            | Op::SetFunctionAttribute
+            | Op::Occupancy
+            | Op::Clusters
+            | Op::GetLimit
+            | Op::SetLimit
+            | Op::EnumerateFunctions
+            | Op::PointerAttribute
+            | Op::Printed
+            | Op::KernelAttribute
+            | Op::GetManaged
+            | Op::LinkCreate
+            | Op::LinkAdd
+            | Op::LinkComplete
+            | Op::LinkFetch
+            | Op::ArrayCreate
+            | Op::ArrayPart
+            | Op::ArrayQuery
+            | Op::TextureCreate
+            | Op::GetReference
+            | Op::ReferenceCall => Touches::Nothing,
+            // What is mapped stays mapped when its handle goes.
+            Op::AddressReserve
+            | Op::AddressFree
+            | Op::PhysicalCreate
+            | Op::PhysicalRelease
+            | Op::PhysicalExport
+            | Op::PhysicalImport
+            | Op::PhysicalRetain
+            | Op::MapMemory
+            | Op::UnmapMemory
+            | Op::SetAccess
+            | Op::GetAccess
+            | Op::Granularity => Touches::Nothing,
+            // Memory allocated before its stream gets there is not used before.
+            Op::PoolCreate
+            | Op::PoolAlloc
+            | Op::PoolGetAttribute
+            | Op::PoolSetAttribute
+            | Op::PoolSetAccess
+            | Op::PoolGetAccess
+            | Op::PoolTrim => Touches::Nothing,
+            // The safe answer for whatever is not listed; it waits until nothing is held back.
+            _ => Touches::Everything,
+        }
+    }
+
+    fn launch_has_attributes(&self, message: &Message) -> bool {
+        let events = self
+            .held
+            .blocked
+            .iter()
+            .any(|object| matches!(object, Object::Event(_)));
+        let mut count = [0; 4];
+        let _ = self
+            .consumer
+            .copy_out(message, offset_of!(Launch, attributes), &mut count);
+        events && count != [0; 4]
+    }
+}
