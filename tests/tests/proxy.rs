@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)\n";
-const NOT_READY: &str = "CUDA_ERROR_NOT_READY (600)\n";
+const NOT_READY: &str = "ready\nCUDA_ERROR_NOT_READY (600)\n";
 const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)\n";
 
 /// The process id of the one server.
