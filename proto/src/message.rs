@@ -104,6 +104,63 @@ opcodes! {
 
     // Graphs and capture: [`graph`].
 
+    /// [`graph::GraphLaunch`].
+    GraphLaunch = 100, Post;
+    /// [`graph::GraphLaunch`]: the instance is made ready, nothing runs.
+    GraphUpload = 101, Post;
+    /// [`graph::CaptureBegin`], nodes, edges -> nothing.
+    CaptureBegin = 102, Ask;
+    /// [`Object`], a stream -> [`Value`], a graph.
+    CaptureEnd = 103, Ask;
+    /// [`Object`], a stream -> [`graph::CaptureState`], nodes, edges.
+    CaptureState = 104, Ask;
+    /// [`graph::CaptureUpdate`], nodes, edges -> nothing.
+    CaptureUpdate = 105, Ask;
+    /// [`Object`], a stream whose capture is to end with an error -> nothing.
+    CaptureBreak = 106, Ask;
+    /// [`Object`], a stream -> nothing: whoever waits for it finds the error of what the stream was given.
+    Settle = 107, Ask;
+    /// [`graph::GraphCreate`] -> [`Value`], a graph.
+    GraphCreate = 108, Ask;
+    /// [`Object`], a graph -> nothing.
+    GraphDestroy = 109, Ask;
+    /// [`Object`], a graph -> [`Value`], a graph.
+    GraphClone = 110, Ask;
+    /// [`graph::GraphPair`], a node and a clone of its graph -> [`Value`], a node.
+    GraphFindInClone = 111, Ask;
+    /// [`graph::GraphList`] -> [`graph::GraphListed`], nodes, edges.
+    GraphList = 112, Ask;
+    /// [`graph::GraphDependencies`], nodes, edges -> nothing.
+    GraphDependencies = 113, Ask;
+    /// [`graph::GraphNode`], nodes, edges, what it does -> [`graph::GraphNodeAdded`], graphs.
+    GraphNode = 114, Ask;
+    /// [`Object`], a node -> [`graph::GraphNodeIs`], what it does.
+    GraphNodeGet = 115, Ask;
+    /// [`Object`], a node -> [`Value`], its kind.
+    GraphNodeKind = 116, Ask;
+    /// [`Object`], a node -> nothing.
+    GraphNodeDestroy = 117, Ask;
+    /// [`graph::GraphAttribute`] -> [`graph::GraphAttribute`].
+    GraphAttribute = 118, Ask;
+    /// [`graph::GraphPair`], the node that gets them, the node that has them -> nothing.
+    GraphCopyAttributes = 119, Ask;
+    /// [`graph::GraphInstantiate`] -> [`graph::GraphInstantiated`].
+    GraphInstantiate = 120, Ask;
+    /// [`Object`], an instance -> nothing.
+    GraphExecDestroy = 121, Ask;
+    /// [`Object`], an instance -> [`Value`].
+    GraphExecFlags = 122, Ask;
+    /// [`graph::GraphPair`], an instance and a graph -> [`graph::GraphUpdated`].
+    GraphExecUpdate = 123, Ask;
+    /// [`graph::GraphEnabled`] -> [`graph::GraphEnabled`].
+    GraphEnabled = 124, Ask;
+    /// [`graph::GraphDot`] -> [`Value`] bytes of text, in a descriptor of the same token on the socket.
+    GraphDot = 125, Ask;
+    /// [`graph::GraphMemory`] -> [`Value`].
+    GraphMemory = 126, Ask;
+    /// [`graph::GraphCondition`] -> [`Value`], the driver's own number of a condition.
+    GraphCondition = 127, Ask;
+
     // Pools, virtual memory, managed and shared memory: [`memory`].
 
     /// [`Range`]: a reservation of the program's own is given back.

@@ -9,6 +9,7 @@ mod calls;
 mod devices;
 mod dispatch;
 mod driver;
+mod graphs;
 mod held;
 mod host;
 mod images;

@@ -1,17 +1,18 @@
 //! Events: what the client knows of them, so that most waits and queries need no answer.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::{
-    CU_EVENT_BLOCKING_SYNC, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_OUT_OF_MEMORY,
+    CU_EVENT_BLOCKING_SYNC, CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{EventCreate, EventOnStream, Object, Op};
 use parking_lot::Mutex;
 
+use crate::capture;
 use crate::context::Context;
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
@@ -34,6 +35,10 @@ pub struct Event {
     record: Mutex<Option<Record>>,
     /// Whether the last record is known to be complete.
     complete: AtomicBool,
+    /// The capture that it was last recorded in, or 0.
+    capture: AtomicU64,
+    /// Whether a graph may record it, unseen from here.
+    in_graph: AtomicBool,
 }
 
 /// Where an event was last recorded.
@@ -65,9 +70,19 @@ impl Event {
         unsafe { &*self.context.load(Ordering::Acquire) }
     }
 
-    /// Whether it was ever recorded.
+    /// Whether it was ever recorded, or may have been.
     pub fn is_recorded(&self) -> bool {
-        self.record.lock().is_some()
+        self.record.lock().is_some() || self.is_elsewhere()
+    }
+
+    /// A graph may record it from now on: only the server knows about it.
+    pub fn is_in_graph(&self) {
+        self.in_graph.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether what is known of it here says nothing.
+    fn is_elsewhere(&self) -> bool {
+        self.in_graph.load(Ordering::Relaxed) || self.capture.load(Ordering::Relaxed) != 0
     }
 
     fn policy(&self) -> Policy {
@@ -93,6 +108,8 @@ pub fn create(session: &Session, context: &'static Context, flags: u32) -> Statu
     event.flags.store(flags, Ordering::Relaxed);
     *event.record.lock() = None;
     event.complete.store(false, Ordering::Relaxed);
+    event.capture.store(0, Ordering::Relaxed);
+    event.in_graph.store(false, Ordering::Relaxed);
     let body = EventCreate {
         event: EVENTS.handle_of(event),
         flags,
@@ -122,7 +139,19 @@ pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
         pad: 0,
     };
     ring.put(Op::EventRecord, 0, &body, &[])?;
+    if stream.is_capturing() {
+        if flags & CU_EVENT_RECORD_EXTERNAL != 0 {
+            event.is_in_graph();
+        } else {
+            *event.record.lock() = None;
+            event.complete.store(false, Ordering::Release);
+            event.capture.store(stream.capture(), Ordering::Relaxed);
+        }
+        drop(ring);
+        return capture::settle(session, stream.handle());
+    }
     stream.count(&ring);
+    event.capture.store(0, Ordering::Relaxed);
     // Under the ring's lock, so that the last record here is the last one in the ring.
     *event.record.lock() = Some(Record {
         stream,
@@ -135,8 +164,14 @@ pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
 
 /// Makes a stream wait for an event; one that was never recorded is complete.
 pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32) -> Status {
-    if !event.is_recorded() || event.complete.load(Ordering::Acquire) {
+    let captured = event.capture.load(Ordering::Relaxed);
+    let known = !event.is_recorded()
+        || event.complete.load(Ordering::Acquire) && !event.in_graph.load(Ordering::Relaxed);
+    if known && captured == 0 && !stream.is_capturing() {
         return session.check();
+    }
+    if stream.is_capturing() && flags & CU_EVENT_WAIT_EXTERNAL != 0 {
+        event.is_in_graph();
     }
     let body = EventOnStream {
         event: event.handle(),
@@ -144,7 +179,11 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
         flags,
         pad: 0,
     };
-    stream::post(session, stream, Op::StreamWaitEvent, &body, &[])
+    stream::post(session, stream, Op::StreamWaitEvent, &body, &[])?;
+    if captured != 0 {
+        capture::join(session, stream, captured)?;
+    }
+    Ok(())
 }
 
 /// The event's last record, unless that is known to be complete or can be seen to be without a message.
@@ -167,6 +206,13 @@ fn outstanding(session: &Session, event: EventRef) -> Status<Option<Record>> {
 
 /// Waits for an event.
 pub fn synchronize(session: &Session, event: EventRef) -> Status {
+    if event.is_elsewhere() {
+        if event.capture.load(Ordering::Relaxed) == 0 {
+            capture::forbid(session)?;
+        }
+        return poll(session, event);
+    }
+    capture::forbid(session)?;
     let Some(record) = outstanding(session, event)? else {
         return session.posted_error();
     };
@@ -220,6 +266,17 @@ fn poll(session: &Session, event: EventRef) -> Status {
 
 /// Whether an event's last record is complete: `CUDA_ERROR_NOT_READY` when not.
 pub fn query(session: &Session, event: EventRef) -> Status {
+    if event.is_elsewhere() {
+        if event.capture.load(Ordering::Relaxed) == 0 {
+            capture::forbid(session)?;
+        }
+        let body = Object {
+            object: event.handle(),
+        };
+        session.ask(Op::EventQuery, &body, &[])?.status.ok()?;
+        return session.posted_error();
+    }
+    capture::forbid(session)?;
     let Some(record) = outstanding(session, event)? else {
         return session.posted_error();
     };

@@ -151,6 +151,16 @@ impl<T> In<T> {
     }
 }
 
+impl<T> In<T> {
+    /// An argument whose address the program gave inside a struct.
+    ///
+    /// # Safety
+    /// The address is null, or leads to what CUDA documents for that field.
+    pub const unsafe fn inside(address: u64) -> In<T> {
+        In(address as *const T)
+    }
+}
+
 impl<T: Copy> In<T> {
     /// Whether the program gave none.
     pub fn is_null(self) -> bool {

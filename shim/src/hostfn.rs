@@ -14,7 +14,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult};
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult,
+};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::segment::{ARRIVED, FLAGS};
@@ -92,6 +94,10 @@ pub fn is_running_here() -> bool {
 /// Has `work` run when everything the stream was given so far is complete; what it is given later waits for the
 /// return.
 pub fn enqueue(session: &'static Session, stream: StreamRef, work: Work) -> Status {
+    if stream.is_capturing() {
+        tracing::warn!("a host function was to be captured; not served");
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let slot = stream.slot();
     let queue = QUEUES[slot as usize].get_or_init(Queue::default);
     let mut ring = session.ring()?;

@@ -17,6 +17,7 @@
 
 mod array;
 mod calls;
+mod capture;
 mod connect;
 mod context;
 mod dlopen;
@@ -27,6 +28,7 @@ mod extents;
 mod fake;
 mod ffi;
 mod genuine;
+mod graph;
 mod hostfn;
 mod image;
 mod jit;
@@ -50,6 +52,7 @@ mod stream;
 mod submit;
 mod tables;
 mod thread;
+mod user_object;
 mod virtual_memory;
 mod wait;
 

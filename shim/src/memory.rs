@@ -35,6 +35,9 @@ static HOST_MAPPINGS: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new()
 static HOST_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
 static GLOBALS: RwLock<BTreeMap<u64, Global>> = RwLock::new(BTreeMap::new());
 static REGISTERED: RwLock<BTreeMap<u64, Registered>> = RwLock::new(BTreeMap::new());
+/// Bytes and graph, by first address.
+static GRAPH_MEMORY: RwLock<BTreeMap<u64, (u64, u64)>> = RwLock::new(BTreeMap::new());
+static GRAPH_MEMORY_COUNT: AtomicUsize = AtomicUsize::new(0);
 static REGISTERED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A global variable of a loaded module.
@@ -389,6 +392,40 @@ pub fn registered_overlaps(start: u64, len: u64) -> bool {
         .is_some_and(|(other, found)| other + found.len > start)
 }
 
+/// Memory that an allocating node of a graph has given.
+pub fn add_graph_memory(start: u64, len: u64, graph: u64) {
+    let mut table = GRAPH_MEMORY.write();
+    table.insert(start, (len, graph));
+    GRAPH_MEMORY_COUNT.store(table.len(), Ordering::Release);
+}
+
+/// A graph is gone, and what its nodes have given.
+pub fn remove_graph_memory(graph: u64) {
+    let mut table = GRAPH_MEMORY.write();
+    table.retain(|_, (_, of)| *of != graph);
+    GRAPH_MEMORY_COUNT.store(table.len(), Ordering::Release);
+}
+
+/// Whether an address lies in memory that a node of a graph has given; how much is left from there.
+fn graph_memory(address: u64) -> Option<u64> {
+    if GRAPH_MEMORY_COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let table = GRAPH_MEMORY.read();
+    let (start, (len, _)) = table.range(..=address).next_back()?;
+    (address - start < *len).then(|| len - (address - start))
+}
+
+/// The program's own address of memory that is registered or pinned, by that in the host arena.
+pub fn program_address(arena: u64) -> u64 {
+    let table = REGISTERED.read();
+    let of = |(start, found): (&u64, &Registered)| {
+        (found.arena <= arena && arena - found.arena < found.len)
+            .then(|| start + (arena - found.arena))
+    };
+    table.iter().find_map(of).unwrap_or(arena)
+}
+
 /// The device block that contains an address.
 pub fn device_block(address: u64) -> Option<(u64, Block, u32)> {
     let device = device_of(address)?;
@@ -447,6 +484,9 @@ pub fn place(address: u64, len: u64) -> Status<Place> {
         } else {
             Place::Pageable(address)
         });
+    }
+    if let Some(left) = graph_memory(address) {
+        return inside(len <= left, Place::Device(address));
     }
     if let Some((start, found)) = global(address) {
         return inside(len <= found.len - (address - start), Place::Device(address));

@@ -80,6 +80,26 @@ pub fn register(
     Ok(())
 }
 
+/// Memory of the program that a graph refers to: registered if it is not, and for good. Where it lies in the host
+/// arena.
+pub fn adopt(session: &Session, context: &'static Context, address: u64, len: u64) -> Status<u64> {
+    let end = address.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if memory::registered(address).is_none() {
+        let first = address / PAGE * PAGE;
+        let room = end.div_ceil(PAGE) * PAGE - first;
+        if memory::registered_overlaps(first, room) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        register(session, context, first, room, 0)?;
+    }
+    match memory::registered(address) {
+        Some((start, found)) if len <= found.len - (address - start) => {
+            Ok(found.arena + (address - start))
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
 /// Undoes the registration that begins at `address`, after the work that may use it.
 pub fn unregister(session: &Session, address: u64) -> Status {
     match memory::registered(address) {

@@ -20,6 +20,7 @@ use mpsshim_proto::message::{Mark, MarkEvent, Object, Op, StreamCreate};
 use mpsshim_proto::segment::{FLAGS, reached};
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::capture;
 use crate::context::{self, Context};
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
@@ -57,6 +58,8 @@ pub struct Stream {
     joined: Progress,
     /// Value of the last mark.
     mark: AtomicU32,
+    /// The capture that it takes part in, or 0 ([`crate::capture`]).
+    capture: AtomicU64,
 }
 
 /// Counts of operations: the last mark's, and the most that is known to be complete.
@@ -104,7 +107,25 @@ impl Stream {
         self.slot.load(Ordering::Relaxed)
     }
 
-    fn is_legacy(&self) -> bool {
+    /// The capture that it takes part in, or 0.
+    #[inline]
+    pub fn capture(&self) -> u64 {
+        self.capture.load(Ordering::Relaxed)
+    }
+
+    /// Whether what it is given goes into a graph.
+    #[inline]
+    pub fn is_capturing(&self) -> bool {
+        self.capture() != 0
+    }
+
+    /// It takes part in a capture from now on, or (0) in none.
+    pub fn set_capture(&self, id: u64) {
+        self.capture.store(id, Ordering::Relaxed);
+    }
+
+    /// Whether it is its context's legacy default stream.
+    pub fn is_legacy(&self) -> bool {
         self.legacy.load(Ordering::Relaxed)
     }
 
@@ -140,9 +161,12 @@ impl Stream {
         self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
     }
 
-    /// Counts an operation that was just put into the ring.
+    /// Counts an operation that was just put into the ring; one that is captured is none.
     #[inline]
     pub fn count(&self, ring: &Ring<'_>) {
+        if self.is_capturing() {
+            return;
+        }
         let add = |counter: &AtomicU64| {
             // The ring's lock is held: nobody else writes.
             counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
@@ -261,6 +285,7 @@ pub fn create(
     entry.own.reset();
     entry.joined.reset();
     entry.mark.store(value, Ordering::Relaxed);
+    entry.set_capture(0);
     let handle = STREAMS.handle_of(entry);
     session.post(
         Op::StreamCreate,
@@ -282,8 +307,10 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
     let entry = STREAMS
         .retire(entry.handle())
         .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let captured = entry.is_capturing();
     // The last mark tells when the slot may be used again, and lets others wait for what still runs.
-    let last = if entry.is_busy()
+    let last = if !captured
+        && entry.is_busy()
         && entry.own.marked.load(Ordering::Relaxed) < entry.own.posted.load(Ordering::Relaxed)
     {
         mark_in(&mut ring, entry, handle)?
@@ -292,6 +319,9 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
     };
     ring.put(Op::StreamDestroy, 0, &Object { object: handle }, &[])?;
     drop(ring);
+    if captured {
+        capture::stream_ends(entry, handle);
+    }
     session.slots.lock().retiring.push((last.slot, last.value));
     STREAMS.recycle(entry);
     Ok(())
@@ -300,6 +330,24 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
 /// The stream that a handle argument names, in the calling thread's context. `per_thread`: what NULL means.
 #[inline]
 pub fn resolve(raw: u64, per_thread: bool) -> Status<StreamRef> {
+    let stream = named(raw, per_thread)?;
+    if capture::any() && stream.is_legacy() {
+        capture::admit_legacy(session()?, stream.context(), false)?;
+    }
+    Ok(stream)
+}
+
+/// As [`resolve`], for a question that a capture does not mind.
+pub fn resolve_to_ask(raw: u64, per_thread: bool) -> Status<StreamRef> {
+    let stream = named(raw, per_thread)?;
+    if capture::any() && stream.is_legacy() {
+        capture::admit_legacy(session()?, stream.context(), true)?;
+    }
+    Ok(stream)
+}
+
+#[inline]
+fn named(raw: u64, per_thread: bool) -> Status<StreamRef> {
     match raw {
         LEGACY => context::current()?.legacy_stream(session()?),
         PER_THREAD => thread::default_stream(session()?, context::current()?),
@@ -313,7 +361,7 @@ pub fn resolve(raw: u64, per_thread: bool) -> Status<StreamRef> {
 #[inline]
 pub fn post<T: IntoBytes + Immutable>(
     session: &Session,
-    stream: &Stream,
+    stream: StreamRef,
     op: Op,
     body: &T,
     trailing: &[u8],
@@ -321,6 +369,10 @@ pub fn post<T: IntoBytes + Immutable>(
     let mut ring = session.ring()?;
     ring.put(op, 0, body, trailing)?;
     stream.count(&ring);
+    drop(ring);
+    if stream.is_capturing() {
+        return capture::settle(session, stream.handle());
+    }
     Ok(())
 }
 
@@ -391,6 +443,9 @@ pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Poli
 
 /// Waits until everything the stream was given is complete.
 pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
+    if stream.is_capturing() {
+        return capture::forbid_wait(session, stream);
+    }
     match mark_unless_done(session, stream)? {
         Some(target) => wait_for(session, stream, target, stream.context().policy()),
         None => {
@@ -402,6 +457,9 @@ pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
 
 /// Whether everything the stream was given is complete.
 pub fn query(session: &Session, stream: StreamRef) -> Status<bool> {
+    if stream.is_capturing() {
+        return capture::forbid_wait(session, stream).map(|()| false);
+    }
     if let Some(target) = mark_unless_done(session, stream)? {
         if !target.is_reached(session) {
             return Ok(false);

@@ -7,6 +7,7 @@ use mpsshim_proto::cuda::*;
 use crate::api::{R, api_streams};
 use crate::context::Context;
 use crate::driver::driver;
+use crate::graph::{self, Does};
 use crate::stream::{Stream, resolve};
 
 /// Which sides of a copy must be device memory: (to, from).
@@ -45,6 +46,23 @@ fn copy(place: R<Place>, to: u64, from: u64, bytes: usize, sides: Sides, wait: b
     let crosses = !to_device && is_device(to, 1)? || !from_device && is_device(from, 1)?;
     if !fits || to == 0 || from == 0 || crosses {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if !wait {
+        let node = || {
+            Does::Copy(CUDA_MEMCPY3D {
+                src_type: CU_MEMORYTYPE_UNIFIED,
+                src_device: from,
+                dst_type: CU_MEMORYTYPE_UNIFIED,
+                dst_device: to,
+                width: bytes as u64,
+                height: 1,
+                depth: 1,
+                ..CUDA_MEMCPY3D::default()
+            })
+        };
+        if graph::captured(&stream, node)? {
+            return Ok(());
+        }
     }
     // The caller may reuse pageable memory as soon as the call returns.
     let mut kept = vec![0u8; if from_device || wait { 0 } else { bytes }];
@@ -107,6 +125,21 @@ fn fill<const N: usize>(place: R<Place>, to: u64, area: Area, value: [u8; N], wa
     let aligned = to.is_multiple_of(N as u64) && pitch.is_multiple_of(N);
     if !aligned || pitch < row || !is_device(to, bytes as u64)? {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut word = [0u8; 4];
+    word[..N].copy_from_slice(&value);
+    let node = || {
+        Does::Set(CUDA_MEMSET_NODE_PARAMS {
+            to,
+            pitch: if height == 1 { 0 } else { pitch as u64 },
+            value: u32::from_le_bytes(word),
+            element: N as u32,
+            width: width as u64,
+            height: height as u64,
+        })
+    };
+    if !wait && graph::captured(&stream, node)? {
+        return Ok(());
     }
     stream.submit(&context, move |_| {
         for n in 0..height {

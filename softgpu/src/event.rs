@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::api::{Out, R, api, api_streams};
 use crate::context::live;
 use crate::driver::{driver, new_handle, start};
+use crate::graph::{self, Does};
 use crate::stream::resolve;
 
 /// One recording of an event: done when its stream has come to it.
@@ -40,6 +41,8 @@ pub struct Event {
     context_handle: u64,
     flags: u32,
     record: Mutex<Option<Arc<Record>>>,
+    /// What it has of the capture that it was last recorded in.
+    part: Mutex<Option<graph::Part>>,
 }
 
 fn find(event: CUevent) -> R<Arc<Event>> {
@@ -52,15 +55,56 @@ fn find(event: CUevent) -> R<Arc<Event>> {
     Ok(event)
 }
 
-fn record(event: CUevent, stream: CUstream, own: bool) -> R<()> {
+fn record(event: CUevent, stream: CUstream, own: bool, flags: u32) -> R<()> {
+    let handle = event.0;
     let event = find(event)?;
     let (context, stream) = resolve(stream, own)?;
     if context.id != event.context {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
+    if flags & CU_EVENT_RECORD_EXTERNAL != 0 {
+        return match graph::captured(&stream, || Does::Record(handle))? {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_ILLEGAL_STATE),
+        };
+    }
+    let part = graph::part_of(&stream)?;
+    let captured = part.is_some();
+    *event.part.lock() = part;
+    if captured {
+        *event.record.lock() = None;
+        return Ok(());
+    }
     let record = Arc::new(Record::default());
     *event.record.lock() = Some(record.clone());
     stream.submit_always(&context, move |_| record.reach());
+    Ok(())
+}
+
+/// Waits, in a graph, for what an event was last recorded for.
+pub fn wait_here(event: u64) {
+    let record = find(CUevent(event))
+        .ok()
+        .and_then(|e| e.record.lock().clone());
+    if let Some(record) = record {
+        record.wait();
+    }
+}
+
+/// Records an event in a graph.
+pub fn reach_here(event: u64) {
+    if let Ok(event) = find(CUevent(event)) {
+        let record = Arc::new(Record::default());
+        record.reach();
+        *event.record.lock() = Some(record);
+    }
+}
+
+/// Refuses a question about an event of a capture.
+fn refuse_captured(event: &Event) -> R<()> {
+    if let Some(part) = event.part.lock().as_ref() {
+        return Err(part.refuse());
+    }
     Ok(())
 }
 
@@ -93,16 +137,18 @@ api! { TABLE;
         }
         let context = live()?;
         let handle = new_handle();
-        let event = Event { context: context.id, context_handle: context.handle, flags, record: Mutex::new(None) };
+        let event = Event { context: context.id, context_handle: context.handle, flags, record: Mutex::new(None), part: Mutex::new(None) };
         start().events.insert(handle, Arc::new(event));
         out.set(CUevent(handle))
     }
     fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
     fn cuEventQuery(event: CUevent) {
+        refuse_captured(&*find(event)?)?;
         let record = find(event)?.record.lock().clone();
         if record.is_none_or(|r| r.time().is_some()) { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
     }
     fn cuEventSynchronize(event: CUevent) {
+        refuse_captured(&*find(event)?)?;
         let found = find(event)?.record.lock().clone();
         if let Some(record) = found {
             record.wait();
@@ -114,16 +160,26 @@ api! { TABLE;
 }
 
 api_streams! { TABLE_STREAMS;
-    fn cuEventRecord / cuEventRecord_ptsz [own] (event: CUevent, stream: CUstream) { record(event, stream, own) }
+    fn cuEventRecord / cuEventRecord_ptsz [own] (event: CUevent, stream: CUstream) { record(event, stream, own, 0) }
     fn cuEventRecordWithFlags / cuEventRecordWithFlags_ptsz [own] (event: CUevent, stream: CUstream, flags: u32) {
-        if flags > 1 { Err(CUDA_ERROR_INVALID_VALUE) } else { record(event, stream, own) }
+        if flags > 1 { Err(CUDA_ERROR_INVALID_VALUE) } else { record(event, stream, own, flags) }
     }
     fn cuStreamWaitEvent / cuStreamWaitEvent_ptsz [own] (stream: CUstream, event: CUevent, flags: u32) {
         let (context, stream) = resolve(stream, own)?;
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let record = find(event)?.record.lock().clone();
+        let found = find(event)?;
+        if flags & CU_EVENT_WAIT_EXTERNAL != 0 && graph::captured(&stream, || Does::Wait(event.0))? {
+            return Ok(());
+        }
+        if let Some(part) = found.part.lock().as_ref() {
+            return graph::join(&stream, part);
+        }
+        let record = found.record.lock().clone();
+        if record.is_some() && graph::isolated(&stream)? {
+            return Ok(());
+        }
         if let Some(record) = record.filter(|r| r.time().is_none()) {
             stream.submit_always(&context, move |_| record.wait());
         }

@@ -8,6 +8,7 @@ use crate::api::{In, Out, R, api, api_streams, log};
 use crate::context::{Context, live};
 use crate::device::{BLOCKS_PER_SM, SHARED_PER_SM, SM_COUNT, THREADS_PER_SM};
 use crate::driver::start;
+use crate::graph::{self, Does};
 use crate::interp::{self, Memory};
 use crate::module::{Kernel, kernel, kernel_in};
 use crate::stream::resolve;
@@ -29,9 +30,9 @@ impl Memory for View<'_> {
 
 /// Where a launch's parameters come from.
 #[derive(Clone, Copy)]
-struct Params {
-    pointers: In<u64>,
-    extra: In<u64>,
+pub struct Params {
+    pub pointers: In<u64>,
+    pub extra: In<u64>,
 }
 
 impl Params {
@@ -68,10 +69,10 @@ impl Params {
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
 }
 
 /// Blocks of a kernel that an SM holds at once.
@@ -89,12 +90,71 @@ fn blocks_per_sm(kernel: &Kernel, threads: u32, dynamic: usize) -> u32 {
         .min(BLOCKS_PER_SM)
 }
 
-fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Params) -> R<()> {
-    let (context, stream) = resolve(stream, own)?;
-    let kernel = kernel_in(function, &context)?;
-    if kernel.module.context != context.id {
-        return Err(CUDA_ERROR_INVALID_HANDLE);
+/// A kernel, how it is launched, and its parameters.
+pub struct Launch {
+    kernel: Arc<Kernel>,
+    shape: Shape,
+    params: Vec<u8>,
+}
+
+impl Launch {
+    /// A launch that the device can do.
+    pub fn new(function: u64, context: &Context, shape: Shape, params: Params) -> R<Launch> {
+        let kernel = kernel_in(function, context)?;
+        if kernel.module.context != context.id {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        check_shape(&kernel, shape)?;
+        Ok(Launch {
+            params: params.pack(&kernel)?,
+            kernel,
+            shape,
+        })
     }
+
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The packed parameters.
+    pub fn packed(&self) -> &[u8] {
+        &self.params
+    }
+
+    /// Where each parameter begins.
+    pub fn offsets(&self) -> impl Iterator<Item = u32> + '_ {
+        self.kernel
+            .function()
+            .params
+            .iter()
+            .map(|param| param.offset)
+    }
+
+    pub fn run(&self, context: &Context) -> R<()> {
+        let launch = interp::Launch {
+            program: &self.kernel.module.program,
+            kernel: self.kernel.index,
+            data: self.kernel.module.data,
+            params: &self.params,
+            grid: self.shape.grid,
+            block: self.shape.block,
+            dynamic_shared: self.shape.shared,
+            memory: &View(context),
+        };
+        interp::run(&launch).map_err(|fault| {
+            let (name, status) = (&self.kernel.function().name, CUresult(fault.status));
+            log(|| {
+                format!(
+                    "kernel {name}, PTX line {}: {status} at {:#x}",
+                    fault.line, fault.address
+                )
+            });
+            status
+        })
+    }
+}
+
+fn check_shape(kernel: &Kernel, shape: Shape) -> R<()> {
     let f = kernel.function();
     let threads = shape
         .block
@@ -114,29 +174,16 @@ fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Para
     {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let params = params.pack(&kernel)?;
-    stream.submit(&context, move |context| {
-        let launch = interp::Launch {
-            program: &kernel.module.program,
-            kernel: kernel.index,
-            data: kernel.module.data,
-            params: &params,
-            grid: shape.grid,
-            block: shape.block,
-            dynamic_shared: shape.shared,
-            memory: &View(context),
-        };
-        interp::run(&launch).map_err(|fault| {
-            let (name, status) = (&kernel.function().name, CUresult(fault.status));
-            log(|| {
-                format!(
-                    "kernel {name}, PTX line {}: {status} at {:#x}",
-                    fault.line, fault.address
-                )
-            });
-            status
-        })
-    });
+    Ok(())
+}
+
+fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Params) -> R<()> {
+    let (context, stream) = resolve(stream, own)?;
+    let launch = Arc::new(Launch::new(function, &context, shape, params)?);
+    if graph::captured(&stream, || Does::Kernel(function, launch.clone()))? {
+        return Ok(());
+    }
+    stream.submit(&context, move |context| launch.run(context));
     Ok(())
 }
 

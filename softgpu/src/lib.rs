@@ -17,6 +17,7 @@ mod copy;
 mod device;
 mod driver;
 mod event;
+mod graph;
 mod image;
 mod interp;
 mod launch;

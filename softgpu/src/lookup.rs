@@ -8,7 +8,7 @@ use mpsshim_proto::cuda::*;
 
 use crate::api::{Entry, Out, R, Text, api, log};
 use crate::{
-    array, context, copy, device, event, launch, library, link, memory, module, pool, stream,
+    array, context, copy, device, event, graph, launch, library, link, memory, module, pool, stream,
 };
 
 /// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
@@ -34,6 +34,8 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             event::TABLE_STREAMS,
             array::TABLE,
             array::TABLE_STREAMS,
+            graph::TABLE,
+            graph::TABLE_STREAMS,
             copy::COPIES,
             copy::FILLS,
             pool::TABLE,

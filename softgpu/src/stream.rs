@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{Context, live};
 use crate::driver::{driver, new_handle, start};
+use crate::graph;
 
 pub const GREATEST_PRIORITY: i32 = -5;
 /// How long a stream's thread outlives its last work.
@@ -51,6 +52,8 @@ pub struct Stream {
     priority: i32,
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// What it has of a capture.
+    pub part: Mutex<Option<graph::Part>>,
 }
 
 /// Destroyed streams that still have work.
@@ -83,7 +86,12 @@ impl Stream {
             priority,
             queue: Mutex::default(),
             changed: Condvar::new(),
+            part: Mutex::new(None),
         })
+    }
+
+    pub fn is_legacy(&self) -> bool {
+        self.kind == Kind::Legacy
     }
 
     /// Whether its work and the legacy stream's wait for each other.
@@ -238,6 +246,7 @@ impl Stream {
     }
 
     pub fn synchronize(self: &Arc<Self>, context: &Arc<Context>) -> R<()> {
+        graph::refuse(self)?;
         if !self.is_idle(context) {
             if self.kind == Kind::Legacy {
                 self.submit_always(context, |_| {});
@@ -403,6 +412,7 @@ api_streams! { TABLE_STREAMS;
     }
     fn cuStreamQuery / cuStreamQuery_ptsz [own] (stream: CUstream) {
         let (context, stream) = resolve(stream, own)?;
+        graph::refuse(&stream)?;
         if stream.is_idle(&context) { context.sound() } else { Err(CUDA_ERROR_NOT_READY) }
     }
     fn cuStreamGetPriority / cuStreamGetPriority_ptsz [own] (stream: CUstream, out: Out<i32>) {

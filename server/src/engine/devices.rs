@@ -72,6 +72,11 @@ impl Device {
         })
     }
 
+    /// The context, once it is made.
+    pub fn context(&self) -> Option<CUcontext> {
+        self.context.get().copied()
+    }
+
     /// Makes the context and what goes with it, once. Takes a few hundred milliseconds.
     ///
     /// # Errors

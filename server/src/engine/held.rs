@@ -14,6 +14,7 @@ use super::streams::{Role, Stream};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::array::CopyBox;
+use mpsshim_proto::message::graph::{CaptureBegin, CaptureUpdate, GraphLaunch};
 use mpsshim_proto::message::memory::PoolFree;
 use mpsshim_proto::message::stream::{HostFunction, MemOp};
 use mpsshim_proto::message::{
@@ -207,6 +208,11 @@ impl Held {
             Awaited::Returned { flag, value } => reached(session.flag(flag), value),
             Awaited::Word(_) => false,
         })
+    }
+
+    /// Whether launches of graphs are held back.
+    fn has_launches(&self) -> bool {
+        self.backlog.iter().any(|held| held.op == Op::GraphLaunch)
     }
 
     fn block(&mut self, touches: Touches) {
@@ -425,6 +431,42 @@ impl Session {
                 event(offset_of!(EventPair, start)),
                 event(offset_of!(EventPair, end)),
             ]),
+            Op::GraphLaunch | Op::GraphUpload => {
+                Touches::Objects([stream(offset_of!(GraphLaunch, stream)), None])
+            }
+            // What a stream was given before its capture must not get into it.
+            Op::CaptureBegin => Touches::Objects([stream(offset_of!(CaptureBegin, stream)), None]),
+            Op::CaptureUpdate => {
+                Touches::Objects([stream(offset_of!(CaptureUpdate, stream)), None])
+            }
+            Op::CaptureEnd | Op::CaptureState | Op::CaptureBreak | Op::Settle => {
+                Touches::Objects([stream(offset_of!(message::Object, object)), None])
+            }
+            // An instance is as it was when it was launched.
+            Op::GraphNode | Op::GraphExecUpdate | Op::GraphEnabled | Op::GraphExecDestroy
+                if self.held.has_launches() =>
+            {
+                Touches::Everything
+            }
+            Op::GraphNode
+            | Op::GraphExecUpdate
+            | Op::GraphEnabled
+            | Op::GraphExecDestroy
+            | Op::GraphCreate
+            | Op::GraphDestroy
+            | Op::GraphClone
+            | Op::GraphFindInClone
+            | Op::GraphList
+            | Op::GraphDependencies
+            | Op::GraphNodeGet
+            | Op::GraphNodeKind
+            | Op::GraphNodeDestroy
+            | Op::GraphAttribute
+            | Op::GraphCopyAttributes
+            | Op::GraphExecFlags
+            | Op::GraphDot
+            | Op::GraphMemory
+            | Op::GraphCondition => Touches::Nothing,
             Op::CopyBox => Touches::Objects([stream(offset_of!(CopyBox, stream)), None]),
             Op::PoolFree => Touches::Objects([stream(offset_of!(PoolFree, stream)), None]),
             Op::MemRelease | Op::HostFree | Op::ImageLeave => Touches::Earlier,

@@ -118,14 +118,16 @@ impl Session {
     /// Whether the driver says that all streams are idle. What [`Session::has_work_in_flight`] goes by may be known
     /// a moment before the driver notices, and synchronizing must not wait.
     fn is_idle(&self, shared: &Shared) -> bool {
-        self.streams.iter().chain(&self.retired).all(|stream| {
+        let works = self.streams.iter().chain(&self.retired);
+        works.filter(|stream| !stream.capturing).all(|stream| {
             let _ = shared.devices[stream.device].make_current(&shared.driver);
             shared.driver.stream_query(stream.raw) != Err(CUDA_ERROR_NOT_READY)
         })
     }
 
     fn fetch_printed(&mut self, shared: &Shared) -> Result<(), CUresult> {
-        for stream in self.streams.iter().chain(&self.retired) {
+        let works = self.streams.iter().chain(&self.retired);
+        for stream in works.filter(|stream| !stream.capturing) {
             shared.devices[stream.device].make_current(&shared.driver)?;
             shared.driver.stream_synchronize(stream.raw)?;
         }

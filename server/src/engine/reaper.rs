@@ -55,7 +55,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<ReaperTask>) {
             tasks.recv_timeout(TICK)
         };
         match task {
-            Ok(ReaperTask::Session(session)) => dying.push(session),
+            Ok(ReaperTask::Session(mut session)) => {
+                session.abandon_captures(shared, None);
+                dying.push(session);
+            }
             Ok(ReaperTask::Bury(object)) => graves.push((Instant::now(), object)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -141,6 +144,11 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
     }
     let now = Instant::now();
     graves.extend(session.take_arrays().into_iter().map(|array| (now, array)));
+    let (images, events) = session.graphs.release(shared);
+    graves.extend(images.into_iter().map(|image| (now, Buried::Image(image))));
+    for event in events {
+        let _ = shared.driver.event_destroy(event.raw);
+    }
     let images = session
         .images
         .drain()

@@ -4,6 +4,7 @@ use super::ClientInfo;
 use super::account::Account;
 use super::arrays::{Array, Objects};
 use super::devices::Grant;
+use super::graphs::Graphs;
 use super::held::Held;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
@@ -265,6 +266,8 @@ pub struct Session {
     pub held: Held,
     /// What its kernels printed.
     pub printed: Printed,
+    /// Its graphs and captures.
+    pub graphs: Graphs,
     /// Why the server ended the session, if it did.
     pub fault: Option<String>,
     /// Dispatch thread it belongs to.
@@ -298,6 +301,7 @@ impl Session {
             marks: Marks::default(),
             held: Held::default(),
             printed: Printed::default(),
+            graphs: Graphs::default(),
             fault: None,
             home,
         }
@@ -436,6 +440,7 @@ impl Session {
                 {
                     Ok(())
                 }
+                _ if self.graphs.owns(address, len) => Ok(()),
                 _ => Err(CUDA_ERROR_INVALID_VALUE),
             };
         }

@@ -119,6 +119,15 @@ impl<T> Slots<T> {
         }
     }
 
+    /// The handle of the first object for which `is` is true.
+    pub fn handle_where(&self, is: impl Fn(&T) -> bool) -> Option<u64> {
+        let found = self.slots.iter().enumerate().find_map(|(index, slot)| {
+            let (generation, object) = slot.as_ref()?;
+            is(object).then(|| Handle::new(self.kind, *generation, index as u32))
+        });
+        found.map(|handle| handle.0)
+    }
+
     /// Drops the objects for which `keep` is false.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         for slot in &mut self.slots {

@@ -43,6 +43,9 @@ pub struct Stream {
     pub role: Role,
     /// Blocking streams of this legacy stream, by position.
     pub members: Vec<usize>,
+    /// What it is given goes into a graph. Nothing of the server's own may get in there: no flags, no joins; and
+    /// nothing is in flight on its account.
+    pub capturing: bool,
     /// Operations submitted.
     ops: u64,
     /// Operations known to be complete.
@@ -69,6 +72,7 @@ impl Stream {
             priority,
             role,
             members: Vec::new(),
+            capturing: false,
             ops: 0,
             done: 0,
             checkpoints: VecDeque::new(),
@@ -103,6 +107,7 @@ impl Stream {
         }
         if self.own_flag.is_none()
             && self.done != self.ops
+            && !self.capturing
             && shared.driver.stream_query(self.raw).is_ok()
         {
             self.done = self.ops;
@@ -130,7 +135,8 @@ impl Stream {
         let Some((slot, value)) = self.own_flag.as_mut() else {
             return Ok(());
         };
-        if self.ops == self.done
+        if self.capturing
+            || self.ops == self.done
             || self
                 .checkpoints
                 .back()
@@ -199,6 +205,9 @@ impl Session {
         let stream = self.streams.at(index)?;
         let role = stream.role;
         shared.devices[stream.device].make_current(&shared.driver)?;
+        if stream.capturing {
+            return Ok((index, stream.raw));
+        }
         if self.is_full(shared, index)? {
             return Err(CallError::Full);
         }
@@ -217,6 +226,9 @@ impl Session {
     pub fn submitted(&mut self, shared: &Shared, index: usize) -> Result<(), CallError> {
         let interval = shared.checkpoint_interval();
         let stream = self.streams.at_mut(index)?;
+        if stream.capturing {
+            return Ok(());
+        }
         stream.ops += 1;
         if stream.uncovered() >= interval {
             stream.checkpoint(shared)?;
@@ -232,7 +244,10 @@ impl Session {
             let Ok(stream) = self.streams.at_mut(member) else {
                 continue;
             };
-            if stream.ops == stream.joined || stream.in_flight(shared, &self.shared) == 0 {
+            if stream.capturing
+                || stream.ops == stream.joined
+                || stream.in_flight(shared, &self.shared) == 0
+            {
                 continue;
             }
             let event = stream.record_join(shared)?;

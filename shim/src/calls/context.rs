@@ -9,6 +9,7 @@ use mpsshim_proto::cuda::{
 use mpsshim_proto::message::{Limit, Op, Value};
 
 use super::entries;
+use crate::capture;
 use crate::context::{self, Context};
 use crate::ffi::{In, Out, Status, guard};
 use crate::stream::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
@@ -277,6 +278,7 @@ pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult 
 /// `cuCtxSetLimit`. The server decides: the limit is that of a context shared with others.
 pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
     guard(|| {
+        capture::forbid(session()?)?;
         let context = context::current()?;
         let body = limit_body(context, limit, value as u64);
         let value: Value = session()?.ask(Op::SetLimit, &body, &[])?.read()?;
@@ -287,14 +289,20 @@ pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
 
 /// `cuCtxSynchronize`.
 pub unsafe extern "C" fn synchronize() -> CUresult {
-    guard(|| stream::quiesce(session()?, Some(context::current()?)))
+    guard(|| {
+        let (session, context) = (session()?, context::current()?);
+        capture::forbid_wait_for_all(session, context)?;
+        stream::quiesce(session, Some(context))
+    })
 }
 
 /// `cuCtxSynchronize` as of CUDA 13: of any context.
 pub unsafe extern "C" fn synchronize_v2(context: u64) -> CUresult {
     guard(|| {
         let context = context::given_or_current(context)?;
-        stream::quiesce(session()?, Some(context.usable()?))
+        let (session, context) = (session()?, context.usable()?);
+        capture::forbid_wait_for_all(session, context)?;
+        stream::quiesce(session, Some(context))
     })
 }
 

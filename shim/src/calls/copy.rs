@@ -11,7 +11,7 @@ use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{context, staging};
+use crate::{capture, context, register, staging};
 
 entries! {
     cuMemcpy => copy::<false>,
@@ -87,6 +87,12 @@ fn transfer(
         return session.check();
     }
     let (to, from) = (place(to, to_said, len)?, place(from, from_said, len)?);
+    if stream.is_capturing() {
+        if when == When::Sync {
+            return capture::forbid_wait(session, stream);
+        }
+        return captured(session, stream, to, from, len);
+    }
     match (reachable(to), reachable(from)) {
         (Some(to), Some(from)) if to.1 == Side::Host && from.1 == Side::Host => {
             host_to_host(session, stream, to.0, from.0, len)
@@ -145,6 +151,28 @@ fn transfer(
             host_to_host(session, stream, to, from, len)
         }
     }
+}
+
+/// A copy that a graph will do: memory that the server cannot reach is moved to where it can, as the copy reads and
+/// writes it each time that the graph runs.
+fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u64) -> Status {
+    let reach = |place: Place| match place {
+        Place::Pageable(address) => {
+            let arena = register::adopt(session, stream.context(), address, len)?;
+            Ok((arena, Side::Host))
+        }
+        place => reachable(place).ok_or(CUDA_ERROR_NOT_SUPPORTED),
+    };
+    let (to, from) = (reach(to)?, reach(from)?);
+    let body = Copy {
+        to: to.0,
+        from: from.0,
+        len,
+        stream: stream.handle(),
+        sides: to.1 as u32 | (from.1 as u32) << 8,
+        pad: 0,
+    };
+    stream::post(session, stream, Op::Copy, &body, &[])
 }
 
 /// Host memory to host memory, by this thread once the stream has got there.

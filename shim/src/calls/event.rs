@@ -2,7 +2,8 @@
 
 use mpsshim_proto::cuda::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+    CU_EVENT_RECORD_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult,
 };
 use mpsshim_proto::message::{EventPair, Op, Value};
 
@@ -63,11 +64,14 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
 ) -> CUresult {
     guard(|| {
         let event = event::resolve(event)?;
-        // CU_EVENT_RECORD_EXTERNAL has a meaning in captures only.
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        event::record(session()?, event, stream::resolve(stream, PER_THREAD)?, 0)
+        let stream = stream::resolve(stream, PER_THREAD)?;
+        if flags & CU_EVENT_RECORD_EXTERNAL != 0 && !stream.is_capturing() {
+            return Err(CUDA_ERROR_ILLEGAL_STATE);
+        }
+        event::record(session()?, event, stream, flags)
     })
 }
 

@@ -8,7 +8,7 @@ use mpsshim_proto::cuda::{
 use super::entries;
 use crate::ffi::{Out, Status, guard};
 use crate::submit::session;
-use crate::{context, memory, register};
+use crate::{capture, context, memory, register};
 
 entries! {
     cuMemHostAlloc => host_alloc,
@@ -28,6 +28,7 @@ fn alloc(out: Out<u64>, len: usize, flags: u32) -> Status {
     if flags & !known != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    capture::forbid(session()?)?;
     // Pinned memory is always mapped for the device, at the same address.
     let flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;
     let context = context::current()?;
@@ -48,6 +49,7 @@ pub unsafe extern "C" fn alloc_host(out: Out<u64>, len: usize) -> CUresult {
 pub unsafe extern "C" fn free_host(address: u64) -> CUresult {
     guard(|| {
         context::current()?;
+        capture::forbid(session()?)?;
         memory::host_free(session()?, address)
     })
 }
@@ -83,13 +85,18 @@ pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
 
 /// `cuMemHostRegister`.
 pub unsafe extern "C" fn register_v2(address: u64, len: usize, flags: u32) -> CUresult {
-    guard(|| register::register(session()?, context::current()?, address, len as u64, flags))
+    guard(|| {
+        let (session, context) = (session()?, context::current()?);
+        capture::forbid(session)?;
+        register::register(session, context, address, len as u64, flags)
+    })
 }
 
 /// `cuMemHostUnregister`.
 pub unsafe extern "C" fn unregister(address: u64) -> CUresult {
     guard(|| {
         context::current()?;
+        capture::forbid(session()?)?;
         register::unregister(session()?, address)
     })
 }

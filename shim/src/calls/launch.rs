@@ -15,7 +15,7 @@ use super::entries;
 use crate::ffi::{In, Status, guard};
 use crate::module::{self, Function, FunctionRef};
 use crate::submit::session;
-use crate::{context, printing, stream};
+use crate::{capture, context, printing, stream};
 
 entries! {
     cuLaunchKernel => launch_kernel::<false>,
@@ -282,8 +282,37 @@ fn launch(
     }
     ring.publish(room, Op::Launch, 0);
     stream.count(&ring);
+    drop(ring);
     if function.layout().prints {
         printing::expect();
     }
+    if stream.is_capturing() {
+        return capture::settle(session, stream.handle());
+    }
     Ok(())
+}
+
+/// The parameters of a kernel, packed.
+pub fn packed(function: &Function, params: Pointers, extra: Extra) -> Status<Vec<u8>> {
+    let (params, len) = params_of(function, params, extra)?;
+    let mut packed = vec![0; len];
+    match params {
+        Params::Each(pointers) => {
+            for (index, param) in function.layout().params.iter().enumerate() {
+                let from = pointers.at(index)?;
+                if from.is_null() {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                // SAFETY: parameter `index` has this size, and the program gave a pointer to it.
+                let bytes = unsafe { std::slice::from_raw_parts(from, param.size as usize) };
+                packed[param.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        Params::Packed(buffer, len) if len > 0 => {
+            // SAFETY: the program gave a buffer of this size.
+            packed.copy_from_slice(unsafe { std::slice::from_raw_parts(buffer, len) });
+        }
+        Params::Packed(..) | Params::None => {}
+    }
+    Ok(packed)
 }

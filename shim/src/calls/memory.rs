@@ -6,7 +6,7 @@ use mpsshim_proto::message::{Attach, MemInfo, Op};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{context, extents, memory};
+use crate::{capture, context, extents, memory};
 
 entries! {
     cuMemAlloc_v2 => alloc,
@@ -23,6 +23,7 @@ const PITCH: usize = 512;
 pub unsafe extern "C" fn alloc(out: Out<CUdeviceptr>, len: usize) -> CUresult {
     guard(|| {
         out.required()?;
+        capture::forbid(session()?)?;
         out.set(memory::alloc(session()?, context::current()?, len as u64)?)
     })
 }
@@ -38,6 +39,7 @@ pub unsafe extern "C" fn alloc_pitch(
     guard(|| {
         out.required()?;
         pitch_out.required()?;
+        capture::forbid(session()?)?;
         if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -59,6 +61,7 @@ pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
         if address == 0 {
             return Ok(());
         }
+        capture::forbid(session()?)?;
         memory::free(session()?, address)
     })
 }

@@ -1,11 +1,8 @@
 //! Export tables, the profiler's switches, capture modes.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUresult, CUuuid,
-};
+use mpsshim_proto::cuda::{CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUresult, CUuuid};
 
 use super::entries;
 use crate::ffi::{In, Out, Text, guard};
@@ -16,7 +13,6 @@ entries! {
     cuProfilerInitialize => profiler_initialize,
     cuProfilerStart => profiler_switch,
     cuProfilerStop => profiler_switch,
-    cuThreadExchangeStreamCaptureMode => exchange_capture_mode,
 }
 
 /// `cuGetExportTable`: the genuine driver's, except for those that speak of contexts.
@@ -54,19 +50,4 @@ pub unsafe extern "C" fn profiler_initialize(_config: Text, _output: Text, _mode
 /// `cuProfilerStart`, `cuProfilerStop`.
 pub unsafe extern "C" fn profiler_switch() -> CUresult {
     CUDA_SUCCESS
-}
-
-/// `cuThreadExchangeStreamCaptureMode`: the mode is the thread's and stays in the client.
-pub unsafe extern "C" fn exchange_capture_mode(mode: Out<u32>) -> CUresult {
-    thread_local! {
-        /// `CU_STREAM_CAPTURE_MODE_GLOBAL` at first.
-        static MODE: Cell<u32> = const { Cell::new(0) };
-    }
-    guard(|| {
-        let new = mode.get()?;
-        if new > 2 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        mode.set(MODE.replace(new))
-    })
 }

@@ -4,11 +4,14 @@
 //! ([`crate::ffi`]). Where a symbol exists for both flavours of the default stream one generic handler serves both.
 
 mod array;
+mod capture;
 mod context;
 mod copy;
 mod device;
 mod event;
 mod function;
+mod graph;
+mod graph_node;
 mod host;
 mod launch;
 mod library;
@@ -24,6 +27,7 @@ mod pool;
 mod rectangle;
 mod stream;
 mod texture;
+mod user_object;
 mod virtual_memory;
 
 use crate::exports::Target;
@@ -43,11 +47,14 @@ use entries;
 
 const PARTS: &[&[Entry]] = &[
     array::ENTRIES,
+    capture::ENTRIES,
     context::ENTRIES,
     copy::ENTRIES,
     device::ENTRIES,
     event::ENTRIES,
     function::ENTRIES,
+    graph::ENTRIES,
+    graph_node::ENTRIES,
     host::ENTRIES,
     launch::ENTRIES,
     library::ENTRIES,
@@ -64,6 +71,7 @@ const PARTS: &[&[Entry]] = &[
     stream::ENTRIES,
     texture::ENTRIES,
     virtual_memory::ENTRIES,
+    user_object::ENTRIES,
 ];
 
 const COUNT: usize = {

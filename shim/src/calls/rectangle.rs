@@ -4,8 +4,8 @@
 use mpsshim_proto::cuda::{
     CU_MEMCPY_OPERAND_TYPE_ARRAY, CU_MEMCPY_OPERAND_TYPE_POINTER, CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED,
-    CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_BATCH_OP,
-    CUmemcpy3DOperand, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
+    CUDA_MEMCPY3D_BATCH_OP, CUmemcpy3DOperand, CUresult,
 };
 use mpsshim_proto::message::array::{ARRAY_SIDE, BoxSide, CopyBox};
 use mpsshim_proto::message::{Op, Side};
@@ -16,7 +16,7 @@ use crate::ffi::{In, Out, Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{context, staging};
+use crate::{capture, context, staging};
 
 entries! {
     cuMemcpy2D_v2 => copy_2d::<false>,
@@ -214,6 +214,18 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
         stream: stream.handle(),
     };
     let len = size[0] * size[1] * size[2];
+    if stream.is_capturing() {
+        if when == When::Sync {
+            return capture::forbid_wait(session, stream);
+        }
+        let on_host = |side: &Memory| side.host().is_some();
+        if to.is_pageable() || from.is_pageable() || on_host(&to) && on_host(&from) {
+            tracing::warn!("a copy of rows of pageable memory was to be captured; not served");
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let body = message(to.side([0; 3]), from.side([0; 3]), size);
+        return stream::post(session, stream, Op::CopyBox, &body, &[]);
+    }
     let mut cut = Cut { size, at: [0; 3] };
     match (to, from) {
         (

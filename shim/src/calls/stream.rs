@@ -9,7 +9,7 @@ use crate::ffi::{Out, Status, guard};
 use crate::hostfn::{self, Work};
 use crate::stream::{self, STREAMS};
 use crate::submit::session;
-use crate::{context, event};
+use crate::{capture, context, event};
 
 entries! {
     cuStreamCreate => create,
@@ -38,14 +38,6 @@ entries! {
     cuLaunchHostFunc_ptsz => launch_host_func::<true>,
     cuStreamAddCallback => add_callback::<false>,
     cuStreamAddCallback_ptsz => add_callback::<true>,
-    cuStreamIsCapturing => is_capturing::<false>,
-    cuStreamIsCapturing_ptsz => is_capturing::<true>,
-    cuStreamGetCaptureInfo => get_capture_info_v1::<false>,
-    cuStreamGetCaptureInfo_ptsz => get_capture_info_v1::<true>,
-    cuStreamGetCaptureInfo_v2 => get_capture_info_v2::<false>,
-    cuStreamGetCaptureInfo_v2_ptsz => get_capture_info_v2::<true>,
-    cuStreamGetCaptureInfo_v3 => get_capture_info_v3::<false>,
-    cuStreamGetCaptureInfo_v3_ptsz => get_capture_info_v3::<true>,
 }
 
 fn make(out: Out<u64>, flags: u32, priority: i32) -> Status {
@@ -81,13 +73,19 @@ pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
 
 /// `cuStreamSynchronize`.
 pub unsafe extern "C" fn synchronize<const PER_THREAD: bool>(handle: u64) -> CUresult {
-    guard(|| stream::synchronize(session()?, stream::resolve(handle, PER_THREAD)?))
+    guard(|| {
+        let (session, stream) = (session()?, stream::resolve(handle, PER_THREAD)?);
+        capture::forbid_wait(session, stream)?;
+        stream::synchronize(session, stream)
+    })
 }
 
 /// `cuStreamQuery`.
 pub unsafe extern "C" fn query<const PER_THREAD: bool>(handle: u64) -> CUresult {
     guard(|| {
-        if stream::query(session()?, stream::resolve(handle, PER_THREAD)?)? {
+        let (session, stream) = (session()?, stream::resolve(handle, PER_THREAD)?);
+        capture::forbid_wait(session, stream)?;
+        if stream::query(session, stream)? {
             Ok(())
         } else {
             Err(CUDA_ERROR_NOT_READY)
@@ -178,72 +176,5 @@ pub unsafe extern "C" fn add_callback<const PER_THREAD: bool>(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         hostfn::enqueue(session()?, stream, Work::Callback(callback, handle, data))
-    })
-}
-
-/// `CU_STREAM_CAPTURE_STATUS_NONE`.
-const NOT_CAPTURING: u32 = 0;
-
-/// `cuStreamIsCapturing`: no stream is, captures are not served.
-pub unsafe extern "C" fn is_capturing<const PER_THREAD: bool>(
-    handle: u64,
-    out: Out<u32>,
-) -> CUresult {
-    guard(|| {
-        stream::resolve(handle, PER_THREAD)?;
-        out.set(NOT_CAPTURING)
-    })
-}
-
-/// `cuStreamGetCaptureInfo` as of CUDA 10.1.
-pub unsafe extern "C" fn get_capture_info_v1<const PER_THREAD: bool>(
-    handle: u64,
-    status: Out<u32>,
-    id: Out<u64>,
-) -> CUresult {
-    guard(|| {
-        stream::resolve(handle, PER_THREAD)?;
-        id.set_if_wanted(0);
-        status.set(NOT_CAPTURING)
-    })
-}
-
-/// `cuStreamGetCaptureInfo` as of CUDA 11.3.
-pub unsafe extern "C" fn get_capture_info_v2<const PER_THREAD: bool>(
-    handle: u64,
-    status: Out<u32>,
-    id: Out<u64>,
-    graph: Out<u64>,
-    dependencies: Out<u64>,
-    count: Out<usize>,
-) -> CUresult {
-    guard(|| {
-        stream::resolve(handle, PER_THREAD)?;
-        id.set_if_wanted(0);
-        graph.set_if_wanted(0);
-        dependencies.set_if_wanted(0);
-        count.set_if_wanted(0);
-        status.set(NOT_CAPTURING)
-    })
-}
-
-/// `cuStreamGetCaptureInfo` as of CUDA 12.3: with edge data.
-pub unsafe extern "C" fn get_capture_info_v3<const PER_THREAD: bool>(
-    handle: u64,
-    status: Out<u32>,
-    id: Out<u64>,
-    graph: Out<u64>,
-    dependencies: Out<u64>,
-    edges: Out<u64>,
-    count: Out<usize>,
-) -> CUresult {
-    guard(|| {
-        stream::resolve(handle, PER_THREAD)?;
-        id.set_if_wanted(0);
-        graph.set_if_wanted(0);
-        dependencies.set_if_wanted(0);
-        edges.set_if_wanted(0);
-        count.set_if_wanted(0);
-        status.set(NOT_CAPTURING)
     })
 }

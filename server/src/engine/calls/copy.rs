@@ -41,6 +41,9 @@ impl Session {
             (Side::Device, Side::Device) => driver.memcpy_dtod_async(to, from, len, stream)?,
             (Side::Device, _) => driver.memcpy_htod_async(to, from, len, stream)?,
             (_, Side::Device) => driver.memcpy_dtoh_async(to, from, len, stream)?,
+            _ if self.streams.at(index)?.capturing => {
+                driver.graph.memcpy_async(to, from, len, stream)?
+            }
             _ => {
                 return Err(CallError::Violation(
                     "a copy from host to host needs no server".into(),

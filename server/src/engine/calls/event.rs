@@ -34,7 +34,10 @@ impl Session {
         let body: Object = self.body(message)?;
         let event = self.events.remove(body.object)?;
         shared.devices[event.device].make_current(&shared.driver)?;
-        Ok(shared.driver.event_destroy(event.raw)?)
+        match self.graphs.keep_event(body.object, event) {
+            Ok(()) => Ok(()),
+            Err(event) => Ok(shared.driver.event_destroy(event.raw)?),
+        }
     }
 
     /// `cuEventRecord(WithFlags)`.
@@ -43,6 +46,9 @@ impl Session {
         let raw = self.events.get(body.event)?.raw;
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.event_record(raw, stream, body.flags)?;
+        if body.flags & CU_EVENT_RECORD_EXTERNAL != 0 {
+            self.graphs.refer_to(body.event);
+        }
         self.events.get_mut(body.event)?.recorded = true;
         self.submitted(shared, index)
     }
@@ -55,12 +61,17 @@ impl Session {
     ) -> Result<(), CallError> {
         let body: EventOnStream = self.body(message)?;
         let event = self.events.get(body.event)?;
-        if !event.recorded {
+        let index = self.streams.index(body.stream)?;
+        if !event.recorded && !self.streams.at(index)?.capturing {
             return Ok(());
         }
         let raw = event.raw;
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.stream_wait_event(stream, raw, body.flags)?;
+        if body.flags & CU_EVENT_WAIT_EXTERNAL != 0 {
+            self.graphs.refer_to(body.event);
+        }
+        self.look_whether_captures(shared, index);
         self.submitted(shared, index)
     }
 
@@ -81,6 +92,9 @@ impl Session {
         let queued = self
             .prepare(shared, body.stream)
             .and_then(|(index, stream)| {
+                if self.streams.at(index)?.capturing {
+                    return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+                }
                 shared.driver.stream_wait_event(stream, event, 0)?;
                 shared
                     .driver

@@ -20,13 +20,17 @@ impl Session {
     pub fn launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Launch = self.body(message)?;
         let function = self.function(body.function)?;
-        let (raw, prints) = (function.raw, function.prints);
+        let (raw, prints, image) = (function.raw, function.prints, function.image);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let params = self.params(message, &body)?;
-        if prints && !self.may_print(shared) {
+        if !self.graphs.captures.is_empty() && self.is_capturing(body.stream) {
+            // It runs when the graph does.
+            self.graphs.prints |= prints;
+            self.graphs.refer_to(image);
+        } else if prints && !self.may_print(shared) {
             return Err(CallError::Full);
         }
         let mut size = body.param_len as usize;

@@ -1,10 +1,12 @@
 //! What each message does. The files have the names of the shim's.
 
 mod array;
+mod capture;
 mod context;
 mod copy;
 mod event;
 mod function;
+mod graph;
 mod launch;
 mod link;
 mod memory;
@@ -61,6 +63,12 @@ pub fn is_slow(op: Op) -> bool {
             | Op::ArrayCreate
             | Op::TextureCreate
             | Op::TextureDestroy
+            | Op::GraphDestroy
+            | Op::GraphInstantiate
+            | Op::GraphExecDestroy
+            | Op::GraphExecUpdate
+            | Op::GraphDot
+            | Op::GraphMemory
     )
 }
 
@@ -115,6 +123,8 @@ pub fn execute(
         Op::TextureDestroy => session.texture_destroy(shared, message),
         Op::HostFunction => session.host_function(shared, message),
         Op::MemOp => session.mem_op(shared, message),
+        Op::GraphLaunch => session.graph_launch(shared, message),
+        Op::GraphUpload => session.graph_upload(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {
@@ -202,6 +212,32 @@ fn execute_ask(
         Op::ArrayPart => session.array_part(shared, message),
         Op::ArrayQuery => session.array_query(shared, message),
         Op::TextureCreate => session.texture_create(shared, message),
+        Op::CaptureBegin => session.capture_begin(shared, message),
+        Op::CaptureEnd => session.capture_end(shared, message),
+        Op::CaptureState => session.capture_state(shared, message),
+        Op::CaptureUpdate => session.capture_update(shared, message),
+        Op::CaptureBreak => session.capture_break(shared, message),
+        Op::Settle => Ok(Vec::new()),
+        Op::GraphCreate => session.graph_create(shared, message),
+        Op::GraphDestroy => session.graph_destroy(shared, message),
+        Op::GraphClone => session.graph_clone(shared, message),
+        Op::GraphFindInClone => session.graph_find_in_clone(shared, message),
+        Op::GraphList => session.graph_list(shared, message),
+        Op::GraphDependencies => session.graph_dependencies(shared, message),
+        Op::GraphNode => session.graph_node(shared, message),
+        Op::GraphNodeGet => session.graph_node_get(shared, message),
+        Op::GraphNodeKind => session.graph_node_kind(shared, message),
+        Op::GraphNodeDestroy => session.graph_node_destroy(shared, message),
+        Op::GraphAttribute => session.graph_attribute(shared, message),
+        Op::GraphCopyAttributes => session.graph_copy_attributes(shared, message),
+        Op::GraphInstantiate => session.graph_instantiate(shared, message),
+        Op::GraphExecDestroy => session.graph_exec_destroy(shared, message),
+        Op::GraphExecFlags => session.graph_exec_flags(shared, message),
+        Op::GraphExecUpdate => session.graph_exec_update(shared, message),
+        Op::GraphEnabled => session.graph_enabled(shared, message),
+        Op::GraphDot => session.graph_dot(shared, message),
+        Op::GraphMemory => session.graph_memory(shared, message),
+        Op::GraphCondition => session.graph_condition(shared, message),
         post => return Err(Undone::Violation(format!("{post:?} is not an ask"))),
     };
     match reply {

@@ -89,7 +89,9 @@ impl Session {
         self.functions
             .retain(|function| function.image != body.object);
         self.globals.retain(|_, global| global.image != body.object);
-        shared.discard_image(image);
+        if let Err(image) = self.graphs.keep_image(body.object, image) {
+            shared.discard_image(image);
+        }
         Ok(())
     }
 

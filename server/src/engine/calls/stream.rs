@@ -45,6 +45,7 @@ impl Session {
     pub fn stream_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
         let index = self.streams.index(body.object)?;
+        self.abandon_captures(shared, Some(body.object));
         let mut stream = self.streams.remove(body.object)?;
         if let Role::Blocking(legacy) = stream.role
             && let Ok(legacy) = self.streams.at_mut(legacy)
@@ -64,7 +65,8 @@ impl Session {
             // The driver's word, not a flag that the client can write: the next session to get the stream must not wait
             // behind this one's work.
             let stream = &mut self.retired[at];
-            if stream.in_flight(shared, &self.shared) == 0
+            if !stream.capturing
+                && stream.in_flight(shared, &self.shared) == 0
                 && shared.driver.stream_query(stream.raw).is_ok()
             {
                 self.retired.swap_remove(at).release(shared);
@@ -82,6 +84,9 @@ impl Session {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&body, error),
         };
+        if self.streams.at(index)?.capturing {
+            return self.mark_failed(&body, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+        }
         let device = self.streams.at(index)?.device;
         if let Err(status) = self.queue_mark(shared, device, stream, body.slot, body.value) {
             return self.mark_failed(&body, status.into());
@@ -105,6 +110,9 @@ impl Session {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&mark, error),
         };
+        if self.streams.at(index)?.capturing {
+            return self.mark_failed(&mark, CUDA_ERROR_NOT_SUPPORTED.into());
+        }
         let device = self.streams.at(index)?.device;
         let queued = self.queue_mark(shared, device, stream, mark.slot, mark.value);
         self.hold(
@@ -145,6 +153,19 @@ impl Session {
         }
         self.check_device(body.address, len)?;
         let (index, stream) = self.prepare(shared, body.stream)?;
+        if self.streams.at(index)?.capturing {
+            // A node of the graph; one that waits makes the GPU wait.
+            let mut operation = CUstreamBatchMemOpParams {
+                operation: body.operation,
+                value_flags: body.flags,
+                address: body.address,
+                value: body.value,
+                ..Default::default()
+            };
+            let driver = &shared.driver.stream;
+            driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
+            return self.submitted(shared, index);
+        }
         match body.operation {
             CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.driver.stream_write_value32(
                 stream,

@@ -25,7 +25,9 @@ macro_rules! must {
 }
 
 mod arrays;
+mod capture;
 mod contexts;
+mod graphs;
 mod hostfn;
 mod images;
 mod kernels;
@@ -220,6 +222,16 @@ const FURTHER: &[Section] = &[
     ("host_function_calls", hostfn::host_function_calls),
     ("memory_operations", hostfn::memory_operations),
     ("memory_operations_v1", hostfn::memory_operations_v1),
+    ("capture", capture::capture),
+    ("capture_unsafe", capture::capture_unsafe),
+    ("capture_further", capture::capture_further),
+    ("graph_build", graphs::graph_build),
+    ("graph_edges", graphs::graph_edges),
+    ("graph_params", graphs::graph_params),
+    ("graph_exec", graphs::graph_exec),
+    ("graph_memory", graphs::graph_memory),
+    ("graph_conditional", graphs::graph_conditional),
+    ("user_objects", graphs::user_objects),
 ];
 
 /// Its name and what it does.

@@ -1,0 +1,391 @@
+//! Stream capture. It always begins relaxed: what the other modes forbid is the client's own affair, and a prohibition of
+//! the driver's would hit every client of the server.
+
+use super::super::Shared;
+use super::super::graphs::{Capture, Owner};
+use super::super::session::{CallError, Session};
+use super::super::streams::Role;
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::Object;
+use mpsshim_proto::message::graph::{CaptureBegin, CaptureState, CaptureUpdate, NODES_MOST};
+use mpsshim_proto::ring::Message;
+use std::ptr;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Nodes and edges as they come behind a struct.
+pub struct Behind {
+    /// Handles.
+    pub nodes: Vec<u64>,
+    /// As many as nodes, or none.
+    pub edges: Vec<CUgraphEdgeData>,
+    /// What follows them.
+    pub rest: Vec<u8>,
+}
+
+impl Behind {
+    /// The edges as the driver wants them.
+    pub fn edges(&self) -> *const CUgraphEdgeData {
+        if self.edges.is_empty() {
+            ptr::null()
+        } else {
+            self.edges.as_ptr()
+        }
+    }
+}
+
+/// Reads `count` structs off the front.
+pub fn take<T: FromBytes>(bytes: &mut &[u8], count: usize) -> Result<Vec<T>, CallError> {
+    let len = count * size_of::<T>();
+    if len > bytes.len() {
+        return Err(CallError::Violation(format!(
+            "{count} items do not fit a message"
+        )));
+    }
+    let (front, rest) = bytes.split_at(len);
+    *bytes = rest;
+    let read = |chunk| T::read_from_bytes(chunk).ok();
+    Ok(front
+        .chunks_exact(size_of::<T>())
+        .filter_map(read)
+        .collect())
+}
+
+impl Session {
+    /// The nodes and edges behind a `T`.
+    pub fn nodes_behind<T>(
+        &self,
+        message: &Message,
+        nodes: u32,
+        edges: bool,
+    ) -> Result<Behind, CallError> {
+        if nodes as usize > NODES_MOST {
+            return Err(CallError::Violation(format!("{nodes} nodes in a message")));
+        }
+        let bytes = self.trailing::<T>(message)?;
+        let mut bytes = &bytes[..];
+        Ok(Behind {
+            nodes: take(&mut bytes, nodes as usize)?,
+            edges: take(&mut bytes, if edges { nodes as usize } else { 0 })?,
+            rest: bytes.to_vec(),
+        })
+    }
+
+    /// A stream that captures, or may: no operation is in the way of it. Its context is current.
+    fn stream_for_capture(
+        &self,
+        shared: &Shared,
+        handle: u64,
+    ) -> Result<(usize, CUstream), CallError> {
+        let index = self.streams.index(handle)?;
+        let stream = self.streams.at(index)?;
+        shared.devices[stream.device].make_current(&shared.driver)?;
+        Ok((index, stream.raw))
+    }
+
+    /// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
+    pub fn capture_begin(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: CaptureBegin = self.body(message)?;
+        let behind = self.nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
+        let (index, raw) = self.stream_for_capture(shared, body.stream)?;
+        let stream = self.streams.at_mut(index)?;
+        if stream.role == Role::Legacy {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+        }
+        if stream.capturing {
+            return Err(CUDA_ERROR_ILLEGAL_STATE.into());
+        }
+        // While it captures nobody can ask the stream how far it is.
+        stream.checkpoint(shared)?;
+        let driver = &shared.driver.graph;
+        if body.graph == 0 {
+            driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
+        } else {
+            let graph = self.graphs.graphs.get(body.graph)?.raw;
+            let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+            driver.begin_capture_to(
+                raw,
+                graph,
+                nodes.as_ptr(),
+                behind.edges(),
+                nodes.len(),
+                CU_STREAM_CAPTURE_MODE_RELAXED,
+            )?;
+            self.graphs.graphs.get_mut(body.graph)?.filling = true;
+        }
+        self.streams.at_mut(index)?.capturing = true;
+        self.graphs.captures.push(Capture {
+            stream: body.stream,
+            graph: body.graph,
+        });
+        Ok(Vec::new())
+    }
+
+    /// `cuStreamEndCapture`.
+    pub fn capture_end(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let (index, raw) = self.stream_for_capture(shared, body.object)?;
+        let device = self.streams.at(index)?.device;
+        let graph = self.end_capture(shared, body.object, raw, device)?;
+        Ok(super::value(graph))
+    }
+
+    /// Ends the capture of a stream; the graph's handle.
+    fn end_capture(
+        &mut self,
+        shared: &Shared,
+        stream: u64,
+        raw: CUstream,
+        device: usize,
+    ) -> Result<u64, CUresult> {
+        let mut graph = CUgraph::NULL;
+        let ended = shared.driver.graph.end_capture(raw, &mut graph);
+        if ended.is_err() && is_capturing(shared, raw) {
+            // Another stream's capture; it goes on.
+            return ended.map(|()| 0);
+        }
+        let at = self.graphs.captures.iter().position(|c| c.stream == stream);
+        let capture = at.map(|at| self.graphs.captures.swap_remove(at));
+        self.look_who_captures(shared);
+        let known = capture.map_or(0, |capture| capture.graph);
+        if let Ok(graph) = self.graphs.graphs.get_mut(known) {
+            graph.filling = false;
+        }
+        if ended.is_err() || graph.is_null() {
+            // The graph that was being made is gone, and what was captured into the client's own may be.
+            match self.graphs.graphs.get(known).map(|g| (g.owner, g.raw)) {
+                Ok((Owner::Capture, _)) => self.graphs.forget_graph(known),
+                Ok((_, raw)) => {
+                    let now = all_nodes(shared, raw).unwrap_or_default();
+                    self.graphs.keep_nodes(known, &now);
+                }
+                Err(_) => {}
+            }
+            return ended.map(|()| 0);
+        }
+        let handle = self.graphs.graph_handle(graph, device, Owner::Client);
+        match handle {
+            Ok(handle) => {
+                let graph = self.graphs.graphs.get_mut(handle)?;
+                if graph.owner == Owner::Capture {
+                    graph.owner = Owner::Client;
+                }
+                Ok(handle)
+            }
+            Err(status) => {
+                let _ = shared.driver.graph.destroy(graph);
+                Err(status)
+            }
+        }
+    }
+
+    /// Finds out which streams still capture, when captures ended or may have spread.
+    pub fn look_who_captures(&mut self, shared: &Shared) {
+        for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
+            if stream.capturing {
+                stream.capturing = is_capturing(shared, stream.raw);
+            }
+        }
+    }
+
+    /// Whether a stream has joined a capture by waiting for an event; noted if so.
+    pub fn look_whether_captures(&mut self, shared: &Shared, index: usize) {
+        if self.graphs.captures.is_empty() {
+            return;
+        }
+        if let Ok(stream) = self.streams.at_mut(index) {
+            stream.capturing = is_capturing(shared, stream.raw);
+        }
+    }
+
+    /// `cuStreamGetCaptureInfo`.
+    pub fn capture_state(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let (index, raw) = self.stream_for_capture(shared, body.object)?;
+        let (device, driver) = (self.streams.at(index)?.device, &shared.driver.graph);
+        let mut state = CaptureState::default();
+        let (mut graph, mut nodes, mut edges, mut count) =
+            (CUgraph::NULL, ptr::null(), ptr::null(), 0usize);
+        let mut asked = driver.capture_info_with_edges(
+            raw,
+            &mut state.status,
+            &mut state.id,
+            &mut graph,
+            &mut nodes,
+            &mut edges,
+            &mut count,
+        );
+        if asked == Err(CUDA_ERROR_NOT_SUPPORTED) {
+            asked = driver.capture_info(
+                raw,
+                &mut state.status,
+                &mut state.id,
+                &mut graph,
+                &mut nodes,
+                &mut count,
+            );
+        }
+        asked?;
+        if state.status != CU_STREAM_CAPTURE_STATUS_ACTIVE || graph.is_null() {
+            state.graph = 0;
+            return Ok(state.as_bytes().to_vec());
+        }
+        // A stream with more open ends than fit an answer is not known; the client sees the first ones.
+        let count = if nodes.is_null() {
+            0
+        } else {
+            count.min(NODES_MOST)
+        };
+        // SAFETY: the driver's own arrays of at least `count`, valid until the next call on the stream.
+        let (nodes, edges) = unsafe {
+            let edges = if edges.is_null() {
+                Vec::new()
+            } else {
+                std::slice::from_raw_parts(edges, count).to_vec()
+            };
+            let nodes = if count == 0 {
+                Vec::new()
+            } else {
+                std::slice::from_raw_parts(nodes, count).to_vec()
+            };
+            (nodes, edges)
+        };
+        let id = self.graphs.graph_handle(graph, device, Owner::Capture)?;
+        self.graphs.graphs.get_mut(id)?.filling = true;
+        // A forked stream's capture is the one that began elsewhere; there the handle is noted when it ends.
+        if self.graphs.captures.iter().all(|c| c.graph != id) {
+            let own = self
+                .graphs
+                .captures
+                .iter()
+                .position(|c| c.stream == body.object);
+            let origin = own.or_else(|| {
+                self.graphs.captures.iter().position(|capture| {
+                    capture.graph == 0
+                        && self
+                            .streams
+                            .get(capture.stream)
+                            .is_ok_and(|stream| capture_graph(shared, stream.raw) == Some(graph))
+                })
+            });
+            if let Some(origin) = origin {
+                self.graphs.captures[origin].graph = id;
+            }
+        }
+        state.graph = id;
+        state.nodes = count as u32;
+        state.edges = u32::from(!edges.is_empty());
+        let mut payload = state.as_bytes().to_vec();
+        for node in nodes {
+            let handle = self.graphs.node_handle(node, id)?;
+            payload.extend_from_slice(handle.as_bytes());
+        }
+        payload.extend_from_slice(edges.as_bytes());
+        Ok(payload)
+    }
+
+    /// `cuStreamUpdateCaptureDependencies`.
+    pub fn capture_update(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: CaptureUpdate = self.body(message)?;
+        let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
+        let (_, raw) = self.stream_for_capture(shared, body.stream)?;
+        let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+        shared.driver.graph.update_capture(
+            raw,
+            nodes.as_ptr(),
+            behind.edges(),
+            nodes.len(),
+            body.flags,
+        )?;
+        Ok(Vec::new())
+    }
+
+    /// Whether what a stream is given goes into a graph.
+    pub fn is_capturing(&self, stream: u64) -> bool {
+        self.streams
+            .get(stream)
+            .is_ok_and(|stream| stream.capturing)
+    }
+
+    /// Does to a capture what a forbidden call does to it: its end will be an error.
+    pub fn capture_break(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let (index, raw) = self.stream_for_capture(shared, body.object)?;
+        if self.streams.at(index)?.capturing {
+            shared.driver.stream_query(raw)?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Ends the captures of a stream that its client destroys, or of all when the session is over: a stream that
+    /// captures must not get to another session.
+    pub fn abandon_captures(&mut self, shared: &Shared, only: Option<u64>) {
+        let over: Vec<u64> = self.graphs.captures.iter().map(|c| c.stream).collect();
+        for handle in over
+            .into_iter()
+            .filter(|s| only.is_none_or(|only| only == *s))
+        {
+            let Ok((index, raw)) = self.stream_for_capture(shared, handle) else {
+                continue;
+            };
+            let Ok(device) = self.streams.at(index).map(|stream| stream.device) else {
+                continue;
+            };
+            let into = self.graphs.captures.iter().find(|c| c.stream == handle);
+            let given = into
+                .and_then(|capture| self.graphs.graphs.get(capture.graph).ok())
+                .is_some_and(|graph| graph.owner == Owner::Client);
+            if let Ok(graph) = self.end_capture(shared, handle, raw, device)
+                && let Ok(object) = self.graphs.graphs.get(graph)
+                && !given
+            {
+                // Nobody asked for this graph.
+                let _ = shared.driver.graph.destroy(object.raw);
+                self.graphs.forget_graph(graph);
+            }
+        }
+    }
+}
+
+/// Whether a stream captures, well or not.
+fn is_capturing(shared: &Shared, stream: CUstream) -> bool {
+    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+    shared
+        .driver
+        .graph
+        .is_capturing(stream, &mut status)
+        .is_ok()
+        && status != CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// The graph that a stream's capture fills.
+fn capture_graph(shared: &Shared, stream: CUstream) -> Option<CUgraph> {
+    let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
+    let (mut nodes, mut count) = (ptr::null(), 0);
+    shared
+        .driver
+        .graph
+        .capture_info(
+            stream,
+            &mut status,
+            &mut id,
+            &mut graph,
+            &mut nodes,
+            &mut count,
+        )
+        .ok()?;
+    (status == CU_STREAM_CAPTURE_STATUS_ACTIVE).then_some(graph)
+}
+
+/// All nodes of a graph.
+pub fn all_nodes(shared: &Shared, graph: CUgraph) -> Result<Vec<CUgraphNode>, CUresult> {
+    let driver = &shared.driver.graph;
+    let mut count = 0;
+    driver.nodes(graph, ptr::null_mut(), &mut count)?;
+    let mut nodes = vec![CUgraphNode::NULL; count];
+    if count > 0 {
+        driver.nodes(graph, nodes.as_mut_ptr(), &mut count)?;
+    }
+    nodes.truncate(count);
+    Ok(nodes)
+}

@@ -1,0 +1,198 @@
+//! Stream capture.
+
+use mpsshim_proto::cuda::{
+    CU_STREAM_CAPTURE_MODE_GLOBAL, CUDA_ERROR_INVALID_VALUE, CUgraphEdgeData, CUresult,
+};
+
+use super::entries;
+use crate::ffi::{In, Out, Status, guard};
+use crate::submit::session;
+use crate::{capture, stream};
+
+entries! {
+    cuStreamBeginCapture => begin_v1::<false>,
+    cuStreamBeginCapture_ptsz => begin_v1::<true>,
+    cuStreamBeginCapture_v2 => begin::<false>,
+    cuStreamBeginCapture_v2_ptsz => begin::<true>,
+    cuStreamBeginCaptureToGraph => begin_to_graph::<false>,
+    cuStreamBeginCaptureToGraph_ptsz => begin_to_graph::<true>,
+    cuStreamEndCapture => end::<false>,
+    cuStreamEndCapture_ptsz => end::<true>,
+    cuStreamIsCapturing => is_capturing::<false>,
+    cuStreamIsCapturing_ptsz => is_capturing::<true>,
+    cuStreamGetCaptureInfo => get_info_v1::<false>,
+    cuStreamGetCaptureInfo_ptsz => get_info_v1::<true>,
+    cuStreamGetCaptureInfo_v2 => get_info_v2::<false>,
+    cuStreamGetCaptureInfo_v2_ptsz => get_info_v2::<true>,
+    cuStreamGetCaptureInfo_v3 => get_info_v3::<false>,
+    cuStreamGetCaptureInfo_v3_ptsz => get_info_v3::<true>,
+    cuStreamUpdateCaptureDependencies => update_v1::<false>,
+    cuStreamUpdateCaptureDependencies_ptsz => update_v1::<true>,
+    cuStreamUpdateCaptureDependencies_v2 => update::<false>,
+    cuStreamUpdateCaptureDependencies_v2_ptsz => update::<true>,
+    cuThreadExchangeStreamCaptureMode => exchange_mode,
+}
+
+/// The elements of an array that a program gave.
+pub fn elements<T: Copy>(array: In<T>, count: usize) -> Status<Vec<T>> {
+    if count > 0 && array.is_null() || count > 1 << 24 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    (0..count).map(|index| array.at(index)).collect()
+}
+
+/// As [`elements`], of an array that may be left out.
+pub fn elements_if_any<T: Copy>(array: In<T>, count: usize) -> Status<Vec<T>> {
+    if array.is_null() {
+        return Ok(Vec::new());
+    }
+    elements(array, count)
+}
+
+/// `cuStreamBeginCapture` as of CUDA 10.0.
+pub unsafe extern "C" fn begin_v1<const P: bool>(stream: u64) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(stream, P)?;
+        capture::begin(
+            session()?,
+            stream,
+            CU_STREAM_CAPTURE_MODE_GLOBAL,
+            0,
+            &[],
+            &[],
+        )
+    })
+}
+
+/// `cuStreamBeginCapture`.
+pub unsafe extern "C" fn begin<const P: bool>(stream: u64, mode: u32) -> CUresult {
+    guard(|| capture::begin(session()?, stream::resolve(stream, P)?, mode, 0, &[], &[]))
+}
+
+/// `cuStreamBeginCaptureToGraph`.
+pub unsafe extern "C" fn begin_to_graph<const P: bool>(
+    stream: u64,
+    graph: u64,
+    nodes: In<u64>,
+    edges: In<CUgraphEdgeData>,
+    count: usize,
+    mode: u32,
+) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(stream, P)?;
+        if graph == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (nodes, edges) = (elements(nodes, count)?, elements_if_any(edges, count)?);
+        capture::begin(session()?, stream, mode, graph, &nodes, &edges)
+    })
+}
+
+/// `cuStreamEndCapture`.
+pub unsafe extern "C" fn end<const P: bool>(stream: u64, graph: Out<u64>) -> CUresult {
+    guard(|| {
+        let ended = capture::end(session()?, stream::resolve(stream, P)?);
+        graph.set_if_wanted(*ended.as_ref().unwrap_or(&0));
+        ended.map(drop)
+    })
+}
+
+/// `cuStreamIsCapturing`.
+pub unsafe extern "C" fn is_capturing<const P: bool>(stream: u64, out: Out<u32>) -> CUresult {
+    guard(|| {
+        out.required()?;
+        out.set(capture::status(
+            session()?,
+            stream::resolve_to_ask(stream, P)?,
+        )?)
+    })
+}
+
+/// `cuStreamGetCaptureInfo` as of CUDA 10.1.
+pub unsafe extern "C" fn get_info_v1<const P: bool>(
+    stream: u64,
+    status: Out<u32>,
+    id: Out<u64>,
+) -> CUresult {
+    guard(|| {
+        status.required()?;
+        let info = capture::info(session()?, stream::resolve_to_ask(stream, P)?)?;
+        id.set_if_wanted(info.id);
+        status.set(info.status)
+    })
+}
+
+/// `cuStreamGetCaptureInfo` as of CUDA 11.3.
+pub unsafe extern "C" fn get_info_v2<const P: bool>(
+    stream: u64,
+    status: Out<u32>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    nodes: Out<u64>,
+    count: Out<usize>,
+) -> CUresult {
+    guard(|| {
+        status.required()?;
+        let info = capture::info(session()?, stream::resolve_to_ask(stream, P)?)?;
+        id.set_if_wanted(info.id);
+        graph.set_if_wanted(info.graph);
+        nodes.set_if_wanted(info.nodes);
+        count.set_if_wanted(info.count);
+        status.set(info.status)
+    })
+}
+
+/// `cuStreamGetCaptureInfo` as of CUDA 12.3: with edge data.
+pub unsafe extern "C" fn get_info_v3<const P: bool>(
+    stream: u64,
+    status: Out<u32>,
+    id: Out<u64>,
+    graph: Out<u64>,
+    nodes: Out<u64>,
+    edges: Out<u64>,
+    count: Out<usize>,
+) -> CUresult {
+    guard(|| {
+        status.required()?;
+        let info = capture::info(session()?, stream::resolve_to_ask(stream, P)?)?;
+        id.set_if_wanted(info.id);
+        graph.set_if_wanted(info.graph);
+        nodes.set_if_wanted(info.nodes);
+        edges.set_if_wanted(info.edges);
+        count.set_if_wanted(info.count);
+        status.set(info.status)
+    })
+}
+
+/// `cuStreamUpdateCaptureDependencies` as of CUDA 11.3.
+pub unsafe extern "C" fn update_v1<const P: bool>(
+    stream: u64,
+    nodes: In<u64>,
+    count: usize,
+    flags: u32,
+) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(stream, P)?;
+        capture::update(session()?, stream, &elements(nodes, count)?, &[], flags)
+    })
+}
+
+/// `cuStreamUpdateCaptureDependencies` as of CUDA 12.3: with edge data.
+pub unsafe extern "C" fn update<const P: bool>(
+    stream: u64,
+    nodes: In<u64>,
+    edges: In<CUgraphEdgeData>,
+    count: usize,
+    flags: u32,
+) -> CUresult {
+    guard(|| {
+        let stream = stream::resolve(stream, P)?;
+        let (nodes, edges) = (elements(nodes, count)?, elements_if_any(edges, count)?);
+        capture::update(session()?, stream, &nodes, &edges, flags)
+    })
+}
+
+/// `cuThreadExchangeStreamCaptureMode`.
+pub unsafe extern "C" fn exchange_mode(mode: Out<u32>) -> CUresult {
+    guard(|| mode.set(capture::exchange_mode(mode.get()?)))
+}

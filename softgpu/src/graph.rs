@@ -1,0 +1,1059 @@
+//! Stream capture and graphs: nodes are kept as what they do and run one after the other, in an order that their
+//! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no memory and no conditional nodes.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::thread::ThreadId;
+
+use mpsshim_proto::cuda::*;
+use parking_lot::Mutex;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::api::{In, Out, R, Text, api, api_streams};
+use crate::context::{Context, live};
+use crate::driver::{Table, driver, new_handle};
+use crate::event;
+use crate::launch::{Launch, Params, Shape};
+use crate::stream::{self, Stream, resolve};
+
+/// What a node does.
+#[derive(Clone)]
+pub enum Does {
+    Kernel(u64, Arc<Launch>),
+    Copy(CUDA_MEMCPY3D),
+    Set(CUDA_MEMSET_NODE_PARAMS),
+    Empty,
+    Child(Arc<Graph>),
+    Wait(u64),
+    Record(u64),
+}
+
+impl Does {
+    fn kind(&self) -> u32 {
+        match self {
+            Does::Kernel(..) => CU_GRAPH_NODE_TYPE_KERNEL,
+            Does::Copy(_) => CU_GRAPH_NODE_TYPE_MEMCPY,
+            Does::Set(_) => CU_GRAPH_NODE_TYPE_MEMSET,
+            Does::Empty => CU_GRAPH_NODE_TYPE_EMPTY,
+            Does::Child(_) => CU_GRAPH_NODE_TYPE_GRAPH,
+            Does::Wait(_) => CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+            Does::Record(_) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+        }
+    }
+
+    fn run(&self, context: &Context) -> R<()> {
+        match self {
+            Does::Kernel(_, launch) => launch.run(context)?,
+            Does::Copy(copy) => run_copy(copy),
+            Does::Set(set) => run_set(set),
+            Does::Empty => {}
+            Does::Child(graph) => {
+                for (_, does) in graph.in_order()? {
+                    does.run(context)?;
+                }
+            }
+            Does::Wait(event) => event::wait_here(*event),
+            Does::Record(event) => event::reach_here(*event),
+        }
+        Ok(())
+    }
+}
+
+fn run_copy(copy: &CUDA_MEMCPY3D) {
+    let side = |kind: u32, host: u64, device: u64| if kind == 1 { host } else { device };
+    let from = side(copy.src_type, copy.src_host, copy.src_device);
+    let to = side(copy.dst_type, copy.dst_host, copy.dst_device);
+    let row = |base: u64, [x, y, z]: [u64; 3], pitch: u64, rows: u64, at: [u64; 2]| {
+        base + x + (y + at[0]) * pitch + (z + at[1]) * pitch * rows
+    };
+    for z in 0..copy.depth {
+        for y in 0..copy.height {
+            let source = [copy.src_x, copy.src_y, copy.src_z];
+            let target = [copy.dst_x, copy.dst_y, copy.dst_z];
+            let from = row(from, source, copy.src_pitch, copy.src_height, [y, z]);
+            let to = row(to, target, copy.dst_pitch, copy.dst_height, [y, z]);
+            // SAFETY: device sides were checked when the node was made; host sides are, by the driver API's contract,
+            // the caller's memory for as long as the graph runs.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, copy.width as usize) }
+        }
+    }
+}
+
+fn run_set(set: &CUDA_MEMSET_NODE_PARAMS) {
+    let value = set.value.to_le_bytes();
+    for row in 0..set.height {
+        for at in 0..set.width {
+            let to = set.to + row * set.pitch + at * u64::from(set.element);
+            // SAFETY: the rectangle was checked when the node was made.
+            unsafe {
+                std::ptr::copy_nonoverlapping(value.as_ptr(), to as *mut u8, set.element as usize)
+            }
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Node {
+    does: Does,
+    graph: u64,
+    before: Vec<u64>,
+    /// The node that this one was cloned from.
+    original: u64,
+}
+
+pub struct Graph {
+    handle: u64,
+    /// Of its nodes, in the order of their making.
+    nodes: Mutex<Vec<u64>>,
+    /// It is a node's, or a capture's.
+    owned: AtomicBool,
+}
+
+struct Exec {
+    work: Mutex<Vec<(u64, Does, bool)>>,
+    flags: u64,
+}
+
+static GRAPHS: LazyLock<Table<Graph>> = LazyLock::new(Table::default);
+static NODES: LazyLock<Table<Mutex<Node>>> = LazyLock::new(Table::default);
+static EXECS: LazyLock<Table<Exec>> = LazyLock::new(Table::default);
+/// What pointers in parameters of a node lead to.
+/// Bytes, and words that may point into them.
+type Kept = Box<(Vec<u8>, Vec<u64>)>;
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+fn graph(handle: u64) -> R<Arc<Graph>> {
+    GRAPHS.get(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+}
+fn node(handle: u64) -> R<Arc<Mutex<Node>>> {
+    NODES.get(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+}
+fn exec(handle: u64) -> R<Arc<Exec>> {
+    EXECS.get(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)
+}
+
+impl Graph {
+    fn new() -> Arc<Graph> {
+        let graph = Arc::new(Graph {
+            handle: new_handle(),
+            nodes: Mutex::default(),
+            owned: AtomicBool::new(false),
+        });
+        GRAPHS.insert(graph.handle, graph.clone());
+        graph
+    }
+
+    fn add(&self, does: Does, before: &[u64], original: u64) -> R<u64> {
+        let unique: HashSet<_> = before.iter().collect();
+        for &other in before {
+            if node(other)?.lock().graph != self.handle {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        if unique.len() != before.len() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = new_handle();
+        let made = Node {
+            does,
+            graph: self.handle,
+            before: before.to_vec(),
+            original,
+        };
+        NODES.insert(handle, Arc::new(Mutex::new(made)));
+        self.nodes.lock().push(handle);
+        Ok(handle)
+    }
+
+    fn edges(&self) -> R<Vec<(u64, u64)>> {
+        let mut edges = Vec::new();
+        for &to in self.nodes.lock().iter() {
+            edges.extend(node(to)?.lock().before.iter().map(|from| (*from, to)));
+        }
+        Ok(edges)
+    }
+
+    /// Its nodes, each behind those it depends on.
+    fn in_order(&self) -> R<Vec<(u64, Does)>> {
+        let mut left: Vec<u64> = self.nodes.lock().clone();
+        let (mut done, mut order) = (HashSet::new(), Vec::new());
+        while !left.is_empty() {
+            let count = left.len();
+            let mut waiting = Vec::new();
+            for handle in left {
+                let node = node(handle)?;
+                let node = node.lock();
+                if node.before.iter().all(|other| done.contains(other)) {
+                    done.insert(handle);
+                    order.push((handle, node.does.clone()));
+                } else {
+                    waiting.push(handle);
+                }
+            }
+            if waiting.len() == count {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            left = waiting;
+        }
+        Ok(order)
+    }
+
+    fn duplicate(&self) -> R<Arc<Graph>> {
+        let clone = Graph::new();
+        let mut twins = HashMap::new();
+        for (handle, does) in self.in_order()? {
+            let before: Vec<u64> = node(handle)?
+                .lock()
+                .before
+                .iter()
+                .map(|b| twins[b])
+                .collect();
+            let does = match does {
+                Does::Child(graph) => Does::Child(graph.duplicate()?),
+                other => other,
+            };
+            twins.insert(handle, clone.add(does, &before, handle)?);
+        }
+        Ok(clone)
+    }
+
+    fn destroy(&self) {
+        let _ = GRAPHS.remove(self.handle);
+        for handle in std::mem::take(&mut *self.nodes.lock()) {
+            destroy_node(handle);
+        }
+    }
+}
+
+fn destroy_node(handle: u64) {
+    if let Ok(node) = NODES.remove(handle)
+        && let Does::Child(graph) = &node.lock().does
+    {
+        graph.destroy();
+    }
+}
+
+/// A capture, and what streams and events have of it: the nodes that come next depend on these.
+pub struct Capture {
+    id: u64,
+    graph: Arc<Graph>,
+    /// The stream that it began on.
+    origin: u64,
+    /// The thread that must end it.
+    thread: Option<ThreadId>,
+    invalid: AtomicBool,
+}
+
+/// A stream's or an event's part of a capture.
+#[derive(Clone)]
+pub struct Part {
+    pub capture: Arc<Capture>,
+    pub last: Vec<u64>,
+}
+
+impl Part {
+    fn goes_on(&self) -> bool {
+        GRAPHS
+            .get(self.capture.graph.handle)
+            .is_ok_and(|graph| graph.owned.load(Ordering::Relaxed))
+    }
+
+    /// What a question about an event of the capture is answered with.
+    pub fn refuse(&self) -> CUresult {
+        if !self.goes_on() {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        self.capture.invalidate();
+        CUDA_ERROR_CAPTURED_EVENT
+    }
+}
+
+impl Capture {
+    fn invalidate(&self) {
+        self.invalid.store(true, Ordering::Release);
+    }
+    fn sound(&self) -> R<()> {
+        if self.invalid.load(Ordering::Acquire) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        Ok(())
+    }
+}
+
+/// Adds a node for what a capturing stream is given; false for a stream that does not capture.
+pub fn captured(stream: &Stream, does: impl FnOnce() -> Does) -> R<bool> {
+    let mut part = stream.part.lock();
+    let Some(part) = part.as_mut() else {
+        return Ok(false);
+    };
+    part.capture.sound()?;
+    part.last = vec![part.capture.graph.add(does(), &part.last, 0)?];
+    Ok(true)
+}
+
+/// Refuses what cannot be done with a capturing stream; that ends the capture's soundness.
+pub fn refuse(stream: &Stream) -> R<()> {
+    if let Some(part) = stream.part.lock().as_ref() {
+        part.capture.invalidate();
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    Ok(())
+}
+
+/// An event is recorded in a stream: what it has of the stream's capture.
+pub fn part_of(stream: &Stream) -> R<Option<Part>> {
+    let part = stream.part.lock();
+    if let Some(part) = part.as_ref() {
+        part.capture.sound()?;
+    }
+    Ok(part.clone())
+}
+
+/// A stream waits for an event with a part of a capture.
+pub fn join(stream: &Stream, event: &Part) -> R<()> {
+    let mut part = stream.part.lock();
+    let goes_on = event.goes_on();
+    match part.as_mut() {
+        None if !goes_on => Err(CUDA_ERROR_INVALID_VALUE),
+        None => {
+            *part = Some(event.clone());
+            Ok(())
+        }
+        Some(own) if own.capture.id == event.capture.id => {
+            own.capture.sound()?;
+            for node in &event.last {
+                if !own.last.contains(node) {
+                    own.last.push(*node);
+                }
+            }
+            Ok(())
+        }
+        Some(own) => {
+            own.capture.invalidate();
+            if goes_on {
+                event.capture.invalidate();
+                return Err(CUDA_ERROR_STREAM_CAPTURE_MERGE);
+            }
+            Err(CUDA_ERROR_INVALID_VALUE)
+        }
+    }
+}
+
+/// A stream waits for an event from outside its capture.
+pub fn isolated(stream: &Stream) -> R<bool> {
+    let part = stream.part.lock();
+    let Some(part) = part.as_ref() else {
+        return Ok(false);
+    };
+    part.capture.sound()?;
+    part.capture.invalidate();
+    Err(CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
+}
+
+fn begin(stream: CUstream, own: bool, mode: u32, into: Option<(Arc<Graph>, Vec<u64>)>) -> R<()> {
+    let (_, stream) = resolve(stream, own)?;
+    if mode > 2 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if stream.is_legacy() {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let mut part = stream.part.lock();
+    if part.is_some() {
+        return Err(CUDA_ERROR_ILLEGAL_STATE);
+    }
+    let (graph, last) = into.unwrap_or_else(|| (Graph::new(), Vec::new()));
+    graph.owned.store(true, Ordering::Relaxed);
+    let capture = Capture {
+        id: new_handle(),
+        graph,
+        origin: stream.handle,
+        thread: (mode < 2).then(|| std::thread::current().id()),
+        invalid: AtomicBool::new(false),
+    };
+    *part = Some(Part {
+        capture: Arc::new(capture),
+        last,
+    });
+    Ok(())
+}
+
+fn end(stream: CUstream, own: bool) -> R<u64> {
+    let (context, stream) = resolve(stream, own)?;
+    let part = stream.part.lock().clone().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+    let capture = &part.capture;
+    if capture
+        .thread
+        .is_some_and(|thread| thread != std::thread::current().id())
+    {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    }
+    if capture.origin != stream.handle {
+        capture.invalidate();
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    }
+    let mut unjoined = false;
+    for other in context.streams() {
+        let mut theirs = other.part.lock();
+        if theirs.as_ref().is_none_or(|p| p.capture.id != capture.id) {
+            continue;
+        }
+        if let Some(other) = theirs.take()
+            && !other.last.iter().all(|node| reaches(*node, &part.last))
+        {
+            unjoined = true;
+        }
+    }
+    capture.graph.owned.store(false, Ordering::Relaxed);
+    let sound = capture.sound();
+    if unjoined || sound.is_err() {
+        capture.graph.destroy();
+        return Err(sound.err().unwrap_or(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
+    }
+    Ok(capture.graph.handle)
+}
+
+/// Whether a node is one of these or comes before one.
+fn reaches(from: u64, ends: &[u64]) -> bool {
+    let (mut left, mut seen) = (ends.to_vec(), HashSet::new());
+    while let Some(at) = left.pop() {
+        if at == from {
+            return true;
+        }
+        if seen.insert(at)
+            && let Ok(node) = node(at)
+        {
+            left.extend(node.lock().before.iter());
+        }
+    }
+    false
+}
+
+struct Info {
+    status: u32,
+    id: u64,
+    graph: u64,
+    nodes: u64,
+    edges: u64,
+    count: usize,
+}
+
+fn info(stream: CUstream, own: bool) -> R<Info> {
+    let (_, stream) = resolve(stream, own)?;
+    let part = stream.part.lock();
+    let Some(part) = part.as_ref() else {
+        return Ok(Info {
+            status: 0,
+            id: 0,
+            graph: 0,
+            nodes: 0,
+            edges: 0,
+            count: 0,
+        });
+    };
+    let invalid = part.capture.sound().is_err();
+    let kept = Box::new((vec![0u8; part.last.len() * 8], part.last.clone()));
+    let info = Info {
+        status: 1 + u32::from(invalid),
+        id: part.capture.id,
+        graph: part.capture.graph.handle,
+        nodes: kept.1.as_ptr() as u64,
+        edges: kept.0.as_ptr() as u64,
+        count: part.last.len(),
+    };
+    KEPT.lock().push(kept);
+    Ok(info)
+}
+
+fn update_capture(stream: CUstream, own: bool, nodes: &[u64], flags: u32) -> R<()> {
+    let (_, stream) = resolve(stream, own)?;
+    let mut part = stream.part.lock();
+    let part = part.as_mut().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+    if flags > 1 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    for &other in nodes {
+        node(other)?;
+    }
+    if flags == 1 {
+        part.last.clear();
+    }
+    part.last.extend(nodes);
+    Ok(())
+}
+
+fn inside<T: FromBytes + IntoBytes>(params: &CUgraphNodeParams, at: usize) -> T {
+    let mut read = T::new_zeroed();
+    let len = size_of::<T>();
+    read.as_mut_bytes()
+        .copy_from_slice(&params.words.as_bytes()[at..at + len]);
+    read
+}
+
+fn around<T: IntoBytes + zerocopy::Immutable>(
+    kind: u32,
+    at: usize,
+    of_kind: &T,
+) -> CUgraphNodeParams {
+    let mut params = CUgraphNodeParams {
+        kind,
+        ..CUgraphNodeParams::default()
+    };
+    let bytes = of_kind.as_bytes();
+    params.words.as_mut_bytes()[at..at + bytes.len()].copy_from_slice(bytes);
+    params
+}
+
+fn is_device(address: u64, bytes: u64) -> R<bool> {
+    Ok(driver()?.ranges.covers(address, bytes))
+}
+
+/// What a node with these parameters does.
+fn describe(params: &CUgraphNodeParams) -> R<Does> {
+    if params.reserved0 != [0; 3] || params.reserved2 != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    match params.kind {
+        CU_GRAPH_NODE_TYPE_KERNEL => {
+            let kernel: CUDA_KERNEL_NODE_PARAMS = inside(params, 0);
+            let shape = Shape {
+                grid: kernel.grid,
+                block: kernel.block,
+                shared: kernel.shared,
+            };
+            let given = Params {
+                pointers: In(kernel.params as *const u64),
+                extra: In(kernel.extra as *const u64),
+            };
+            let function = if kernel.function != 0 {
+                kernel.function
+            } else {
+                kernel.kernel
+            };
+            Ok(Does::Kernel(
+                function,
+                Arc::new(Launch::new(function, &*live()?, shape, given)?),
+            ))
+        }
+        CU_GRAPH_NODE_TYPE_MEMCPY => {
+            let copy: CUDA_MEMCPY3D = inside(params, 16);
+            for (kind, address) in [
+                (copy.src_type, copy.src_device),
+                (copy.dst_type, copy.dst_device),
+            ] {
+                let known = matches!(kind, 1 | 4) || kind == 2 && is_device(address, copy.width)?;
+                if !known || copy.width == 0 || copy.height == 0 || copy.depth == 0 {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+            }
+            Ok(Does::Copy(copy))
+        }
+        CU_GRAPH_NODE_TYPE_MEMSET => {
+            let set: CUDA_MEMSET_NODE_PARAMS = inside(params, 0);
+            let last = set.pitch.saturating_mul(set.height.saturating_sub(1));
+            let len = set
+                .width
+                .saturating_mul(set.element.into())
+                .saturating_add(last);
+            let known =
+                matches!(set.element, 1 | 2 | 4) && set.to.is_multiple_of(set.element.into());
+            if !known || len == 0 || !is_device(set.to, len)? {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            Ok(Does::Set(set))
+        }
+        CU_GRAPH_NODE_TYPE_EMPTY => Ok(Does::Empty),
+        CU_GRAPH_NODE_TYPE_GRAPH => {
+            let child = graph(params.words[0])?;
+            if params.words[1] as u32 == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
+                child.owned.store(true, Ordering::Relaxed);
+                return Ok(Does::Child(child));
+            }
+            let clone = child.duplicate()?;
+            clone.owned.store(true, Ordering::Relaxed);
+            Ok(Does::Child(clone))
+        }
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT => {
+            driver()?.events.get(params.words[0])?;
+            Ok(Does::Wait(params.words[0]))
+        }
+        CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+            driver()?.events.get(params.words[0])?;
+            Ok(Does::Record(params.words[0]))
+        }
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn add(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: &CUgraphNodeParams) -> R<()> {
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let graph = graph(to)?;
+    let before = before.list(count)?;
+    out.set(graph.add(describe(params)?, &before, 0)?)
+}
+
+/// As cuda.h has it, with an array of contexts' worth of words in front of the copy.
+fn around_copy(copy: CUDA_MEMCPY3D) -> CUgraphNodeParams {
+    around(CU_GRAPH_NODE_TYPE_MEMCPY, 16, &copy)
+}
+
+fn change(at: u64, params: &CUgraphNodeParams) -> R<()> {
+    let node = node(at)?;
+    if node.lock().does.kind() != params.kind {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let does = describe(params)?;
+    node.lock().does = does;
+    Ok(())
+}
+
+fn same_shape(one: &Graph, other: &Graph) -> R<Result<(), (u32, u64)>> {
+    let (ours, theirs) = (one.nodes.lock().clone(), other.nodes.lock().clone());
+    if ours.len() != theirs.len() || one.edges()?.len() != other.edges()?.len() {
+        return Ok(Err((2, 0)));
+    }
+    for (a, b) in ours.iter().zip(&theirs) {
+        if node(*a)?.lock().does.kind() != node(*b)?.lock().does.kind() {
+            return Ok(Err((3, *b)));
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn exec_change(exec_: u64, at: u64, params: &CUgraphNodeParams) -> R<()> {
+    let (exec, _) = (exec(exec_)?, node(at)?);
+    let does = describe(params)?;
+    let mut work = exec.work.lock();
+    let (_, now, _) = work
+        .iter_mut()
+        .find(|(node, ..)| *node == at)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if now.kind() != does.kind() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if let (Does::Child(one), Does::Child(other)) = (&*now, &does)
+        && same_shape(one, other)?.is_err()
+    {
+        return Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+    }
+    *now = does;
+    Ok(())
+}
+
+fn exec_update(exec_: u64, with: u64) -> R<Result<(), (u32, u64)>> {
+    let (exec, graph) = (exec(exec_)?, graph(with)?);
+    let mut work = exec.work.lock();
+    let order = graph.in_order()?;
+    if order.len() != work.len() {
+        return Ok(Err((2, 0)));
+    }
+    for ((_, now, _), (node, does)) in work.iter().zip(&order) {
+        if now.kind() != does.kind() {
+            return Ok(Err((3, *node)));
+        }
+    }
+    for ((_, now, _), (_, does)) in work.iter_mut().zip(order) {
+        *now = does;
+    }
+    Ok(Ok(()))
+}
+
+fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
+    if out.is_null() || flags & !15 != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let order = graph(from)?.in_order()?;
+    let handle = new_handle();
+    // Upload and priorities leave no trace.
+    let exec = Exec {
+        work: Mutex::new(
+            order
+                .into_iter()
+                .map(|(node, does)| (node, does, true))
+                .collect(),
+        ),
+        flags: flags & 1,
+    };
+    EXECS.insert(handle, Arc::new(exec));
+    out.set(handle)
+}
+
+fn give(all: &[u64], nodes: Out<u64>, count: Out<usize>) -> R<()> {
+    if nodes.is_null() {
+        return count.set(all.len());
+    }
+    let room = count.get()?;
+    for at in 0..room {
+        nodes.at(at).put(all.get(at).copied().unwrap_or(0));
+    }
+    count.set(room.min(all.len()))
+}
+
+fn give_edges(of: u64, from: Out<u64>, to: Out<u64>, count: Out<usize>) -> R<()> {
+    let edges = graph(of)?.edges()?;
+    if from.is_null() != to.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let (sources, targets): (Vec<u64>, Vec<u64>) = edges.into_iter().unzip();
+    if !from.is_null() {
+        let room = count.get()?;
+        give(&sources, from, count)?;
+        count.set(room)?;
+    }
+    give(&targets, to, count)
+}
+
+fn dependents(of: u64) -> R<Vec<u64>> {
+    let graph = graph(node(of)?.lock().graph)?;
+    let edges = graph.edges()?;
+    Ok(edges
+        .iter()
+        .filter(|(from, _)| *from == of)
+        .map(|(_, to)| *to)
+        .collect())
+}
+
+fn depend(of: u64, from: In<u64>, to: In<u64>, count: usize, remove: bool) -> R<()> {
+    let graph = graph(of)?;
+    for (from, to) in from.list(count)?.into_iter().zip(to.list(count)?) {
+        let (source, target) = (node(from)?, node(to)?);
+        if from == to || source.lock().graph != graph.handle {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut target = target.lock();
+        let known = target.before.contains(&from);
+        if known != remove {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if remove {
+            target.before.retain(|other| *other != from);
+        } else {
+            target.before.push(from);
+        }
+    }
+    Ok(())
+}
+
+fn kernel_params(of: u64) -> R<CUDA_KERNEL_NODE_PARAMS> {
+    let node = node(of)?;
+    let node = node.lock();
+    let Does::Kernel(function, launch) = &node.does else {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    };
+    let kept = Box::new((launch.packed().to_vec(), Vec::new()));
+    let base = kept.0.as_ptr() as u64;
+    let pointers = launch.offsets().map(|at| base + u64::from(at)).collect();
+    let mut kept = kept;
+    kept.1 = pointers;
+    let shape = launch.shape();
+    let params = CUDA_KERNEL_NODE_PARAMS {
+        function: *function,
+        grid: shape.grid,
+        block: shape.block,
+        shared: shape.shared,
+        params: kept.1.as_ptr() as u64,
+        ..CUDA_KERNEL_NODE_PARAMS::default()
+    };
+    KEPT.lock().push(kept);
+    Ok(params)
+}
+
+fn of_kind<T>(of: u64, pick: impl FnOnce(&Does) -> Option<T>) -> R<T> {
+    pick(&node(of)?.lock().does).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+fn event_params(kind: u32, event: u64) -> CUgraphNodeParams {
+    around(kind, 0, &event)
+}
+
+fn child_params(graph: u64) -> CUgraphNodeParams {
+    around(CU_GRAPH_NODE_TYPE_GRAPH, 0, &graph)
+}
+
+fn kernel_v1(params: In<[u64; 7]>) -> R<CUgraphNodeParams> {
+    Ok(around(CU_GRAPH_NODE_TYPE_KERNEL, 0, &params.get(0)?))
+}
+
+fn kernel_v2(params: In<CUDA_KERNEL_NODE_PARAMS>) -> R<CUgraphNodeParams> {
+    Ok(around(CU_GRAPH_NODE_TYPE_KERNEL, 0, &params.get(0)?))
+}
+
+fn memset_params(params: In<CUDA_MEMSET_NODE_PARAMS>) -> R<CUgraphNodeParams> {
+    Ok(around(CU_GRAPH_NODE_TYPE_MEMSET, 0, &params.get(0)?))
+}
+
+fn enabled(exec_: u64, of: u64, change: impl FnOnce(&mut bool)) -> R<()> {
+    let exec = exec(exec_)?;
+    let mut work = exec.work.lock();
+    let (_, does, on) = work
+        .iter_mut()
+        .find(|(node, ..)| *node == of)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if !matches!(does, Does::Kernel(..) | Does::Copy(_) | Does::Set(_)) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    change(on);
+    Ok(())
+}
+
+fn launch(exec_: u64, stream: CUstream, own: bool) -> R<()> {
+    let exec = exec(exec_)?;
+    let (context, stream) = resolve(stream, own)?;
+    refuse(&stream)?;
+    let work = exec.work.lock().clone();
+    stream.submit(&context, move |context| {
+        for (_, does, on) in &work {
+            if *on {
+                does.run(context)?;
+            }
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+api! { TABLE;
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
+        thread_local! { static MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) }; }
+        mode.set(MODE.replace(mode.get()?))
+    }
+    fn cuGraphCreate(out: Out<u64>, flags: u32) {
+        if flags != 0 || out.is_null() { return Err(CUDA_ERROR_INVALID_VALUE); }
+        out.set(Graph::new().handle)
+    }
+    fn cuGraphDestroy(of: u64) {
+        let graph = graph(of)?;
+        if graph.owned.load(Ordering::Relaxed) { return Err(CUDA_ERROR_INVALID_VALUE); }
+        graph.destroy();
+        Ok(())
+    }
+    fn cuGraphClone(out: Out<u64>, of: u64) { out.set(graph(of)?.duplicate()?.handle) }
+    fn cuGraphNodeFindInClone(out: Out<u64>, of: u64, clone: u64) {
+        let nodes = graph(clone)?.nodes.lock().clone();
+        let found = nodes.into_iter().find(|twin| node(*twin).is_ok_and(|n| n.lock().original == of));
+        out.set(found.ok_or(CUDA_ERROR_INVALID_VALUE)?)
+    }
+    fn cuGraphGetNodes(of: u64, nodes: Out<u64>, count: Out<usize>) {
+        let all = graph(of)?.nodes.lock().clone();
+        give(&all, nodes, count)
+    }
+    fn cuGraphGetRootNodes(of: u64, nodes: Out<u64>, count: Out<usize>) {
+        let mut all = graph(of)?.nodes.lock().clone();
+        all.retain(|n| node(*n).is_ok_and(|n| n.lock().before.is_empty()));
+        give(&all, nodes, count)
+    }
+    fn cuGraphGetEdges(of: u64, from: Out<u64>, to: Out<u64>, count: Out<usize>) { give_edges(of, from, to, count) }
+    fn cuGraphGetEdges_v2(of: u64, from: Out<u64>, to: Out<u64>, data: Out<u64>, count: Out<usize>) {
+        if !data.is_null() && !from.is_null() {
+            (0..count.get()?).for_each(|at| data.at(at).put(0));
+        }
+        give_edges(of, from, to, count)
+    }
+    fn cuGraphNodeGetDependencies(of: u64, nodes: Out<u64>, count: Out<usize>) {
+        let before = node(of)?.lock().before.clone();
+        give(&before, nodes, count)
+    }
+    fn cuGraphNodeGetDependencies_v2(of: u64, nodes: Out<u64>, data: Out<u64>, count: Out<usize>) {
+        if !data.is_null() && !nodes.is_null() {
+            (0..count.get()?).for_each(|at| data.at(at).put(0));
+        }
+        let before = node(of)?.lock().before.clone();
+        give(&before, nodes, count)
+    }
+    fn cuGraphNodeGetDependentNodes(of: u64, nodes: Out<u64>, count: Out<usize>) { give(&dependents(of)?, nodes, count) }
+    fn cuGraphNodeGetDependentNodes_v2(of: u64, nodes: Out<u64>, data: Out<u64>, count: Out<usize>) {
+        if !data.is_null() && !nodes.is_null() {
+            (0..count.get()?).for_each(|at| data.at(at).put(0));
+        }
+        give(&dependents(of)?, nodes, count)
+    }
+    fn cuGraphAddDependencies(of: u64, from: In<u64>, to: In<u64>, count: usize) { depend(of, from, to, count, false) }
+    fn cuGraphRemoveDependencies(of: u64, from: In<u64>, to: In<u64>, count: usize) { depend(of, from, to, count, true) }
+    fn cuGraphAddDependencies_v2(of: u64, from: In<u64>, to: In<u64>, data: In<u64>, count: usize) {
+        if !data.is_null() && data.list(count)?.iter().any(|edge| *edge != 0) { return Err(CUDA_ERROR_INVALID_VALUE); }
+        depend(of, from, to, count, false)
+    }
+    fn cuGraphRemoveDependencies_v2(of: u64, from: In<u64>, to: In<u64>, _data: In<u64>, count: usize) {
+        depend(of, from, to, count, true)
+    }
+    fn cuGraphNodeGetType(of: u64, out: Out<u32>) { out.set(node(of)?.lock().does.kind()) }
+    fn cuGraphDestroyNode(of: u64) {
+        let graph = graph(node(of)?.lock().graph)?;
+        graph.nodes.lock().retain(|other| *other != of);
+        for other in dependents(of)? {
+            node(other)?.lock().before.retain(|before| *before != of);
+        }
+        destroy_node(of);
+        Ok(())
+    }
+    fn cuGraphAddNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<CUgraphNodeParams>) {
+        add(out, to, before, count, &params.get(0)?)
+    }
+    fn cuGraphAddNode_v2(out: Out<u64>, to: u64, before: In<u64>, _data: In<u64>, count: usize, params: In<CUgraphNodeParams>) {
+        add(out, to, before, count, &params.get(0)?)
+    }
+    fn cuGraphNodeSetParams(of: u64, params: In<CUgraphNodeParams>) { change(of, &params.get(0)?) }
+    fn cuGraphExecNodeSetParams(exec: u64, of: u64, params: In<CUgraphNodeParams>) { exec_change(exec, of, &params.get(0)?) }
+    fn cuGraphAddKernelNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<[u64; 7]>) {
+        add(out, to, before, count, &kernel_v1(params)?)
+    }
+    fn cuGraphAddKernelNode_v2(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<CUDA_KERNEL_NODE_PARAMS>) {
+        add(out, to, before, count, &kernel_v2(params)?)
+    }
+    fn cuGraphKernelNodeGetParams_v2(of: u64, out: Out<CUDA_KERNEL_NODE_PARAMS>) { out.set(kernel_params(of)?) }
+    fn cuGraphKernelNodeSetParams(of: u64, params: In<[u64; 7]>) { change(of, &kernel_v1(params)?) }
+    fn cuGraphKernelNodeSetParams_v2(of: u64, params: In<CUDA_KERNEL_NODE_PARAMS>) { change(of, &kernel_v2(params)?) }
+    fn cuGraphExecKernelNodeSetParams(exec: u64, of: u64, params: In<[u64; 7]>) { exec_change(exec, of, &kernel_v1(params)?) }
+    fn cuGraphExecKernelNodeSetParams_v2(exec: u64, of: u64, params: In<CUDA_KERNEL_NODE_PARAMS>) { exec_change(exec, of, &kernel_v2(params)?) }
+    fn cuGraphAddMemcpyNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<CUDA_MEMCPY3D>, _context: u64) {
+        add(out, to, before, count, &around_copy(params.get(0)?))
+    }
+    fn cuGraphMemcpyNodeGetParams(of: u64, out: Out<CUDA_MEMCPY3D>) {
+        out.set(of_kind(of, |does| match does { Does::Copy(copy) => Some(*copy), _ => None })?)
+    }
+    fn cuGraphMemcpyNodeSetParams(of: u64, params: In<CUDA_MEMCPY3D>) { change(of, &around_copy(params.get(0)?)) }
+    fn cuGraphExecMemcpyNodeSetParams(exec: u64, of: u64, params: In<CUDA_MEMCPY3D>, _context: u64) {
+        exec_change(exec, of, &around_copy(params.get(0)?))
+    }
+    fn cuGraphAddMemsetNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<CUDA_MEMSET_NODE_PARAMS>, _context: u64) {
+        add(out, to, before, count, &memset_params(params)?)
+    }
+    fn cuGraphMemsetNodeGetParams(of: u64, out: Out<CUDA_MEMSET_NODE_PARAMS>) {
+        out.set(of_kind(of, |does| match does { Does::Set(set) => Some(*set), _ => None })?)
+    }
+    fn cuGraphMemsetNodeSetParams(of: u64, params: In<CUDA_MEMSET_NODE_PARAMS>) { change(of, &memset_params(params)?) }
+    fn cuGraphExecMemsetNodeSetParams(exec: u64, of: u64, params: In<CUDA_MEMSET_NODE_PARAMS>, _context: u64) {
+        exec_change(exec, of, &memset_params(params)?)
+    }
+    fn cuGraphAddEmptyNode(out: Out<u64>, to: u64, before: In<u64>, count: usize) {
+        let params = CUgraphNodeParams { kind: CU_GRAPH_NODE_TYPE_EMPTY, ..CUgraphNodeParams::default() };
+        add(out, to, before, count, &params)
+    }
+    fn cuGraphAddChildGraphNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, child: u64) {
+        add(out, to, before, count, &child_params(child))
+    }
+    fn cuGraphChildGraphNodeGetGraph(of: u64, out: Out<u64>) {
+        out.set(of_kind(of, |does| match does { Does::Child(graph) => Some(graph.handle), _ => None })?)
+    }
+    fn cuGraphExecChildGraphNodeSetParams(exec: u64, of: u64, child: u64) { exec_change(exec, of, &child_params(child)) }
+    fn cuGraphAddEventRecordNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, event: u64) {
+        add(out, to, before, count, &event_params(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event))
+    }
+    fn cuGraphAddEventWaitNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, event: u64) {
+        add(out, to, before, count, &event_params(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event))
+    }
+    fn cuGraphEventRecordNodeGetEvent(of: u64, out: Out<u64>) {
+        out.set(of_kind(of, |does| match does { Does::Record(event) => Some(*event), _ => None })?)
+    }
+    fn cuGraphEventWaitNodeGetEvent(of: u64, out: Out<u64>) {
+        out.set(of_kind(of, |does| match does { Does::Wait(event) => Some(*event), _ => None })?)
+    }
+    fn cuGraphEventRecordNodeSetEvent(of: u64, event: u64) { change(of, &event_params(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event)) }
+    fn cuGraphEventWaitNodeSetEvent(of: u64, event: u64) { change(of, &event_params(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event)) }
+    fn cuGraphExecEventRecordNodeSetEvent(exec: u64, of: u64, event: u64) {
+        exec_change(exec, of, &event_params(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event))
+    }
+    fn cuGraphExecEventWaitNodeSetEvent(exec: u64, of: u64, event: u64) {
+        exec_change(exec, of, &event_params(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event))
+    }
+    fn cuGraphInstantiate(out: Out<u64>, of: u64, error: Out<u64>, log: Out<u8>, len: usize) {
+        error.put(0);
+        if len > 0 { log.put(0); }
+        instantiate(out, of, 0)
+    }
+    fn cuGraphInstantiate_v2(out: Out<u64>, of: u64, error: Out<u64>, log: Out<u8>, len: usize) {
+        error.put(0);
+        if len > 0 { log.put(0); }
+        instantiate(out, of, 0)
+    }
+    fn cuGraphInstantiateWithFlags(out: Out<u64>, of: u64, flags: u64) { instantiate(out, of, flags) }
+    fn cuGraphInstantiateWithParams(out: Out<u64>, of: u64, params: Out<CUDA_GRAPH_INSTANTIATE_PARAMS>) {
+        let given = params.get()?;
+        let made = instantiate(out, of, given.flags);
+        params.put(CUDA_GRAPH_INSTANTIATE_PARAMS { error_node: 0, result: u32::from(made.is_err()), ..given });
+        made
+    }
+    fn cuGraphExecDestroy(of: u64) { EXECS.remove(of).map(drop).map_err(|_| CUDA_ERROR_INVALID_VALUE) }
+    fn cuGraphExecGetFlags(of: u64, out: Out<u64>) { out.set(exec(of)?.flags) }
+    fn cuGraphExecUpdate_v2(of: u64, with: u64, out: Out<CUgraphExecUpdateResultInfo>) {
+        let updated = exec_update(of, with)?;
+        let (result, error_node) = updated.err().unwrap_or_default();
+        out.put(CUgraphExecUpdateResultInfo { result, error_node, ..CUgraphExecUpdateResultInfo::default() });
+        updated.map_err(|_| CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    }
+    fn cuGraphExecUpdate(of: u64, with: u64, error: Out<u64>, result: Out<u32>) {
+        let updated = exec_update(of, with)?;
+        let (why, node) = updated.err().unwrap_or_default();
+        error.put(node);
+        // What the genuine driver says here of another shape.
+        result.put(if why == 2 { 6 } else { why });
+        updated.map_err(|_| CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    }
+    fn cuGraphNodeGetEnabled(exec: u64, of: u64, out: Out<u32>) { enabled(exec, of, |on| out.put(u32::from(*on))) }
+    fn cuGraphNodeSetEnabled(exec: u64, of: u64, on: u32) { enabled(exec, of, |now| *now = on != 0) }
+    fn cuGraphDebugDotPrint(of: u64, path: Text, _flags: u32) {
+        let graph = graph(of)?;
+        let mut text = String::from("digraph dot {\n");
+        for (from, to) in graph.edges()? {
+            text.push_str(&format!("\"{from:#x}\" -> \"{to:#x}\"\n"));
+        }
+        text.push_str("}\n");
+        std::fs::write(path.get()?, text).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)
+    }
+}
+
+api_streams! { TABLE_STREAMS;
+    fn cuStreamBeginCapture / cuStreamBeginCapture_ptsz [own] (stream: CUstream) { begin(stream, own, 0, None) }
+    fn cuStreamBeginCapture_v2 / cuStreamBeginCapture_v2_ptsz [own] (stream: CUstream, mode: u32) { begin(stream, own, mode, None) }
+    fn cuStreamBeginCaptureToGraph / cuStreamBeginCaptureToGraph_ptsz [own]
+            (stream: CUstream, to: u64, nodes: In<u64>, _data: In<u64>, count: usize, mode: u32) {
+        begin(stream, own, mode, Some((graph(to)?, nodes.list(count)?)))
+    }
+    fn cuStreamEndCapture / cuStreamEndCapture_ptsz [own] (stream: CUstream, out: Out<u64>) {
+        let ended = end(stream, own);
+        out.put(*ended.as_ref().unwrap_or(&0));
+        ended.map(drop)
+    }
+    fn cuStreamIsCapturing / cuStreamIsCapturing_ptsz [own] (stream: CUstream, out: Out<u32>) { out.set(info(stream, own)?.status) }
+    fn cuStreamGetCaptureInfo / cuStreamGetCaptureInfo_ptsz [own] (stream: CUstream, status: Out<u32>, id: Out<u64>) {
+        let info = info(stream, own)?;
+        id.put(info.id);
+        status.set(info.status)
+    }
+    fn cuStreamGetCaptureInfo_v2 / cuStreamGetCaptureInfo_v2_ptsz [own]
+            (stream: CUstream, status: Out<u32>, id: Out<u64>, graph: Out<u64>, nodes: Out<u64>, count: Out<usize>) {
+        let info = info(stream, own)?;
+        id.put(info.id);
+        graph.put(info.graph);
+        nodes.put(info.nodes);
+        count.put(info.count);
+        status.set(info.status)
+    }
+    fn cuStreamGetCaptureInfo_v3 / cuStreamGetCaptureInfo_v3_ptsz [own]
+            (stream: CUstream, status: Out<u32>, id: Out<u64>, graph: Out<u64>, nodes: Out<u64>, edges: Out<u64>, count: Out<usize>) {
+        let info = info(stream, own)?;
+        id.put(info.id);
+        graph.put(info.graph);
+        nodes.put(info.nodes);
+        edges.put(info.edges);
+        count.put(info.count);
+        status.set(info.status)
+    }
+    fn cuStreamUpdateCaptureDependencies / cuStreamUpdateCaptureDependencies_ptsz [own]
+            (stream: CUstream, nodes: In<u64>, count: usize, flags: u32) {
+        update_capture(stream, own, &nodes.list(count)?, flags)
+    }
+    fn cuStreamUpdateCaptureDependencies_v2 / cuStreamUpdateCaptureDependencies_v2_ptsz [own]
+            (stream: CUstream, nodes: In<u64>, _data: In<u64>, count: usize, flags: u32) {
+        update_capture(stream, own, &nodes.list(count)?, flags)
+    }
+    fn cuGraphLaunch / cuGraphLaunch_ptsz [own] (exec: u64, stream: CUstream) { launch(exec, stream, own) }
+    fn cuGraphUpload / cuGraphUpload_ptsz [own] (of: u64, stream: CUstream) {
+        exec(of)?;
+        let (_, stream) = stream::resolve(stream, own)?;
+        refuse(&stream)
+    }
+}
