@@ -187,6 +187,7 @@ impl Engine {
             .context("the driver has no device")?
             .attach(&driver)
             .context("the first device's context")?;
+        let virtual_arena = VirtualArena::new(&driver);
         let flags = ServerFlags::new(&driver).context("the server's flags")?;
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let dispatch_threads = match config.dispatch_threads {
@@ -226,7 +227,7 @@ impl Engine {
             devices,
             flags,
             arena,
-            virtual_arena: VirtualArena::new(),
+            virtual_arena,
             images: ImageCache::default(),
             printing: Printing::capture().context("standard output")?,
             events,

@@ -1,10 +1,12 @@
 //! Virtual memory management for sessions: their reservations, the physical memory they hold, what is mapped where.
 //!
-//! A reservation is one of the driver's, at addresses of the virtual arena that the server chooses. So the driver
-//! itself judges mappings and access; what is checked here is that a session names only its own.
+//! A session's reservation is part of one great reservation that the server makes when it starts: later the driver may
+//! have put something of its own where a hint points (it did, 2 MiB at the arena's beginning, after other clients had
+//! used pools). The driver judges mappings and access; what is checked here is that a session names only its own.
 
 use super::Shared;
 use super::account::{Account, Memory};
+use super::driver::Driver;
 use super::ranges::RangeAllocator;
 use super::slots::Slots;
 use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN};
@@ -22,6 +24,8 @@ const MAX_RESERVATIONS: usize = 1 << 16;
 const MAX_MAPPINGS: usize = 1 << 20;
 /// Bytes that one session may reserve, so that the arena is there for others too.
 const MAX_RESERVED: u64 = 8 << 40;
+/// An arena of less is not worth having.
+const LEAST_ARENA: u64 = 64 << 30;
 /// Reservations are multiples of this many bytes, whatever the driver's unit.
 const UNIT: u64 = 2 << 20;
 
@@ -30,13 +34,30 @@ const UNIT: u64 = 2 << 20;
 pub struct VirtualArena(Mutex<RangeAllocator>);
 
 impl VirtualArena {
-    /// All of it free.
-    pub fn new() -> VirtualArena {
-        VirtualArena(Mutex::new(RangeAllocator::new(
-            VIRTUAL_ARENA,
-            VIRTUAL_ARENA_LEN,
-            UNIT,
-        )))
+    /// Reserves the addresses with the driver, fewer where it refuses; all of them free.
+    pub fn new(driver: &Driver) -> VirtualArena {
+        let mut len = VIRTUAL_ARENA_LEN;
+        loop {
+            let mut reserved = 0;
+            let status =
+                driver.mem_address_reserve(&mut reserved, len as usize, 0, VIRTUAL_ARENA, 0);
+            match status {
+                Ok(()) if reserved == VIRTUAL_ARENA => break,
+                Ok(()) => {
+                    let _ = driver.memory.mem_address_free(reserved, len as usize);
+                }
+                Err(_) => {}
+            }
+            len /= 2;
+            if len < LEAST_ARENA {
+                tracing::warn!(
+                    "no addresses at {VIRTUAL_ARENA:#x} for programs' reservations; cuMemAddressReserve will fail"
+                );
+                len = 0;
+                break;
+            }
+        }
+        VirtualArena(Mutex::new(RangeAllocator::new(VIRTUAL_ARENA, len, UNIT)))
     }
 }
 
@@ -99,7 +120,7 @@ impl VirtualMemory {
     /// Reserves addresses.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE`.
     pub fn reserve(
         &mut self,
         shared: &Shared,
@@ -107,7 +128,11 @@ impl VirtualMemory {
         alignment: u64,
         flags: u64,
     ) -> Result<u64, CUresult> {
-        if len == 0 || !len.is_multiple_of(UNIT) || alignment & alignment.wrapping_sub(1) != 0 {
+        let sound = len != 0
+            && len.is_multiple_of(UNIT)
+            && alignment & alignment.wrapping_sub(1) == 0
+            && flags == 0;
+        if !sound {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let extra = if alignment > UNIT { alignment } else { 0 };
@@ -119,26 +144,7 @@ impl VirtualMemory {
             let mut arena = shared.virtual_arena.0.lock();
             arena.take(wide).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?
         };
-        let give_back = || shared.virtual_arena.0.lock().give_back(begin, wide);
         let start = begin.next_multiple_of(alignment.max(UNIT));
-        let mut reserved = 0;
-        let status =
-            shared
-                .driver
-                .mem_address_reserve(&mut reserved, len as usize, 0, start, flags);
-        if let Err(status) = status {
-            give_back();
-            return Err(status);
-        }
-        if reserved != start {
-            tracing::error!("the driver reserved {reserved:#x} instead of {start:#x}");
-            let _ = shared
-                .driver
-                .memory
-                .mem_address_free(reserved, len as usize);
-            // What is in the way stays there: these addresses are not tried again.
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
         self.reserved += wide;
         self.reservations.insert(
             start,
@@ -162,7 +168,6 @@ impl VirtualMemory {
         if self.overlapping(start, len).next().is_some() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        shared.driver.memory.mem_address_free(start, len as usize)?;
         if let Some(Reservation {
             taken: (start, len),
             ..
@@ -353,12 +358,8 @@ impl VirtualMemory {
             note("cuMemRelease", shared.driver.mem_release(allocation.raw));
             settle(account, allocation.physical);
         }
-        for (start, Reservation { len, taken }) in std::mem::take(&mut self.reservations) {
-            let freed = shared.driver.memory.mem_address_free(start, len as usize);
-            if freed.is_ok() {
-                shared.virtual_arena.0.lock().give_back(taken.0, taken.1);
-            }
-            note("cuMemAddressFree", freed);
+        for Reservation { taken, .. } in std::mem::take(&mut self.reservations).into_values() {
+            shared.virtual_arena.0.lock().give_back(taken.0, taken.1);
         }
     }
 }
