@@ -32,6 +32,7 @@ mod graph;
 mod hostfn;
 mod image;
 mod jit;
+mod known;
 mod ldcache;
 mod library;
 mod log;

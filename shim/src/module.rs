@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::ptr;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
@@ -70,6 +70,8 @@ pub struct Function {
     parent: AtomicU64,
     /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be asked for.
     attributes: [AtomicI32; 16],
+    /// How often attributes were set.
+    revision: AtomicU32,
 }
 
 /// What never changes about a function. One for each content and name, kept for the life of the process.
@@ -99,6 +101,11 @@ impl Function {
     /// Handle of its module.
     pub fn parent(&self) -> u64 {
         self.parent.load(Ordering::Relaxed)
+    }
+    /// Differs when attributes were set, on which occupancy may depend.
+    #[inline]
+    pub fn revision(&self) -> u32 {
+        self.revision.load(Ordering::Relaxed)
     }
     /// An attribute that is known here.
     #[inline]
@@ -500,5 +507,6 @@ pub fn set_attribute(
     if let Some(known) = function.attributes.get(attribute as usize) {
         known.store(value, Ordering::Relaxed);
     }
+    function.revision.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }

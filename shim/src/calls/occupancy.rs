@@ -1,18 +1,20 @@
 //! Occupancy.
 
-use std::collections::HashMap;
-use std::sync::LazyLock;
+use std::hash::Hasher;
 
 use mpsshim_proto::cuda::{
-    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, CUDA_ERROR_INVALID_VALUE, CUlaunchAttribute,
-    CUlaunchConfig, CUresult,
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_IGNORE, CU_LAUNCH_ATTRIBUTE_PRIORITY,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUDA_ERROR_INVALID_VALUE,
+    CUlaunchAttribute, CUlaunchConfig, CUresult,
 };
 use mpsshim_proto::message::{Launch, Occupancy, Op, Value};
-use parking_lot::Mutex;
 
 use super::entries;
 use super::launch::{attributes, shape_of};
 use crate::ffi::{In, Out, Status, guard};
+use crate::known::{Fast, Known};
 use crate::module::{self, FunctionRef};
 use crate::submit::session;
 use crate::{context, stream};
@@ -31,41 +33,33 @@ const MAX_BLOCKS: u32 = 0;
 const AVAILABLE_SHARED: u32 = 1;
 const MULTIPROCESSOR_COUNT: u32 = 16;
 const WARP_SIZE: u32 = 10;
-/// Answers kept; then all are forgotten.
-const KNOWN: usize = 1024;
 
-/// Asks the server unless the answer is known. A change of the function's attributes changes its key.
+/// Asks the server unless the answer is known. A change of the function's attributes makes another question.
 fn ask(function: FunctionRef, kind: u32, block: i32, shared: u64, flags: u32) -> Status<u64> {
-    type Key = (u64, u32, i32, u64, u32, Option<i32>);
-    static CACHE: LazyLock<Mutex<HashMap<Key, u64>>> = LazyLock::new(Mutex::default);
+    type Question = (u64, u32, u32, i32, u64, u32);
+    static KNOWN: Known<Question> = Known::new();
     let session = session()?;
     session.check()?;
-    let key = (
+    let question = (
         function.handle(),
+        function.revision(),
         kind,
         block,
         shared,
         flags,
-        function.known(8),
     );
-    if let Some(known) = CACHE.lock().get(&key) {
-        return Ok(*known);
-    }
-    let body = Occupancy {
-        function: function.handle(),
-        shared,
-        block,
-        flags,
-        kind,
-        pad: 0,
-    };
-    let value: Value = session.ask(Op::Occupancy, &body, &[])?.read()?;
-    let mut cache = CACHE.lock();
-    if cache.len() >= KNOWN {
-        cache.clear();
-    }
-    cache.insert(key, value.value);
-    Ok(value.value)
+    KNOWN.get_or_ask(question, || {
+        let body = Occupancy {
+            function: function.handle(),
+            shared,
+            block,
+            flags,
+            kind,
+            pad: 0,
+        };
+        let value: Value = session.ask(Op::Occupancy, &body, &[])?.read()?;
+        Ok(value.value)
+    })
 }
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
@@ -214,22 +208,60 @@ pub unsafe extern "C" fn max_potential_cluster_size(
 }
 
 fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32) -> Status {
+    type Question = (u64, u32, u32, [[u32; 3]; 2], u32, [u64; 2]);
+    static KNOWN: Known<Question> = Known::new();
     out.required()?;
     let config = config.get()?;
     let function = module::function(function)?;
     let shape = shape_of(&config);
     // SAFETY: the program's configuration, as CUDA documents it.
     let attributes = unsafe { attributes(&config)? };
-    let body = Launch {
-        function: function.handle(),
-        stream: stream::resolve(config.stream.0, false)?.handle(),
-        grid: shape.grid,
-        block: shape.block,
-        shared: shape.shared,
-        param_len: 0,
-        attributes: (attributes.len() / size_of::<CUlaunchAttribute>()) as u32,
-        flags: kind,
-    };
-    let value: Value = session()?.ask(Op::Clusters, &body, attributes)?.read()?;
-    out.set(value.value as i32)
+    let stream = stream::resolve(config.stream.0, false)?;
+    let session = session()?;
+    session.check()?;
+    let question = (
+        function.handle(),
+        function.revision(),
+        kind,
+        [shape.grid, shape.block],
+        shape.shared,
+        digest(attributes),
+    );
+    let answer = KNOWN.get_or_ask(question, || {
+        let body = Launch {
+            function: function.handle(),
+            stream: stream.handle(),
+            grid: shape.grid,
+            block: shape.block,
+            shared: shape.shared,
+            param_len: 0,
+            attributes: (attributes.len() / size_of::<CUlaunchAttribute>()) as u32,
+            flags: kind,
+        };
+        let value: Value = session.ask(Op::Clusters, &body, attributes)?.read()?;
+        Ok(value.value)
+    })?;
+    out.set(answer as i32)
+}
+
+/// 128 bits of what attributes say. The rest of an attribute's 64 bytes may be anything, so it is left out.
+fn digest(attributes: &[u8]) -> [u64; 2] {
+    let (mut first, mut second) = (Fast::default(), Fast::default());
+    for attribute in attributes.chunks_exact(size_of::<CUlaunchAttribute>()) {
+        let (id, value) = (&attribute[..4], &attribute[8..]);
+        let len = match u32::from_ne_bytes([id[0], id[1], id[2], id[3]]) {
+            CU_LAUNCH_ATTRIBUTE_IGNORE => continue,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => 12,
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            | CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+            | CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            | CU_LAUNCH_ATTRIBUTE_PRIORITY => 4,
+            _ => value.len(),
+        };
+        first.write(id);
+        first.write(&value[..len]);
+        second.write(&value[..len]);
+        second.write(id);
+    }
+    [first.finish(), second.finish()]
 }

@@ -1,0 +1,103 @@
+//! Answers of the server that cannot change, under what was asked.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use parking_lot::RwLock;
+
+use crate::ffi::Status;
+
+/// Answers kept; then all are forgotten.
+const KEPT: usize = 4096;
+
+/// Answers by question.
+#[derive(Debug)]
+pub struct Known<K>(RwLock<HashMap<K, u64, BuildHasherDefault<Fast>>>);
+
+impl<K: Eq + Hash> Known<K> {
+    /// Nothing known yet.
+    pub const fn new() -> Known<K> {
+        Known(RwLock::new(HashMap::with_hasher(BuildHasherDefault::new())))
+    }
+
+    /// The answer, asked for if it is not known.
+    #[inline]
+    pub fn get_or_ask(&self, question: K, ask: impl FnOnce() -> Status<u64>) -> Status<u64> {
+        if let Some(known) = self.0.read().get(&question) {
+            return Ok(*known);
+        }
+        let answer = ask()?;
+        let mut map = self.0.write();
+        if map.len() >= KEPT {
+            map.clear();
+        }
+        map.insert(question, answer);
+        Ok(answer)
+    }
+}
+
+/// A hash of few words in few instructions. The program's own questions need no protection from chosen collisions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fast(u64);
+
+impl Fast {
+    #[inline]
+    fn word(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+}
+
+impl Hasher for Fast {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
+    }
+    #[inline]
+    fn write_u32(&mut self, value: u32) {
+        self.word(value.into());
+    }
+    #[inline]
+    fn write_u64(&mut self, value: u64) {
+        self.word(value);
+    }
+    #[inline]
+    fn write_i32(&mut self, value: i32) {
+        self.word(value as u32 as u64);
+    }
+    #[inline]
+    fn write_usize(&mut self, value: usize) {
+        self.word(value as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::cuda::CUDA_ERROR_INVALID_VALUE;
+
+    #[test]
+    fn an_answer_is_asked_for_once_and_a_refusal_each_time() {
+        let known = Known::new();
+        assert_eq!(known.get_or_ask((1u64, 2u32), || Ok(7)), Ok(7));
+        let again = || unreachable!("it is known");
+        assert_eq!(known.get_or_ask((1, 2), again), Ok(7));
+        let refuse = || Err(CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(
+            known.get_or_ask((1, 3), refuse),
+            Err(CUDA_ERROR_INVALID_VALUE)
+        );
+        assert_eq!(known.get_or_ask((1, 3), || Ok(8)), Ok(8));
+        for question in 0..2 * KEPT as u32 {
+            let _ = known.get_or_ask((2, question), || Ok(0));
+        }
+        assert!(known.0.read().len() <= KEPT);
+    }
+}
