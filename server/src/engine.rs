@@ -58,6 +58,9 @@ use virtual_memory::VirtualArena;
 const WINDOW: u64 = 256;
 /// The same while a module load waits for everyone's queued work.
 const WINDOW_BESIDE_LOAD: u64 = 16;
+/// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
+/// program of their own. Taken only as far as it is used.
+const STACK: usize = 64 << 20;
 /// Slow-lane threads.
 const SLOW_THREADS: usize = 3;
 
@@ -254,6 +257,7 @@ impl Engine {
             threads.push(
                 std::thread::Builder::new()
                     .name(name)
+                    .stack_size(STACK)
                     .spawn(move || body(&shared))?,
             );
             Ok(())

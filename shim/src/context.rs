@@ -4,7 +4,7 @@
 //! releases what was made in it. A context is never freed, only marked dead: a thread may have it current.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
-    CU_DEVICE_ATTRIBUTE_MAX_PITCH, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT,
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED, CUresult,
-    CUuuid,
+    CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_LIMIT_MAX, CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED,
+    CUDA_ERROR_NOT_PERMITTED, CUresult, CUuuid,
 };
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::{Attach, Op};
@@ -111,6 +111,9 @@ pub fn ordinal_of(server: u32) -> Option<i32> {
     Some(found as i32)
 }
 
+/// In place of a limit that nobody has asked for.
+const UNKNOWN: u64 = u64::MAX;
+
 /// A destructor of context-local storage: context, key, value.
 pub type Destructor = unsafe extern "C" fn(u64, *mut c_void, *mut c_void);
 
@@ -143,10 +146,11 @@ pub struct Context {
     /// Context-local storage.
     pub storage: Mutex<Storage>,
     /// `cuCtxGetLimit` answers.
-    pub known_limits: Mutex<HashMap<u32, u64>>,
-    /// `cuCtxSetCacheConfig`, `cuCtxSetSharedMemConfig`: kept, without effect on current devices.
+    known_limits: [AtomicU64; CU_LIMIT_MAX as usize],
+    /// `cuCtxSetCacheConfig`: kept, without effect on current devices.
     pub cache_config: AtomicU32,
-    pub shared_config: AtomicU32,
+    /// `cuCtxAttach` without `cuCtxDetach`.
+    pub attached: AtomicU32,
     legacy: AtomicPtr<Entry<Stream>>,
     making_legacy: Mutex<()>,
     streams: Mutex<BTreeMap<u64, StreamRef>>,
@@ -223,9 +227,9 @@ impl Context {
             retained: Mutex::new(0),
             joined: AtomicU64::new(0),
             storage: Mutex::new(Storage::new()),
-            known_limits: Mutex::new(HashMap::new()),
+            known_limits: [const { AtomicU64::new(UNKNOWN) }; CU_LIMIT_MAX as usize],
             cache_config: AtomicU32::new(0),
-            shared_config: AtomicU32::new(0),
+            attached: AtomicU32::new(0),
             legacy: AtomicPtr::new(ptr::null_mut()),
             making_legacy: Mutex::new(()),
             streams: Mutex::new(BTreeMap::new()),
@@ -255,6 +259,19 @@ impl Context {
             Ok(self)
         } else {
             Err(CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        }
+    }
+
+    /// A limit that was asked for or set.
+    #[inline]
+    pub fn known_limit(&self, limit: u32) -> Option<u64> {
+        let known = self.known_limits.get(limit as usize)?;
+        Some(known.load(Ordering::Relaxed)).filter(|value| *value != UNKNOWN)
+    }
+    /// Remembers a limit.
+    pub fn know_limit(&self, limit: u32, value: u64) {
+        if let Some(known) = self.known_limits.get(limit as usize) {
+            known.store(value, Ordering::Relaxed);
         }
     }
 
@@ -342,7 +359,9 @@ impl Context {
         }
         array::release_of_context(session, self);
         memory::release_of_context(session, self);
-        self.known_limits.lock().clear();
+        for limit in &self.known_limits {
+            limit.store(UNKNOWN, Ordering::Relaxed);
+        }
     }
 
     /// `cuCtxDestroy` of a context that the program made.

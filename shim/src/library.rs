@@ -12,8 +12,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::MAX_DEVICES;
@@ -365,6 +365,11 @@ fn function_on(kernel: KernelRef, device: i32) -> Status<Option<FunctionRef>> {
 /// `cuKernelGetAttribute`.
 pub fn attribute(session: &Session, kernel: KernelRef, attribute: u32, device: i32) -> Status<i32> {
     match function_on(kernel, device)? {
+        Some(function) if function.is_own(attribute) => {
+            let set = kernel.attributes.lock().get(&(device, attribute)).copied();
+            set.or(function.first(attribute))
+                .ok_or(CUDA_ERROR_INVALID_VALUE)
+        }
         Some(function) => module::attribute(session, function, attribute),
         None => ask_attribute(session, kernel, attribute, device, None),
     }
@@ -379,6 +384,7 @@ pub fn set_attribute(
     device: i32,
 ) -> Status {
     match function_on(kernel, device)? {
+        Some(function) if function.is_own(attribute) => {}
         Some(function) if function.known(attribute) == Some(value) => return session.check(),
         Some(function) => module::set_attribute(session, function, attribute, value)?,
         None => {
@@ -395,8 +401,8 @@ pub fn set_attribute(
         .copied()
         .collect();
     for module in modules {
-        let function =
-            module::known(module, kernel.name()).filter(|f| f.context().device == device);
+        let function = module::known(module, kernel.name())
+            .filter(|f| f.context().device == device && !f.is_own(attribute));
         if let Some(function) = function {
             module::set_attribute(session, function, attribute, value)?;
         }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
-    CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
@@ -70,6 +70,10 @@ pub struct Function {
     parent: AtomicU64,
     /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be asked for.
     attributes: [AtomicI32; 16],
+    /// What `attributes` were at first.
+    first: [AtomicI32; 16],
+    /// Bits of those that were set by `cuFuncSetAttribute`, which `cuKernelSetAttribute` does not change then.
+    own: AtomicU32,
     /// How often attributes were set.
     revision: AtomicU32,
 }
@@ -101,6 +105,16 @@ impl Function {
     /// Handle of its module.
     pub fn parent(&self) -> u64 {
         self.parent.load(Ordering::Relaxed)
+    }
+    /// Whether an attribute is the function's own, not its kernel's.
+    #[inline]
+    pub fn is_own(&self, attribute: u32) -> bool {
+        attribute < 32 && self.own.load(Ordering::Relaxed) >> attribute & 1 != 0
+    }
+    /// What an attribute was at first, as far as it is known.
+    pub fn first(&self, attribute: u32) -> Option<i32> {
+        let value = self.first.get(attribute as usize)?;
+        Some(value.load(Ordering::Relaxed)).filter(|value| *value != i32::MIN)
     }
     /// Differs when attributes were set, on which occupancy may depend.
     #[inline]
@@ -294,7 +308,7 @@ pub fn of_library(
 /// `cuModuleUnload`. A library's module goes with the library only.
 pub fn unload(session: &Session, handle: u64) -> Status {
     if image(handle)?.parts.lock().library != 0 {
-        return Err(CUDA_ERROR_INVALID_HANDLE);
+        return Err(CUDA_ERROR_NOT_PERMITTED);
     }
     end(session, handle)
 }
@@ -359,6 +373,10 @@ pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> 
     for (to, from) in entry.attributes.iter().zip(info.attributes) {
         to.store(from, Ordering::Relaxed);
     }
+    for (to, from) in entry.first.iter().zip(info.attributes) {
+        to.store(from, Ordering::Relaxed);
+    }
+    entry.own.store(0, Ordering::Relaxed);
     let handle = FUNCTIONS.publish(entry);
     parts.functions.insert(name.to_owned(), handle);
     Ok(handle)
@@ -486,6 +504,20 @@ pub fn attribute(session: &Session, function: FunctionRef, attribute: u32) -> St
 }
 
 /// `cuFuncSetAttribute`.
+pub fn set_own_attribute(
+    session: &Session,
+    function: FunctionRef,
+    attribute: u32,
+    value: i32,
+) -> Status {
+    set_attribute(session, function, attribute, value)?;
+    if attribute < 32 {
+        function.own.fetch_or(1 << attribute, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Sets an attribute of a function, as its own or as its kernel's.
 pub fn set_attribute(
     session: &Session,
     function: FunctionRef,

@@ -39,6 +39,7 @@ pub struct Device {
     addresses: Mutex<RangeAllocator>,
     streams: Mutex<HashMap<i32, Vec<CUstream>>>,
     probe: OnceLock<CUstream>,
+    first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
 }
 
 thread_local! {
@@ -69,6 +70,7 @@ impl Device {
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
             streams: Mutex::new(HashMap::new()),
             probe: OnceLock::new(),
+            first_limits: OnceLock::new(),
         })
     }
 
@@ -119,6 +121,12 @@ impl Device {
         }
         let _ = self.probe.set(ahead.pop().expect("one more than ahead"));
         self.streams.lock().insert(0, ahead);
+        let first = std::array::from_fn(|limit| {
+            let mut value = 0;
+            let status = driver.ctx_get_limit(&mut value, limit as CUlimit);
+            status.is_ok().then_some(value as u64)
+        });
+        let _ = self.first_limits.set(first);
         let _ = self.context.set(context);
         Ok(())
     }
@@ -136,6 +144,11 @@ impl Device {
         driver.ctx_set_current(context)?;
         CURRENT.set(self.ordinal);
         Ok(())
+    }
+
+    /// What a limit was before any client set it.
+    pub fn first_limit(&self, limit: CUlimit) -> Option<u64> {
+        *self.first_limits.get()?.get(limit as usize)?
     }
 
     /// Whether it has a context.

@@ -3,8 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use mpsshim_proto::cuda::{
-    CU_CTX_FLAGS_MASK, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, CUdevice, CUlimit, CUresult,
+    CU_CTX_COREDUMP_ENABLE, CU_CTX_FLAGS_MASK, CU_CTX_MAP_HOST, CU_CTX_SCHED_MASK,
+    CU_CTX_USER_COREDUMP_ENABLE, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
+    CUdevice, CUlimit, CUresult,
 };
 use mpsshim_proto::message::{Limit, Op, Value};
 
@@ -39,6 +41,9 @@ entries! {
     cuCtxSetCacheConfig => set_cache_config,
     cuCtxGetSharedMemConfig => get_shared_config,
     cuCtxSetSharedMemConfig => set_shared_config,
+    cuCtxAttach => attach,
+    cuCtxDetach => detach,
+    cuCtxGetExecAffinity => get_exec_affinity,
     cuCtxGetLimit => get_limit,
     cuCtxSetLimit => set_limit,
     cuCtxSynchronize => synchronize,
@@ -46,11 +51,21 @@ entries! {
     cuCtxResetPersistingL2Cache => reset_persisting_l2,
 }
 
-fn make(out: Out<u64>, flags: u32, device: CUdevice, version: u32) -> Status {
-    out.required()?;
-    let schedule = flags & 7;
+/// Flags without unknown ones and with one way of waiting at most.
+pub fn valid_flags(flags: u32) -> Status<u32> {
+    let schedule = flags & CU_CTX_SCHED_MASK;
     if flags & !CU_CTX_FLAGS_MASK != 0 || !(schedule == 0 || schedule.is_power_of_two()) {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(flags)
+}
+
+fn make(out: Out<u64>, flags: u32, device: CUdevice, version: u32) -> Status {
+    out.required()?;
+    let mut flags = valid_flags(flags)?;
+    if flags & CU_CTX_USER_COREDUMP_ENABLE != 0 {
+        // The genuine driver reports the one as the other.
+        flags = flags & !CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_COREDUMP_ENABLE;
     }
     out.set(context::create(device, flags, version)?.handle)
 }
@@ -175,10 +190,10 @@ pub unsafe extern "C" fn get_flags(out: Out<u32>) -> CUresult {
 pub unsafe extern "C" fn set_flags(flags: u32) -> CUresult {
     guard(|| {
         let context = context::current()?;
-        if flags & !CU_CTX_FLAGS_MASK != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        context.flags.store(flags, Ordering::Relaxed);
+        let flags = valid_flags(flags)?;
+        // Mapped host memory cannot be taken back.
+        let kept = context.flags.load(Ordering::Relaxed) & CU_CTX_MAP_HOST;
+        context.flags.store(flags | kept, Ordering::Relaxed);
         Ok(())
     })
 }
@@ -212,6 +227,52 @@ pub unsafe extern "C" fn get_stream_priority_range(
     })
 }
 
+/// `cuCtxAttach`: one more who must detach before the current context ends.
+pub unsafe extern "C" fn attach(out: Out<u64>, flags: u32) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let context = context::current()?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        context.attached.fetch_add(1, Ordering::Relaxed);
+        out.set(context.handle)
+    })
+}
+
+/// `cuCtxDetach`.
+pub unsafe extern "C" fn detach(context: u64) -> CUresult {
+    guard(|| {
+        if context == 0 {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        let context = context::by_handle(context)?;
+        let fewer = |count: u32| count.checked_sub(1);
+        let attached = &context.attached;
+        match attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
+            Ok(_) => Ok(()),
+            Err(_) => context.destroy(),
+        }
+    })
+}
+
+/// `CUexecAffinityParam`: a type and its value.
+pub type ExecAffinity = [u32; 2];
+
+/// `cuCtxGetExecAffinity`: the number of multiprocessors.
+pub unsafe extern "C" fn get_exec_affinity(out: Out<ExecAffinity>, kind: u32) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let context = context::current()?;
+        if kind != 0 {
+            return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+        }
+        let count =
+            context::device_attribute(context.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        out.set([0, count.unwrap_or(1) as u32])
+    })
+}
+
 /// `cuCtxGetCacheConfig`.
 pub unsafe extern "C" fn get_cache_config(out: Out<u32>) -> CUresult {
     guard(|| out.set(context::current()?.cache_config.load(Ordering::Relaxed)))
@@ -232,20 +293,19 @@ pub unsafe extern "C" fn set_cache_config(config: u32) -> CUresult {
 /// `cuCtxGetSharedMemConfig`.
 pub unsafe extern "C" fn get_shared_config(out: Out<u32>) -> CUresult {
     guard(|| {
-        // Four-byte banks unless it was set.
-        let config = context::current()?.shared_config.load(Ordering::Relaxed);
-        out.set(config.max(1))
+        context::current()?;
+        // Four-byte banks, whatever was set.
+        out.set(1)
     })
 }
 
 /// `cuCtxSetSharedMemConfig`: without effect on current devices.
 pub unsafe extern "C" fn set_shared_config(config: u32) -> CUresult {
     guard(|| {
-        let context = context::current()?;
+        context::current()?;
         if config > 2 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        context.shared_config.store(config, Ordering::Relaxed);
         Ok(())
     })
 }
@@ -265,24 +325,25 @@ pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult 
         let context = context::current()?;
         let session = session()?;
         session.check()?;
-        if let Some(known) = context.known_limits.lock().get(&limit) {
-            return out.set(*known as usize);
+        if let Some(known) = context.known_limit(limit) {
+            return out.set(known as usize);
         }
         let body = limit_body(context, limit, 0);
         let value: Value = session.ask(Op::GetLimit, &body, &[])?.read()?;
-        context.known_limits.lock().insert(limit, value.value);
+        context.know_limit(limit, value.value);
         out.set(value.value as usize)
     })
 }
 
-/// `cuCtxSetLimit`. The server decides: the limit is that of a context shared with others.
+/// `cuCtxSetLimit`. The context is shared with others: the server's grows to the largest that any client set, and
+/// each reads what it set itself.
 pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
     guard(|| {
         capture::forbid(session()?)?;
         let context = context::current()?;
         let body = limit_body(context, limit, value as u64);
         let value: Value = session()?.ask(Op::SetLimit, &body, &[])?.read()?;
-        context.known_limits.lock().insert(limit, value.value);
+        context.know_limit(limit, value.value);
         Ok(())
     })
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use mpsshim_proto::cuda::*;
 
+use super::context::valid_flags;
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::{context, genuine};
@@ -123,9 +124,8 @@ pub unsafe extern "C" fn primary_get_state(
 pub unsafe extern "C" fn primary_set_flags(device: CUdevice, flags: u32) -> CUresult {
     guard(|| {
         let context = context::device(device)?.primary(device)?;
-        let valid =
-            flags & !CU_CTX_FLAGS_MASK == 0 && (flags & 7).is_power_of_two() | (flags & 7 == 0);
-        if !valid {
+        let flags = valid_flags(flags)?;
+        if flags & CU_CTX_MAP_HOST != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         context.flags.store(flags, Ordering::Relaxed);

@@ -2,11 +2,13 @@
 
 use std::ffi::c_char;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUfunction_attribute, CUresult};
+use mpsshim_proto::cuda::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUfunction_attribute, CUresult,
+};
 
 use super::entries;
 use crate::ffi::{Out, Status, guard};
-use crate::module::{self, Layout};
+use crate::module::{self, FunctionRef, Layout};
 use crate::submit::session;
 
 entries! {
@@ -21,6 +23,11 @@ entries! {
     cuFuncLoad => load,
 }
 
+/// A function; a kernel is none here, as natively.
+fn of_handle(handle: u64) -> Status<FunctionRef> {
+    module::live_function(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
 /// `cuFuncGetAttribute`.
 pub unsafe extern "C" fn get_attribute(
     out: Out<i32>,
@@ -29,7 +36,7 @@ pub unsafe extern "C" fn get_attribute(
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        let function = module::function(function)?;
+        let function = of_handle(function)?;
         out.set(module::attribute(session()?, function, attribute)?)
     })
 }
@@ -40,13 +47,13 @@ pub unsafe extern "C" fn set_attribute(
     attribute: CUfunction_attribute,
     value: i32,
 ) -> CUresult {
-    guard(|| module::set_attribute(session()?, module::function(function)?, attribute, value))
+    guard(|| module::set_own_attribute(session()?, of_handle(function)?, attribute, value))
 }
 
 /// `cuFuncSetCacheConfig`: a preference that devices with one cache for both do not need.
 pub unsafe extern "C" fn set_cache_config(function: u64, config: u32) -> CUresult {
     guard(|| {
-        module::function(function)?;
+        of_handle(function)?;
         if config > 3 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -57,7 +64,7 @@ pub unsafe extern "C" fn set_cache_config(function: u64, config: u32) -> CUresul
 /// `cuFuncSetSharedMemConfig`: without effect on current devices.
 pub unsafe extern "C" fn set_shared_config(function: u64, config: u32) -> CUresult {
     guard(|| {
-        module::function(function)?;
+        of_handle(function)?;
         if config > 2 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -67,12 +74,18 @@ pub unsafe extern "C" fn set_shared_config(function: u64, config: u32) -> CUresu
 
 /// `cuFuncGetModule`.
 pub unsafe extern "C" fn get_module(out: Out<u64>, function: u64) -> CUresult {
-    guard(|| out.set(module::function(function)?.parent()))
+    guard(|| {
+        out.required()?;
+        out.set(of_handle(function)?.parent())
+    })
 }
 
 /// `cuFuncGetName`. The name lives as long as the process.
 pub unsafe extern "C" fn get_name(out: Out<*const c_char>, function: u64) -> CUresult {
-    guard(|| out.set(module::function(function)?.layout().name.as_ptr()))
+    guard(|| {
+        out.required()?;
+        out.set(of_handle(function)?.layout().name.as_ptr())
+    })
 }
 
 /// Offset and size of a parameter; `CUDA_ERROR_INVALID_VALUE` past the last.
@@ -90,18 +103,18 @@ pub unsafe extern "C" fn get_param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> CUresult {
-    guard(|| param_info(module::function(function)?.layout(), index, offset, size))
+    guard(|| param_info(of_handle(function)?.layout(), index, offset, size))
 }
 
 /// `cuFuncIsLoaded`: whoever has its handle has it loaded.
 pub unsafe extern "C" fn is_loaded(out: Out<u32>, function: u64) -> CUresult {
     guard(|| {
-        module::function(function)?;
+        of_handle(function)?;
         out.set(1)
     })
 }
 
 /// `cuFuncLoad`.
 pub unsafe extern "C" fn load(function: u64) -> CUresult {
-    guard(|| module::function(function).map(drop))
+    guard(|| of_handle(function).map(drop))
 }

@@ -12,7 +12,7 @@ use mpsshim_proto::handle::Kind;
 use super::entries;
 use super::function::param_info;
 use super::module::{global_of, load_file, load_memory};
-use crate::ffi::{In, Out, Text, guard};
+use crate::ffi::{In, Out, Status, Text, guard};
 use crate::jit::Options;
 use crate::submit::session;
 use crate::{context, library};
@@ -37,6 +37,18 @@ entries! {
     cuKernelSetCacheConfig => kernel_set_cache_config,
 }
 
+/// `CU_LIBRARY_NUM_OPTIONS`.
+const LIBRARY_OPTIONS: u32 = 2;
+
+fn check_options(names: In<u32>, count: u32) -> Status {
+    for at in 0..count.min(LIBRARY_OPTIONS + 1) as usize {
+        if names.at(at)? >= LIBRARY_OPTIONS {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
 /// `cuLibraryLoadData`. Library options say how code may be found and kept; none changes what is loaded.
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C" fn load_data(
@@ -45,12 +57,13 @@ pub unsafe extern "C" fn load_data(
     jit_names: In<u32>,
     jit_values: Out<*mut c_void>,
     jit_count: u32,
-    _names: In<u32>,
+    names: In<u32>,
     _values: In<*mut c_void>,
-    _count: u32,
+    count: u32,
 ) -> CUresult {
     guard(|| {
         out.required()?;
+        check_options(names, count)?;
         let options = Options::new(jit_count, jit_names, jit_values);
         out.set(load_memory(Kind::Library, image, options)?)
     })
@@ -64,12 +77,13 @@ pub unsafe extern "C" fn load_from_file(
     jit_names: In<u32>,
     jit_values: Out<*mut c_void>,
     jit_count: u32,
-    _names: In<u32>,
+    names: In<u32>,
     _values: In<*mut c_void>,
-    _count: u32,
+    count: u32,
 ) -> CUresult {
     guard(|| {
         out.required()?;
+        check_options(names, count)?;
         let options = Options::new(jit_count, jit_names, jit_values);
         out.set(load_file(Kind::Library, name, options)?)
     })

@@ -59,7 +59,7 @@ pub fn load_memory(kind: Kind, image: In<u8>, options: Options) -> Status<u64> {
 
 /// Loads an image from a file.
 pub fn load_file(kind: Kind, name: Text, options: Options) -> Status<u64> {
-    let path = OsStr::from_bytes(name.get()?.to_bytes());
+    let path = OsStr::from_bytes(named(name)?.to_bytes());
     let mut content = fs::read(path).map_err(|error| {
         tracing::warn!(%error, path = %path.display(), "an image file cannot be read");
         CUDA_ERROR_FILE_NOT_FOUND
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn unload(handle: u64) -> CUresult {
 pub unsafe extern "C" fn get_function(out: Out<u64>, module: u64, name: Text) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(module::get_function(session()?, module, name.get()?)?)
+        out.set(module::get_function(session()?, module, named(name)?)?)
     })
 }
 
@@ -128,9 +128,18 @@ pub unsafe extern "C" fn get_global(
     })
 }
 
+/// The name of something in an image, which is never empty.
+pub fn named<'a>(name: Text) -> Status<&'a std::ffi::CStr> {
+    let name = name.get()?;
+    if name.is_empty() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(name)
+}
+
 /// Address and size of a module's global.
 pub fn global_of(module: u64, name: Text, address: Out<CUdeviceptr>, len: Out<usize>) -> Status {
-    let (start, bytes) = module::get_global(session()?, module, name.get()?)?;
+    let (start, bytes) = module::get_global(session()?, module, named(name)?)?;
     address.set_if_wanted(start);
     len.set_if_wanted(bytes as usize);
     Ok(())

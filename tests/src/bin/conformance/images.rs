@@ -138,12 +138,7 @@ pub fn options(_: &Setup) {
     );
     let mut logs = Logs::new(0);
     say!("a log of 0 bytes", "{}", logs.load(&bad));
-    say!(
-        "what is in that",
-        "{} size {}",
-        logs.error[0] == b'#',
-        logs.error_size()
-    );
+    say!("what is in that", "size {}", logs.error_size());
     let size = &mut [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut buffer = [0u8; 16];
     let address = buffer.as_mut_ptr().cast::<c_void>();
