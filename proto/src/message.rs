@@ -171,6 +171,12 @@ opcodes! {
     PoolDestroy = 202, Post;
     /// [`memory::PoolFree`], in the order of a stream.
     PoolFree = 203, Post;
+    /// [`Object`]: the address of an allocation that is freed; its handle opens nothing any more.
+    IpcForget = 204, Post;
+    /// [`Object`]: the address of what was opened.
+    IpcClose = 205, Post;
+    /// [`Object`]: the device address of a registered file.
+    FileUnregister = 206, Post;
     /// [`memory::AddressReserve`] -> [`Range`].
     AddressReserve = 210, Ask;
     /// [`memory::PhysicalCreate`] -> nothing.
@@ -205,6 +211,24 @@ opcodes! {
     PoolGetAccess = 235, Ask;
     /// [`memory::PoolAttribute`]: `value` bytes to keep -> nothing.
     PoolTrim = 236, Ask;
+    /// [`memory::PhysicalExport`] of a pool -> nothing, with a descriptor of the same token on the socket.
+    PoolExport = 237, Ask;
+    /// [`memory::PoolImport`], with a descriptor -> nothing.
+    PoolImport = 238, Ask;
+    /// [`Object`]: an address -> [`memory::Opaque`].
+    PoolExportPointer = 239, Ask;
+    /// [`memory::PoolImportPointer`] -> [`Range`].
+    PoolImportPointer = 240, Ask;
+    /// [`Range`]: an allocation -> [`memory::Opaque`].
+    IpcShare = 250, Ask;
+    /// [`memory::Opaque`] -> [`memory::IpcOpened`].
+    IpcOpen = 251, Ask;
+    /// [`memory::FileRegister`], with a descriptor -> [`Range`].
+    FileRegister = 252, Ask;
+    /// [`memory::Peers`] -> nothing.
+    PeerAccess = 253, Ask;
+    /// [`memory::RangeHandle`] -> nothing, with a descriptor of the same token on the socket.
+    RangeHandle = 254, Ask;
 
     // Arrays, textures, two- and three-dimensional copies: [`array`].
 

@@ -9,6 +9,7 @@ mod calls;
 mod devices;
 mod dispatch;
 mod driver;
+mod files;
 mod graphs;
 mod held;
 mod host;
@@ -20,6 +21,7 @@ mod printing;
 mod ranges;
 mod reaper;
 mod session;
+mod shares;
 mod slots;
 mod slow;
 mod streams;
@@ -44,6 +46,7 @@ use parking_lot::Mutex;
 use printing::Printing;
 use reaper::{Buried, ReaperTask};
 use session::{Session, SessionShared};
+use shares::Shares;
 use slow::SlowTask;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -133,6 +136,7 @@ struct Shared {
     arena: HostArena,
     virtual_arena: VirtualArena,
     images: ImageCache,
+    shares: Shares,
     printing: Printing,
     events: Sender<EngineEvent>,
     sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
@@ -232,6 +236,7 @@ impl Engine {
             arena,
             virtual_arena,
             images: ImageCache::default(),
+            shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,
             events,
             sessions: Mutex::default(),
@@ -372,8 +377,12 @@ impl Shared {
             let _ = device.make_current(&self.driver);
         }
     }
-    fn revoke(&self, grant: Grant) -> Result<(), CUresult> {
-        self.devices[grant.device].revoke(&self.driver, grant)
+    /// Gives device memory back that this was the last holder of.
+    fn revoke(&self, grant: Arc<Grant>) -> Result<(), CUresult> {
+        match Arc::into_inner(grant) {
+            Some(grant) => self.devices[grant.device].revoke(&self.driver, grant),
+            None => Ok(()),
+        }
     }
 
     /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of the handle.

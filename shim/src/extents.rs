@@ -13,6 +13,8 @@ use crate::context::Context;
 pub enum Source {
     /// `cuMemMap`: handle of the allocation, while the program holds one.
     Mapped { allocation: u64, handle_types: u32 },
+    /// `cuIpcOpenMemHandle`: how often it must be closed.
+    Opened { count: u32 },
     /// `cuMemAllocAsync`: handle of the pool.
     Pooled { pool: u64 },
 }
@@ -58,6 +60,17 @@ pub fn remove(start: u64, fits: impl Fn(&Extent) -> bool) -> Option<Extent> {
     let removed = table.remove(&start);
     COUNT.store(table.len(), Ordering::Release);
     removed
+}
+
+/// Changes the extent that begins at `start`; whether there is one.
+pub fn change(start: u64, with: impl FnOnce(&mut Extent)) -> bool {
+    let mut table = EXTENTS.write();
+    let found = table.get_mut(&start);
+    let any = found.is_some();
+    if let Some(extent) = found {
+        with(extent);
+    }
+    any
 }
 
 /// Changes, or with `false` removes, the extents that overlap `[start, start + len)`.

@@ -36,6 +36,7 @@ mod known;
 mod ldcache;
 mod library;
 mod log;
+mod managed;
 #[cfg(test)]
 mod marks_tests;
 mod memory;

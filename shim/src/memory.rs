@@ -1,7 +1,7 @@
 //! The memory a program has: device memory, pinned host memory, globals of its modules, registered memory; and
 //! what kind an address is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -10,13 +10,14 @@ use mpsshim_proto::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };
 use mpsshim_proto::handshake::MAX_DEVICES;
-use mpsshim_proto::message::{HostAlloc, MemGrant, Op, Range};
+use mpsshim_proto::message::{HostAlloc, MemGrant, Object, Op, Range};
 use mpsshim_proto::shm::Mapping;
 use parking_lot::{Mutex, RwLock};
 
 use crate::context::{self, Context};
 use crate::extents;
 use crate::ffi::Status;
+use crate::managed;
 use crate::pool::{Block, Pool, Source};
 use crate::pools;
 use crate::stream::{self, StreamRef};
@@ -53,10 +54,14 @@ pub struct Global {
 #[derive(Clone, Copy, Debug)]
 pub struct Registered {
     pub len: u64,
-    /// Where the same pages lie in the host arena.
+    /// Where the server and the devices have the same pages.
     pub arena: u64,
-    /// Where the arena's block begins.
-    pub block: u64,
+    /// Where the arena's block begins, if the pages are such.
+    pub block: Option<u64>,
+    /// Unique in the life of the process.
+    pub id: u64,
+    /// As `cuMemHostGetFlags` gives them.
+    pub flags: u32,
     pub context: &'static Context,
 }
 
@@ -182,6 +187,9 @@ pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
 /// Frees device memory, after the work that may use it.
 pub fn free(session: &Session, address: u64) -> Status {
     let Some(device) = device_of(address) else {
+        if managed::block(address).is_some() {
+            return managed::free(session, address);
+        }
         // Memory from a pool goes in the order of the default stream, behind all work.
         stream::quiesce(session, None)?;
         let stream = context::current()?.legacy_stream(session)?;
@@ -196,8 +204,25 @@ pub fn free(session: &Session, address: u64) -> Status {
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
     stream::quiesce(session, None)?;
+    forget_shared(session, address)?;
     let mut source = DeviceSource { session, device };
     pool.lock().free(address, &mut source).map(drop)
+}
+
+/// Blocks that other processes may open by a handle.
+static SHARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// A handle of the block that begins at `start` was given out.
+pub fn note_shared(start: u64) {
+    SHARED.lock().insert(start);
+}
+
+/// The block that begins at `start` ends: its handle must open nothing any more.
+fn forget_shared(session: &Session, start: u64) -> Status {
+    if SHARED.lock().remove(&start) {
+        session.post(Op::IpcForget, &Object { object: start })?;
+    }
+    Ok(())
 }
 
 /// Frees device memory once the stream has done what it was given so far. Until then the block is nobody's.
@@ -262,6 +287,7 @@ impl Waiting {
             .find(self.address)
             .is_some_and(|(_, b)| b.id == self.id)
         {
+            let _ = forget_shared(session, self.address);
             let _ = pool.free(self.address, &mut source);
         }
     }
@@ -293,7 +319,7 @@ pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Sta
 /// Frees pinned host memory, after the work that may use it.
 pub fn host_free(session: &Session, address: u64) -> Status {
     match HOST.lock().find(address) {
-        Some((start, _)) if start == address => {}
+        Some((start, block)) if start == address && block.flags & managed::MANAGED == 0 => {}
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
     stream::quiesce(session, None)?;

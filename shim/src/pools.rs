@@ -1,13 +1,15 @@
 //! Memory pools. They are the server's, which has one of the session's own in place of each device's default pool;
 //! what is kept here is which pool is current, and what lies where.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::memory::{
-    Access, PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree, Properties,
+    Access, Opaque, PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree, PoolImport,
+    PoolImportPointer, Properties,
 };
 use mpsshim_proto::message::{Object, Op, Range, Value};
 use parking_lot::Mutex;
@@ -161,18 +163,9 @@ pub fn alloc(session: &Session, len: u64, handle: u64, stream: StreamRef) -> Sta
         stream: stream.handle(),
     };
     let range: Range = session.ask(Op::PoolAlloc, &body, &[])?.read()?;
-    extents::insert(
-        range.start,
-        Extent {
-            len,
-            device: entry.device.load(Ordering::Relaxed),
-            context: None,
-            id: extents::next_id(),
-            usable: true,
-            source: Source::Pooled { pool: handle },
-        },
-    );
-    Ok(range.start)
+    let start = range.start;
+    note(Range { start, len }, handle, entry);
+    Ok(start)
 }
 
 /// Frees memory from a pool in the order of a stream. `Ok(false)`: what begins there is none.
@@ -188,6 +181,63 @@ pub fn free(session: &Session, address: u64, stream: StreamRef) -> Status<bool> 
     };
     stream::post(session, stream, Op::PoolFree, &body, &[])?;
     Ok(true)
+}
+
+/// Whether this is a pool.
+pub fn check(handle: u64) -> Status {
+    pool(handle).map(drop)
+}
+
+/// `cuMemPoolImportFromShareableHandle`, from a descriptor.
+pub fn import(
+    session: &Session,
+    descriptor: BorrowedFd<'_>,
+    ordinal: CUdevice,
+    flags: u64,
+) -> Status<u64> {
+    let device = context::device(ordinal)?.attach(session)?;
+    let entry = POOLS.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let body = PoolImport {
+        handle: POOLS.handle_of(entry),
+        kind: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        device,
+        flags,
+    };
+    let made = session.ask_sending(Op::PoolImport, &body, &[], descriptor, 0);
+    if let Err(status) = made.and_then(|answer| answer.status.ok()) {
+        POOLS.recycle(entry);
+        return Err(status);
+    }
+    entry.device.store(device, Ordering::Relaxed);
+    entry.is_default.store(false, Ordering::Relaxed);
+    entry
+        .handle_types
+        .store(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, Ordering::Relaxed);
+    Ok(POOLS.publish(entry))
+}
+
+/// `cuMemPoolImportPointer`.
+pub fn import_pointer(session: &Session, handle: u64, data: Opaque) -> Status<u64> {
+    let entry = pool(handle)?;
+    let body = PoolImportPointer { pool: handle, data };
+    let range: Range = session.ask(Op::PoolImportPointer, &body, &[])?.read()?;
+    note(range, handle, entry);
+    Ok(range.start)
+}
+
+/// Remembers an allocation from a pool.
+fn note(range: Range, handle: u64, entry: &Pool) {
+    extents::insert(
+        range.start,
+        Extent {
+            len: range.len,
+            device: entry.device.load(Ordering::Relaxed),
+            context: None,
+            id: extents::next_id(),
+            usable: true,
+            source: Source::Pooled { pool: handle },
+        },
+    );
 }
 
 /// `cuMemPoolGetAttribute`.

@@ -1,7 +1,7 @@
 //! Contexts and each thread's stack of current ones.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::ThreadId;
@@ -27,6 +27,8 @@ pub struct Context {
     /// Held while work is put into a stream: it makes "earlier" the same for the legacy stream and others.
     pub order: Mutex<()>,
     limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
+    /// Contexts whose memory it may use, by handle.
+    peers: Mutex<HashSet<u64>>,
 }
 
 thread_local! {
@@ -70,6 +72,7 @@ impl Context {
             legacy: Stream::new(weak.clone(), handle, Kind::Legacy, 0, 0),
             per_thread: Mutex::default(),
             order: Mutex::default(),
+            peers: Mutex::default(),
             limits: Mutex::new([1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });
         start().contexts.insert(handle, context.clone());
@@ -234,6 +237,20 @@ api! { TABLE;
     fn cuCtxGetDevice(out: Out<CUdevice>) { out.set(current()?.device) }
     fn cuCtxGetFlags(out: Out<u32>) { out.set(current()?.flags) }
     fn cuCtxGetId(context: CUcontext, out: Out<u64>) { out.set(given(context)?.id) }
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) {
+        let (own, peer) = (live()?, given(peer)?);
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if own.device == peer.device {
+            return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        }
+        // All memory here is this process's: every device reaches it.
+        if own.peers.lock().insert(peer.handle) { Ok(()) } else { Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) }
+    }
+    fn cuCtxDisablePeerAccess(peer: CUcontext) {
+        if live()?.peers.lock().remove(&given(peer)?.handle) { Ok(()) } else { Err(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED) }
+    }
     fn cuCtxSynchronize() { synchronize(&*current()?) }
     fn cuCtxGetLimit(out: Out<usize>, limit: CUlimit) {
         let limits = *live()?.limits.lock();

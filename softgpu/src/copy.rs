@@ -178,6 +178,15 @@ copies! {
     cuMemcpyDtoD_v2 / cuMemcpyDtoD_v2_ptds, cuMemcpyDtoDAsync_v2 / cuMemcpyDtoDAsync_v2_ptsz: BOTH;
 }
 
+api_streams! { PEER_COPIES;
+    fn cuMemcpyPeer / cuMemcpyPeer_ptds [own] (to: u64, _to_context: CUcontext, from: u64, _from_context: CUcontext, bytes: usize) {
+        copy(default(own), to, from, bytes, BOTH, true)
+    }
+    fn cuMemcpyPeerAsync / cuMemcpyPeerAsync_ptsz [own] (to: u64, _to_context: CUcontext, from: u64, _from_context: CUcontext, bytes: usize, stream: CUstream) {
+        copy(resolve(stream, own), to, from, bytes, BOTH, false)
+    }
+}
+
 macro_rules! fills {
     ($($value:ty: $sync:ident / $sync_own:ident, $in_stream:ident / $in_stream_own:ident,
        $area:ident / $area_own:ident, $area_in_stream:ident / $area_in_stream_own:ident;)*) => {

@@ -250,6 +250,11 @@ api! { TABLE;
         device(ordinal)?;
         put_text(name, usize::try_from(room).unwrap_or(0), "Software GPU")
     }
+    fn cuDeviceCanAccessPeer(out: Out<i32>, user: CUdevice, owner: CUdevice) {
+        device(user)?;
+        device(owner)?;
+        out.set((user != owner).into())
+    }
     fn cuDeviceGetUuid_v2(out: Out<CUuuid>, ordinal: CUdevice) { out.set(uuid(device(ordinal)?.number)) }
     fn cuDeviceGetTexture1DLinearMaxWidth(most: Out<usize>, format: u32, channels: u32, ordinal: CUdevice) {
         device(ordinal)?;

@@ -38,6 +38,7 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             graph::TABLE_STREAMS,
             copy::COPIES,
             copy::FILLS,
+            copy::PEER_COPIES,
             pool::TABLE,
             pool::TABLE_STREAMS,
         ];

@@ -33,6 +33,7 @@ const NEED_A_GPU: &[&str] = &[
     "multi_device_launches",
     "nested_launches",
     "old_launches",
+    "pool_sharing",
     "tensor_maps",
     "texture_descriptors",
     "texture_references",
@@ -45,6 +46,16 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "memory_operations_v1",
     "user_objects",
 ];
+    "batches",
+    "host_function_calls",
+    "ipc_memory",
+    "managed",
+    "memory_operations_v1",
+    "registered",
+];
+
+/// Sections for two devices.
+const NEED_TWO: &[&str] = &["two_devices"];
 
 /// The further sections and what they must say.
 fn further() -> Vec<(String, String)> {
@@ -58,7 +69,8 @@ fn further() -> Vec<(String, String)> {
             (name.into_owned(), fs::read_to_string(&path).expect("text"))
         })
         .filter(|(name, _)| {
-            std::env::var_os("MPSSHIM_TEST_DRIVER").is_some() || !NEED_A_GPU.contains(&&**name)
+            let gpu = std::env::var_os("MPSSHIM_TEST_DRIVER").is_some();
+            (gpu || !NEED_A_GPU.contains(&&**name)) && !NEED_TWO.contains(&&**name)
         })
         .collect();
     found.sort();
@@ -100,6 +112,26 @@ fn a_library_on_three_devices() {
             .env(three.0, three.1),
     );
     agrees(&done, &expected);
+}
+
+/// On a GPU machine that is however many devices there are.
+#[test]
+fn two_devices() {
+    let two = ("SOFTGPU_DEVICES", "2");
+    let place = daemon_with(&[two]);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/conformance");
+    for name in NEED_TWO {
+        let expected = fs::read_to_string(folder.join(format!("{name}.expected"))).expect("lines");
+        let natively = DriverFolder::new();
+        agrees(
+            &finish(natively.native(PROGRAM).arg(name).env(two.0, two.1)),
+            &expected,
+        );
+        agrees(
+            &finish(proxied(&place).arg(name).env(two.0, two.1)),
+            &expected,
+        );
+    }
 }
 
 /// Each further section has its expected lines, and the other way round.

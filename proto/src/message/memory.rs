@@ -89,6 +89,52 @@ wire! {
         count: u32,
         pad: u32,
     }
+    /// `cuMemPoolImportFromShareableHandle`.
+    PoolImport { handle: u64, kind: u32, device: u32, flags: u64, }
+    /// Bytes that only the server or the driver understands: `CUipcMemHandle`, `CUmemPoolPtrExportData`.
+    Opaque { words: [u64; 8], }
+    /// `cuMemPoolImportPointer`.
+    PoolImportPointer { pool: u64, data: Opaque, }
+    /// What `cuIpcOpenMemHandle` opened.
+    IpcOpened {
+        start: u64,
+        /// Bytes.
+        len: u64,
+        /// Server's ordinal.
+        device: u32,
+        pad: u32,
+    }
+    /// `cuMemHostRegister` of a shared mapping, in whole pages.
+    FileRegister {
+        /// Where it begins in the file.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Where the client has it mapped.
+        address: u64,
+        /// `CU_MEMHOSTREGISTER_*`; read-only, or the client may write too.
+        flags: u32,
+        device: u32,
+    }
+    /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`.
+    Peers {
+        /// Whose memory; the server's ordinal.
+        owner: u32,
+        /// Which device may use it.
+        user: u32,
+        /// 1: from now on. 0: no more.
+        enable: u32,
+        pad: u32,
+    }
+    /// `cuMemGetHandleForAddressRange`.
+    RangeHandle {
+        address: u64,
+        /// Bytes.
+        len: u64,
+        flags: u64,
+        kind: u32,
+        pad: u32,
+    }
 }
 
 /// Places one call may give access to: the devices, and the host's.

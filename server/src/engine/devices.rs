@@ -217,6 +217,26 @@ impl Device {
         }
     }
 
+    /// Its context, once a client has attached.
+    pub fn context(&self) -> Option<CUcontext> {
+        self.context.get().copied()
+    }
+
+    /// Gives this device access to memory of another.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn may_use(&self, driver: &Driver, grant: &Grant) -> Result<(), CUresult> {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation {
+                kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.raw,
+            },
+            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        driver.mem_set_access(grant.start, grant.len as usize, &access, 1)
+    }
+
     /// Gives memory back to the driver. No work may touch it any more.
     ///
     /// # Errors

@@ -139,11 +139,7 @@ impl HostArena {
         if !is_affordable(bytes) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let (start, room) = {
-            let mut addresses = self.addresses.lock();
-            let room = addresses.round_up(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            (addresses.take(room).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?, room)
-        };
+        let (start, room) = self.take(bytes)?;
         let made = sealed_memfd(c"mpsshim-pinned", bytes).and_then(|fd| {
             // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
             let mapping = unsafe { Mapping::at(start, fd.as_fd(), bytes as usize) }?;
@@ -175,7 +171,19 @@ impl HostArena {
         self.retire(start, room);
     }
 
-    fn retire(&self, start: u64, room: u64) {
+    /// Addresses for `len` bytes, and how many are taken.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn take(&self, len: u64) -> Result<(u64, u64), CUresult> {
+        let mut addresses = self.addresses.lock();
+        let room = addresses.round_up(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let start = addresses.take(room).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok((start, room))
+    }
+
+    /// Gives addresses back and keeps them free of anything else.
+    pub fn retire(&self, start: u64, room: u64) {
         // The mapping was replaced by a reservation (or never made, or unmapped by its drop): reserve it again in
         // any case, so that nothing else of this process lands in the arena.
         let _ = Reservation::at(start, room).map(std::mem::forget);

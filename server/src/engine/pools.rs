@@ -36,6 +36,8 @@ pub struct Pool {
 #[derive(Debug)]
 struct Block {
     len: u64,
+    /// Bytes charged to the session; 0 for what another has allocated.
+    charged: u64,
     /// Handle of the pool, which may be gone.
     pool: u64,
     /// Server's ordinal.
@@ -94,7 +96,36 @@ impl Pools {
 
     /// Notes an allocation that was made, and charged for.
     pub fn note_alloc(&mut self, address: u64, len: u64, pool: u64, device: usize) {
-        self.blocks.insert(address, Block { len, pool, device });
+        let charged = len;
+        self.blocks.insert(
+            address,
+            Block {
+                len,
+                charged,
+                pool,
+                device,
+            },
+        );
+    }
+
+    /// Notes an allocation of another that was imported.
+    pub fn note_import(&mut self, address: u64, len: u64, pool: u64, device: usize) {
+        let charged = 0;
+        self.blocks.insert(
+            address,
+            Block {
+                len,
+                charged,
+                pool,
+                device,
+            },
+        );
+    }
+
+    /// The device of the allocation that contains an address.
+    pub fn device_at(&self, address: u64) -> Option<usize> {
+        let (start, block) = self.blocks.range(..=address).next_back()?;
+        (address - start < block.len).then_some(block.device)
     }
 
     /// Whether an allocation begins at this address, and on which device.
@@ -105,7 +136,7 @@ impl Pools {
     /// Notes that the allocation at this address was freed.
     pub fn note_free(&mut self, account: &mut Account, address: u64) {
         if let Some(block) = self.blocks.remove(&address) {
-            account.credit(Memory::Device(block.device), block.len);
+            account.credit(Memory::Device(block.device), block.charged);
             if let Ok(pool) = self.pools.get_mut(block.pool) {
                 pool.freed += block.len;
                 self.untrimmed |= pool.freed > KEPT;
@@ -156,7 +187,7 @@ impl Pools {
     /// Frees everything, on a stream with no work of the session's.
     pub fn clear(&mut self, shared: &Shared, account: &mut Account) {
         for (address, block) in std::mem::take(&mut self.blocks) {
-            account.credit(Memory::Device(block.device), block.len);
+            account.credit(Memory::Device(block.device), block.charged);
             let device = &shared.devices[block.device];
             let freed = device
                 .make_current(&shared.driver)

@@ -7,6 +7,7 @@
 use super::Shared;
 use super::arrays::{Array, Object};
 use super::dispatch::any_busy;
+use super::files::FileRegistration;
 use super::host::HostBlock;
 use super::images::{Image, Raw};
 use super::session::{Session, SessionShared};
@@ -39,6 +40,8 @@ pub enum Buried {
     Array(Array),
     /// A texture or surface object, and its device.
     Object(Object, usize),
+    /// Registered memory of a client's file.
+    File(FileRegistration),
     /// A session's segment.
     Segment(Arc<SessionShared>),
 }
@@ -128,7 +131,8 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
         let _ = shared.driver.event_destroy(event.raw);
     }
     let grants = std::mem::take(&mut session.grants).into_values();
-    for grant in grants.chain(session.releasing.drain(..)) {
+    let opened = session.sharing.clear(&shared.shares);
+    for grant in grants.chain(opened).chain(session.releasing.drain(..)) {
         if let Err(status) = shared.revoke(grant) {
             tracing::error!(
                 "device memory of session {} was not freed: {status}",
@@ -159,6 +163,8 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
         .into_values()
         .chain(session.host_spare.drain(..));
     graves.extend(host.map(|block| (now, Buried::Host(block))));
+    let files = std::mem::take(&mut session.files).into_values();
+    graves.extend(files.map(|file| (now, Buried::File(file))));
     graves.push((now, Buried::Segment(session.shared.clone())));
     shared.gone(&session.shared, session.fault.take());
 }
@@ -190,6 +196,11 @@ fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
         Buried::Host(block) => {
             shared.use_any_device();
             shared.arena.free(&shared.driver, block);
+            None
+        }
+        Buried::File(file) => {
+            shared.use_any_device();
+            shared.arena.unregister_file(&shared.driver, file);
             None
         }
         Buried::Segment(segment) => match Arc::try_unwrap(segment) {

@@ -4,6 +4,7 @@ use super::ClientInfo;
 use super::account::Account;
 use super::arrays::{Array, Objects};
 use super::devices::Grant;
+use super::files::FileRegistration;
 use super::graphs::Graphs;
 use super::held::Held;
 use super::host::{HostBlock, Registration};
@@ -12,6 +13,7 @@ use super::jit::JitOptions;
 use super::marks::Marks;
 use super::pools::Pools;
 use super::printing::Printed;
+use super::shares::Sharing;
 use super::slots::Slots;
 use super::streams::Stream;
 use super::virtual_memory::VirtualMemory;
@@ -21,7 +23,7 @@ use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Consumer, Message, Violation};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -237,9 +239,15 @@ pub struct Session {
     /// Functions by handle, those that kernels of libraries became included.
     pub functions: Slots<Function>,
     /// Device memory by first address.
-    pub grants: BTreeMap<u64, Grant>,
+    pub grants: BTreeMap<u64, Arc<Grant>>,
     /// Device memory given back while work was in flight.
-    pub releasing: Vec<Grant>,
+    pub releasing: Vec<Arc<Grant>>,
+    /// What it shares with other sessions, and they with it.
+    pub sharing: Sharing,
+    /// Devices whose memory other devices may use: the owner's and the user's ordinal.
+    pub peers: BTreeSet<(usize, usize)>,
+    /// Memory files of the client's that are registered, by first address.
+    pub files: BTreeMap<u64, FileRegistration>,
     /// Pinned host memory by first address.
     pub host: BTreeMap<u64, HostBlock>,
     /// Pinned host memory the client gave back, for its next request of the same size.
@@ -288,6 +296,9 @@ impl Session {
             functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
             grants: BTreeMap::new(),
             releasing: Vec::new(),
+            sharing: Sharing::default(),
+            peers: BTreeSet::new(),
+            files: BTreeMap::new(),
             host: BTreeMap::new(),
             host_spare: Vec::new(),
             virtual_memory: VirtualMemory::default(),
@@ -430,7 +441,7 @@ impl Session {
             if mpsshim_proto::arena::is_virtual(address) {
                 return self.check_mapped(address, len);
             }
-            if self.pools.contains(address, len) {
+            if self.pools.contains(address, len) || self.check_host(address, len).is_ok() {
                 return Ok(());
             }
             let global = self.globals.range(..=address).next_back();
@@ -454,6 +465,7 @@ impl Session {
                         return Ok(());
                     }
                 }
+                _ if self.sharing.contains(address, len) => return Ok(()),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             }
         }
@@ -481,7 +493,14 @@ impl Session {
             {
                 Ok(())
             }
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
+            _ => match self.files.range(..=address).next_back() {
+                Some((start, file))
+                    if address - start <= file.len() && len <= file.len() - (address - start) =>
+                {
+                    Ok(())
+                }
+                _ => Err(CUDA_ERROR_INVALID_VALUE),
+            },
         }
     }
 }

@@ -205,6 +205,14 @@ impl VirtualMemory {
         (address - start < found.len).then_some(&found.physical)
     }
 
+    /// The device whose memory is mapped at an address.
+    pub fn device_at(&self, address: u64) -> Option<usize> {
+        match self.mapped(address)?.memory {
+            Memory::Device(device) => Some(device),
+            Memory::Host => None,
+        }
+    }
+
     /// The end of the mapping that contains an address and may be used.
     pub fn usable_until(&self, address: u64) -> Option<u64> {
         let (start, found) = self.mappings.range(..=address).next_back()?;

@@ -1,8 +1,7 @@
 //! One-dimensional copies. What an address is decides the way of a copy, not the name of the call.
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr,
-    CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult,
 };
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Op, Side};
 
@@ -38,7 +37,7 @@ entries! {
 
 /// What the name of a call says about an address.
 #[derive(Clone, Copy)]
-enum Said {
+pub enum Said {
     Device,
     Host,
     /// Nothing: any address.
@@ -65,14 +64,14 @@ fn reachable(place: Place) -> Option<(u64, Side)> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum When {
+pub enum When {
     /// The call returns when the copy is as complete as CUDA promises for it.
     Sync,
     Async,
 }
 
 /// Copies `len` bytes in the order of a stream.
-fn transfer(
+pub fn transfer(
     stream: u64,
     per_thread: bool,
     (to, to_said): (u64, Said),
@@ -318,15 +317,11 @@ pub unsafe extern "C" fn on_device_async<const P: bool>(
     })
 }
 
-/// Copies between contexts are served within one device.
-fn same_device(to: u64, from: u64) -> Status {
-    if to == 0 || from == 0 {
-        return Err(CUDA_ERROR_INVALID_CONTEXT);
-    }
-    let (to, from) = (context::by_handle(to)?, context::by_handle(from)?);
-    if to.device != from.device {
-        tracing::warn!("a copy between two devices was asked for; not served");
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
+/// The contexts of a copy between two must be some; none stands for the current one. Which devices the sides lie on
+/// is seen from the addresses.
+fn contexts(to: u64, from: u64) -> Status {
+    for context in [to, from] {
+        context::given_or_current(context)?;
     }
     Ok(())
 }
@@ -340,7 +335,7 @@ pub unsafe extern "C" fn peer<const P: bool>(
     len: usize,
 ) -> CUresult {
     guard(|| {
-        same_device(to_context, from_context)?;
+        contexts(to_context, from_context)?;
         transfer(
             0,
             P,
@@ -362,7 +357,7 @@ pub unsafe extern "C" fn peer_async<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        same_device(to_context, from_context)?;
+        contexts(to_context, from_context)?;
         transfer(
             stream,
             P,

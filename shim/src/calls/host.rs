@@ -7,6 +7,7 @@ use mpsshim_proto::cuda::{
 
 use super::entries;
 use crate::ffi::{Out, Status, guard};
+use crate::managed::MANAGED;
 use crate::submit::session;
 use crate::{capture, context, memory, register};
 
@@ -69,8 +70,10 @@ pub unsafe extern "C" fn get_device_pointer(
         if let Some((start, registered)) = memory::registered(address) {
             return out.set(registered.arena + (address - start));
         }
-        memory::host_block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        out.set(address)
+        match memory::host_block(address) {
+            Some((_, block)) if block.flags & MANAGED == 0 => out.set(address),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     })
 }
 
@@ -78,8 +81,13 @@ pub unsafe extern "C" fn get_device_pointer(
 pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
     guard(|| {
         context::permitted()?;
-        let (_, block) = memory::host_block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        out.set(block.flags)
+        if let Some((_, registered)) = memory::registered(address) {
+            return out.set(registered.flags);
+        }
+        match memory::host_block(address) {
+            Some((_, block)) if block.flags & MANAGED == 0 => out.set(block.flags),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     })
 }
 

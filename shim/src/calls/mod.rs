@@ -13,15 +13,18 @@ mod function;
 mod graph;
 mod graph_node;
 mod host;
+mod ipc;
 mod launch;
 mod library;
 mod link;
+mod managed;
 mod memop;
 mod memory;
 mod memset;
 mod misc;
 mod module;
 mod occupancy;
+mod peer;
 mod pointer;
 mod pool;
 mod rectangle;
@@ -56,15 +59,18 @@ const PARTS: &[&[Entry]] = &[
     graph::ENTRIES,
     graph_node::ENTRIES,
     host::ENTRIES,
+    ipc::ENTRIES,
     launch::ENTRIES,
     library::ENTRIES,
     link::ENTRIES,
     memop::ENTRIES,
+    managed::ENTRIES,
     memory::ENTRIES,
     memset::ENTRIES,
     misc::ENTRIES,
     module::ENTRIES,
     occupancy::ENTRIES,
+    peer::ENTRIES,
     pointer::ENTRIES,
     pool::ENTRIES,
     rectangle::ENTRIES,

@@ -1,15 +1,19 @@
 //! What a pointer is.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use mpsshim_proto::arena;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{Op, PointerQuery, Value};
 
+use parking_lot::Mutex;
+
 use super::entries;
 use crate::context::{self, Context};
 use crate::extents::{Extent, Source};
 use crate::ffi::{In, Status, guard};
+use crate::managed::MANAGED;
 use crate::submit::session;
 use crate::{extents, memory, pools, virtual_memory};
 
@@ -18,6 +22,9 @@ entries! {
     cuPointerGetAttributes => get_attributes,
     cuPointerSetAttribute => set_attribute,
 }
+
+/// Numbers of allocations whose `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is set.
+static SYNCED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// What the client knows of the memory at an address.
 struct Known {
@@ -36,6 +43,7 @@ struct Known {
     /// `cuIpcGetMemHandle` can name it.
     ipc: bool,
     usable: bool,
+    managed: bool,
     /// Where the CPU finds it.
     host: Option<u64>,
     device: u64,
@@ -55,6 +63,7 @@ impl Known {
             pool: 0,
             ipc: false,
             usable: true,
+            managed: false,
             host: None,
             device,
         }
@@ -81,18 +90,24 @@ fn find(address: u64) -> Option<Known> {
         });
     }
     if let Some((start, block)) = memory::host_block(address) {
+        let managed = block.flags & MANAGED != 0;
+        let kind = if managed {
+            CU_MEMORYTYPE_DEVICE
+        } else {
+            CU_MEMORYTYPE_HOST
+        };
         let known = Known {
             id: block.id << 1 | 1,
+            managed,
             host: Some(address),
-            ..Known::new(CU_MEMORYTYPE_HOST, start, block.len, address)
+            ..Known::new(kind, start, block.len, address)
         };
         return Some(known.of(memory::owner_of(&block)));
     }
     if let Some((start, registered)) = memory::registered(address) {
-        let id = memory::host_block(registered.block).map_or(0, |(_, block)| block.id);
         let device = registered.arena + (address - start);
         let known = Known {
-            id: id << 1 | 1,
+            id: registered.id,
             host: Some(address),
             ..Known::new(CU_MEMORYTYPE_HOST, start, registered.len, device)
         };
@@ -129,6 +144,7 @@ fn of_extent(address: u64, start: u64, extent: &Extent) -> Known {
                 ..known
             }
         }
+        Source::Opened { .. } => known,
         Source::Pooled { pool } => Known {
             handle_types: pools::handle_types(pool),
             pool,
@@ -144,9 +160,9 @@ fn value_of(known: &Known, attribute: CUpointer_attribute) -> Status<(u64, usize
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE => (known.kind as u64, 4),
         CU_POINTER_ATTRIBUTE_DEVICE_POINTER => (known.device, 8),
         CU_POINTER_ATTRIBUTE_HOST_POINTER => (known.host.ok_or(CUDA_ERROR_INVALID_VALUE)?, 8),
-        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => (0, 4),
+        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => (SYNCED.lock().contains(&known.id) as u64, 4),
         CU_POINTER_ATTRIBUTE_BUFFER_ID => (known.id, 8),
-        CU_POINTER_ATTRIBUTE_IS_MANAGED => (0, 4),
+        CU_POINTER_ATTRIBUTE_IS_MANAGED => (known.managed as u64, 4),
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => (known.ordinal as u32 as u64, 4),
         CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => (known.ipc as u64, 4),
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => (known.start, 8),
@@ -251,16 +267,23 @@ pub unsafe extern "C" fn get_attributes(
     })
 }
 
-/// `cuPointerSetAttribute`: `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is accepted and changes nothing.
+/// `cuPointerSetAttribute`: `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is remembered and changes nothing.
 pub unsafe extern "C" fn set_attribute(
     value: In<u32>,
     attribute: CUpointer_attribute,
     address: CUdeviceptr,
 ) -> CUresult {
     guard(|| {
-        value.get()?;
-        if attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || find(address).is_none() {
+        let value = value.get()?;
+        let known = find(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
             return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut synced = SYNCED.lock();
+        if value == 0 {
+            synced.remove(&known.id);
+        } else {
+            synced.insert(known.id);
         }
         Ok(())
     })

@@ -38,7 +38,12 @@ impl Session {
         let (index, stream) = self.prepare(shared, body.stream)?;
         let (driver, len) = (&shared.driver, body.len as usize);
         match (to_side, from_side) {
-            (Side::Device, Side::Device) => driver.memcpy_dtod_async(to, from, len, stream)?,
+            (Side::Device, Side::Device) => {
+                match self.copy_between_devices(shared, (to, from), body.len, stream) {
+                    Some(done) => done?,
+                    None => driver.memcpy_dtod_async(to, from, len, stream)?,
+                }
+            }
             (Side::Device, _) => driver.memcpy_htod_async(to, from, len, stream)?,
             (_, Side::Device) => driver.memcpy_dtoh_async(to, from, len, stream)?,
             _ if self.streams.at(index)?.capturing => {

@@ -10,6 +10,7 @@ use mpsshim_proto::message::{Attach, HostAlloc, MemGrant, MemInfo, PointerQuery,
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -34,7 +35,8 @@ impl Session {
             start: grant.start,
             len: grant.len,
         };
-        self.grants.insert(grant.start, grant);
+        self.grants.insert(grant.start, Arc::new(grant));
+        self.share_with_peers(shared, range.start)?;
         Ok(range.as_bytes().to_vec())
     }
 
@@ -46,6 +48,7 @@ impl Session {
             .grants
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.account.credit(Memory::Device(grant.device), grant.len);
         self.releasing.push(grant);
         let began = Instant::now();
         while !self.finish_releases(shared) && began.elapsed() < SETTLING {
@@ -63,7 +66,6 @@ impl Session {
             return false;
         }
         for grant in std::mem::take(&mut self.releasing) {
-            self.account.credit(Memory::Device(grant.device), grant.len);
             if let Err(status) = shared.revoke(grant) {
                 tracing::error!("device memory given back was not freed: {status}");
                 shared.note_status(status);

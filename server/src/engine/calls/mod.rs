@@ -13,6 +13,7 @@ mod memory;
 mod module;
 mod occupancy;
 mod pool;
+mod sharing;
 mod stream;
 mod virtual_memory;
 
@@ -69,6 +70,14 @@ pub fn is_slow(op: Op) -> bool {
             | Op::GraphExecUpdate
             | Op::GraphDot
             | Op::GraphMemory
+            | Op::PoolExport
+            | Op::PoolImport
+            | Op::PoolExportPointer
+            | Op::PoolImportPointer
+            | Op::IpcClose
+            | Op::FileRegister
+            | Op::PeerAccess
+            | Op::RangeHandle
     )
 }
 
@@ -125,6 +134,9 @@ pub fn execute(
         Op::MemOp => session.mem_op(shared, message),
         Op::GraphLaunch => session.graph_launch(shared, message),
         Op::GraphUpload => session.graph_upload(shared, message),
+        Op::IpcForget => session.ipc_forget(shared, message),
+        Op::IpcClose => session.ipc_close(shared, message),
+        Op::FileUnregister => session.file_unregister(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {
@@ -238,6 +250,15 @@ fn execute_ask(
         Op::GraphDot => session.graph_dot(shared, message),
         Op::GraphMemory => session.graph_memory(shared, message),
         Op::GraphCondition => session.graph_condition(shared, message),
+        Op::PoolExport => session.pool_export(shared, message),
+        Op::PoolImport => session.pool_import(shared, message),
+        Op::PoolExportPointer => session.pool_export_pointer(shared, message),
+        Op::PoolImportPointer => session.pool_import_pointer(shared, message),
+        Op::IpcShare => session.ipc_share(shared, message),
+        Op::IpcOpen => session.ipc_open(shared, message),
+        Op::FileRegister => session.file_register(shared, message),
+        Op::PeerAccess => session.peer_access(shared, message),
+        Op::RangeHandle => session.range_handle(shared, message),
         post => return Err(Undone::Violation(format!("{post:?} is not an ask"))),
     };
     match reply {

@@ -49,7 +49,7 @@ impl Session {
     }
 
     /// The driver's pool of a handle; its device's context is made current.
-    fn pool(&self, shared: &Shared, handle: u64) -> Result<CUmemoryPool, CUresult> {
+    pub fn pool(&self, shared: &Shared, handle: u64) -> Result<CUmemoryPool, CUresult> {
         let Ok(pool) = self.pools.pools.get(handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };

@@ -305,7 +305,7 @@ impl Session {
 
 /// Whether a descriptor can be one that a driver exports: a device file of NVIDIA's, or a file in memory (softgpu's).
 /// The driver gets no other: a file of the client's own file system could keep the calling thread for ever.
-fn may_be_exported_memory(fd: &OwnedFd) -> bool {
+pub fn may_be_exported_memory(fd: &OwnedFd) -> bool {
     // SAFETY: all zeroes is a valid value of these plain structs; the calls write into them.
     unsafe {
         let mut found: libc::stat = std::mem::zeroed();

@@ -22,5 +22,13 @@ functions! {
     pool_set_access = "cuMemPoolSetAccess" (pool: CUmemoryPool, accesses: *const CUmemAccessDesc, count: usize);
     pool_get_access = "cuMemPoolGetAccess" (flags: &mut u32, pool: CUmemoryPool, location: &CUmemLocation);
     pool_trim_to = "cuMemPoolTrimTo" (pool: CUmemoryPool, keep: usize);
+    pool_export = "cuMemPoolExportToShareableHandle" (descriptor: &mut c_int, pool: CUmemoryPool, kind: u32, flags: u64);
+    pool_import = "cuMemPoolImportFromShareableHandle" (pool: &mut CUmemoryPool, descriptor: usize, kind: u32, flags: u64);
+    pool_export_pointer = "cuMemPoolExportPointer" (data: &mut CUmemPoolPtrExportData, address: CUdeviceptr);
+    pool_import_pointer = "cuMemPoolImportPointer" (address: &mut CUdeviceptr, pool: CUmemoryPool, data: &mut CUmemPoolPtrExportData);
+    mem_get_handle_for_range = "cuMemGetHandleForAddressRange" (descriptor: &mut c_int, address: CUdeviceptr, len: usize, kind: u32, flags: u64);
+    ctx_enable_peer_access = "cuCtxEnablePeerAccess" (peer: CUcontext, flags: u32);
+    memcpy_peer_async = "cuMemcpyPeerAsync" (to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, len: usize, stream: CUstream);
+    mem_get_address_range = "cuMemGetAddressRange_v2" (start: &mut CUdeviceptr, len: &mut usize, address: CUdeviceptr);
     mem_retain = "cuMemRetainAllocationHandle" (handle: &mut CUmemGenericAllocationHandle, address: CUdeviceptr);
 }

@@ -33,9 +33,12 @@ mod images;
 mod kernels;
 mod launching;
 mod libraries;
+mod managed;
 mod memory;
+mod peers;
 mod pools;
 mod rectangles;
+mod sharing;
 mod streams;
 mod textures;
 mod virtual_memory;
@@ -232,6 +235,12 @@ const FURTHER: &[Section] = &[
     ("graph_memory", graphs::graph_memory),
     ("graph_conditional", graphs::graph_conditional),
     ("user_objects", graphs::user_objects),
+    ("pool_sharing", sharing::pool_sharing),
+    ("managed", managed::managed),
+    ("ipc_memory", sharing::ipc_memory),
+    ("registered", sharing::registered),
+    ("batches", sharing::batches),
+    ("two_devices", peers::two_devices),
 ];
 
 /// Its name and what it does.
@@ -242,6 +251,11 @@ fn main() {
     if wanted.iter().any(|word| word == "--list") {
         FURTHER.iter().for_each(|(name, _)| println!("{name}"));
         return;
+    }
+    if let [word, handle] = wanted.as_slice()
+        && word == "--open"
+    {
+        return sharing::open(handle);
     }
     let want =
         |name: &str| wanted.is_empty() && name != "fault" || wanted.iter().any(|w| w == name);

@@ -1,0 +1,275 @@
+//! Memory shared between sessions, with other programs, with files, and between devices.
+
+use super::super::Shared;
+use super::super::account::Memory;
+use super::super::reaper::Buried;
+use super::super::session::{CallError, Session};
+use super::Reply;
+use super::virtual_memory::may_be_exported_memory;
+use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::memory::{
+    FileRegister, IpcOpened, Opaque, Peers, PhysicalExport, PoolImport, PoolImportPointer,
+    RangeHandle,
+};
+use mpsshim_proto::message::{Object, Range};
+use mpsshim_proto::ring::Message;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use zerocopy::IntoBytes;
+
+impl Session {
+    fn who(&self) -> (u64, u32) {
+        (self.shared.info.session, self.shared.info.uid)
+    }
+
+    /// `cuIpcGetMemHandle` of an allocation of the client's, which lies in one grant.
+    pub fn ipc_share(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Range = self.body(message)?;
+        let who = self.who();
+        let grant = match self.grants.range(..=body.start).next_back() {
+            Some((start, grant))
+                if body.len > 0
+                    && body.start - start < grant.len
+                    && body.len <= grant.len - (body.start - start) =>
+            {
+                grant
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        };
+        let range = (body.start, body.len);
+        let handle = self.sharing.share(&shared.shares, who, range, grant)?;
+        Ok(handle.to_vec())
+    }
+
+    /// The allocation at an address is freed.
+    pub fn ipc_forget(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        self.sharing.forget(&shared.shares, body.object);
+        Ok(())
+    }
+
+    /// `cuIpcOpenMemHandle`.
+    pub fn ipc_open(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Opaque = self.body(message)?;
+        let mut handle = [0; 64];
+        handle.copy_from_slice(body.as_bytes());
+        let who = self.who();
+        let (start, len, device) = self.sharing.open(&shared.shares, who, &handle)?;
+        Ok(IpcOpened {
+            start,
+            len,
+            device: device as u32,
+            pad: 0,
+        }
+        .as_bytes()
+        .to_vec())
+    }
+
+    /// `cuIpcCloseMemHandle`.
+    pub fn ipc_close(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        if let Some(grant) = self.sharing.close(body.object)? {
+            // Its owner may have gone: then it ends here, behind the work of this session.
+            self.releasing.push(grant);
+            self.finish_releases(shared);
+        }
+        Ok(())
+    }
+
+    /// `cuMemPoolExportToShareableHandle`: the driver's own descriptor.
+    pub fn pool_export(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PhysicalExport = self.body(message)?;
+        let pool = self.pool(shared, body.handle)?;
+        if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let mut raw = -1;
+        let driver = &shared.driver.memory;
+        driver.pool_export(&mut raw, pool, body.kind, body.flags)?;
+        self.send_raw(message, raw)
+    }
+
+    /// Sends a descriptor that the driver opened.
+    fn send_raw(&self, message: &Message, raw: i32) -> Reply {
+        if raw < 0 {
+            return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
+        }
+        // SAFETY: the driver opened it for us.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        self.send_descriptor(message.token, &fd, 0)?;
+        Ok(Vec::new())
+    }
+
+    /// `cuMemPoolImportFromShareableHandle`.
+    pub fn pool_import(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PoolImport = self.body(message)?;
+        let fd = self.receive_descriptor(message.token)?;
+        if !may_be_exported_memory(&fd) {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let device = body.device as usize;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let mut raw = CUmemoryPool::NULL;
+        let driver = &shared.driver.memory;
+        driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
+        if let Err(status) = self.pools.add(body.handle, raw, device) {
+            let _ = driver.pool_destroy(raw);
+            return Err(status.into());
+        }
+        Ok(Vec::new())
+    }
+
+    /// `cuMemPoolExportPointer` of an allocation of the session's.
+    pub fn pool_export_pointer(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let device = self.pools.device_of(body.object);
+        let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        shared.devices[device].make_current(&shared.driver)?;
+        let mut data = CUmemPoolPtrExportData([0; 64]);
+        let driver = &shared.driver.memory;
+        driver.pool_export_pointer(&mut data, body.object)?;
+        Ok(data.0.to_vec())
+    }
+
+    /// `cuMemPoolImportPointer`. The driver checks that the allocation is of the pool that was imported.
+    pub fn pool_import_pointer(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: PoolImportPointer = self.body(message)?;
+        let raw = self.pool(shared, body.pool)?;
+        self.pools.has_room()?;
+        let device = self.pools.pools.get(body.pool)?.device;
+        let mut data = CUmemPoolPtrExportData([0; 64]);
+        data.0.copy_from_slice(body.data.as_bytes());
+        let mut start = 0;
+        let driver = &shared.driver.memory;
+        driver.pool_import_pointer(&mut start, raw, &mut data)?;
+        let (mut base, mut len) = (0, 0);
+        driver.mem_get_address_range(&mut base, &mut len, start)?;
+        // Who allocated it pays for it.
+        self.pools.note_import(start, len as u64, body.pool, device);
+        let len = len as u64;
+        Ok(Range { start, len }.as_bytes().to_vec())
+    }
+
+    /// `cuMemHostRegister` of a file that the client maps.
+    pub fn file_register(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: FileRegister = self.body(message)?;
+        let fd = self.receive_descriptor(message.token)?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        self.account.charge(Memory::Host, body.len)?;
+        let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
+        let part = (body.offset, body.len);
+        let file = shared
+            .arena
+            .register_file(&shared.driver, &fd, part, body.address, writable)
+            .inspect_err(|_| self.account.credit(Memory::Host, body.len))?;
+        let (start, len) = (file.start(), body.len);
+        self.files.insert(start, file);
+        Ok(Range { start, len }.as_bytes().to_vec())
+    }
+
+    /// `cuMemHostUnregister` of such a file, when all is quiet.
+    pub fn file_unregister(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        let file = self
+            .files
+            .remove(&body.object)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.account.credit(Memory::Host, file.len());
+        shared.bury(Buried::File(file));
+        Ok(())
+    }
+
+    /// `cuMemGetHandleForAddressRange`.
+    pub fn range_handle(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: RangeHandle = self.body(message)?;
+        self.check_device(body.address, body.len)?;
+        if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        shared.use_any_device();
+        let mut raw = -1;
+        shared.driver.memory.mem_get_handle_for_range(
+            &mut raw,
+            body.address,
+            body.len as usize,
+            body.kind,
+            body.flags,
+        )?;
+        self.send_raw(message, raw)
+    }
+
+    /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`: whether a device may use this session's memory on another.
+    pub fn peer_access(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Peers = self.body(message)?;
+        let (owner, user) = (body.owner as usize, body.user as usize);
+        shared.device(body.owner)?.make_current(&shared.driver)?;
+        shared.device(body.user)?.make_current(&shared.driver)?;
+        if owner == user {
+            return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
+        }
+        if body.enable == 0 {
+            // What is mapped stays mapped: it does no harm, and taking it away would wait for work.
+            self.peers.remove(&(owner, user));
+            return Ok(Vec::new());
+        }
+        // For what is not mapped by us: variables of modules.
+        if let Some(context) = shared.devices[owner].context() {
+            match shared.driver.memory.ctx_enable_peer_access(context, 0) {
+                Ok(()) | Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
+                Err(status) => return Err(status.into()),
+            }
+        }
+        self.peers.insert((owner, user));
+        let starts: Vec<u64> = self.grants.keys().copied().collect();
+        for start in starts {
+            self.share_with_peers(shared, start)?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Makes a grant accessible to the devices that have access to its device's memory.
+    pub fn share_with_peers(&self, shared: &Shared, start: u64) -> Result<(), CUresult> {
+        let Some(grant) = self.grants.get(&start) else {
+            return Ok(());
+        };
+        for (_, user) in self
+            .peers
+            .iter()
+            .filter(|(owner, _)| *owner == grant.device)
+        {
+            shared.devices[*user].may_use(&shared.driver, grant)?;
+        }
+        Ok(())
+    }
+
+    /// The device whose memory lies at an address of the session's.
+    fn device_at(&self, address: u64) -> Option<usize> {
+        if arena::is_device(address) {
+            return Some(((address - DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as usize);
+        }
+        self.virtual_memory
+            .device_at(address)
+            .or_else(|| self.pools.device_at(address))
+    }
+
+    /// Copies between two devices' memories, if they are two: by the driver's peer copy, which goes over the host
+    /// where the devices cannot reach each other.
+    pub fn copy_between_devices(
+        &self,
+        shared: &Shared,
+        (to, from): (u64, u64),
+        len: u64,
+        stream: CUstream,
+    ) -> Option<Result<(), CUresult>> {
+        let (there, here) = (self.device_at(to)?, self.device_at(from)?);
+        if there == here {
+            return None;
+        }
+        let contexts = (
+            shared.devices.get(there)?.context()?,
+            shared.devices.get(here)?.context()?,
+        );
+        let (driver, len) = (&shared.driver.memory, len as usize);
+        Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
+    }
+}
