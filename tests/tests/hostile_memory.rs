@@ -4,20 +4,20 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
-use mpsshim_proto::arena::VIRTUAL_ARENA;
+use mpsshim_proto::arena::{VIRTUAL_ARENA, is_host};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::memory::{
-    ACCESSES_MAX, Access, AddressReserve, GetAccess, Location, MapMemory, PhysicalCreate,
-    PhysicalExport, PhysicalRetain, PoolAlloc, PoolAttribute, PoolCreate, PoolFree, Properties,
-    SetAccess,
+    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, IpcOpened, Location, MapMemory,
+    Opaque, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc, PoolAttribute, PoolCreate,
+    PoolFree, Properties, SetAccess,
 };
 use mpsshim_proto::message::{Object, Op, Range};
 use mpsshim_tests::peer::{Peer, Status, memset};
 use scene::Scene;
 use std::fs::File;
-use std::os::fd::AsFd;
-use zerocopy::IntoBytes;
+use std::os::fd::{AsFd, BorrowedFd};
+use zerocopy::{FromBytes, IntoBytes};
 
 const UNIT: u64 = 2 << 20;
 
@@ -280,6 +280,173 @@ fn pools_and_what_is_in_them_are_their_owner_s() {
         for op in [Op::PoolGetAttribute, Op::PoolSetAttribute, Op::PoolTrim] {
             assert!(owner.ask_as(0, op, &body, &[]).is_err());
         }
+    });
+}
+
+fn opaque(bytes: &[u8]) -> Opaque {
+    Opaque::read_from_bytes(bytes).expect("64 bytes")
+}
+
+#[test]
+fn memory_is_opened_by_its_handle_alone_and_outlives_its_owner() {
+    Scene::new().beside_a_worker(|scene| {
+        let (mut owner, mut other) = (scene.peer(), scene.peer());
+        let streams = [owner.stream(), other.stream()].map(|stream| stream.expect("a stream"));
+        let grant = owner.memory(4 << 20).expect("memory");
+        let start = grant.start + 4096;
+        let share = |peer: &mut Peer, start: u64, len: u64| {
+            let body = Range { start, len };
+            peer.ask::<_, Opaque>(Op::IpcShare, &body, &[])
+        };
+        let no = CUDA_ERROR_INVALID_VALUE;
+        for (start, len) in [
+            (start, 0),
+            (start, 4 << 20),
+            (start, u64::MAX),
+            (grant.start - 1, 1),
+            (grant.start + grant.len, 1),
+            (0, 4096),
+        ] {
+            assert_eq!(share(&mut owner, start, len), Err(no), "{start:x} {len:x}");
+        }
+        assert_eq!(share(&mut other, start, 8192), Err(no));
+        let handle = share(&mut owner, start, 8192).expect("a handle");
+        assert_eq!(share(&mut owner, start, 8192), Ok(handle));
+        let open = |peer: &mut Peer, handle: Opaque| {
+            peer.ask::<_, IpcOpened>(Op::IpcOpen, &handle, &[])
+                .map(|opened| (opened.start, opened.len))
+        };
+        assert_eq!(open(&mut owner, handle), Err(CUDA_ERROR_INVALID_CONTEXT));
+        for bit in [0, 127, 128, 383, 384, 511] {
+            let mut wrong = [0; 64];
+            wrong.copy_from_slice(handle.as_bytes());
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(open(&mut other, opaque(&wrong)), Err(no), "bit {bit}");
+        }
+        let touch = |peer: &mut Peer, at: u64, stream: u64| {
+            posted(peer, Op::Memset, &memset(at, 7, 4, stream))
+        };
+        assert_eq!(touch(&mut other, start, streams[1]), Err(no));
+        assert_eq!(open(&mut other, handle), Ok((start, 8192)));
+        assert_eq!(open(&mut other, handle), Ok((start, 8192)));
+        assert_eq!(touch(&mut other, start, streams[1]), Ok(()));
+        assert_eq!(touch(&mut other, start + 8192 - 16, streams[1]), Ok(()));
+        for beside in [start - 16, start + 8192 - 8, start + 8192, grant.start] {
+            assert_eq!(touch(&mut other, beside, streams[1]), Err(no));
+        }
+        // What one has open is not one's own to give.
+        assert_eq!(share(&mut other, start, 8192), Err(no));
+        assert_eq!(posted(&mut other, Op::MemRelease, &grant), Err(no));
+        let object = |object| Object { object };
+        assert_eq!(posted(&mut other, Op::IpcClose, &object(start)), Ok(()));
+        assert_eq!(touch(&mut other, start, streams[1]), Ok(()));
+        // The owner frees it: nobody else opens it, but who has it keeps it.
+        assert_eq!(posted(&mut owner, Op::IpcForget, &object(start)), Ok(()));
+        assert_eq!(open(&mut other, handle), Err(no));
+        let handle = share(&mut owner, start, 8192).expect("a handle");
+        drop(owner);
+        let mut third = scene.peer();
+        wait_until("the owner has gone", || {
+            open(&mut third, handle) == Err(CUDA_ERROR_INVALID_VALUE)
+        });
+        drop(third);
+        assert_eq!(touch(&mut other, start, streams[1]), Ok(()));
+        assert_eq!(posted(&mut other, Op::IpcClose, &object(start)), Ok(()));
+        assert_eq!(posted(&mut other, Op::IpcClose, &object(start)), Err(no));
+        assert_eq!(touch(&mut other, start, streams[1]), Err(no));
+        // Left open: the server closes it.
+        let mut owner = scene.peer();
+        owner.stream().expect("a stream");
+        let start = owner.memory(2 << 20).expect("memory").start;
+        let handle = share(&mut owner, start, 4096).expect("a handle");
+        assert_eq!(open(&mut other, handle), Ok((start, 4096)));
+    });
+}
+
+/// A file in memory that can be cut short.
+fn in_memory(len: u64) -> File {
+    let path = format!("/dev/shm/mpsshim-test-{}", std::process::id());
+    let mut options = File::options();
+    let file = options.read(true).write(true).create(true).open(&path);
+    std::fs::remove_file(path).expect("remove");
+    let file = file.expect("a file");
+    file.set_len(len).expect("its length");
+    file
+}
+
+#[test]
+fn files_that_are_not_as_they_should_be_are_not_registered() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        let stream = peer.stream().expect("a stream");
+        let memory = in_memory(8192);
+        let null = File::open("/dev/null").expect("a file");
+        let program = File::open("/proc/self/exe").expect("a file");
+        let mut token = 1;
+        let mut register = |peer: &mut Peer, fd: BorrowedFd<'_>, offset, len, address| {
+            token += 1;
+            peer.send_descriptor(token, fd).expect("send");
+            let body = FileRegister {
+                offset,
+                len,
+                address,
+                flags: 0,
+                device: 0,
+            };
+            let payload = peer.ask_as(token, Op::FileRegister, &body, &[])?;
+            Ok(Range::read_from_bytes(&payload).expect("a range").start)
+        };
+        let no = Err(CUDA_ERROR_INVALID_VALUE);
+        for (offset, len, address) in [
+            (0, 0, 0),
+            (0, 12288, 0),
+            (4096, 8192, 0),
+            (8192, 4096, 0),
+            (1, 4096, 0),
+            (0, 4097, 0),
+            (0, 4096, 1),
+            (u64::MAX - 4095, 8192, 0),
+            (0, u64::MAX - 4095, 0),
+        ] {
+            let status = register(&mut peer, memory.as_fd(), offset, len, address);
+            assert_eq!(status, no, "{offset:x} {len:x} {address:x}");
+        }
+        assert_eq!(register(&mut peer, null.as_fd(), 0, 4096, 0), no);
+        assert_eq!(register(&mut peer, program.as_fd(), 0, 4096, 0), no);
+        // Wishes that cannot be: what the server has mapped stays as it is.
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", scene.server())).expect("maps");
+        let taken: Vec<u64> = maps
+            .lines()
+            .filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok())
+            .filter(|at| !is_host(*at))
+            .collect();
+        let mut kept = Vec::new();
+        for wish in taken.into_iter().chain([4096, 1 << 46, u64::MAX - 4095]) {
+            let at = register(&mut peer, memory.as_fd(), 0, 8192, wish).expect("registered");
+            assert_ne!(at, wish);
+            kept.push(at);
+            if kept.len() > 40 {
+                break;
+            }
+        }
+        let at = kept[0];
+        let inside = memset(at + 8176, 1, 4, stream);
+        assert_eq!(posted(&mut peer, Op::Memset, &inside), Ok(()));
+        let beyond = memset(at + 8180, 1, 4, stream);
+        assert_eq!(
+            posted(&mut peer, Op::Memset, &beyond),
+            Err(CUDA_ERROR_INVALID_VALUE)
+        );
+        for at in kept.drain(..20) {
+            let object = Object { object: at };
+            assert_eq!(posted(&mut peer, Op::FileUnregister, &object), Ok(()));
+            assert_eq!(
+                posted(&mut peer, Op::FileUnregister, &object),
+                Err(CUDA_ERROR_INVALID_VALUE)
+            );
+        }
+        // Cut short under the registrations that are left; only the device looks at them.
+        memory.set_len(0).expect("truncate");
     });
 }
 
