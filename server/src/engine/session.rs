@@ -436,12 +436,12 @@ impl Session {
         if !mpsshim_proto::arena::is_device(address) {
             // Pinned memory may be named where device memory is expected, but only one's own.
             if mpsshim_proto::arena::is_host(address) {
-                return self.check_host(address, len);
+                return self.check_reachable(address, len);
             }
             if mpsshim_proto::arena::is_virtual(address) {
                 return self.check_mapped(address, len);
             }
-            if self.pools.contains(address, len) || self.check_host(address, len).is_ok() {
+            if self.pools.contains(address, len) || self.is_file(address, len) {
                 return Ok(());
             }
             let global = self.globals.range(..=address).next_back();
@@ -484,7 +484,8 @@ impl Session {
         Err(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Whether `[address, address + len)` is inside one block of the session's pinned memory.
+    /// Whether `[address, address + len)` is inside one block of the session's pinned memory, which this process too
+    /// may touch.
     #[inline]
     pub fn check_host(&self, address: u64, len: u64) -> Result<(), CUresult> {
         match self.host.range(..=address).next_back() {
@@ -493,14 +494,27 @@ impl Session {
             {
                 Ok(())
             }
-            _ => match self.files.range(..=address).next_back() {
-                Some((start, file))
-                    if address - start <= file.len() && len <= file.len() - (address - start) =>
-                {
-                    Ok(())
-                }
-                _ => Err(CUDA_ERROR_INVALID_VALUE),
-            },
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// Whether `[address, address + len)` is inside a registered file of the session's. Devices reach it; this
+    /// process must not touch it.
+    fn is_file(&self, address: u64, len: u64) -> bool {
+        self.files
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, file)| {
+                address - start <= file.len() && len <= file.len() - (address - start)
+            })
+    }
+
+    /// Whether devices reach `[address, address + len)` as the session's host memory: pinned, or of a registered file.
+    #[inline]
+    pub fn check_reachable(&self, address: u64, len: u64) -> Result<(), CUresult> {
+        match self.check_host(address, len) {
+            Err(_) if self.is_file(address, len) => Ok(()),
+            other => other,
         }
     }
 }

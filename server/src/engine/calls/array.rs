@@ -98,7 +98,7 @@ impl Session {
                 let host = match reached {
                     Side::Staging => self.shared.staging_address(side.address, len)?,
                     _ => {
-                        self.check_host(side.address, len)?;
+                        self.check_reachable(side.address, len)?;
                         side.address
                     }
                 };

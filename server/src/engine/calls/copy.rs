@@ -61,7 +61,7 @@ impl Session {
     fn resolve(&self, side: Side, address: u64, len: u64) -> Result<u64, CallError> {
         match side {
             Side::Device => self.check_device(address, len)?,
-            Side::Host => self.check_host(address, len)?,
+            Side::Host => self.check_reachable(address, len)?,
             Side::Staging => return self.shared.staging_address(address, len),
         }
         Ok(address)
