@@ -41,17 +41,14 @@ const NEED_A_GPU: &[&str] = &[
 ];
 /// Sections that softgpu passes as a server's driver only: what they look at is done in the client.
 const NOT_SOFTGPU_ITSELF: &[&str] = &[
-    "capture_unsafe",
-    "host_function_calls",
-    "memory_operations_v1",
-    "user_objects",
-];
     "batches",
+    "capture_unsafe",
     "host_function_calls",
     "ipc_memory",
     "managed",
     "memory_operations_v1",
     "registered",
+    "user_objects",
 ];
 
 /// Sections for two devices.

@@ -217,11 +217,6 @@ impl Device {
         }
     }
 
-    /// Its context, once a client has attached.
-    pub fn context(&self) -> Option<CUcontext> {
-        self.context.get().copied()
-    }
-
     /// Gives this device access to memory of another.
     ///
     /// # Errors

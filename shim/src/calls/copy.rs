@@ -326,7 +326,7 @@ fn contexts(to: u64, from: u64) -> Status {
     Ok(())
 }
 
-/// `cuMemcpyPeer`.
+/// `cuMemcpyPeer`: stands before all later and behind all earlier work, whatever stream that is in.
 pub unsafe extern "C" fn peer<const P: bool>(
     to: CUdeviceptr,
     to_context: u64,
@@ -336,6 +336,8 @@ pub unsafe extern "C" fn peer<const P: bool>(
 ) -> CUresult {
     guard(|| {
         contexts(to_context, from_context)?;
+        let session = session()?;
+        stream::quiesce(session, None)?;
         transfer(
             0,
             P,
@@ -343,7 +345,8 @@ pub unsafe extern "C" fn peer<const P: bool>(
             (from, Said::Device),
             len,
             When::Sync,
-        )
+        )?;
+        stream::synchronize(session, stream::resolve(0, P)?)
     })
 }
 
