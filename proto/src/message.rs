@@ -275,6 +275,12 @@ opcodes! {
     HostFunction = 500, Post;
     /// [`stream::MemOp`].
     MemOp = 501, Post;
+    /// [`stream::StreamAttribute`].
+    StreamAttribute = 502, Post;
+    /// [`stream::EventExport`] -> [`stream::EventToken`].
+    EventExport = 503, Ask;
+    /// [`stream::EventImport`] -> nothing.
+    EventImport = 504, Ask;
 
     // Green contexts, peers, device-wide settings: [`context`].
 }

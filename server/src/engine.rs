@@ -21,6 +21,7 @@ mod printing;
 mod ranges;
 mod reaper;
 mod session;
+mod shared_events;
 mod shares;
 mod slots;
 mod slow;
@@ -46,6 +47,7 @@ use parking_lot::Mutex;
 use printing::Printing;
 use reaper::{Buried, ReaperTask};
 use session::{Session, SessionShared};
+use shared_events::SharedEvents;
 use shares::Shares;
 use slow::SlowTask;
 use std::collections::HashMap;
@@ -138,6 +140,7 @@ struct Shared {
     images: ImageCache,
     shares: Shares,
     printing: Printing,
+    shared_events: SharedEvents,
     events: Sender<EngineEvent>,
     sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
     dispatchers: Vec<Dispatcher>,
@@ -238,6 +241,7 @@ impl Engine {
             images: ImageCache::default(),
             shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,
+            shared_events: SharedEvents::default(),
             events,
             sessions: Mutex::default(),
             dispatchers,

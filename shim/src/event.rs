@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::{
-    CU_EVENT_BLOCKING_SYNC, CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL,
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY,
+    CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
+    CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::stream::EventImport;
 use mpsshim_proto::message::{EventCreate, EventOnStream, Object, Op};
 use parking_lot::Mutex;
 
@@ -70,6 +72,11 @@ impl Event {
         unsafe { &*self.context.load(Ordering::Acquire) }
     }
 
+    /// Whether other processes may record it: then only the server knows how it stands.
+    fn is_shared(&self) -> bool {
+        self.flags() & CU_EVENT_INTERPROCESS != 0
+    }
+
     /// Whether it was ever recorded, or may have been.
     pub fn is_recorded(&self) -> bool {
         self.record.lock().is_some() || self.is_elsewhere()
@@ -82,7 +89,9 @@ impl Event {
 
     /// Whether what is known of it here says nothing.
     fn is_elsewhere(&self) -> bool {
-        self.in_graph.load(Ordering::Relaxed) || self.capture.load(Ordering::Relaxed) != 0
+        self.in_graph.load(Ordering::Relaxed)
+            || self.capture.load(Ordering::Relaxed) != 0
+            || self.is_shared()
     }
 
     fn policy(&self) -> Policy {
@@ -99,8 +108,7 @@ pub fn resolve(handle: u64) -> Status<EventRef> {
     EVENTS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Makes an event; the caller has checked the flags.
-pub fn create(session: &Session, context: &'static Context, flags: u32) -> Status<EventRef> {
+fn claim(context: &'static Context, flags: u32) -> Status<EventRef> {
     let event = EVENTS.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     event
         .context
@@ -110,6 +118,30 @@ pub fn create(session: &Session, context: &'static Context, flags: u32) -> Statu
     event.complete.store(false, Ordering::Relaxed);
     event.capture.store(0, Ordering::Relaxed);
     event.in_graph.store(false, Ordering::Relaxed);
+    Ok(event)
+}
+
+/// Opens another process's event.
+pub fn import(session: &Session, context: &'static Context, token: [u64; 8]) -> Status<EventRef> {
+    let event = claim(context, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING)?;
+    let body = EventImport {
+        event: EVENTS.handle_of(event),
+        device: context.server_device,
+        pad: 0,
+        token,
+    };
+    let answer = session.ask(Op::EventImport, &body, &[])?;
+    if let Err(status) = answer.status.ok() {
+        EVENTS.recycle(event);
+        return Err(status);
+    }
+    context.own_event(EVENTS.publish(event));
+    Ok(event)
+}
+
+/// Makes an event; the caller has checked the flags.
+pub fn create(session: &Session, context: &'static Context, flags: u32) -> Status<EventRef> {
+    let event = claim(context, flags)?;
     let body = EventCreate {
         event: EVENTS.handle_of(event),
         flags,
@@ -131,6 +163,9 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
 
 /// Records an event on a stream.
 pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32) -> Status {
+    if !ptr::eq(event.context(), stream.context()) {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
     let mut ring = session.ring()?;
     let body = EventOnStream {
         event: event.handle(),
@@ -165,8 +200,8 @@ pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
 /// Makes a stream wait for an event; one that was never recorded is complete.
 pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32) -> Status {
     let captured = event.capture.load(Ordering::Relaxed);
-    let known = !event.is_recorded()
-        || event.complete.load(Ordering::Acquire) && !event.in_graph.load(Ordering::Relaxed);
+    let known =
+        !event.is_recorded() || event.complete.load(Ordering::Acquire) && !event.is_elsewhere();
     if known && captured == 0 && !stream.is_capturing() {
         return session.check();
     }
@@ -184,6 +219,31 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
         capture::join(session, stream, captured)?;
     }
     Ok(())
+}
+
+/// Records an event behind everything that all streams of a context were given.
+pub fn record_context(session: &Session, context: &'static Context, event: EventRef) -> Status {
+    let gathering = thread::wait_stream(session, context)?;
+    for stream in context.streams() {
+        if stream.is_busy() && !ptr::eq(stream, gathering) {
+            let part = create(session, context, CU_EVENT_DISABLE_TIMING)?;
+            let gathered = record(session, part, stream, 0)
+                .and_then(|()| wait_in(session, gathering, part, 0));
+            destroy(session, part.handle())?;
+            gathered?;
+        }
+    }
+    record(session, event, gathering, 0)
+}
+
+/// Makes all streams that a context has now wait for an event.
+pub fn wait_in_context(session: &Session, context: &'static Context, event: EventRef) -> Status {
+    // The default stream may not have been needed so far.
+    context.legacy_stream(session)?;
+    context
+        .streams()
+        .into_iter()
+        .try_for_each(|stream| wait_in(session, stream, event, 0))
 }
 
 /// The event's last record, unless that is known to be complete or can be seen to be without a message.

@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 
 use mpsshim_proto::cuda::{
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_OUT_OF_MEMORY, CUaccessPolicyWindow,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{Mark, MarkEvent, Object, Op, StreamCreate};
 use mpsshim_proto::segment::{FLAGS, reached};
+use parking_lot::Mutex;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::capture;
@@ -52,6 +53,7 @@ pub struct Stream {
     priority: AtomicI32,
     id: AtomicU64,
     legacy: AtomicBool,
+    attributes: Mutex<Attributes>,
     /// Operations given to this stream.
     own: Progress,
     /// Legacy streams: operations given to all blocking streams of the context.
@@ -60,6 +62,27 @@ pub struct Stream {
     mark: AtomicU32,
     /// The capture that it takes part in, or 0 ([`crate::capture`]).
     capture: AtomicU64,
+}
+
+/// `cuStreamSetAttribute`.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    pub window: CUaccessPolicyWindow,
+    /// `CU_SYNC_POLICY_*`; -1: none was set.
+    pub synchronization: i32,
+    pub domain_map: [u8; 2],
+    pub domain: u32,
+}
+
+impl Default for Attributes {
+    fn default() -> Attributes {
+        Attributes {
+            window: CUaccessPolicyWindow::default(),
+            synchronization: -1,
+            domain_map: [0, 1],
+            domain: 0,
+        }
+    }
 }
 
 /// Counts of operations: the last mark's, and the most that is known to be complete.
@@ -95,6 +118,33 @@ impl Stream {
     /// Its priority, clamped as the driver does.
     pub fn priority(&self) -> i32 {
         self.priority.load(Ordering::Relaxed)
+    }
+
+    /// Gives it another priority.
+    pub fn set_priority(&self, priority: i32) {
+        let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
+        self.priority.store(priority, Ordering::Relaxed);
+    }
+
+    /// `cuStreamGetAttribute`.
+    pub fn attributes(&self) -> Attributes {
+        *self.attributes.lock()
+    }
+
+    /// `cuStreamSetAttribute`.
+    pub fn set_attributes(&self, attributes: Attributes) {
+        *self.attributes.lock() = attributes;
+    }
+
+    /// How threads wait for it.
+    pub fn policy(&self) -> Policy {
+        match self.attributes.lock().synchronization {
+            1 => Policy::Auto,
+            2 => Policy::Spin,
+            3 => Policy::Yield,
+            4 => Policy::Block,
+            _ => self.context().policy(),
+        }
     }
 
     /// `cuStreamGetId`: unique in the life of the process.
@@ -282,6 +332,7 @@ pub fn create(
         .id
         .store(IDS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     entry.legacy.store(legacy, Ordering::Relaxed);
+    entry.set_attributes(Attributes::default());
     entry.own.reset();
     entry.joined.reset();
     entry.mark.store(value, Ordering::Relaxed);
@@ -447,7 +498,7 @@ pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
         return capture::forbid_wait(session, stream);
     }
     match mark_unless_done(session, stream)? {
-        Some(target) => wait_for(session, stream, target, stream.context().policy()),
+        Some(target) => wait_for(session, stream, target, stream.policy()),
         None => {
             printing::collect(session);
             session.posted_error()

@@ -34,6 +34,7 @@ const NEED_A_GPU: &[&str] = &[
     "nested_launches",
     "old_launches",
     "pool_sharing",
+    "services",
     "tensor_maps",
     "texture_descriptors",
     "texture_references",
@@ -49,6 +50,11 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "memory_operations_v1",
     "registered",
     "user_objects",
+    "context_services",
+    "event_calls",
+    "host_function_calls",
+    "memory_operations_v1",
+    "stream_attributes",
 ];
 
 /// Sections for two devices.

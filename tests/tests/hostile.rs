@@ -15,7 +15,9 @@ use mpsshim_proto::message::array::{
     TextureCreate, TextureDestroy,
 };
 use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
-use mpsshim_proto::message::stream::{HostFunction, MemOp};
+use mpsshim_proto::message::stream::{
+    EventExport, EventImport, EventToken, HostFunction, MemOp, StreamAttribute,
+};
 use mpsshim_proto::message::{
     Attach, CopyInline, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Mark, MarkEvent, Named,
     Object, Op, Range, Side,
@@ -863,6 +865,54 @@ fn memory_of_another_session_is_out_of_reach() {
             "untouched"
         );
         victim.round().expect("the victim goes on");
+    });
+}
+
+#[test]
+fn what_is_no_attribute_and_no_token_is_refused() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut worker = scene.worker();
+        let stream = worker.stream;
+        let peer = &mut worker.peer;
+        for id in [0, 3, 11, u32::MAX] {
+            let body = StreamAttribute {
+                stream,
+                id,
+                value: [0xff; 32],
+                ..StreamAttribute::default()
+            };
+            peer.post(Op::StreamAttribute, &body, &[]).expect("post");
+            assert_eq!(peer.finish(stream), Err(CUDA_ERROR_INVALID_VALUE), "{id}");
+        }
+        let event = peer.handle(Kind::Event);
+        let mut import = EventImport {
+            event,
+            ..EventImport::default()
+        };
+        let ask = |peer: &mut Peer, body: &EventImport| {
+            peer.ask_as(0, Op::EventImport, body, &[]).map(drop)
+        };
+        assert_eq!(ask(peer, &import), Err(CUDA_ERROR_MAP_FAILED));
+        import.device = 99;
+        assert_eq!(ask(peer, &import), Err(CUDA_ERROR_INVALID_DEVICE));
+        let export = EventExport { event };
+        let token: Status<EventToken> = peer.ask(Op::EventExport, &export, &[]);
+        assert_eq!(token, Err(CUDA_ERROR_INVALID_HANDLE));
+        // Opened where another event is.
+        let create = mpsshim_proto::message::EventCreate {
+            event,
+            flags: 0,
+            device: 0,
+        };
+        peer.post(Op::EventCreate, &create, &[]).expect("post");
+        let token: EventToken = peer.ask(Op::EventExport, &export, &[]).expect("token");
+        let again: EventToken = peer.ask(Op::EventExport, &export, &[]).expect("token");
+        assert_eq!(token, again);
+        (import.device, import.token) = (0, token.token);
+        assert_eq!(ask(peer, &import), Err(CUDA_ERROR_INVALID_HANDLE));
+        import.event = peer.handle(Kind::Event);
+        assert_eq!(ask(peer, &import), Ok(()), "twice in one session");
+        worker.round().expect("the session goes on");
     });
 }
 

@@ -237,6 +237,23 @@ fn a_host_function_that_never_returns_stops_its_stream_only() {
 }
 
 #[test]
+fn two_processes_share_an_event() {
+    Scene::new().beside_a_worker(|scene| {
+        assert_eq!(
+            succeed(&mut client(&scene.place, &["share"])),
+            "child true\n"
+        );
+    });
+}
+
+#[test]
+fn threads_have_contexts_and_default_streams_of_their_own() {
+    Scene::new().beside_a_worker(|scene| {
+        assert_eq!(succeed(&mut client(&scene.place, &["threads"])), "");
+    });
+}
+
+#[test]
 fn functions_whose_time_has_not_come_at_exit_never_run() {
     Scene::new().beside_a_worker(|scene| {
         for _ in 0..3 {

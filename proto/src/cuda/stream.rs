@@ -1,6 +1,7 @@
 //! Stream memory operations, stream attributes, host functions. Values and layouts of `cuda.h`, CUDA 13.0.
 
 use super::CUdeviceptr;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 handles! {
     CUasyncCallbackHandle;
@@ -32,4 +33,22 @@ pub struct CUstreamBatchMemOpParams {
     pub pad: u32,
     pub alias: u64,
     pub rest: u64,
+}
+
+/// Ids of `CUlaunchAttribute` that streams have.
+pub const CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW: u32 = 1;
+pub const CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY: u32 = 3;
+pub const CU_STREAM_ATTRIBUTE_PRIORITY: u32 = 8;
+pub const CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP: u32 = 9;
+pub const CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN: u32 = 10;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct CUaccessPolicyWindow {
+    pub base: u64,
+    pub bytes: u64,
+    pub hit_ratio: f32,
+    pub hit: u32,
+    pub miss: u32,
+    pub pad: u32,
 }

@@ -18,3 +18,31 @@ wire! {
         flags: u32,
     }
 }
+
+/// Bytes that the longest attribute of a stream has.
+pub const STREAM_ATTRIBUTE_LEN: usize = 32;
+
+wire! {
+    /// `cuStreamSetAttribute`, of those that mean something to the device.
+    StreamAttribute {
+        stream: u64,
+        /// `CU_STREAM_ATTRIBUTE_*`.
+        id: u32,
+        pad: u32,
+        /// As `CUlaunchAttributeValue` has it.
+        value: [u8; STREAM_ATTRIBUTE_LEN],
+    }
+    /// `cuIpcGetEventHandle` (-> [`EventToken`]).
+    EventExport { event: u64, }
+    /// What `cuIpcGetEventHandle` gives: nothing but the server knows what it stands for.
+    EventToken { token: [u64; 8], }
+    /// `cuIpcOpenEventHandle`.
+    EventImport {
+        /// Handle of kind event, chosen by the client.
+        event: u64,
+        /// Server's ordinal of the current context's device.
+        device: u32,
+        pad: u32,
+        token: [u64; 8],
+    }
+}

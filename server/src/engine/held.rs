@@ -16,7 +16,7 @@ use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::graph::{CaptureBegin, CaptureUpdate, GraphLaunch};
 use mpsshim_proto::message::memory::PoolFree;
-use mpsshim_proto::message::stream::{HostFunction, MemOp};
+use mpsshim_proto::message::stream::{EventImport, HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{
     self, Copy, CopyInline, EventCreate, EventOnStream, EventPair, Launch, Mark, MarkEvent, Memset,
     Op, StreamCreate,
@@ -410,6 +410,11 @@ impl Session {
             Op::Copy => Touches::Objects([stream(offset_of!(Copy, stream)), None]),
             Op::Memset => Touches::Objects([stream(offset_of!(Memset, stream)), None]),
             Op::HostFunction => Touches::Objects([stream(offset_of!(HostFunction, stream)), None]),
+            Op::StreamAttribute => {
+                Touches::Objects([stream(offset_of!(StreamAttribute, stream)), None])
+            }
+            Op::EventExport => Touches::Nothing,
+            Op::EventImport => Touches::Objects([event(offset_of!(EventImport, event)), None]),
             Op::MemOp => Touches::Objects([stream(offset_of!(MemOp, stream)), None]),
             Op::StreamCreate => Touches::Objects([stream(offset_of!(StreamCreate, stream)), None]),
             Op::StreamDestroy => {

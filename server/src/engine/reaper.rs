@@ -128,7 +128,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
     session.release_marks(shared);
     for event in session.events.drain() {
         let _ = shared.devices[event.device].make_current(&shared.driver);
-        let _ = shared.driver.event_destroy(event.raw);
+        let _ = shared.end_event(event);
     }
     let grants = std::mem::take(&mut session.grants).into_values();
     let opened = session.sharing.clear(&shared.shares);

@@ -13,6 +13,7 @@ use super::jit::JitOptions;
 use super::marks::Marks;
 use super::pools::Pools;
 use super::printing::Printed;
+use super::shared_events::SharedEvent;
 use super::shares::Sharing;
 use super::slots::Slots;
 use super::streams::Stream;
@@ -214,8 +215,21 @@ pub struct Event {
     pub raw: CUevent,
     /// Server's ordinal.
     pub device: usize,
-    /// Recorded at least once.
+    /// Recorded at least once, by this session.
     pub recorded: bool,
+    /// What other sessions may have of it.
+    pub shared: Option<Arc<SharedEvent>>,
+}
+
+impl Event {
+    /// Whether there is a record to wait for.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded
+            || self
+                .shared
+                .as_ref()
+                .is_some_and(|shared| shared.is_recorded())
+    }
 }
 
 /// Everything a client owns here. Belongs to one thread at a time: its dispatch thread, the slow lane while it

@@ -59,6 +59,8 @@ pub struct Stream {
     /// `ops` of the legacy stream when this one last waited for it.
     seen_legacy: u64,
     join_event: Option<CUevent>,
+    /// Some attribute is not what it was at first.
+    has_attributes: bool,
     /// `ops` when `join_event` was last recorded.
     join_recorded: u64,
 }
@@ -81,6 +83,7 @@ impl Stream {
             joined: 0,
             seen_legacy: 0,
             join_event: None,
+            has_attributes: false,
             join_recorded: 0,
         }
     }
@@ -166,7 +169,31 @@ impl Stream {
         if let Some((slot, _)) = self.own_flag {
             shared.flags.give_back(slot);
         }
+        if self.has_attributes {
+            self.reset_attributes(shared);
+        }
         shared.devices[self.device].keep_stream(self.priority, self.raw);
+    }
+
+    /// `cuStreamSetAttribute`. A driver that refuses says so in its log only: an attribute changes how fast work is
+    /// done, not what comes of it.
+    pub fn set_attribute(&mut self, shared: &Shared, id: u32, value: &[u8]) {
+        self.has_attributes = true;
+        set_attribute(shared, self.raw, id, value);
+    }
+
+    /// Makes the stream as the next session expects it.
+    fn reset_attributes(&self, shared: &Shared) {
+        let priority = self.priority.to_ne_bytes();
+        let each: [(u32, &[u8]); 4] = [
+            (CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &[0; 32]),
+            (CU_STREAM_ATTRIBUTE_PRIORITY, &priority),
+            (CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, &[0, 1]),
+            (CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN, &[0; 4]),
+        ];
+        for (id, value) in each {
+            set_attribute(shared, self.raw, id, value);
+        }
     }
 
     fn record_join(&mut self, shared: &Shared) -> Result<CUevent, CUresult> {
@@ -186,6 +213,19 @@ impl Stream {
             self.join_recorded = self.ops;
         }
         Ok(event)
+    }
+}
+
+fn set_attribute(shared: &Shared, stream: CUstream, id: u32, value: &[u8]) {
+    let mut whole = [0; 64];
+    whole[..value.len()].copy_from_slice(value);
+    let set = shared
+        .driver
+        .stream
+        .stream_set_attribute(stream, id, &whole);
+    if let Err(status) = set {
+        tracing::debug!(id, %status, "an attribute of a stream was not set");
+        shared.note_status(status);
     }
 }
 

@@ -13,6 +13,7 @@ use mpsshim_proto::message::{Limit, Op, Value};
 use super::entries;
 use crate::capture;
 use crate::context::{self, Context};
+use crate::event;
 use crate::ffi::{In, Out, Status, guard};
 use crate::stream::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
 use crate::submit::session;
@@ -46,6 +47,8 @@ entries! {
     cuCtxGetExecAffinity => get_exec_affinity,
     cuCtxGetLimit => get_limit,
     cuCtxSetLimit => set_limit,
+    cuCtxRecordEvent => record_event,
+    cuCtxWaitEvent => wait_event,
     cuCtxSynchronize => synchronize,
     cuCtxSynchronize_v2 => synchronize_v2,
     cuCtxResetPersistingL2Cache => reset_persisting_l2,
@@ -84,6 +87,9 @@ pub unsafe extern "C" fn create_v3(
     device: CUdevice,
 ) -> CUresult {
     guard(|| {
+        if count != 0 && affinity.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         if count != 0 || !affinity.is_null() {
             return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
         }
@@ -126,6 +132,28 @@ pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
         }
         context::permitted()?;
         context::by_handle(context)?.destroy()
+    })
+}
+
+/// `cuCtxRecordEvent`.
+pub unsafe extern "C" fn record_event(context: u64, event: u64) -> CUresult {
+    guard(|| {
+        event::record_context(
+            session()?,
+            context::by_handle(context)?,
+            event::resolve(event)?,
+        )
+    })
+}
+
+/// `cuCtxWaitEvent`.
+pub unsafe extern "C" fn wait_event(context: u64, event: u64) -> CUresult {
+    guard(|| {
+        event::wait_in_context(
+            session()?,
+            context::by_handle(context)?,
+            event::resolve(event)?,
+        )
     })
 }
 

@@ -18,8 +18,11 @@ pub static GENUINE: &[&str] = &[
     "cuDeviceGetByPCIBusId",
     "cuDeviceGetCount",
     "cuDeviceGetExecAffinitySupport",
+    "cuDeviceGetHostAtomicCapabilities",
     "cuDeviceGetLuid",
     "cuDeviceGetName",
+    "cuDeviceGetNvSciSyncAttributes",
+    "cuDeviceGetP2PAtomicCapabilities",
     "cuDeviceGetP2PAttribute",
     "cuDeviceGetPCIBusId",
     "cuDeviceGetProperties",
@@ -32,6 +35,14 @@ pub static GENUINE: &[&str] = &[
     "cuGetErrorName",
     "cuGetErrorString",
     "cuModuleGetLoadingMode",
+    // Settings and logs of the process's own driver.
+    "cuCoredumpGetAttributeGlobal",
+    "cuCoredumpSetAttributeGlobal",
+    "cuLogsCurrent",
+    "cuLogsDumpToFile",
+    "cuLogsDumpToMemory",
+    "cuLogsRegisterCallback",
+    "cuLogsUnregisterCallback",
 ];
 
 entries! {

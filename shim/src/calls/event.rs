@@ -3,8 +3,9 @@
 use mpsshim_proto::cuda::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_EVENT_RECORD_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUresult,
 };
+use mpsshim_proto::message::stream::{EventExport, EventToken};
 use mpsshim_proto::message::{EventPair, Op, Value};
 
 use super::entries;
@@ -22,6 +23,8 @@ entries! {
     cuEventRecordWithFlags_ptsz => record_with_flags::<true>,
     cuEventSynchronize => synchronize,
     cuEventQuery => query,
+    cuIpcGetEventHandle => get_ipc_handle,
+    cuIpcOpenEventHandle => open_ipc_handle,
     cuEventElapsedTime => elapsed_time,
     cuEventElapsedTime_v2 => elapsed_time,
 }
@@ -32,12 +35,9 @@ pub unsafe extern "C" fn create(out: Out<u64>, flags: u32) -> CUresult {
         out.required()?;
         let context = context::current()?;
         let known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
-        if flags & !known != 0 {
+        let untimed = flags & CU_EVENT_DISABLE_TIMING != 0;
+        if flags & !known != 0 || flags & CU_EVENT_INTERPROCESS != 0 && !untimed {
             return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        if flags & CU_EVENT_INTERPROCESS != 0 {
-            tracing::warn!("an event for other processes was asked for; not served");
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         out.set(event::create(session()?, context, flags)?.handle())
     })
@@ -75,6 +75,41 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
     })
 }
 
+/// `cuIpcGetEventHandle`. The handle is a number that the server has drawn.
+pub unsafe extern "C" fn get_ipc_handle(out: Out<[u64; 8]>, event: u64) -> CUresult {
+    guard(|| {
+        out.required()?;
+        if event == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let event = event::resolve(event)?;
+        if event.flags() & CU_EVENT_INTERPROCESS == 0 {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let body = EventExport {
+            event: event.handle(),
+        };
+        let answer: EventToken = session()?.ask(Op::EventExport, &body, &[])?.read()?;
+        out.set(answer.token)
+    })
+}
+
+/// `CUipcEventHandle`, 64 bytes, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct IpcHandle {
+    token: [u64; 8],
+}
+
+/// `cuIpcOpenEventHandle`.
+pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: IpcHandle) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let context = context::current()?;
+        out.set(event::import(session()?, context, handle.token)?.handle())
+    })
+}
+
 /// `cuEventSynchronize`.
 pub unsafe extern "C" fn synchronize(event: u64) -> CUresult {
     guard(|| event::synchronize(session()?, event::resolve(event)?))
@@ -88,11 +123,15 @@ pub unsafe extern "C" fn query(event: u64) -> CUresult {
 /// `cuEventElapsedTime`.
 pub unsafe extern "C" fn elapsed_time(out: Out<f32>, start: u64, end: u64) -> CUresult {
     guard(|| {
-        out.required()?;
-        for event in [event::resolve(start)?, event::resolve(end)?] {
+        let (first, last) = (event::resolve(start)?, event::resolve(end)?);
+        for event in [first, last] {
             if event.flags() & CU_EVENT_DISABLE_TIMING != 0 || !event.is_recorded() {
                 return Err(CUDA_ERROR_INVALID_HANDLE);
             }
+        }
+        // Without a place for the result too.
+        if !std::ptr::eq(first.context(), last.context()) || out.is_null() {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         let answer = session()?.ask(Op::EventElapsed, &EventPair { start, end }, &[])?;
         let value: Value = answer.read()?;

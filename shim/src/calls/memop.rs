@@ -110,6 +110,10 @@ fn submit(
 ) -> Status {
     let session = session()?;
     let stream = stream::resolve(stream, per_thread)?;
+    if stream.is_capturing() {
+        tracing::warn!("a wait or write of a word was to be captured; not served");
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let messages: Vec<MemOp> = (0..count as usize)
         .map(|index| check(stream.handle(), &operation(index)?))
         .collect::<Status<_>>()?;

@@ -1,18 +1,15 @@
-//! Export tables, the profiler's switches, capture modes.
+//! Export tables, capture modes.
 
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS, CUresult, CUuuid};
+use mpsshim_proto::cuda::{CUDA_ERROR_NOT_FOUND, CUresult, CUuuid};
 
 use super::entries;
-use crate::ffi::{In, Out, Text, guard};
+use crate::ffi::{In, Out, guard};
 use crate::{genuine, tables};
 
 entries! {
     cuGetExportTable => get_export_table,
-    cuProfilerInitialize => profiler_initialize,
-    cuProfilerStart => profiler_switch,
-    cuProfilerStop => profiler_switch,
 }
 
 /// `cuGetExportTable`: the genuine driver's, except for those that speak of contexts.
@@ -40,14 +37,4 @@ pub unsafe extern "C" fn get_export_table(out: Out<*const c_void>, uuid: In<CUuu
 
 fn table_name(uuid: &CUuuid) -> String {
     uuid.0.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// `cuProfilerInitialize`: without a profiler it does nothing.
-pub unsafe extern "C" fn profiler_initialize(_config: Text, _output: Text, _mode: u32) -> CUresult {
-    CUDA_SUCCESS
-}
-
-/// `cuProfilerStart`, `cuProfilerStop`.
-pub unsafe extern "C" fn profiler_switch() -> CUresult {
-    CUDA_SUCCESS
 }

@@ -28,7 +28,9 @@ mod peer;
 mod pointer;
 mod pool;
 mod rectangle;
+mod service;
 mod stream;
+mod streamattr;
 mod texture;
 mod user_object;
 mod virtual_memory;
@@ -74,7 +76,9 @@ const PARTS: &[&[Entry]] = &[
     pointer::ENTRIES,
     pool::ENTRIES,
     rectangle::ENTRIES,
+    service::ENTRIES,
     stream::ENTRIES,
+    streamattr::ENTRIES,
     texture::ENTRIES,
     virtual_memory::ENTRIES,
     user_object::ENTRIES,

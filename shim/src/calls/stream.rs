@@ -1,7 +1,8 @@
 //! Streams.
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUresult,
+    CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUresult,
 };
 
 use super::entries;
@@ -101,6 +102,12 @@ pub unsafe extern "C" fn wait_event<const PER_THREAD: bool>(
 ) -> CUresult {
     guard(|| {
         let stream = stream::resolve(handle, PER_THREAD)?;
+        if flags > CU_EVENT_WAIT_EXTERNAL {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if flags != 0 && !stream.is_capturing() {
+            return Err(CUDA_ERROR_ILLEGAL_STATE);
+        }
         event::wait_in(session()?, stream, event::resolve(event)?, flags)
     })
 }

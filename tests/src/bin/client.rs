@@ -1,5 +1,6 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `exec`, `early`, `blocked`, `pending`.
+//! `stray`, `fork`, `exec`, `early`, `blocked`,
+//! `pending`, `share`, `threads`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -34,6 +35,11 @@ impl Client {
         let mut context = CUcontext::NULL;
         cu!(cuDevicePrimaryCtxRetain, &mut context, device).ok()?;
         cu!(cuCtxSetCurrent, context).ok()?;
+        Client::in_context()
+    }
+
+    /// In the thread's context.
+    fn in_context() -> Status<Client> {
         let image = CString::new(PTX).expect("no NUL");
         let mut module = CUmodule::NULL;
         cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
@@ -197,6 +203,84 @@ impl Client {
         cu!(cuLaunchHostFunc, self.stream, function, data as *mut c_void).ok()
     }
 
+    /// An event that a second process opens, records and waits for. Its handle travels in the environment.
+    fn share(&self) -> Status {
+        const HANDLE: &str = "MPSSHIM_TEST_EVENT";
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        struct IpcHandle([u64; 8]);
+        let mut event = CUevent::NULL;
+        let Ok(text) = std::env::var(HANDLE) else {
+            let flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
+            cu!(cuEventCreate, &mut event, flags).ok()?;
+            let mut handle = IpcHandle([0; 8]);
+            cu!(cuIpcGetEventHandle, &mut handle, event).ok()?;
+            self.fill(self.memory, 1)?;
+            cu!(cuEventRecord, event, self.stream).ok()?;
+            let own = std::env::current_exe().expect("a running program has a file");
+            let words: Vec<_> = handle.0.iter().map(u64::to_string).collect();
+            let mut child = Command::new(own);
+            let child = child.arg("share").env(HANDLE, words.join(" ")).status();
+            say(&format!("child {}", child.expect("run").success()));
+            cu!(cuEventSynchronize, event).ok()?;
+            cu!(cuEventQuery, event).ok()?;
+            return cu!(cuEventDestroy_v2, event).ok();
+        };
+        let mut handle = IpcHandle([0; 8]);
+        for (word, text) in handle.0.iter_mut().zip(text.split(' ')) {
+            *word = text.parse().expect("a number");
+        }
+        cu!(cuIpcOpenEventHandle, &mut event, handle).ok()?;
+        cu!(cuStreamWaitEvent, self.stream, event, 0u32).ok()?;
+        cu!(cuEventSynchronize, event).ok()?;
+        self.fill(self.memory, 2)?;
+        cu!(cuEventRecord, event, self.stream).ok()?;
+        cu!(cuEventSynchronize, event).ok()?;
+        cu!(cuEventQuery, event).ok()?;
+        cu!(cuEventDestroy_v2, event).ok()?;
+        handle.0[3] ^= 1;
+        let status = cu!(cuIpcOpenEventHandle, &mut event, handle);
+        assert_eq!(status, CUDA_ERROR_MAP_FAILED, "a handle of nothing");
+        Ok(())
+    }
+
+    /// Threads with a context each and their own default streams, host functions included.
+    fn threads(&self) -> Status {
+        fn one(number: u32) -> Status {
+            let mut context = CUcontext::NULL;
+            cu!(cuCtxCreate_v2, &mut context, 0u32, 0 as c_int).ok()?;
+            let client = Client {
+                stream: CU_STREAM_PER_THREAD,
+                ..Client::in_context()?
+            };
+            let seen = std::sync::atomic::AtomicU32::new(0);
+            unsafe extern "C" fn note(data: *mut c_void) {
+                // SAFETY: the thread below waits for this before it leaves.
+                let seen = unsafe { &*data.cast::<std::sync::atomic::AtomicU32>() };
+                seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            }
+            for round in 0..5 {
+                client.fill(client.memory, number + round)?;
+                client.enqueue(note, &raw const seen as usize)?;
+                client.round(number + round)?;
+                let seen = seen.load(std::sync::atomic::Ordering::SeqCst);
+                assert_eq!(seen, round + 1, "thread {number}");
+            }
+            let mut current = CUcontext::NULL;
+            cu!(cuCtxGetCurrent, &mut current).ok()?;
+            assert_eq!(current, context, "thread {number}");
+            cu!(cuCtxDestroy_v2, context).ok()
+        }
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..12)
+                .map(|number| scope.spawn(move || one(number)))
+                .collect();
+            all.into_iter()
+                .try_for_each(|thread| thread.join().expect("no panic"))
+        })?;
+        self.round(1)
+    }
+
     /// A child without exec is refused; the parent goes on.
     fn fork(&self) -> Status {
         self.round(1)?;
@@ -295,6 +379,8 @@ fn run(what: &str, rounds: u32) -> Status {
         "exec" => client.exec(),
         "blocked" => client.blocked(),
         "pending" => client.pending(),
+        "share" => client.share(),
+        "threads" => client.threads(),
         _ => panic!("client {what:?}"),
     }
 }

@@ -4,8 +4,10 @@ use super::super::Shared;
 use super::super::session::{CallError, Event, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
 use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};
 use mpsshim_proto::ring::Message;
+use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuEventCreate`.
@@ -21,6 +23,7 @@ impl Session {
             raw,
             device: body.device as usize,
             recorded: false,
+            shared: None,
         };
         if let Err((status, event)) = self.events.insert(body.event, event) {
             let _ = shared.driver.event_destroy(event.raw);
@@ -36,7 +39,7 @@ impl Session {
         shared.devices[event.device].make_current(&shared.driver)?;
         match self.graphs.keep_event(body.object, event) {
             Ok(()) => Ok(()),
-            Err(event) => Ok(shared.driver.event_destroy(event.raw)?),
+            Err(event) => Ok(shared.end_event(event)?),
         }
     }
 
@@ -49,7 +52,11 @@ impl Session {
         if body.flags & CU_EVENT_RECORD_EXTERNAL != 0 {
             self.graphs.refer_to(body.event);
         }
-        self.events.get_mut(body.event)?.recorded = true;
+        let event = self.events.get_mut(body.event)?;
+        event.recorded = true;
+        if let Some(shared) = &event.shared {
+            shared.note_recorded();
+        }
         self.submitted(shared, index)
     }
 
@@ -62,7 +69,7 @@ impl Session {
         let body: EventOnStream = self.body(message)?;
         let event = self.events.get(body.event)?;
         let index = self.streams.index(body.stream)?;
-        if !event.recorded && !self.streams.at(index)?.capturing {
+        if !event.is_recorded() && !self.streams.at(index)?.capturing {
             return Ok(());
         }
         let raw = event.raw;
@@ -117,6 +124,28 @@ impl Session {
         let event = self.events.get(body.object)?;
         shared.devices[event.device].make_current(&shared.driver)?;
         shared.driver.event_query(event.raw)?;
+        Ok(Vec::new())
+    }
+
+    /// `cuIpcGetEventHandle`.
+    pub fn event_export(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: EventExport = self.body(message)?;
+        let event = self.events.get_mut(body.event)?;
+        let token = shared.shared_events.export(event, self.shared.info.uid)?;
+        Ok(EventToken { token }.as_bytes().to_vec())
+    }
+
+    /// `cuIpcOpenEventHandle`.
+    pub fn event_import(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: EventImport = self.body(message)?;
+        shared.device(body.device)?;
+        let uid = self.shared.info.uid;
+        let event = shared.shared_events.import(&body.token, uid)?;
+        if let Err((status, event)) = self.events.insert(body.event, event) {
+            shared.devices[event.device].make_current(&shared.driver)?;
+            let _ = shared.end_event(event);
+            return Err(status.into());
+        }
         Ok(Vec::new())
     }
 

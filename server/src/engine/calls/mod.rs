@@ -137,6 +137,7 @@ pub fn execute(
         Op::IpcForget => session.ipc_forget(shared, message),
         Op::IpcClose => session.ipc_close(shared, message),
         Op::FileUnregister => session.file_unregister(shared, message),
+        Op::StreamAttribute => session.stream_attribute(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {
@@ -200,6 +201,8 @@ fn execute_ask(
         Op::SetLimit => session.set_limit(shared, message),
         Op::EventQuery => session.event_query(shared, message),
         Op::EventElapsed => session.event_elapsed(shared, message),
+        Op::EventExport => session.event_export(shared, message),
+        Op::EventImport => session.event_import(shared, message),
         Op::EnumerateFunctions => session.enumerate_functions(shared, message),
         Op::PointerAttribute => session.pointer_attribute(shared, message),
         Op::Printed => session.printed(shared),

@@ -5,7 +5,7 @@ use super::super::held::{Awaited, Phase, Word};
 use super::super::session::{CallError, Session};
 use super::super::streams::{Role, Stream};
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::stream::{HostFunction, MemOp};
+use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
@@ -126,6 +126,25 @@ impl Session {
             return self.mark_failed(&mark, status.into());
         }
         self.submitted(shared, index)
+    }
+
+    /// `cuStreamSetAttribute`.
+    pub fn stream_attribute(
+        &mut self,
+        shared: &Shared,
+        message: &Message,
+    ) -> Result<(), CallError> {
+        let body: StreamAttribute = self.body(message)?;
+        let stream = self.streams.get_mut(body.stream)?;
+        let len = match body.id {
+            CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW => size_of::<CUaccessPolicyWindow>(),
+            CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP => 2,
+            CU_STREAM_ATTRIBUTE_PRIORITY | CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN => 4,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        };
+        shared.devices[stream.device].make_current(&shared.driver)?;
+        stream.set_attribute(shared, body.id, &body.value[..len]);
+        Ok(())
     }
 
     /// `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`, one operation.

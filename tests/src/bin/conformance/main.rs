@@ -39,6 +39,7 @@ mod peers;
 mod pools;
 mod rectangles;
 mod sharing;
+mod streamcalls;
 mod streams;
 mod textures;
 mod virtual_memory;
@@ -241,6 +242,11 @@ const FURTHER: &[Section] = &[
     ("registered", sharing::registered),
     ("batches", sharing::batches),
     ("two_devices", peers::two_devices),
+    ("stream_attributes", streamcalls::stream_attributes),
+    ("event_calls", streamcalls::event_calls),
+    ("refused_at_once", streamcalls::refused_at_once),
+    ("services", streamcalls::services),
+    ("context_services", streamcalls::context_services),
 ];
 
 /// Its name and what it does.
