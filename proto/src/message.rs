@@ -250,6 +250,8 @@ opcodes! {
     GetReference = 307, Ask;
     /// [`array::ReferenceArguments`] -> [`array::ReferenceResult`].
     ReferenceCall = 308, Ask;
+    /// [`array::TensorMap`] -> [`array::TensorMapMade`].
+    TensorMap = 309, Ask;
 
     // Linker, module options: [`image`].
 

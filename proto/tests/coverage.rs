@@ -45,14 +45,7 @@ const REASONS: &[(&str, &str)] = &[
     ("cuGraphAddExternalSemaphores", "external memory and semaphores: need the program's own context"),
     ("cuGraphExecExternalSemaphores", "external memory and semaphores: need the program's own context"),
     ("cuGraph", "host nodes of graphs: later"),
-    ("cuTex", "arrays and textures: later"),
-    ("cuSurf", "arrays and textures: later"),
-    ("cuParamSetTexRef", "arrays and textures: later"),
-    ("cuModuleGetTexRef", "arrays and textures: later"),
-    ("cuModuleGetSurfRef", "arrays and textures: later"),
-    ("cuDeviceGetTexture", "arrays and textures: later"),
     ("cuMemMapArray", "arrays and textures: later"),
-    ("cuTensorMap", "tensor maps: later (host only)"),
     ("cuMulticast", "several devices: later"),
     ("cuDeviceCanAccessPeer", "several devices: later"),
     ("cuDeviceGetP2P", "several devices: later"),
@@ -71,12 +64,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuCtxGetDevResource", "green contexts of the program's own: later"),
     ("cuCheckpoint", "checkpoints: the device's state is the server's"),
     ("cudbg", "debugging: the context is the server's"),
-    ("cuLaunchGrid", "deprecated since CUDA 4.0"),
-    ("=cuLaunch", "deprecated since CUDA 4.0"),
-    ("cuParamSet", "deprecated since CUDA 4.0"),
-    ("cuFuncSetBlockShape", "deprecated since CUDA 4.0"),
-    ("cuFuncSetSharedSize", "deprecated since CUDA 4.0"),
-    ("cuLaunchCooperativeKernelMultiDevice", "deprecated since CUDA 11.3"),
 ];
 
 fn reason(name: &str) -> &'static str {

@@ -4,11 +4,9 @@
 use std::collections::HashMap;
 
 use mpsshim_proto::cuda::{
-    CU_AD_FORMAT_FLOAT, CU_AD_FORMAT_HALF, CU_AD_FORMAT_SIGNED_INT16, CU_AD_FORMAT_SIGNED_INT32,
-    CU_AD_FORMAT_UNSIGNED_INT16, CU_AD_FORMAT_UNSIGNED_INT32, CU_RESOURCE_TYPE_ARRAY,
-    CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_RESOURCE_DESC,
-    CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC,
+    CU_RESOURCE_TYPE_ARRAY, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, CUDA_ARRAY3D_DESCRIPTOR,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC,
 };
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
@@ -78,37 +76,6 @@ fn table(kind: Kind) -> &'static Table<Array> {
     } else {
         &ARRAYS
     }
-}
-
-/// Bytes of a row, rows and slices of an array whose format is made of elements, or of blocks of four by four.
-pub fn bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Option<[u64; 3]> {
-    let d = descriptor;
-    let (height, depth) = (d.height.max(1), d.depth.max(1));
-    match d.format {
-        // CU_AD_FORMAT_BC1_UNORM to CU_AD_FORMAT_BC7_UNORM_SRGB.
-        0x91..=0x9e => {
-            let block = if matches!(d.format, 0x91 | 0x92 | 0x97 | 0x98) {
-                8
-            } else {
-                16
-            };
-            Some([d.width.div_ceil(4) * block, height.div_ceil(4), depth])
-        }
-        0x01..=0x20 | 0xc0..=0xcb => Some([d.width * element_bytes(d), height, depth]),
-        _ => None,
-    }
-}
-
-/// Bytes of an element; of formats that have no elements of their own, what one channel more or less makes.
-pub fn element_bytes(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> u64 {
-    let channel = match descriptor.format {
-        CU_AD_FORMAT_UNSIGNED_INT16 | CU_AD_FORMAT_SIGNED_INT16 | CU_AD_FORMAT_HALF => 2,
-        CU_AD_FORMAT_UNSIGNED_INT32 | CU_AD_FORMAT_SIGNED_INT32 | CU_AD_FORMAT_FLOAT => 4,
-        // CU_AD_FORMAT_UNORM_INT16X1 to X4, CU_AD_FORMAT_SNORM_INT16X1 to X4.
-        0xc3..=0xc5 | 0xc9..=0xcb => 2,
-        _ => 1,
-    };
-    channel * descriptor.channels as u64
 }
 
 /// The array of a `CUarray`.

@@ -94,6 +94,11 @@ pub fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
         .then_some(value)
 }
 
+/// How many devices the program has.
+pub fn count() -> usize {
+    DEVICES.get().map_or(0, Vec::len)
+}
+
 /// A device of the program's.
 pub fn device(ordinal: i32) -> Status<&'static Device> {
     permitted()?;

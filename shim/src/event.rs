@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
 use crate::stream::{self, StreamRef};
-use crate::submit::Session;
+use crate::submit::{Ring, Session};
 use crate::thread;
 use crate::wait::Policy;
 
@@ -195,6 +195,24 @@ pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
     });
     event.complete.store(false, Ordering::Release);
     Ok(())
+}
+
+/// Notes that a launch just put into the ring records an event. It is taken for complete when the launch is, though it
+/// may be so earlier.
+pub fn recorded_by_launch(event: EventRef, stream: StreamRef, _ring: &Ring<'_>) {
+    if stream.is_capturing() {
+        *event.record.lock() = None;
+        event.capture.store(stream.capture(), Ordering::Relaxed);
+        event.complete.store(false, Ordering::Release);
+        return;
+    }
+    event.capture.store(0, Ordering::Relaxed);
+    *event.record.lock() = Some(Record {
+        stream,
+        handle: stream.handle(),
+        at: stream.position(),
+    });
+    event.complete.store(false, Ordering::Release);
 }
 
 /// Makes a stream wait for an event; one that was never recorded is complete.

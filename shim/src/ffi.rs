@@ -79,6 +79,11 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
+    /// Where it is, as a number.
+    pub fn address(self) -> usize {
+        self.0.addr()
+    }
+
     /// `CUDA_ERROR_INVALID_VALUE` without a place for the result.
     pub fn required(self) -> Status {
         if self.0.is_null() {

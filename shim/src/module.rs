@@ -429,6 +429,13 @@ fn layout(
     Some(layout)
 }
 
+/// The server's handle of a module, and its device there.
+pub fn on_server(module: u64) -> Status<(u64, u32)> {
+    let image = image(module)?;
+    let server = image.parts.lock().server;
+    Ok((server, image.context().server_device))
+}
+
 /// A global of a module: address and length.
 pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u64)> {
     session.check()?;

@@ -189,7 +189,8 @@ fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
     first.checked_add(len).ok_or(invalid)?;
     let ranges = &driver()?.ranges;
     let covered = ranges.covers(first, len);
-    if covered && pitch > MAX_PITCH && side.kind != CU_MEMORYTYPE_HOST
+    let steep = pitch > MAX_PITCH && (height > 1 || depth > 1);
+    if covered && steep && side.kind != CU_MEMORYTYPE_HOST
         || side.kind == CU_MEMORYTYPE_DEVICE && !covered
         || !covered && ranges.find(first).is_some()
     {
@@ -340,34 +341,19 @@ fn batch(
     flags: u64,
     stream: CUstream,
 ) -> Result<(), (CUresult, usize)> {
-    if count == 0 || ops.is_null() || flags != 0 {
+    let is_legacy = stream == CU_STREAM_LEGACY || stream.is_null() && !own;
+    if count == 0 || ops.is_null() || flags != 0 || is_legacy {
         return Err((CUDA_ERROR_INVALID_VALUE, usize::MAX));
     }
     let mut copies = Vec::new();
     for at in 0..count {
         let one = ops.get(at).and_then(|op| unpack(&op));
-        let one = one.and_then(|one| sides(&one).map(|_| one));
         copies.push(one.map_err(|status| (status, at))?);
     }
     for (at, one) in copies.into_iter().enumerate() {
         copy(own, stream, one, false).map_err(|status| (status, at))?;
     }
     Ok(())
-}
-
-fn between(copy: CUDA_MEMCPY3D) -> R<CUDA_MEMCPY3D> {
-    let contexts = &driver()?.contexts;
-    for (kind, context) in [
-        (copy.src_type, copy.src_context),
-        (copy.dst_type, copy.dst_context),
-    ] {
-        if kind == CU_MEMORYTYPE_DEVICE {
-            contexts
-                .get(context)
-                .map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
-        }
-    }
-    Ok(copy)
 }
 
 /// One row of an array and of memory.
@@ -415,10 +401,12 @@ api_streams! { TABLE_STREAMS;
     fn cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz [own] (c: In<CUDA_MEMCPY2D>, stream: CUstream) { copy(own, stream, flat(c.get(0)?), false) }
     fn cuMemcpy3D_v2 / cuMemcpy3D_v2_ptds [own] (c: In<CUDA_MEMCPY3D>) { copy(own, NULL, c.get(0)?, true) }
     fn cuMemcpy3DAsync_v2 / cuMemcpy3DAsync_v2_ptsz [own] (c: In<CUDA_MEMCPY3D>, stream: CUstream) { copy(own, stream, c.get(0)?, false) }
-    fn cuMemcpy3DPeer / cuMemcpy3DPeer_ptds [own] (c: In<CUDA_MEMCPY3D>) { copy(own, NULL, between(c.get(0)?)?, true) }
-    fn cuMemcpy3DPeerAsync / cuMemcpy3DPeerAsync_ptsz [own] (c: In<CUDA_MEMCPY3D>, stream: CUstream) { copy(own, stream, between(c.get(0)?)?, false) }
+    fn cuMemcpy3DPeer / cuMemcpy3DPeer_ptds [own] (c: In<CUDA_MEMCPY3D>) { copy(own, NULL, c.get(0)?, true) }
+    fn cuMemcpy3DPeerAsync / cuMemcpy3DPeerAsync_ptsz [own] (c: In<CUDA_MEMCPY3D>, stream: CUstream) { copy(own, stream, c.get(0)?, false) }
     fn cuMemcpy3DBatchAsync / cuMemcpy3DBatchAsync_ptsz [own] (count: usize, ops: In<CUDA_MEMCPY3D_BATCH_OP>, failed: Out<usize>, flags: u64, stream: CUstream) {
-        batch(own, count, ops, flags, stream).map_err(|(status, at)| { failed.put(at); status })
+        let done = batch(own, count, ops, flags, stream);
+        failed.put(done.map_or_else(|(_, at)| at, |()| usize::MAX));
+        done.map_err(|(status, _)| status)
     }
     fn cuMemcpy3DBatchAsync_v2 / cuMemcpy3DBatchAsync_v2_ptsz [own] (count: usize, ops: In<CUDA_MEMCPY3D_BATCH_OP>, flags: u64, stream: CUstream) {
         batch(own, count, ops, flags, stream).map_err(|(status, _)| status)

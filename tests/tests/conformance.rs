@@ -24,6 +24,7 @@ const EXPECTED_FAULT: &str = include_str!("../fixtures/conformance-fault.expecte
 const FAULT: [&str; 2] = ["before_init", "fault"];
 /// Sections that softgpu cannot run; they are compared on a GPU (tests/gpu/conformance.py).
 const NEED_A_GPU: &[&str] = &[
+    "array_graphs",
     "array_kinds",
     "graph_conditional",
     "graph_edges",

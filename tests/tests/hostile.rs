@@ -11,8 +11,8 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{ClientHello, PROTOCOL_VERSION};
 use mpsshim_proto::message::array::{
-    ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, TEXTURE_IS_SURFACE,
-    TextureCreate, TextureDestroy,
+    ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, GetReference,
+    ReferenceArguments, TEXTURE_IS_SURFACE, TextureCreate, TextureDestroy,
 };
 use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
 use mpsshim_proto::message::stream::{
@@ -208,6 +208,16 @@ fn a_box_outside_the_segment_ends_the_session() {
         }
     };
     Scene::new().each_ends_its_session(vec![
+        case("reference call 99", |peer| {
+            let body = ReferenceArguments {
+                call: 99,
+                ..ReferenceArguments::default()
+            };
+            peer.post(Op::ReferenceCall, &body, &[])
+        }),
+        case("a name without its end", |peer| {
+            peer.post(Op::GetReference, &GetReference::default(), &[b'x'; 40])
+        }),
         case("copy side 3", with([8, 2, 2], |b| b.from.side = 3)),
         case("copy side 256", with([8, 2, 2], |b| b.to.side = 256)),
         case("staging range", with([64, 1 << 14, 1], |_| ())),
@@ -303,6 +313,25 @@ fn boxes_and_arrays_of_others_are_refused() {
         for object in [0, array, array, u64::MAX] {
             peer.post(Op::ArrayDestroy, &Object { object }, &[])
                 .expect("posted");
+        }
+        for call in 0..28 {
+            for kind in [Kind::TextureReference, Kind::SurfaceReference, Kind::Array] {
+                let body = ReferenceArguments {
+                    reference: Handle::new(kind, 0, 0).0,
+                    words: [u64::MAX; 6],
+                    call,
+                    pad: 0,
+                };
+                assert!(peer.ask_as(0, Op::ReferenceCall, &body, &[]).is_err());
+            }
+        }
+        for module in [0, 1, array, u64::MAX] {
+            let body = GetReference {
+                module,
+                reference: array,
+                ..GetReference::default()
+            };
+            assert!(peer.ask_as(0, Op::GetReference, &body, b"a\0").is_err());
         }
         let part = peer.handle(Kind::Array);
         for parent in [0, array, part] {

@@ -155,6 +155,54 @@ const _: () = {
     assert!(size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
 };
 
+impl CUDA_ARRAY3D_DESCRIPTOR {
+    /// Bytes of an element, where the format is made of elements.
+    pub fn element_bytes(&self) -> u64 {
+        let channel = match self.format {
+            CU_AD_FORMAT_UNSIGNED_INT16 | CU_AD_FORMAT_SIGNED_INT16 | CU_AD_FORMAT_HALF => 2,
+            CU_AD_FORMAT_UNSIGNED_INT32 | CU_AD_FORMAT_SIGNED_INT32 | CU_AD_FORMAT_FLOAT => 4,
+            // CU_AD_FORMAT_UNORM_INT16X1 to X4, CU_AD_FORMAT_SNORM_INT16X1 to X4.
+            0xc3..=0xc5 | 0xc9..=0xcb => 2,
+            _ => 1,
+        };
+        channel * self.channels as u64
+    }
+
+    /// Bytes of a row, rows and slices, where the format is made of elements or of blocks of four by four.
+    pub fn rows(&self) -> Option<[u64; 3]> {
+        let (height, depth) = (self.height.max(1), self.depth.max(1));
+        match self.format {
+            // CU_AD_FORMAT_BC1_UNORM to CU_AD_FORMAT_BC7_UNORM_SRGB.
+            0x91..=0x9e => {
+                let block = match self.format {
+                    0x91 | 0x92 | 0x97 | 0x98 => 8,
+                    _ => 16,
+                };
+                let width = self.width.div_ceil(4).saturating_mul(block);
+                Some([width, height.div_ceil(4), depth])
+            }
+            0x01..=0x20 | 0xc0..=0xcb => {
+                let width = self.width.saturating_mul(self.element_bytes());
+                Some([width, height, depth])
+            }
+            _ => None,
+        }
+    }
+
+    /// About the bytes of device memory that the array takes.
+    pub fn bytes(&self) -> u64 {
+        let elements = || {
+            [
+                self.width.saturating_mul(2),
+                self.height.max(1),
+                self.depth.max(1),
+            ]
+        };
+        let [row, rows, slices] = self.rows().unwrap_or_else(elements);
+        row.saturating_mul(rows).saturating_mul(slices)
+    }
+}
+
 // CUarray_format
 pub const CU_AD_FORMAT_UNSIGNED_INT8: u32 = 0x01;
 pub const CU_AD_FORMAT_UNSIGNED_INT16: u32 = 0x02;

@@ -88,6 +88,35 @@ wire! {
     GetReference { module: u64, reference: u64, device: u32, pad: u32, }
     /// A call on a texture or surface reference: [`ReferenceCall`] says which, and what the words are.
     ReferenceArguments { reference: u64, words: [u64; 6], call: u32, pad: u32, }
+    /// `cuTensorMapEncode…`, `cuTensorMapReplaceAddress`: [`TensorMapCall`] says which.
+    TensorMap {
+        /// The map whose address is replaced.
+        map: [u64; 16],
+        address: u64,
+        /// In elements.
+        size: [u64; 8],
+        /// Bytes.
+        strides: [u64; 8],
+        tile: [u32; 8],
+        element_strides: [u32; 8],
+        lower: [i32; 4],
+        upper: [i32; 4],
+        channels: u32,
+        pixels: u32,
+        data_type: u32,
+        rank: u32,
+        interleave: u32,
+        swizzle: u32,
+        promotion: u32,
+        fill: u32,
+        mode: u32,
+        call: u32,
+        /// Server's ordinal.
+        device: u32,
+        pad: u32,
+    }
+    /// A `CUtensorMap`.
+    TensorMapMade { map: [u64; 16], }
     /// What a call on a reference gave.
     ReferenceResult { words: [u64; 4], }
 }
@@ -100,23 +129,41 @@ pub const TEXTURE_HAS_VIEW: u32 = 1;
 /// In [`TextureCreate::flags`] and [`TextureDestroy::flags`]: a surface object, which has a resource only.
 pub const TEXTURE_IS_SURFACE: u32 = 2;
 
-macro_rules! reference_calls {
-    ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
-        /// Calls on texture and surface references. Floats travel as their bits.
+/// Dimensions that a tensor map may have.
+pub const TENSOR_RANK_MAX: usize = 5;
+
+macro_rules! calls {
+    ($(#[$whole:meta])* $calls:ident; $($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
+        $(#[$whole])*
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum ReferenceCall { $($(#[$doc])* $name = $number,)* }
+        pub enum $calls { $($(#[$doc])* $name = $number,)* }
 
-        impl ReferenceCall {
+        impl $calls {
             /// The call of this number.
-            pub fn from_u32(value: u32) -> Option<ReferenceCall> {
-                match value { $($number => Some(ReferenceCall::$name),)* _ => None }
+            pub fn from_u32(value: u32) -> Option<$calls> {
+                match value { $($number => Some($calls::$name),)* _ => None }
             }
         }
     };
 }
 
-reference_calls! {
+calls! {
+    /// Calls that make or change a tensor map.
+    TensorMapCall;
+    /// `cuTensorMapEncodeTiled`.
+    Tiled = 0,
+    /// `cuTensorMapEncodeIm2col`.
+    Im2col = 1,
+    /// `cuTensorMapEncodeIm2colWide`.
+    Im2colWide = 2,
+    /// `cuTensorMapReplaceAddress`.
+    ReplaceAddress = 3,
+}
+
+calls! {
+    /// Calls on texture and surface references. Floats travel as their bits.
+    ReferenceCall;
     /// `cuTexRefDestroy`.
     Destroy = 0,
     /// Array, flags.

@@ -18,6 +18,45 @@ pub struct Array {
     pub device: usize,
     /// Handle of the array it is a part of, and dies with; 0: it stands for itself.
     pub parent: u64,
+    /// About the bytes of device memory it takes; 0 for a part.
+    pub bytes: u64,
+    /// A texture or surface reference names it, or did: it stays until the session's end.
+    pub bound: bool,
+}
+
+/// A texture or surface reference.
+#[derive(Debug)]
+pub struct Reference {
+    /// The driver's reference.
+    pub raw: RawReference,
+    /// Server's ordinal.
+    pub device: usize,
+    /// Handle of the module it is in, and dies with; 0: the session's own.
+    pub image: u64,
+    /// Handle of the array it was given last.
+    pub array: u64,
+}
+
+/// Which kind of reference.
+#[derive(Debug, Clone, Copy)]
+pub enum RawReference {
+    /// `cuTexRefCreate`, `cuModuleGetTexRef`.
+    Texture(CUtexref),
+    /// `cuModuleGetSurfRef`.
+    Surface(CUsurfref),
+}
+
+impl Reference {
+    /// Destroys the driver's reference, unless it is a module's.
+    pub fn end(self, shared: &Shared) {
+        let RawReference::Texture(reference) = self.raw else {
+            return;
+        };
+        if self.image == 0 {
+            let _ = shared.devices[self.device].make_current(&shared.driver);
+            let _ = shared.driver.array.tex_ref_destroy(reference);
+        }
+    }
 }
 
 /// Which kind of array.
@@ -71,11 +110,15 @@ impl Object {
 }
 
 impl Session {
-    /// What is to be destroyed when the session is over, in the order of destruction.
-    pub fn take_arrays(&mut self) -> Vec<Buried> {
+    /// What is to be destroyed when the session is over, in the order of destruction; its modules are gone by then.
+    pub fn take_arrays(&mut self, shared: &Shared) -> Vec<Buried> {
+        for reference in self.texture_references.drain() {
+            reference.end(shared);
+        }
         let objects = std::mem::take(&mut self.textures).into_iter();
         let objects = objects.map(|(object, device)| Buried::Object(object, device));
         let arrays = self.arrays.drain().chain(self.mipmaps.drain());
+        let arrays = arrays.chain(self.bound_arrays.drain(..));
         objects.chain(arrays.map(Buried::Array)).collect()
     }
 }

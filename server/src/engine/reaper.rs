@@ -147,7 +147,6 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
         link.end(shared);
     }
     let now = Instant::now();
-    graves.extend(session.take_arrays().into_iter().map(|array| (now, array)));
     let (images, events) = session.graphs.release(shared);
     graves.extend(images.into_iter().map(|image| (now, Buried::Image(image))));
     for event in events {
@@ -159,6 +158,12 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
         .chain(session.libraries.drain())
         .map(Buried::Image);
     graves.extend(images.map(|image| (now, image)));
+    graves.extend(
+        session
+            .take_arrays(shared)
+            .into_iter()
+            .map(|array| (now, array)),
+    );
     let host = std::mem::take(&mut session.host)
         .into_values()
         .chain(session.host_spare.drain(..));

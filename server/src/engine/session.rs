@@ -2,7 +2,7 @@
 
 use super::ClientInfo;
 use super::account::Account;
-use super::arrays::{Array, Objects};
+use super::arrays::{Array, Objects, Reference};
 use super::devices::Grant;
 use super::files::FileRegistration;
 use super::graphs::Graphs;
@@ -278,8 +278,14 @@ pub struct Session {
     pub arrays: Slots<Array>,
     /// Mipmapped arrays by handle.
     pub mipmaps: Slots<Array>,
+    /// Arrays that the client destroyed and a reference may still name.
+    pub bound_arrays: Vec<Array>,
     /// Texture and surface objects.
     pub textures: Objects,
+    /// Texture references by handle.
+    pub texture_references: Slots<Reference>,
+    /// The same for surface references.
+    pub surface_references: Slots<Reference>,
     /// Streams that the client destroyed while they had work.
     pub retired: Vec<Stream>,
     /// Its marks that the server asks about.
@@ -321,7 +327,10 @@ impl Session {
             globals: BTreeMap::new(),
             arrays: Slots::new(Kind::Array, MAX_ARRAYS),
             mipmaps: Slots::new(Kind::MipmappedArray, MAX_ARRAYS),
+            bound_arrays: Vec::new(),
             textures: Objects::new(),
+            texture_references: Slots::new(Kind::TextureReference, MAX_IMAGES),
+            surface_references: Slots::new(Kind::SurfaceReference, MAX_IMAGES),
             retired: Vec::new(),
             marks: Marks::default(),
             held: Held::default(),

@@ -11,11 +11,13 @@ use mpsshim_proto::cuda::{
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, Op, PARAMS_MAX};
 use zerocopy::IntoBytes;
 
+use super::attributes::{self, Recorded, check_cluster};
 use super::entries;
 use crate::ffi::{In, Status, guard};
 use crate::module::{self, Function, FunctionRef};
+use crate::stream::StreamRef;
 use crate::submit::session;
-use crate::{capture, context, printing, stream};
+use crate::{capture, context, event, printing, stream};
 
 entries! {
     cuLaunchKernel => launch_kernel::<false>,
@@ -103,9 +105,6 @@ pub unsafe extern "C" fn launch_cooperative<const PER_THREAD: bool>(
         block: [block_x, block_y, block_z],
         shared,
     };
-    let mut cooperative = [0u8; size_of::<CUlaunchAttribute>()];
-    cooperative[..4].copy_from_slice(&CU_LAUNCH_ATTRIBUTE_COOPERATIVE.to_ne_bytes());
-    cooperative[8..12].copy_from_slice(&1u32.to_ne_bytes());
     guard(|| {
         let extra = Extra::none();
         launch(
@@ -114,9 +113,17 @@ pub unsafe extern "C" fn launch_cooperative<const PER_THREAD: bool>(
             (stream, PER_THREAD),
             params,
             extra,
-            &cooperative,
+            &cooperative_attribute(),
         )
     })
+}
+
+/// The attribute that makes a launch cooperative, as it travels.
+pub fn cooperative_attribute() -> [u8; size_of::<CUlaunchAttribute>()] {
+    let mut attribute = [0; size_of::<CUlaunchAttribute>()];
+    attribute[..4].copy_from_slice(&CU_LAUNCH_ATTRIBUTE_COOPERATIVE.to_ne_bytes());
+    attribute[8..12].copy_from_slice(&1u32.to_ne_bytes());
+    attribute
 }
 
 /// The shape that a configuration asks for.
@@ -201,7 +208,7 @@ fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Par
 
 /// What the driver refuses at once.
 #[inline]
-fn check(function: &Function, shape: &Shape) -> Status {
+pub fn check(function: &Function, shape: &Shape) -> Status {
     let limits = &context::device(function.context().device)?.limits;
     let inside = |size: &[u32; 3], most: &[u32; 3]| {
         size.iter()
@@ -228,6 +235,32 @@ fn check(function: &Function, shape: &Shape) -> Status {
     Ok(())
 }
 
+/// A launch with a pointer to each parameter.
+pub fn launch_pointers(
+    function: u64,
+    shape: Shape,
+    stream: u64,
+    params: Pointers,
+    attributes: &[u8],
+) -> Status {
+    let extra = Extra::none();
+    launch(function, shape, (stream, false), params, extra, attributes)
+}
+
+/// A launch with packed parameters: of no more bytes than [`PARAMS_MAX`], and no fewer than the kernel has.
+pub fn launch_packed(
+    function: u64,
+    shape: Shape,
+    stream: u64,
+    params: &[u8],
+    attributes: &[u8],
+) -> Status {
+    let stream = stream::resolve(stream, false)?;
+    let function = module::function_in(function, stream.context())?;
+    let params = (Params::Packed(params.as_ptr(), params.len()), params.len());
+    submit(function, shape, stream, params, attributes)
+}
+
 #[inline]
 fn launch(
     function: u64,
@@ -237,11 +270,28 @@ fn launch(
     extra: Extra,
     attributes: &[u8],
 ) -> Status {
-    let session = session()?;
     let stream = stream::resolve(stream, per_thread)?;
     let function: FunctionRef = module::function_in(function, stream.context())?;
+    let params = params_of(function, params, extra)?;
+    submit(function, shape, stream, params, attributes)
+}
+
+#[inline]
+fn submit(
+    function: FunctionRef,
+    shape: Shape,
+    stream: StreamRef,
+    (params, len): (Params, usize),
+    attributes: &[u8],
+) -> Status {
+    let session = session()?;
     check(function, &shape)?;
-    let (params, len) = params_of(function, params, extra)?;
+    let recorded = if attributes.is_empty() {
+        check_cluster(function, &shape, None)?;
+        Recorded::default()
+    } else {
+        attributes::check(function, &shape, attributes)?
+    };
     let body = Launch {
         function: function.handle(),
         stream: stream.handle(),
@@ -282,6 +332,9 @@ fn launch(
     }
     ring.publish(room, Op::Launch, 0);
     stream.count(&ring);
+    for event in recorded.into_iter().flatten() {
+        event::recorded_by_launch(event, stream, &ring);
+    }
     drop(ring);
     if function.layout().prints {
         printing::expect();

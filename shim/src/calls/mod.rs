@@ -4,6 +4,7 @@
 //! ([`crate::ffi`]). Where a symbol exists for both flavours of the default stream one generic handler serves both.
 
 mod array;
+mod attributes;
 mod capture;
 mod context;
 mod copy;
@@ -24,13 +25,16 @@ mod memset;
 mod misc;
 mod module;
 mod occupancy;
+mod old_launch;
 mod peer;
 mod pointer;
 mod pool;
 mod rectangle;
+mod reference;
 mod service;
 mod stream;
 mod streamattr;
+mod tensor_map;
 mod texture;
 mod user_object;
 mod virtual_memory;
@@ -72,13 +76,16 @@ const PARTS: &[&[Entry]] = &[
     misc::ENTRIES,
     module::ENTRIES,
     occupancy::ENTRIES,
+    old_launch::ENTRIES,
     peer::ENTRIES,
     pointer::ENTRIES,
     pool::ENTRIES,
     rectangle::ENTRIES,
+    reference::ENTRIES,
     service::ENTRIES,
     stream::ENTRIES,
     streamattr::ENTRIES,
+    tensor_map::ENTRIES,
     texture::ENTRIES,
     virtual_memory::ENTRIES,
     user_object::ENTRIES,

@@ -29,13 +29,14 @@ entries! {
     cuOccupancyMaxPotentialClusterSize => max_potential_cluster_size,
 }
 
-const MAX_BLOCKS: u32 = 0;
+/// Kind of [`ask`]: `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+pub const MAX_BLOCKS: u32 = 0;
 const AVAILABLE_SHARED: u32 = 1;
 const MULTIPROCESSOR_COUNT: u32 = 16;
 const WARP_SIZE: u32 = 10;
 
 /// Asks the server unless the answer is known. A change of the function's attributes makes another question.
-fn ask(function: FunctionRef, kind: u32, block: i32, shared: u64, flags: u32) -> Status<u64> {
+pub fn ask(function: FunctionRef, kind: u32, block: i32, shared: u64, flags: u32) -> Status<u64> {
     type Question = (u64, u32, u32, i32, u64, u32);
     static KNOWN: Known<Question> = Known::new();
     let session = session()?;

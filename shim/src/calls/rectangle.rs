@@ -4,8 +4,8 @@
 use mpsshim_proto::cuda::{
     CU_MEMCPY_OPERAND_TYPE_ARRAY, CU_MEMCPY_OPERAND_TYPE_POINTER, CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
-    CUDA_MEMCPY3D_BATCH_OP, CUmemcpy3DOperand, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_BATCH_OP,
+    CUmemcpy3DOperand, CUresult,
 };
 use mpsshim_proto::message::array::{ARRAY_SIDE, BoxSide, CopyBox};
 use mpsshim_proto::message::{Op, Side};
@@ -16,7 +16,7 @@ use crate::ffi::{In, Out, Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, staging};
+use crate::{capture, context, register, staging};
 
 entries! {
     cuMemcpy2D_v2 => copy_2d::<false>,
@@ -202,6 +202,20 @@ unsafe fn move_rows(
     }
 }
 
+/// Host memory of the program that a graph will refer to, as the server reaches it.
+fn adopted(session: &Session, stream: StreamRef, side: Memory, size: Extent) -> Status<Memory> {
+    let Memory::Rows { place, pitch, rows } = side else {
+        return Ok(side);
+    };
+    let Place::Pageable(address) = place else {
+        return Ok(side);
+    };
+    let len = side.offset([size[0], size[1] - 1, size[2] - 1]);
+    let arena = register::adopt(session, stream.context(), address, len)?;
+    let place = Place::Pinned(arena);
+    Ok(Memory::Rows { place, pitch, rows })
+}
+
 /// Copies a box in the order of a stream.
 fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> Status {
     let Boxed { to, from, size } = copy;
@@ -218,11 +232,8 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
         if when == When::Sync {
             return capture::forbid_wait(session, stream);
         }
-        let on_host = |side: &Memory| side.host().is_some();
-        if to.is_pageable() || from.is_pageable() || on_host(&to) && on_host(&from) {
-            tracing::warn!("a copy of rows of pageable memory was to be captured; not served");
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
+        let to = adopted(session, stream, to, size)?;
+        let from = adopted(session, stream, from, size)?;
         let body = message(to.side([0; 3]), from.side([0; 3]), size);
         return stream::post(session, stream, Op::CopyBox, &body, &[]);
     }
@@ -329,7 +340,7 @@ fn resolve(given: &Given, [width, height, depth]: Extent, most: u64) -> Status<M
         CU_MEMORYTYPE_ARRAY => {
             let array = array::array(given.array)?;
             let ends = [0, 1, 2].map(|i| given.at[i].saturating_add([width, height, depth][i]));
-            if let Some(size) = array::bytes(&array.descriptor())
+            if let Some(size) = array.descriptor().rows()
                 && ends.iter().zip(size).any(|(end, size)| *end > size)
             {
                 return Err(invalid);
@@ -365,9 +376,12 @@ fn resolve(given: &Given, [width, height, depth]: Extent, most: u64) -> Status<M
         CU_MEMORYTYPE_DEVICE => memory::device_place(first, len)?,
         _ => memory::place(first, len)?,
     };
-    if matches!(place, Place::Device(_)) && pitch > most {
+    let is_one_row = height == 1 && depth == 1;
+    if matches!(place, Place::Device(_)) && pitch > most && !is_one_row {
         return Err(invalid);
     }
+    // The driver takes no wider pitch from the server, where it has no meaning either.
+    let pitch = if is_one_row { width } else { pitch };
     Ok(Memory::Rows { place, pitch, rows })
 }
 
@@ -445,22 +459,9 @@ pub unsafe extern "C" fn copy_3d_async<const P: bool>(
     guard(|| submit((stream, P), &copy.get()?, When::Async))
 }
 
-/// The contexts of the sides that are memory of a context.
-fn between(copy: CUDA_MEMCPY3D) -> Status<CUDA_MEMCPY3D> {
-    for (kind, context) in [
-        (copy.src_type, copy.src_context),
-        (copy.dst_type, copy.dst_context),
-    ] {
-        if matches!(kind, CU_MEMORYTYPE_DEVICE) {
-            context::by_handle(context)?;
-        }
-    }
-    Ok(copy)
-}
-
-/// `cuMemcpy3DPeer`: the addresses say which devices they belong to.
+/// `cuMemcpy3DPeer`: the addresses say which devices they belong to; the driver does not look at the contexts either.
 pub unsafe extern "C" fn peer_3d<const P: bool>(copy: In<CUDA_MEMCPY3D>) -> CUresult {
-    guard(|| submit((0, P), &between(copy.get()?)?, When::Sync))
+    guard(|| submit((0, P), &copy.get()?, When::Sync))
 }
 
 /// `cuMemcpy3DPeerAsync`.
@@ -468,7 +469,7 @@ pub unsafe extern "C" fn peer_3d_async<const P: bool>(
     copy: In<CUDA_MEMCPY3D>,
     stream: u64,
 ) -> CUresult {
-    guard(|| submit((stream, P), &between(copy.get()?)?, When::Async))
+    guard(|| submit((stream, P), &copy.get()?, When::Async))
 }
 
 /// One copy of a batch as a copy of its own. Sizes of a batch are in elements: those of the array, or bytes where
@@ -479,7 +480,7 @@ fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> Status<CUDA_MEMCPY3D> {
         CU_MEMCPY_OPERAND_TYPE_POINTER => Ok(None),
         CU_MEMCPY_OPERAND_TYPE_ARRAY => {
             let array = array::array(operand.words[0])?;
-            Ok(Some(array::element_bytes(&array.descriptor())))
+            Ok(Some(array.descriptor().element_bytes()))
         }
         _ => Err(invalid),
     };
@@ -524,7 +525,10 @@ fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> Status<CUDA_MEMCPY3D> {
     Ok(copy)
 }
 
-/// Checks all copies of a batch, then copies. Which one was refused, where one was.
+/// `CU_STREAM_LEGACY`.
+const LEGACY: u64 = 1;
+
+/// Checks the form of all copies of a batch, then copies. Which one was refused, where one was.
 fn batch(
     (stream, per_thread): (u64, bool),
     count: usize,
@@ -536,14 +540,22 @@ fn batch(
     if count == 0 || ops.is_null() || flags != 0 {
         return Err(all(CUDA_ERROR_INVALID_VALUE));
     }
+    // Not in the legacy default stream, whatever it is called by.
+    if stream == LEGACY || stream == 0 && !per_thread {
+        return Err(all(CUDA_ERROR_INVALID_VALUE));
+    }
     let stream = stream::resolve(stream, per_thread).map_err(all)?;
     let mut copies = Vec::new();
     for index in 0..count {
-        let copy = ops.at(index).and_then(|op| check(&unpack(&op)?));
-        copies.extend(copy.map_err(|status| (status, index))?);
+        let copy = ops.at(index).and_then(|op| unpack(&op));
+        copies.push(copy.map_err(|status| (status, index))?);
     }
-    for (index, copy) in copies.into_iter().enumerate() {
-        transfer(session, stream, copy, When::Async).map_err(|status| (status, index))?;
+    for (index, copy) in copies.iter().enumerate() {
+        let done = check(copy).and_then(|copy| match copy {
+            Some(copy) => transfer(session, stream, copy, When::Async),
+            None => Ok(()),
+        });
+        done.map_err(|status| (status, index))?;
     }
     Ok(())
 }
@@ -557,10 +569,9 @@ pub unsafe extern "C" fn batch_3d_1<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        batch((stream, P), count, ops, flags).map_err(|(status, index)| {
-            failed.set_if_wanted(index);
-            status
-        })
+        let done = batch((stream, P), count, ops, flags);
+        failed.set_if_wanted(done.map_or_else(|(_, index)| index, |()| usize::MAX));
+        done.map_err(|(status, _)| status)
     })
 }
 

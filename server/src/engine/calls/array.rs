@@ -1,6 +1,7 @@
 //! Arrays, texture and surface objects, two- and three-dimensional copies.
 
 use super::super::Shared;
+use super::super::account::Memory;
 use super::super::arrays::{Array, Object, RawArray};
 use super::super::reaper::Buried;
 use super::super::session::{CallError, Session};
@@ -37,7 +38,15 @@ impl Session {
             self.box_side(&body.to, &body)?,
             self.box_side(&body.from, &body)?,
         );
-        if to.kind == CU_MEMORYTYPE_HOST && from.kind == CU_MEMORYTYPE_HOST {
+        let index = self.streams.index(body.stream)?;
+        if self.streams.at(index)?.capturing {
+            // What a graph names stays as long as a graph may.
+            for side in [&body.to, &body.from] {
+                if side.side == ARRAY_SIDE {
+                    self.bind(side.address)?;
+                }
+            }
+        } else if to.kind == CU_MEMORYTYPE_HOST && from.kind == CU_MEMORYTYPE_HOST {
             return Err(CallError::Violation(
                 "a copy from host to host needs no server".into(),
             ));
@@ -126,22 +135,43 @@ impl Session {
             flags: body.flags,
             pad: 0,
         };
+        let bytes = descriptor.bytes();
+        self.account
+            .charge(Memory::Device(body.device as usize), bytes)?;
+        let made = self.make_array(shared, &body, &mut descriptor, bytes);
+        if made.is_err() {
+            self.account
+                .credit(Memory::Device(body.device as usize), bytes);
+        }
+        made?;
+        Ok(info(&descriptor))
+    }
+
+    fn make_array(
+        &mut self,
+        shared: &Shared,
+        body: &ArrayCreate,
+        descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR,
+        bytes: u64,
+    ) -> Result<(), CallError> {
         let driver = &shared.driver.array;
         let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
         let raw = if mipmapped {
             let mut array = CUmipmappedArray::NULL;
-            driver.mipmapped_array_create(&mut array, &descriptor, body.levels)?;
+            driver.mipmapped_array_create(&mut array, descriptor, body.levels)?;
             RawArray::Mipmapped(array)
         } else {
             let mut array = CUarray::NULL;
-            driver.array3d_create(&mut array, &descriptor)?;
-            let _ = driver.array3d_get_descriptor(&mut descriptor, array);
+            driver.array3d_create(&mut array, descriptor)?;
+            let _ = driver.array3d_get_descriptor(descriptor, array);
             RawArray::Plain(array)
         };
         let array = Array {
             raw,
             device: body.device as usize,
             parent: 0,
+            bytes,
+            bound: false,
         };
         let table = if mipmapped {
             &mut self.mipmaps
@@ -152,7 +182,7 @@ impl Session {
             shared.bury(Buried::Array(array));
             return Err(status.into());
         }
-        Ok(info(&descriptor))
+        Ok(())
     }
 
     /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver gives the same array each time.
@@ -178,6 +208,8 @@ impl Session {
             raw: RawArray::Plain(part),
             device,
             parent: body.parent,
+            bytes: 0,
+            bound: false,
         };
         self.arrays
             .insert(body.part, array)
@@ -193,7 +225,13 @@ impl Session {
             _ => self.arrays.remove(body.object)?,
         };
         self.arrays.retain(|part| part.parent != body.object);
-        shared.bury(Buried::Array(array));
+        self.account
+            .credit(Memory::Device(array.device), array.bytes);
+        if array.bound {
+            self.bound_arrays.push(array);
+        } else {
+            shared.bury(Buried::Array(array));
+        }
         Ok(())
     }
 
@@ -258,10 +296,10 @@ impl Session {
         let mut info = TextureInfo {
             object: value,
             resource: body.resource,
-            texture: body.texture,
-            view: CUDA_RESOURCE_VIEW_DESC::default(),
+            ..TextureInfo::default()
         };
         if let Object::Texture(object) = object {
+            info.resource = CUDA_RESOURCE_DESC::default();
             let object = CUtexObject(object);
             driver.tex_object_get_resource_desc(&mut info.resource, object)?;
             driver.tex_object_get_texture_desc(&mut info.texture, object)?;

@@ -4,6 +4,7 @@
 //! those of the calls that nodes stand for. Nodes are always made and changed by the functions that take any kind.
 
 use super::super::Shared;
+use super::super::arrays::RawArray;
 use super::super::graphs::{Exec, Owner};
 use super::super::session::{CallError, Session};
 use super::Reply;
@@ -356,7 +357,7 @@ impl Session {
 
     /// Puts what a node does into the driver's form, after checking it.
     fn describe(
-        &self,
+        &mut self,
         shared: &Shared,
         context: CUcontext,
         kind: u32,
@@ -520,7 +521,7 @@ impl Session {
     }
 
     /// A copy whose sides are the session's.
-    fn checked_copy(&self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
+    fn checked_copy(&mut self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
         let reach = |x: u64, y: u64, z: u64, pitch: u64, height: u64| {
             let pitch = if pitch == 0 { copy.width } else { pitch };
             let plane = pitch.checked_mul(if height == 0 { copy.height } else { height })?;
@@ -550,14 +551,22 @@ impl Session {
             match kind {
                 CU_MEMORYTYPE_HOST => self.check_host(host, len),
                 CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => self.check_device(device, len),
-                CU_MEMORYTYPE_ARRAY => Err(CUDA_ERROR_NOT_SUPPORTED),
+                CU_MEMORYTYPE_ARRAY => Ok(()),
                 _ => Err(CUDA_ERROR_INVALID_VALUE),
             }
         };
         check(copy.src_type, copy.src_host, copy.src_device, from)?;
         check(copy.dst_type, copy.dst_host, copy.dst_device, to)?;
         (copy.src_context, copy.dst_context) = (0, 0);
-        (copy.src_array, copy.dst_array) = (0, 0);
+        for (kind, array) in [
+            (copy.src_type, &mut copy.src_array),
+            (copy.dst_type, &mut copy.dst_array),
+        ] {
+            *array = match kind {
+                CU_MEMORYTYPE_ARRAY if *array != 0 => self.bind(*array)?.0,
+                _ => 0,
+            };
+        }
         Ok(copy)
     }
 
@@ -599,6 +608,11 @@ impl Session {
             CU_GRAPH_NODE_TYPE_MEMCPY => {
                 let mut params = CUDA_MEMCPY3D::default();
                 driver.memcpy_get(node, &mut params)?;
+                for array in [&mut params.src_array, &mut params.dst_array] {
+                    let raw = RawArray::Plain(CUarray(*array));
+                    let handle = self.arrays.handle_where(|other| other.raw == raw);
+                    *array = handle.unwrap_or(0);
+                }
                 payload.extend_from_slice(params.as_bytes());
             }
             CU_GRAPH_NODE_TYPE_MEMSET => {

@@ -79,7 +79,11 @@ impl Session {
     }
 
     /// Copies the attributes behind the parameters out and puts the driver's handles into them.
-    pub fn attributes(&self, message: &Message, body: &Launch) -> Result<Attributes, CallError> {
+    pub fn attributes(
+        &mut self,
+        message: &Message,
+        body: &Launch,
+    ) -> Result<Attributes, CallError> {
         let count = body.attributes as usize;
         if count > ATTRIBUTES_MAX {
             return Err(CallError::Violation(format!("{count} launch attributes")));
@@ -108,7 +112,8 @@ impl Session {
                 | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
                     let mut handle = [0; 8];
                     handle.copy_from_slice(&attribute.value[..8]);
-                    let event = self.events.get(u64::from_le_bytes(handle))?;
+                    let event = self.events.get_mut(u64::from_le_bytes(handle))?;
+                    event.recorded = true;
                     attribute.value[..8].copy_from_slice(&event.raw.0.to_le_bytes());
                 }
                 CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {

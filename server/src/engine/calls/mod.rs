@@ -13,8 +13,10 @@ mod memory;
 mod module;
 mod occupancy;
 mod pool;
+mod reference;
 mod sharing;
 mod stream;
+mod tensor_map;
 mod virtual_memory;
 
 use super::Shared;
@@ -62,8 +64,6 @@ pub fn is_slow(op: Op) -> bool {
             | Op::PoolSetAccess
             | Op::PoolTrim
             | Op::ArrayCreate
-            | Op::TextureCreate
-            | Op::TextureDestroy
             | Op::GraphDestroy
             | Op::GraphInstantiate
             | Op::GraphExecDestroy
@@ -78,6 +78,8 @@ pub fn is_slow(op: Op) -> bool {
             | Op::FileRegister
             | Op::PeerAccess
             | Op::RangeHandle
+            | Op::GetReference
+            | Op::ReferenceCall
     )
 }
 
@@ -262,6 +264,9 @@ fn execute_ask(
         Op::FileRegister => session.file_register(shared, message),
         Op::PeerAccess => session.peer_access(shared, message),
         Op::RangeHandle => session.range_handle(shared, message),
+        Op::GetReference => session.get_reference(shared, message),
+        Op::ReferenceCall => session.reference_call(shared, message),
+        Op::TensorMap => session.tensor_map(shared, message),
         post => return Err(Undone::Violation(format!("{post:?} is not an ask"))),
     };
     match reply {

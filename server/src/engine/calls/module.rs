@@ -89,6 +89,10 @@ impl Session {
         self.functions
             .retain(|function| function.image != body.object);
         self.globals.retain(|_, global| global.image != body.object);
+        self.texture_references
+            .retain(|reference| reference.image != body.object);
+        self.surface_references
+            .retain(|reference| reference.image != body.object);
         if let Err(image) = self.graphs.keep_image(body.object, image) {
             shared.discard_image(image);
         }

@@ -26,6 +26,10 @@ functions! {
     tex_object_get_resource_view_desc = "cuTexObjectGetResourceViewDesc" (view: &mut CUDA_RESOURCE_VIEW_DESC, object: CUtexObject);
     surf_object_create = "cuSurfObjectCreate" (object: &mut CUsurfObject, resource: &CUDA_RESOURCE_DESC);
     surf_object_destroy = "cuSurfObjectDestroy" (object: CUsurfObject);
+    tensor_map_encode_tiled = "cuTensorMapEncodeTiled" (map: *mut c_void, data_type: u32, rank: u32, address: u64, size: *const u64, strides: *const u64, tile: *const u32, element_strides: *const u32, interleave: u32, swizzle: u32, promotion: u32, fill: u32);
+    tensor_map_encode_im2col = "cuTensorMapEncodeIm2col" (map: *mut c_void, data_type: u32, rank: u32, address: u64, size: *const u64, strides: *const u64, lower: *const i32, upper: *const i32, channels: u32, pixels: u32, element_strides: *const u32, interleave: u32, swizzle: u32, promotion: u32, fill: u32);
+    tensor_map_encode_im2col_wide = "cuTensorMapEncodeIm2colWide" (map: *mut c_void, data_type: u32, rank: u32, address: u64, size: *const u64, strides: *const u64, lower: i32, upper: i32, channels: u32, pixels: u32, element_strides: *const u32, interleave: u32, mode: u32, swizzle: u32, promotion: u32, fill: u32);
+    tensor_map_replace_address = "cuTensorMapReplaceAddress" (map: *mut c_void, address: u64);
     module_get_tex_ref = "cuModuleGetTexRef" (reference: &mut CUtexref, module: CUmodule, name: *const c_char);
     module_get_surf_ref = "cuModuleGetSurfRef" (reference: &mut CUsurfref, module: CUmodule, name: *const c_char);
     tex_ref_create = "cuTexRefCreate" (reference: &mut CUtexref);

@@ -749,14 +749,12 @@ pub fn texture_descriptors(_: &Setup) {
     let border = CUDA_TEXTURE_DESC {
         address_mode: [CU_TR_ADDRESS_MODE_BORDER; 3],
         border_color: [1.0, 2.0, -3.0, 0.5],
-        reserved: [7; 12],
         ..plain
     };
     let view = CUDA_RESOURCE_VIEW_DESC {
         format: 0x16,
         width: 32,
         height: 32,
-        reserved: [7; 16],
         ..Default::default()
     };
     for (what, resource, texture, view) in [
@@ -769,10 +767,7 @@ pub fn texture_descriptors(_: &Setup) {
         let mut object = CUtexObject::NULL;
         let view = view.as_ref().map_or(null(), |v| v as *const _);
         must!(cuTexObjectCreate, &mut object, &resource, &texture, view);
-        let mut resource_back = CUDA_RESOURCE_DESC {
-            words: [5; 16],
-            ..Default::default()
-        };
+        let mut resource_back = CUDA_RESOURCE_DESC::default();
         must!(cuTexObjectGetResourceDesc, &mut resource_back, object);
         for word in &mut resource_back.words {
             *word = match *word {
@@ -782,15 +777,9 @@ pub fn texture_descriptors(_: &Setup) {
                 word => word,
             };
         }
-        let mut texture_back = CUDA_TEXTURE_DESC {
-            reserved: [5; 12],
-            ..plain
-        };
+        let mut texture_back = plain;
         must!(cuTexObjectGetTextureDesc, &mut texture_back, object);
-        let mut view_back = CUDA_RESOURCE_VIEW_DESC {
-            reserved: [5; 16],
-            ..Default::default()
-        };
+        let mut view_back = CUDA_RESOURCE_VIEW_DESC::default();
         must!(cuTexObjectGetResourceViewDesc, &mut view_back, object);
         say!(what, "{resource_back:?}");
         say!(what, "{texture_back:?}");

@@ -682,7 +682,12 @@ pub fn tensor_maps(_: &Setup) {
             more[2],
             more[3]
         );
-        say!(what, "{result} {:016x}", hash(&map));
+        // What the driver has written when it refuses is not looked at.
+        say!(
+            what,
+            "{result} {:016x}",
+            if result.is_ok() { hash(&map) } else { 0 }
+        );
     };
     tiled("2D", 7, 2, AT, 16, [0; 4]);
     tiled("5D", 7, 5, AT, 16, [0; 4]);
@@ -770,7 +775,7 @@ pub fn tensor_maps(_: &Setup) {
         0u32,
         0u32
     );
-    let (mut x, mut y) = (5 as c_int, 3 as c_int);
+    let (mut x, mut y) = (4 as c_int, 3 as c_int);
     let mut params: [*mut c_void; 4] = [
         (&raw mut out).cast(),
         (&raw mut map).cast(),
@@ -794,7 +799,7 @@ pub fn tensor_maps(_: &Setup) {
     let waited = cu!(cuCtxSynchronize);
     let mut seen = vec![0f32; 128];
     must!(cuMemcpyDtoH_v2, seen.as_mut_ptr(), out, 512usize);
-    let right = (0..128).all(|i| seen[i] == values[(3 + i / 16) * 64 + 5 + i % 16]);
+    let right = (0..128).all(|i| seen[i] == values[(3 + i / 16) * 64 + 4 + i % 16]);
     say!(
         "a kernel that reads through it",
         "{result} {waited} {right}"

@@ -196,6 +196,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 /// Sections that run when they are named.
 const FURTHER: &[Section] = &[
     ("array_copies", rectangles::array_copies),
+    ("array_graphs", rectangles::array_graphs),
     ("array_kinds", arrays::array_kinds),
     ("arrays", arrays::arrays),
     ("copies_2d", rectangles::copies_2d),

@@ -454,9 +454,6 @@ pub fn copies_2d_refused(_: &Setup) {
     let mut far = rectangle(device(a), host(pageable));
     (far.dst_y, far.height) = (1 << 20, 1);
     say!("far beyond the block", "{}", cu!(cuMemcpy2D_v2, &far));
-    let mut far = rectangle(device(a), device(b));
-    far.src_y = u64::MAX / 2;
-    say!("an offset that overflows", "{}", cu!(cuMemcpy2D_v2, &far));
     let no_descriptor = null::<CUDA_MEMCPY2D>();
     say!("no descriptor", "{}", cu!(cuMemcpy2D_v2, no_descriptor));
     say!(
@@ -1096,6 +1093,118 @@ pub fn array_copies(_: &Setup) {
     for array in made.into_iter().chain([line, other]) {
         must!(cuArrayDestroy, array);
     }
+    must!(cuStreamDestroy_v2, stream);
+    buffers.release();
+}
+
+/// Copies of more than one dimension in captures, and graph nodes with arrays.
+pub fn array_graphs(_: &Setup) {
+    let mut buffers = Buffers::new();
+    let [a, b] = buffers.device;
+    let pinned = buffers.pinned[0];
+    let from_bytes = pattern();
+    must!(cuMemcpyHtoD_v2, a, from_bytes.as_ptr(), LEN);
+    must!(cuMemcpy, pinned, from_bytes.as_ptr() as u64, LEN);
+    // Memory of its own pages, as a graph's host memory is best.
+    let own = &mut buffers.pageable[0];
+    own.copy_from_slice(&from_bytes);
+    let pageable = own.as_ptr() as u64;
+    let descriptor = CUDA_ARRAY_DESCRIPTOR {
+        width: 256,
+        height: 32,
+        format: CU_AD_FORMAT_FLOAT,
+        channels: 1,
+    };
+    let mut made = CUarray::NULL;
+    must!(cuArrayCreate_v2, &mut made, &descriptor);
+    let stream = stream();
+    let shown = || {
+        let mut bytes = vec![0u8; LEN];
+        must!(cuMemcpyDtoH_v2, bytes.as_mut_ptr(), b, LEN);
+        format!("{:016x}", checksum(&bytes))
+    };
+    let clear = || {
+        must!(cuMemsetD8_v2, b, 0u8, LEN);
+        must!(cuCtxSynchronize);
+    };
+    for (what, from) in [
+        ("device", device(a)),
+        ("pinned", host(pinned)),
+        ("pageable", host(pageable)),
+    ] {
+        clear();
+        let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+        must!(cuStreamBeginCapture_v2, stream, 2u32);
+        let mut copy = rectangle(array(made), from);
+        (copy.width, copy.height, copy.src_x, copy.src_y) = (1000, 30, 8, 2);
+        let first = cu!(cuMemcpy2DAsync_v2, &copy, stream);
+        let mut copy = rectangle(device(b), array(made));
+        (copy.width, copy.height) = (1000, 30);
+        let second = cu!(cuMemcpy2DAsync_v2, &copy, stream);
+        let third = cu!(cuMemcpy3DAsync_v2, &block(device(b + 65_536), from), stream);
+        let ended = cu!(cuStreamEndCapture, stream, &mut graph);
+        say!(
+            format!("captured, {what}"),
+            "{first} {second} {third} {ended}"
+        );
+        if !ended.is_ok() {
+            continue;
+        }
+        must!(cuGraphInstantiateWithFlags, &mut exec, graph, 0u64);
+        let launched = cu!(cuGraphLaunch, exec, stream);
+        let waited = cu!(cuStreamSynchronize, stream);
+        say!(
+            format!("launched, {what}"),
+            "{launched} {waited} {}",
+            shown()
+        );
+        must!(cuGraphExecDestroy, exec);
+        must!(cuGraphDestroy, graph);
+    }
+    let mut context = CUcontext::NULL;
+    must!(cuCtxGetCurrent, &mut context);
+    clear();
+    let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+    let (mut to_array, mut from_array) = (0u64, 0u64);
+    must!(cuGraphCreate, &mut graph, 0u32);
+    let mut copy = block(array(made), device(a));
+    (copy.width, copy.height, copy.depth, copy.src_z) = (800, 20, 1, 3);
+    let first = cu!(
+        cuGraphAddMemcpyNode,
+        &mut to_array,
+        graph,
+        null::<u64>(),
+        0usize,
+        &copy,
+        context
+    );
+    let mut back = block(device(b), array(made));
+    (back.width, back.height, back.depth, back.src_y) = (800, 20, 1, 1);
+    let second = cu!(
+        cuGraphAddMemcpyNode,
+        &mut from_array,
+        graph,
+        &raw const to_array,
+        1usize,
+        &back,
+        context
+    );
+    say!("nodes", "{first} {second}");
+    let mut seen = CUDA_MEMCPY3D::default();
+    let result = cu!(cuGraphMemcpyNodeGetParams, to_array, &mut seen);
+    say!(
+        "a node's array",
+        "{result} {} {}",
+        seen.dst_type,
+        seen.dst_array == made.0
+    );
+    must!(cuGraphInstantiateWithFlags, &mut exec, graph, 0u64);
+    let launched = cu!(cuGraphLaunch, exec, stream);
+    let waited = cu!(cuStreamSynchronize, stream);
+    say!("their launch", "{launched} {waited} {}", shown());
+    must!(cuGraphExecDestroy, exec);
+    must!(cuGraphDestroy, graph);
+    must!(cuArrayDestroy, made);
     must!(cuStreamDestroy_v2, stream);
     buffers.release();
 }

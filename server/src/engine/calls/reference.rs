@@ -1,0 +1,263 @@
+//! Texture and surface references of old modules. Their state is the driver's own.
+
+use super::super::Shared;
+use super::super::arrays::{RawArray, RawReference, Reference};
+use super::super::session::{CallError, Session};
+use super::Reply;
+use crate::engine::images::Raw;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::array::{
+    GetReference, ReferenceArguments, ReferenceCall as Call, ReferenceResult,
+};
+use mpsshim_proto::ring::Message;
+use zerocopy::IntoBytes;
+
+impl Session {
+    /// `cuModuleGetTexRef`, `cuModuleGetSurfRef`, `cuTexRefCreate`.
+    pub fn get_reference(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: GetReference = self.body(message)?;
+        let name = self.name::<GetReference>(message)?;
+        let name = name.as_ptr().cast();
+        let driver = &shared.driver.array;
+        let kind = Handle(body.reference).kind();
+        let (mut texture, mut surface) = (CUtexref::NULL, CUsurfref::NULL);
+        let device = if body.module == 0 {
+            shared.device(body.device)?.make_current(&shared.driver)?;
+            driver.tex_ref_create(&mut texture)?;
+            body.device as usize
+        } else {
+            let (raw, device, _) = self.image_ready(shared, body.module, body.device)?;
+            let Raw::Module(module) = raw else {
+                return Err(CUDA_ERROR_INVALID_HANDLE.into());
+            };
+            if kind == Some(Kind::SurfaceReference) {
+                driver.module_get_surf_ref(&mut surface, module, name)?;
+            } else {
+                driver.module_get_tex_ref(&mut texture, module, name)?;
+            }
+            device
+        };
+        let raw = if surface.is_null() {
+            RawReference::Texture(texture)
+        } else {
+            RawReference::Surface(surface)
+        };
+        let table = match raw {
+            RawReference::Texture(_) => &mut self.texture_references,
+            RawReference::Surface(_) => &mut self.surface_references,
+        };
+        let reference = Reference {
+            raw,
+            device,
+            image: body.module,
+            array: 0,
+        };
+        if let Err((status, reference)) = table.insert(body.reference, reference) {
+            reference.end(shared);
+            return Err(status.into());
+        }
+        Ok(Vec::new())
+    }
+
+    /// One of the calls on a reference. An address is not checked: the driver takes any, and what a kernel reads
+    /// through it the kernel could read without.
+    pub fn reference_call(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ReferenceArguments = self.body(message)?;
+        let call = Call::from_u32(body.call)
+            .ok_or_else(|| CallError::Violation(format!("reference call {}", body.call)))?;
+        let mut out = ReferenceResult::default();
+        match Handle(body.reference).kind() {
+            Some(Kind::SurfaceReference) => {
+                self.surface_reference_call(shared, &body, call, &mut out)?;
+            }
+            _ => self.texture_reference_call(shared, &body, call, &mut out)?,
+        }
+        Ok(out.as_bytes().to_vec())
+    }
+
+    fn surface_reference_call(
+        &mut self,
+        shared: &Shared,
+        body: &ReferenceArguments,
+        call: Call,
+        out: &mut ReferenceResult,
+    ) -> Result<(), CallError> {
+        let reference = self.surface_references.get(body.reference)?;
+        shared.devices[reference.device].make_current(&shared.driver)?;
+        let RawReference::Surface(raw) = reference.raw else {
+            return Err(CUDA_ERROR_INVALID_HANDLE.into());
+        };
+        let driver = &shared.driver.array;
+        let words = &body.words;
+        match call {
+            Call::SurfaceSetArray => {
+                driver.surf_ref_set_array(raw, self.bind(words[0])?, words[1] as u32)?;
+                self.surface_references.get_mut(body.reference)?.array = words[0];
+            }
+            Call::SurfaceGetArray => {
+                driver.surf_ref_get_array(&mut CUarray::default(), raw)?;
+                out.words[0] = reference.array;
+            }
+            _ => return Err(CUDA_ERROR_INVALID_HANDLE.into()),
+        }
+        Ok(())
+    }
+
+    /// The driver's array behind a handle, which from now on stays until the session's end: a reference or a graph
+    /// that names it may be looked at whenever a kernel or the graph is launched.
+    pub fn bind(&mut self, handle: u64) -> Result<CUarray, CUresult> {
+        if handle == 0 {
+            return Ok(CUarray::NULL);
+        }
+        let array = self.arrays.get_mut(handle)?;
+        array.bound = true;
+        let (raw, parent) = (array.raw, array.parent);
+        if let Ok(parent) = self.mipmaps.get_mut(parent) {
+            parent.bound = true;
+        } else if let Ok(parent) = self.arrays.get_mut(parent) {
+            parent.bound = true;
+        }
+        match raw {
+            RawArray::Plain(array) => Ok(array),
+            RawArray::Mipmapped(_) => Err(CUDA_ERROR_INVALID_HANDLE),
+        }
+    }
+
+    fn bind_mipmap(&mut self, handle: u64) -> Result<CUmipmappedArray, CUresult> {
+        if handle == 0 {
+            return Ok(CUmipmappedArray::NULL);
+        }
+        let array = self.mipmaps.get_mut(handle)?;
+        array.bound = true;
+        match array.raw {
+            RawArray::Mipmapped(array) => Ok(array),
+            RawArray::Plain(_) => Err(CUDA_ERROR_INVALID_HANDLE),
+        }
+    }
+
+    fn texture_reference_call(
+        &mut self,
+        shared: &Shared,
+        body: &ReferenceArguments,
+        call: Call,
+        out: &mut ReferenceResult,
+    ) -> Result<(), CallError> {
+        let reference = self.texture_references.get(body.reference)?;
+        let bound = reference.array;
+        shared.devices[reference.device].make_current(&shared.driver)?;
+        let RawReference::Texture(raw) = reference.raw else {
+            return Err(CUDA_ERROR_INVALID_HANDLE.into());
+        };
+        let driver = &shared.driver.array;
+        let [a, b, c, d, e, _] = body.words;
+        let float = |word: u64| f32::from_bits(word as u32);
+        let pair = |word: u64| [float(word), float(word >> 32)];
+        let [first, second, third, fourth] = &mut out.words;
+        let mut number = 0u32;
+        match call {
+            Call::Destroy => {
+                // A module's stays with the module.
+                self.texture_references.remove(body.reference)?.end(shared);
+            }
+            Call::SetArray => {
+                driver.tex_ref_set_array(raw, self.bind(a)?, b as u32)?;
+                self.texture_references.get_mut(body.reference)?.array = a;
+            }
+            Call::SetMipmappedArray => {
+                driver.tex_ref_set_mipmapped_array(raw, self.bind_mipmap(a)?, b as u32)?;
+                self.texture_references.get_mut(body.reference)?.array = a;
+            }
+            Call::SetAddress => {
+                let mut offset = 0usize;
+                let place = if c == 0 {
+                    std::ptr::null_mut()
+                } else {
+                    &raw mut offset
+                };
+                driver.tex_ref_set_address(place, raw, a, b as usize)?;
+                *first = offset as u64;
+            }
+            Call::SetAddress2D => {
+                let descriptor = CUDA_ARRAY_DESCRIPTOR {
+                    width: c,
+                    height: d,
+                    format: e as u32,
+                    channels: (e >> 32) as u32,
+                };
+                driver.tex_ref_set_address_2d(raw, &descriptor, a, b as usize)?;
+            }
+            Call::SetFormat => driver.tex_ref_set_format(raw, a as u32, b as i32)?,
+            Call::SetAddressMode => driver.tex_ref_set_address_mode(raw, a as i32, b as u32)?,
+            Call::SetFilterMode => driver.tex_ref_set_filter_mode(raw, a as u32)?,
+            Call::SetMipmapFilterMode => driver.tex_ref_set_mipmap_filter_mode(raw, a as u32)?,
+            Call::SetMipmapLevelBias => driver.tex_ref_set_mipmap_level_bias(raw, float(a))?,
+            Call::SetMipmapLevelClamp => {
+                driver.tex_ref_set_mipmap_level_clamp(raw, float(a), float(b))?;
+            }
+            Call::SetMaxAnisotropy => driver.tex_ref_set_max_anisotropy(raw, a as u32)?,
+            Call::SetBorderColor => {
+                let ([red, green], [blue, alpha]) = (pair(a), pair(b));
+                let mut colour = [red, green, blue, alpha];
+                driver.tex_ref_set_border_color(raw, colour.as_mut_ptr())?;
+            }
+            Call::SetFlags => driver.tex_ref_set_flags(raw, a as u32)?,
+            Call::GetAddress => driver.tex_ref_get_address(first, raw)?,
+            Call::GetArray => {
+                driver.tex_ref_get_array(&mut CUarray::default(), raw)?;
+                *first = bound;
+            }
+            Call::GetMipmappedArray => {
+                driver.tex_ref_get_mipmapped_array(&mut CUmipmappedArray::default(), raw)?;
+                *first = bound;
+            }
+            Call::GetAddressMode => {
+                driver.tex_ref_get_address_mode(&mut number, raw, a as i32)?;
+                *first = number.into();
+            }
+            Call::GetFilterMode => {
+                driver.tex_ref_get_filter_mode(&mut number, raw)?;
+                *first = number.into();
+            }
+            Call::GetFormat => {
+                let mut channels = 0;
+                driver.tex_ref_get_format(&mut number, &mut channels, raw)?;
+                (*first, *second) = (number.into(), channels as u64);
+            }
+            Call::GetMipmapFilterMode => {
+                driver.tex_ref_get_mipmap_filter_mode(&mut number, raw)?;
+                *first = number.into();
+            }
+            Call::GetMipmapLevelBias => {
+                let mut bias = 0.0;
+                driver.tex_ref_get_mipmap_level_bias(&mut bias, raw)?;
+                *first = bias.to_bits().into();
+            }
+            Call::GetMipmapLevelClamp => {
+                let (mut least, mut most) = (0.0, 0.0);
+                driver.tex_ref_get_mipmap_level_clamp(&mut least, &mut most, raw)?;
+                (*first, *second) = (least.to_bits().into(), most.to_bits().into());
+            }
+            Call::GetMaxAnisotropy => {
+                let mut ratio = 0;
+                driver.tex_ref_get_max_anisotropy(&mut ratio, raw)?;
+                *first = ratio as u64;
+            }
+            Call::GetBorderColor => {
+                let mut colour = [0f32; 4];
+                driver.tex_ref_get_border_color(colour.as_mut_ptr(), raw)?;
+                for (word, value) in [first, second, third, fourth].into_iter().zip(colour) {
+                    *word = value.to_bits().into();
+                }
+            }
+            Call::GetFlags => {
+                driver.tex_ref_get_flags(&mut number, raw)?;
+                *first = number.into();
+            }
+            Call::SurfaceSetArray | Call::SurfaceGetArray => {
+                return Err(CUDA_ERROR_INVALID_HANDLE.into());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! Tensor maps. The driver makes them on the host, but only with a context.
+
+use super::super::Shared;
+use super::super::session::{CallError, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::array::{
+    TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,
+};
+use mpsshim_proto::ring::Message;
+use zerocopy::IntoBytes;
+
+/// As the driver wants it aligned.
+#[repr(align(128))]
+struct Aligned([u64; 16]);
+
+impl Session {
+    /// `cuTensorMapEncodeTiled`, `…Im2col`, `…Im2colWide`, `cuTensorMapReplaceAddress`. The address is a number here:
+    /// what a kernel reads through a map it could read without.
+    pub fn tensor_map(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: TensorMap = self.body(message)?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let call = Call::from_u32(body.call)
+            .ok_or_else(|| CallError::Violation(format!("tensor map call {}", body.call)))?;
+        if call != Call::ReplaceAddress && body.rank as usize > TENSOR_RANK_MAX {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let mut map = Aligned(body.map);
+        let made = map.0.as_mut_ptr().cast();
+        let driver = &shared.driver.array;
+        let b = &body;
+        match call {
+            Call::Tiled => driver.tensor_map_encode_tiled(
+                made,
+                b.data_type,
+                b.rank,
+                b.address,
+                b.size.as_ptr(),
+                b.strides.as_ptr(),
+                b.tile.as_ptr(),
+                b.element_strides.as_ptr(),
+                b.interleave,
+                b.swizzle,
+                b.promotion,
+                b.fill,
+            )?,
+            Call::Im2col => driver.tensor_map_encode_im2col(
+                made,
+                b.data_type,
+                b.rank,
+                b.address,
+                b.size.as_ptr(),
+                b.strides.as_ptr(),
+                b.lower.as_ptr(),
+                b.upper.as_ptr(),
+                b.channels,
+                b.pixels,
+                b.element_strides.as_ptr(),
+                b.interleave,
+                b.swizzle,
+                b.promotion,
+                b.fill,
+            )?,
+            Call::Im2colWide => driver.tensor_map_encode_im2col_wide(
+                made,
+                b.data_type,
+                b.rank,
+                b.address,
+                b.size.as_ptr(),
+                b.strides.as_ptr(),
+                b.lower[0],
+                b.upper[0],
+                b.channels,
+                b.pixels,
+                b.element_strides.as_ptr(),
+                b.interleave,
+                b.mode,
+                b.swizzle,
+                b.promotion,
+                b.fill,
+            )?,
+            Call::ReplaceAddress => driver.tensor_map_replace_address(made, b.address)?,
+        }
+        Ok(TensorMapMade { map: map.0 }.as_bytes().to_vec())
+    }
+}

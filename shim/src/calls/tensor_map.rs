@@ -1,0 +1,206 @@
+//! Tensor maps. The genuine driver makes them only with a context, which is the server's; what it made is kept, since
+//! programs describe the same tensors before every launch.
+
+use std::collections::HashMap;
+
+use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
+use mpsshim_proto::message::Op;
+use mpsshim_proto::message::array::{
+    TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,
+};
+use parking_lot::Mutex;
+use zerocopy::IntoBytes;
+
+use super::entries;
+use crate::context;
+use crate::ffi::{In, Out, Status, guard};
+use crate::submit::session;
+
+entries! {
+    cuTensorMapEncodeTiled => encode_tiled,
+    cuTensorMapEncodeIm2col => encode_im2col,
+    cuTensorMapEncodeIm2colWide => encode_im2col_wide,
+    cuTensorMapReplaceAddress => replace_address,
+}
+
+/// Maps kept; then all are forgotten.
+const KNOWN: usize = 1024;
+/// What a map's address must be a multiple of.
+const ALIGNMENT: usize = 64;
+
+/// `CUtensorMap`.
+type Map = [u64; 16];
+
+/// The first `count` elements, in as many as a message has.
+fn list<T: Copy + Default, const N: usize>(from: In<T>, count: u32) -> Status<[T; N]> {
+    let mut list = [T::default(); N];
+    if count as usize <= TENSOR_RANK_MAX {
+        for (index, element) in list.iter_mut().enumerate().take(count as usize) {
+            *element = from.at(index)?;
+        }
+    }
+    Ok(list)
+}
+
+fn make(out: Out<Map>, body: Status<TensorMap>) -> CUresult {
+    static MADE: Mutex<Option<HashMap<Vec<u8>, Map>>> = Mutex::new(None);
+    guard(|| {
+        out.required()?;
+        if !out.address().is_multiple_of(ALIGNMENT) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let session = session()?;
+        session.check()?;
+        let mut body = body?;
+        body.device = context::current()?.server_device;
+        let key = body.as_bytes().to_vec();
+        let known = MADE.lock().get_or_insert_default().get(&key).copied();
+        let map = match known {
+            Some(map) => map,
+            None => {
+                let made: TensorMapMade = session.ask(Op::TensorMap, &body, &[])?.read()?;
+                let mut all = MADE.lock();
+                let all = all.get_or_insert_default();
+                if all.len() >= KNOWN {
+                    all.clear();
+                }
+                all.insert(key, made.map);
+                made.map
+            }
+        };
+        out.set(map)
+    })
+}
+
+/// `cuTensorMapEncodeTiled`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn encode_tiled(
+    out: Out<Map>,
+    data_type: u32,
+    rank: u32,
+    address: u64,
+    size: In<u64>,
+    strides: In<u64>,
+    tile: In<u32>,
+    element_strides: In<u32>,
+    interleave: u32,
+    swizzle: u32,
+    promotion: u32,
+    fill: u32,
+) -> CUresult {
+    let body = || -> Status<TensorMap> {
+        Ok(TensorMap {
+            call: Call::Tiled as u32,
+            data_type,
+            rank,
+            address,
+            size: list(size, rank)?,
+            strides: list(strides, rank.saturating_sub(1))?,
+            tile: list(tile, rank)?,
+            element_strides: list(element_strides, rank)?,
+            interleave,
+            swizzle,
+            promotion,
+            fill,
+            ..TensorMap::default()
+        })
+    };
+    make(out, body())
+}
+
+/// `cuTensorMapEncodeIm2col`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn encode_im2col(
+    out: Out<Map>,
+    data_type: u32,
+    rank: u32,
+    address: u64,
+    size: In<u64>,
+    strides: In<u64>,
+    lower: In<i32>,
+    upper: In<i32>,
+    channels: u32,
+    pixels: u32,
+    element_strides: In<u32>,
+    interleave: u32,
+    swizzle: u32,
+    promotion: u32,
+    fill: u32,
+) -> CUresult {
+    let body = || -> Status<TensorMap> {
+        Ok(TensorMap {
+            call: Call::Im2col as u32,
+            data_type,
+            rank,
+            address,
+            size: list(size, rank)?,
+            strides: list(strides, rank.saturating_sub(1))?,
+            lower: list(lower, rank.saturating_sub(2))?,
+            upper: list(upper, rank.saturating_sub(2))?,
+            channels,
+            pixels,
+            element_strides: list(element_strides, rank)?,
+            interleave,
+            swizzle,
+            promotion,
+            fill,
+            ..TensorMap::default()
+        })
+    };
+    make(out, body())
+}
+
+/// `cuTensorMapEncodeIm2colWide`.
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn encode_im2col_wide(
+    out: Out<Map>,
+    data_type: u32,
+    rank: u32,
+    address: u64,
+    size: In<u64>,
+    strides: In<u64>,
+    lower: i32,
+    upper: i32,
+    channels: u32,
+    pixels: u32,
+    element_strides: In<u32>,
+    interleave: u32,
+    mode: u32,
+    swizzle: u32,
+    promotion: u32,
+    fill: u32,
+) -> CUresult {
+    let body = || -> Status<TensorMap> {
+        Ok(TensorMap {
+            call: Call::Im2colWide as u32,
+            data_type,
+            rank,
+            address,
+            size: list(size, rank)?,
+            strides: list(strides, rank.saturating_sub(1))?,
+            lower: [lower, 0, 0, 0],
+            upper: [upper, 0, 0, 0],
+            channels,
+            pixels,
+            element_strides: list(element_strides, rank)?,
+            interleave,
+            mode,
+            swizzle,
+            promotion,
+            fill,
+            ..TensorMap::default()
+        })
+    };
+    make(out, body())
+}
+
+/// `cuTensorMapReplaceAddress`.
+pub unsafe extern "C" fn replace_address(out: Out<Map>, address: u64) -> CUresult {
+    let body = out.get().map(|map| TensorMap {
+        call: Call::ReplaceAddress as u32,
+        map,
+        address,
+        ..TensorMap::default()
+    });
+    make(out, body)
+}
