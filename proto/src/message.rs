@@ -225,6 +225,8 @@ opcodes! {
     IpcOpen = 251, Ask;
     /// [`memory::FileRegister`], with a descriptor -> [`Range`].
     FileRegister = 252, Ask;
+    /// [`memory::HostAlias`] -> nothing: pinned memory is registered at the client's other address of it too.
+    HostAlias = 255, Ask;
     /// [`memory::Peers`] -> nothing.
     PeerAccess = 253, Ask;
     /// [`memory::RangeHandle`] -> nothing, with a descriptor of the same token on the socket.

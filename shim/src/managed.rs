@@ -59,7 +59,10 @@ pub fn alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Stat
     if !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    memory::host_alloc(session, context, len, MANAGED | flags)
+    let start = memory::host_alloc(session, context, len, MANAGED | flags)?;
+    // What ended with its context left its advice behind.
+    ADVICE.lock().remove(&start);
+    Ok(start)
 }
 
 /// `cuMemFree` of managed memory, after the work that may use it.

@@ -58,6 +58,8 @@ pub struct Registered {
     pub arena: u64,
     /// Where the arena's block begins, if the pages are such.
     pub block: Option<u64>,
+    /// The block is registered at the program's address too.
+    pub aliased: bool,
     /// Unique in the life of the process.
     pub id: u64,
     /// As `cuMemHostGetFlags` gives them.

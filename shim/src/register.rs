@@ -21,7 +21,7 @@ use mpsshim_proto::cuda::{
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_OUT_OF_MEMORY,
 };
-use mpsshim_proto::message::memory::FileRegister;
+use mpsshim_proto::message::memory::{FileRegister, HostAlias};
 use mpsshim_proto::message::{Object, Op, Range};
 
 use crate::context::Context;
@@ -80,12 +80,28 @@ pub fn register(
         let _ = memory::host_give_back(session, block);
         return Err(status);
     }
+    // Where the server can have the pages at this address too, kernels may use the program's own pointer.
+    let alias = HostAlias {
+        block,
+        len: room,
+        address: first,
+        device: context.server_device,
+        pad: 0,
+    };
+    let aliased = session
+        .ask(Op::HostAlias, &alias, &[])
+        .is_ok_and(|answer| answer.status.is_ok());
     memory::add_registered(
         address,
         Registered {
             len,
-            arena: block + (address - first),
+            arena: if aliased {
+                address
+            } else {
+                block + (address - first)
+            },
             block: Some(block),
+            aliased,
             id: extents::next_id(),
             flags: flags | CU_MEMHOSTREGISTER_DEVICEMAP,
             context,
@@ -140,6 +156,7 @@ fn register_shared(
             len,
             arena: range.start + (address - first),
             block: None,
+            aliased: false,
             id: extents::next_id(),
             flags: flags | CU_MEMHOSTREGISTER_DEVICEMAP,
             context,
@@ -184,6 +201,9 @@ pub fn unregister(session: &Session, address: u64) -> Status {
         let object = registered.arena - (address - first);
         return session.post(Op::FileUnregister, &Object { object });
     };
+    if registered.aliased {
+        session.post(Op::FileUnregister, &Object { object: first })?;
+    }
     let room = (address + registered.len).div_ceil(PAGE) * PAGE - first;
     // SAFETY: the block's pages are mapped at `first`; they are read through the arena, and replaced by anonymous
     // memory that gets their content before anything else can see it.

@@ -116,6 +116,16 @@ wire! {
         flags: u32,
         device: u32,
     }
+    /// Where a client has whole pages of pinned memory mapped a second time.
+    HostAlias {
+        /// Address of the block.
+        block: u64,
+        /// Bytes.
+        len: u64,
+        address: u64,
+        device: u32,
+        pad: u32,
+    }
     /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`.
     Peers {
         /// Whose memory; the server's ordinal.

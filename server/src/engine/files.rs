@@ -14,6 +14,15 @@ const PAGE: u64 = 4096;
 /// that is free here, so that kernels may use the pointer that the program has.
 const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
 
+/// Where a file is to be mapped.
+#[derive(Debug, Clone, Copy)]
+pub enum Wish {
+    /// At this address if it is free, else somewhere.
+    Rather(u64),
+    /// Nowhere else.
+    Only(u64),
+}
+
 /// A registered mapping of a client's file.
 #[derive(Debug)]
 pub struct FileRegistration {
@@ -21,6 +30,8 @@ pub struct FileRegistration {
     len: u64,
     /// Bytes taken from the host arena, if it lies there.
     room: Option<u64>,
+    /// Bytes charged to the session.
+    counted: u64,
 }
 
 impl FileRegistration {
@@ -31,6 +42,14 @@ impl FileRegistration {
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.len
+    }
+    /// Bytes charged to the session.
+    pub fn counted(&self) -> u64 {
+        self.counted
+    }
+    /// The pages are charged already.
+    pub fn uncounted(self) -> FileRegistration {
+        FileRegistration { counted: 0, ..self }
     }
 }
 
@@ -81,9 +100,13 @@ impl HostArena {
         driver: &Driver,
         fd: &OwnedFd,
         (offset, len): (u64, u64),
-        wish: u64,
+        wish: Wish,
         writable: bool,
     ) -> Result<FileRegistration, CUresult> {
+        let (wish, only) = match wish {
+            Wish::Rather(address) => (address, false),
+            Wish::Only(address) => (address, true),
+        };
         let end = offset.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let whole = (offset | len | wish).is_multiple_of(PAGE) && len > 0;
         if !whole || !is_in_memory(fd, end) {
@@ -101,10 +124,14 @@ impl HostArena {
                 start,
                 len,
                 room: None,
+                counted: len,
             },
             elsewhere => {
                 if let Some(start) = elsewhere {
                     unmap(start, len);
+                }
+                if only {
+                    return Err(CUDA_ERROR_NOT_SUPPORTED);
                 }
                 let (start, room) = self.take(len)?;
                 if map(start, len, libc::MAP_FIXED, writable, fd, offset).is_none() {
@@ -115,6 +142,7 @@ impl HostArena {
                     start,
                     len,
                     room: Some(room),
+                    counted: len,
                 }
             }
         };

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 const MAX_POOLS: usize = 1 << 16;
 /// Allocations from pools a session may have at a time.
 const MAX_BLOCKS: usize = 1 << 22;
-/// Bytes beyond its threshold that an idle session's pool may keep. The driver gives memory back when it is
-/// synchronized with, which the server never does.
+/// Bytes that a pool may keep whatever its threshold is. The driver gives memory back whenever a stream is
+/// synchronized, which costs more than 100 µs each time; the server does that only when a session is idle.
 const KEPT: u64 = 64 << 20;
 
 /// A pool.
@@ -26,8 +26,8 @@ pub struct Pool {
     pub raw: CUmemoryPool,
     /// Server's ordinal.
     pub device: usize,
-    /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
-    threshold: u64,
+    /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` as the program set it; the driver's is [`KEPT`] at the least.
+    pub threshold: u64,
     /// Bytes freed since it was last trimmed.
     freed: u64,
 }
@@ -69,7 +69,15 @@ impl Pools {
     ///
     /// # Errors
     /// As [`Slots::insert`].
-    pub fn add(&mut self, handle: u64, raw: CUmemoryPool, device: usize) -> Result<(), CUresult> {
+    pub fn add(
+        &mut self,
+        shared: &Shared,
+        handle: u64,
+        raw: CUmemoryPool,
+        device: usize,
+    ) -> Result<(), CUresult> {
+        // An imported pool has no threshold.
+        let _ = set_threshold(shared, raw, 0);
         let pool = Pool {
             raw,
             device,
@@ -161,27 +169,17 @@ impl Pools {
             })
     }
 
+    /// Whether a pool may keep more than it should; asked once.
+    pub fn take_untrimmed(&mut self) -> bool {
+        for pool in self.pools.iter_mut().filter(|_| self.untrimmed) {
+            pool.freed = 0;
+        }
+        std::mem::take(&mut self.untrimmed)
+    }
+
     /// Whether a pool may keep more than it should.
     pub fn is_untrimmed(&self) -> bool {
         self.untrimmed
-    }
-
-    /// Has pools give back what they keep beyond their thresholds. Nothing of the session is in flight.
-    pub fn trim(&mut self, shared: &Shared) {
-        if !std::mem::take(&mut self.untrimmed) {
-            return;
-        }
-        for pool in self.pools.iter_mut() {
-            if pool.freed <= KEPT {
-                continue;
-            }
-            pool.freed = 0;
-            let _ = shared.devices[pool.device].make_current(&shared.driver);
-            let keep = pool.threshold.max(KEPT);
-            if let Err(status) = shared.driver.memory.pool_trim_to(pool.raw, keep as usize) {
-                shared.note_status(status);
-            }
-        }
     }
 
     /// Frees everything, on a stream with no work of the session's.
@@ -211,4 +209,15 @@ impl Pools {
             }
         }
     }
+}
+
+/// Sets the threshold that a program asks for, and [`KEPT`] at the least.
+///
+/// # Errors
+/// The driver's.
+pub fn set_threshold(shared: &Shared, pool: CUmemoryPool, bytes: u64) -> Result<(), CUresult> {
+    let mut value = bytes.max(KEPT);
+    let which = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    let driver = &shared.driver.memory;
+    driver.pool_set_attribute(pool, which, &mut value)
 }

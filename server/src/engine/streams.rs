@@ -342,6 +342,21 @@ impl Session {
         any
     }
 
+    /// Synchronizes with streams that are known to be idle, so that this does not wait: their pools give memory back.
+    pub fn synchronize_idle(&mut self, shared: &Shared) {
+        for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
+            if stream.ops == 0 || stream.ops != stream.take_notice(shared) {
+                continue;
+            }
+            let synchronized = shared.devices[stream.device]
+                .make_current(&shared.driver)
+                .and_then(|()| shared.driver.stream_synchronize(stream.raw));
+            if let Err(status) = synchronized {
+                shared.note_status(status);
+            }
+        }
+    }
+
     /// Whether a stream, whose context is current, has as much in flight as it may. Only the server's own flags
     /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
     #[inline]

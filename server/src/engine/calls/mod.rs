@@ -76,6 +76,7 @@ pub fn is_slow(op: Op) -> bool {
             | Op::PoolImportPointer
             | Op::IpcClose
             | Op::FileRegister
+            | Op::HostAlias
             | Op::PeerAccess
             | Op::RangeHandle
             | Op::GetReference
@@ -262,6 +263,7 @@ fn execute_ask(
         Op::IpcShare => session.ipc_share(shared, message),
         Op::IpcOpen => session.ipc_open(shared, message),
         Op::FileRegister => session.file_register(shared, message),
+        Op::HostAlias => session.host_alias(shared, message),
         Op::PeerAccess => session.peer_access(shared, message),
         Op::RangeHandle => session.range_handle(shared, message),
         Op::GetReference => session.get_reference(shared, message),

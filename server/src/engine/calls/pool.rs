@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::pools;
 use super::super::session::{CallError, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
@@ -29,7 +30,7 @@ impl Session {
         };
         let mut raw = CUmemoryPool::NULL;
         shared.driver.memory.pool_create(&mut raw, &properties)?;
-        if let Err(status) = self.pools.add(body.handle, raw, ordinal) {
+        if let Err(status) = self.pools.add(shared, body.handle, raw, ordinal) {
             let _ = shared.driver.memory.pool_destroy(raw);
             return Err(status.into());
         }
@@ -100,6 +101,9 @@ impl Session {
     pub fn pool_get_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PoolAttribute = self.body(message)?;
         let pool = self.pool(shared, body.pool)?;
+        if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
+            return Ok(super::value(self.pools.pools.get(body.pool)?.threshold));
+        }
         let mut value = 0;
         shared
             .driver
@@ -112,14 +116,16 @@ impl Session {
     pub fn pool_set_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PoolAttribute = self.body(message)?;
         let pool = self.pool(shared, body.pool)?;
+        if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
+            pools::set_threshold(shared, pool, body.value)?;
+            self.pools.note_threshold(body.pool, body.value);
+            return Ok(Vec::new());
+        }
         let mut value = body.value;
         shared
             .driver
             .memory
             .pool_set_attribute(pool, body.attribute, &mut value)?;
-        if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
-            self.pools.note_threshold(body.pool, body.value);
-        }
         Ok(Vec::new())
     }
 
@@ -152,13 +158,16 @@ impl Session {
     /// Has the pools of an idle session give back what they keep beyond their thresholds.
     pub fn trim_pools(&mut self, shared: &Shared) {
         if self.pools.is_untrimmed() && !self.has_work_in_flight(shared) {
-            self.pools.trim(shared);
+            self.pools.take_untrimmed();
+            self.synchronize_idle(shared);
         }
     }
 
     /// `cuMemPoolTrimTo`.
     pub fn pool_trim(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PoolAttribute = self.body(message)?;
+        // The driver takes notice of what was freed when it is synchronized with.
+        self.synchronize_idle(shared);
         let pool = self.pool(shared, body.pool)?;
         shared
             .driver

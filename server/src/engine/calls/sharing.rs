@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::files::Wish;
 use super::super::reaper::Buried;
 use super::super::session::{CallError, Session};
 use super::Reply;
@@ -9,8 +10,8 @@ use super::virtual_memory::may_be_exported_memory;
 use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::memory::{
-    FileRegister, IpcOpened, Opaque, Peers, PhysicalExport, PoolImport, PoolImportPointer,
-    RangeHandle,
+    FileRegister, HostAlias, IpcOpened, Opaque, Peers, PhysicalExport, PoolImport,
+    PoolImportPointer, RangeHandle,
 };
 use mpsshim_proto::message::{Object, Range};
 use mpsshim_proto::ring::Message;
@@ -112,7 +113,7 @@ impl Session {
         let mut raw = CUmemoryPool::NULL;
         let driver = &shared.driver.memory;
         driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
-        if let Err(status) = self.pools.add(body.handle, raw, device) {
+        if let Err(status) = self.pools.add(shared, body.handle, raw, device) {
             let _ = driver.pool_destroy(raw);
             return Err(status.into());
         }
@@ -158,13 +159,30 @@ impl Session {
         self.account.charge(Memory::Host, body.len)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
         let part = (body.offset, body.len);
+        let wish = Wish::Rather(body.address);
         let file = shared
             .arena
-            .register_file(&shared.driver, &fd, part, body.address, writable)
+            .register_file(&shared.driver, &fd, part, wish, writable)
             .inspect_err(|_| self.account.credit(Memory::Host, body.len))?;
         let (start, len) = (file.start(), body.len);
         self.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
+    }
+
+    /// Registers a block of pinned memory once more, at the address that the client has it at besides; at no other.
+    pub fn host_alias(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: HostAlias = self.body(message)?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
+        let Some(block) = self.host.get(&body.block) else {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        };
+        let (part, wish) = ((0, body.len), Wish::Only(body.address));
+        let file = shared
+            .arena
+            .register_file(&shared.driver, &block.fd, part, wish, true)?;
+        // The pages are counted already.
+        self.files.insert(file.start(), file.uncounted());
+        Ok(Vec::new())
     }
 
     /// `cuMemHostUnregister` of such a file, when all is quiet.
@@ -174,7 +192,7 @@ impl Session {
             .files
             .remove(&body.object)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.account.credit(Memory::Host, file.len());
+        self.account.credit(Memory::Host, file.counted());
         shared.bury(Buried::File(file));
         Ok(())
     }
