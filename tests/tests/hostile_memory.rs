@@ -8,11 +8,11 @@ use mpsshim_proto::arena::{VIRTUAL_ARENA, is_host};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::memory::{
-    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, IpcOpened, Location, MapMemory,
-    Opaque, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc, PoolAttribute, PoolCreate,
-    PoolFree, Properties, SetAccess,
+    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, HostAlias, IpcOpened, Location,
+    MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
+    PoolAttribute, PoolCreate, PoolFree, PoolImport, Properties, RangeHandle, SetAccess,
 };
-use mpsshim_proto::message::{Object, Op, Range};
+use mpsshim_proto::message::{HostAlloc, Object, Op, Range};
 use mpsshim_tests::peer::{Peer, Status, memset};
 use scene::Scene;
 use std::fs::File;
@@ -447,6 +447,76 @@ fn files_that_are_not_as_they_should_be_are_not_registered() {
         }
         // Cut short under the registrations that are left; only the device looks at them.
         memory.set_len(0).expect("truncate");
+    });
+}
+
+#[test]
+fn aliases_peers_and_ranges_of_nobody_are_refused() {
+    Scene::new().beside_a_worker(|scene| {
+        let (mut peer, mut other) = (scene.peer(), scene.peer());
+        peer.stream().expect("a stream");
+        other.stream().expect("a stream");
+        let body = HostAlloc {
+            len: 8192,
+            ..HostAlloc::default()
+        };
+        let payload = peer.ask_as(3, Op::HostAlloc, &body, &[]).expect("memory");
+        let block = Range::read_from_bytes(&payload).expect("a range").start;
+        let alias = |peer: &mut Peer, block, len, address| {
+            let body = HostAlias {
+                block,
+                len,
+                address,
+                ..HostAlias::default()
+            };
+            peer.ask_as(0, Op::HostAlias, &body, &[]).map(drop)
+        };
+        let no = Err(CUDA_ERROR_INVALID_VALUE);
+        let free = 0x7123_4560_0000;
+        assert_eq!(alias(&mut other, block, 4096, free), no);
+        assert_eq!(alias(&mut peer, block + 4096, 4096, free), no);
+        assert_eq!(alias(&mut peer, block, 12288, free), no);
+        assert_eq!(alias(&mut peer, block, 0, free), no);
+        assert_eq!(alias(&mut peer, block, 4096, free + 8), no);
+        for taken in [block, 0, 4096, 1 << 46, u64::MAX - 4095] {
+            let status = alias(&mut peer, block, 4096, taken);
+            assert_eq!(status, Err(CUDA_ERROR_NOT_SUPPORTED), "{taken:x}");
+        }
+        assert_eq!(alias(&mut peer, block, 8192, free), Ok(()));
+        let again = alias(&mut peer, block, 8192, free);
+        assert_eq!(again, Err(CUDA_ERROR_NOT_SUPPORTED));
+        let peers = |peer: &mut Peer, owner, user| {
+            let body = Peers {
+                owner,
+                user,
+                enable: 1,
+                pad: 0,
+            };
+            peer.ask_as(0, Op::PeerAccess, &body, &[]).map(drop)
+        };
+        let none = Err(CUDA_ERROR_INVALID_DEVICE);
+        assert_eq!(peers(&mut peer, 0, 1), none);
+        assert_eq!(peers(&mut peer, u32::MAX, 0), none);
+        let itself = Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        assert_eq!(peers(&mut peer, 0, 0), itself);
+        let memory = other.memory(2 << 20).expect("memory").start;
+        for (address, len) in [(memory, 4096), (0, 4096), (u64::MAX - 4095, 8192)] {
+            let body = RangeHandle {
+                address,
+                len,
+                kind: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+                ..RangeHandle::default()
+            };
+            assert_eq!(peer.ask_as(0, Op::RangeHandle, &body, &[]).map(drop), no);
+        }
+        let null = File::open("/dev/null").expect("a file");
+        peer.send_descriptor(11, null.as_fd()).expect("send");
+        let body = PoolImport {
+            handle: peer.handle(Kind::MemPool),
+            kind: 1,
+            ..PoolImport::default()
+        };
+        assert_eq!(peer.ask_as(11, Op::PoolImport, &body, &[]).map(drop), no);
     });
 }
 
