@@ -253,6 +253,24 @@ fn threads_have_contexts_and_default_streams_of_their_own() {
     });
 }
 
+/// Python's multiprocessing: workers that are started anew are clients, those that are only forked cannot use CUDA.
+#[test]
+fn workers_of_a_pool_are_clients_of_their_own() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("no python3: not tested");
+        return;
+    }
+    Scene::new().beside_a_worker(|scene| {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/pool.py");
+        let out = succeed(preloaded("python3", scene.place.pipe()).arg(script));
+        let forked = "status 3 status 3 status 3";
+        assert_eq!(
+            out,
+            format!("parent 7\nspawn 1 2 3\nforkserver 1 2 3\nfork {forked}\n")
+        );
+    });
+}
+
 #[test]
 fn functions_whose_time_has_not_come_at_exit_never_run() {
     Scene::new().beside_a_worker(|scene| {

@@ -38,14 +38,12 @@ const ASK: Duration = Duration::from_micros(50);
 
 /// What came of a visit to a session.
 enum Visit {
-    /// No message.
+    /// No message, or the next one waits for the client.
     Idle,
     /// Messages were executed.
     Worked,
     /// The next message waits for the stream to drain a little.
     Full,
-    /// The next message waits for the client.
-    Held,
     /// The next message belongs on the slow lane.
     Slow,
     /// The session is over; why, when it was not the client that left.
@@ -84,7 +82,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         let mut at = 0;
         while at < sessions.len() {
             match visit(shared, &mut sessions[at]) {
-                Visit::Idle | Visit::Held => {}
+                Visit::Idle => {}
                 Visit::Worked => worked = true,
                 Visit::Full => full = true,
                 Visit::Slow => {
@@ -242,12 +240,11 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     let mut count = 0;
     while count < BUDGET {
         match step(shared, session, false) {
-            Step::None => break,
+            Step::None | Step::Held => break,
             Step::Done => count += 1,
             Step::Full if count == 0 && !wrote => return Visit::Full,
-            Step::Held if count == 0 && !wrote => return Visit::Held,
             Step::Slow if count == 0 => return Visit::Slow,
-            Step::Full | Step::Held | Step::Slow => return Visit::Worked,
+            Step::Full | Step::Slow => return Visit::Worked,
             Step::Violation(why) => return Visit::Ended(Some(why)),
         }
     }

@@ -117,6 +117,8 @@ struct Hold {
 enum Object {
     Stream(usize),
     Event(usize),
+    /// An event that is only waited for, or asked about.
+    Read(usize),
 }
 
 /// What a message's order depends on.
@@ -225,10 +227,14 @@ impl Held {
         match touches {
             Touches::Nothing => false,
             Touches::Earlier | Touches::Everything => self.any(),
-            Touches::Objects(objects) => objects.into_iter().flatten().any(|object| {
-                self.blocked.contains(&object)
-                    || matches!(object, Object::Stream(at) if self.is_behind(at, streams))
-            }),
+            Touches::Objects(objects) => {
+                let held = |object| self.blocked.contains(&object);
+                objects.into_iter().flatten().any(|object| match object {
+                    Object::Stream(at) => held(object) || self.is_behind(at, streams),
+                    Object::Event(at) => held(object) || held(Object::Read(at)),
+                    Object::Read(at) => held(Object::Event(at)),
+                })
+            }
         }
     }
 
@@ -401,6 +407,7 @@ impl Session {
         };
         let stream = |at| Some(Object::Stream(position(at)));
         let event = |at| Some(Object::Event(position(at)));
+        let reads = |at| Some(Object::Read(position(at)));
         match op {
             // Its attributes may name events.
             Op::Launch if self.launch_has_attributes(message) => Touches::Everything,
@@ -420,21 +427,26 @@ impl Session {
             Op::StreamDestroy => {
                 Touches::Objects([stream(offset_of!(message::Object, object)), None])
             }
-            Op::EventRecord | Op::StreamWaitEvent => Touches::Objects([
+            Op::EventRecord => Touches::Objects([
                 stream(offset_of!(EventOnStream, stream)),
                 event(offset_of!(EventOnStream, event)),
             ]),
+            Op::StreamWaitEvent => Touches::Objects([
+                stream(offset_of!(EventOnStream, stream)),
+                reads(offset_of!(EventOnStream, event)),
+            ]),
             Op::MarkEvent => Touches::Objects([
                 stream(offset_of!(MarkEvent, stream)),
-                event(offset_of!(MarkEvent, event)),
+                reads(offset_of!(MarkEvent, event)),
             ]),
             Op::EventCreate => Touches::Objects([event(offset_of!(EventCreate, event)), None]),
-            Op::EventDestroy | Op::EventQuery => {
+            Op::EventDestroy => {
                 Touches::Objects([event(offset_of!(message::Object, object)), None])
             }
+            Op::EventQuery => Touches::Objects([reads(offset_of!(message::Object, object)), None]),
             Op::EventElapsed => Touches::Objects([
-                event(offset_of!(EventPair, start)),
-                event(offset_of!(EventPair, end)),
+                reads(offset_of!(EventPair, start)),
+                reads(offset_of!(EventPair, end)),
             ]),
             Op::GraphLaunch | Op::GraphUpload => {
                 Touches::Objects([stream(offset_of!(GraphLaunch, stream)), None])
@@ -534,7 +546,7 @@ impl Session {
             .held
             .blocked
             .iter()
-            .any(|object| matches!(object, Object::Event(_)));
+            .any(|object| !matches!(object, Object::Stream(_)));
         let mut count = [0; 4];
         let _ = self
             .consumer

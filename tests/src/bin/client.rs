@@ -284,7 +284,7 @@ impl Client {
     /// A child without exec is refused; the parent goes on.
     fn fork(&self) -> Status {
         self.round(1)?;
-        // SAFETY: this process has one thread of its own; the child makes three calls, writes, and ends.
+        // SAFETY: this process has one thread of its own; the child makes some calls, writes, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut count: c_int = 0;
@@ -292,11 +292,20 @@ impl Client {
                 cu!(cuDeviceGetCount, &mut count),
                 self.synchronize().err().unwrap_or(CUDA_SUCCESS),
                 cu!(cuMemAlloc_v2, &mut { 0u64 }, 16usize),
+                cu!(cuCtxGetCurrent, &mut { CUcontext::NULL }),
+                cu!(cuStreamQuery, self.stream),
+                self.enqueue(unreachable, 0).err().unwrap_or(CUDA_SUCCESS),
                 cu!(cuInit, 0 as c_uint),
             ];
-            let refused = statuses.map(|status| status == CUDA_ERROR_NOT_INITIALIZED);
+            let refused = statuses
+                .iter()
+                .all(|status| *status == CUDA_ERROR_NOT_INITIALIZED);
+            // What touches no device still answers.
+            let mut name = std::ptr::null::<std::ffi::c_char>();
+            let answered = cu!(cuDriverGetVersion, &mut count).is_ok()
+                && cu!(cuGetErrorName, CUDA_ERROR_NOT_INITIALIZED, &mut name).is_ok();
             // SAFETY: ends the child without the parent's exit handlers.
-            unsafe { libc::_exit(if refused == [true; 4] { 7 } else { 8 }) };
+            unsafe { libc::_exit(if refused && answered { 7 } else { 8 }) };
         }
         let mut status = 0;
         // SAFETY: waits for the child made above.

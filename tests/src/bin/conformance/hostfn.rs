@@ -275,6 +275,20 @@ pub fn host_functions(setup: &Setup) {
     say!("query it", "{}", cu!(cuStreamQuery, free_running));
     say!("query what waits for it", "{}", cu!(cuStreamQuery, other));
     say!("query the event", "{}", cu!(cuEventQuery, event));
+    // An event that the stream which stands still waits for is complete all the same.
+    let mut early = CUevent::NULL;
+    must!(cuEventCreate, &mut early, 0u32);
+    setup.slow_store(out + 32, 1, blocking);
+    must!(cuEventRecord, early, blocking);
+    must!(cuMemsetD32Async, out + 36, 1u32, 1usize, blocking);
+    must!(cuStreamWaitEvent, free_running, early, 0u32);
+    let began = Instant::now();
+    let mut status = CUDA_ERROR_NOT_READY;
+    while status == CUDA_ERROR_NOT_READY && began.elapsed() < Duration::from_secs(5) {
+        status = cu!(cuEventQuery, early);
+    }
+    say!("query an event that it waits for", "{status}");
+    must!(cuEventDestroy_v2, early);
     say!("destroy it", "{}", cu!(cuStreamDestroy_v2, free_running));
     for _ in 0..600 {
         assert!(setup.store_index(out + 64, 8, 4, blocking).is_ok());
