@@ -221,7 +221,7 @@ opcodes! {
     PoolImportPointer = 240, Ask;
     /// [`Range`]: an allocation -> [`memory::Opaque`].
     IpcShare = 250, Ask;
-    /// [`memory::Opaque`] -> [`memory::IpcOpened`].
+    /// [`memory::IpcOpen`] -> [`memory::IpcOpened`].
     IpcOpen = 251, Ask;
     /// [`memory::FileRegister`], with a descriptor -> [`Range`].
     FileRegister = 252, Ask;

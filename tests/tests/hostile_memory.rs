@@ -8,8 +8,8 @@ use mpsshim_proto::arena::{VIRTUAL_ARENA, is_host};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::memory::{
-    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, HostAlias, IpcOpened, Location,
-    MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
+    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, HostAlias, IpcOpen, IpcOpened,
+    Location, MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
     PoolAttribute, PoolCreate, PoolFree, PoolImport, Properties, RangeHandle, SetAccess,
 };
 use mpsshim_proto::message::{HostAlloc, Object, Op, Range};
@@ -313,7 +313,11 @@ fn memory_is_opened_by_its_handle_alone_and_outlives_its_owner() {
         let handle = share(&mut owner, start, 8192).expect("a handle");
         assert_eq!(share(&mut owner, start, 8192), Ok(handle));
         let open = |peer: &mut Peer, handle: Opaque| {
-            peer.ask::<_, IpcOpened>(Op::IpcOpen, &handle, &[])
+            let body = IpcOpen {
+                handle,
+                ..IpcOpen::default()
+            };
+            peer.ask::<_, IpcOpened>(Op::IpcOpen, &body, &[])
                 .map(|opened| (opened.start, opened.len))
         };
         assert_eq!(open(&mut owner, handle), Err(CUDA_ERROR_INVALID_CONTEXT));

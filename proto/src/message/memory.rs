@@ -95,6 +95,8 @@ wire! {
     Opaque { words: [u64; 8], }
     /// `cuMemPoolImportPointer`.
     PoolImportPointer { pool: u64, data: Opaque, }
+    /// `cuIpcOpenMemHandle` in a context on `device` (server's ordinal), which may be another than the memory's.
+    IpcOpen { handle: Opaque, device: u32, pad: u32, }
     /// What `cuIpcOpenMemHandle` opened.
     IpcOpened {
         start: u64,

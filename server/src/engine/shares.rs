@@ -115,7 +115,7 @@ impl Sharing {
         }
     }
 
-    /// Opens what a handle stands for: first address, bytes, server's ordinal of the device.
+    /// Opens what a handle stands for: first address, bytes, and the grant it lies in.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a handle that is none, that was forgotten, or another user's;
@@ -125,7 +125,7 @@ impl Sharing {
         shares: &Shares,
         (session, uid): (u64, u32),
         handle: &[u8; 64],
-    ) -> Result<(u64, u64, usize), CUresult> {
+    ) -> Result<(u64, u64, Arc<Grant>), CUresult> {
         let token = token_of(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let (start, len, grant) = {
             let shares = shares.0.lock();
@@ -139,7 +139,7 @@ impl Sharing {
             let grant = share.grant.upgrade().ok_or(CUDA_ERROR_INVALID_VALUE)?;
             (share.start, share.len, grant)
         };
-        let device = grant.device;
+        let held = grant.clone();
         let full = self.opened.len() >= MAX_OPENED;
         match self.opened.get_mut(&start) {
             Some(opened) if Arc::ptr_eq(&opened.grant, &grant) && opened.len == len => {
@@ -153,7 +153,7 @@ impl Sharing {
                 self.opened.insert(start, Opened { len, grant, count });
             }
         }
-        Ok((start, len, device))
+        Ok((start, len, held))
     }
 
     /// Closes what begins at `start`; the grant, if that was the last time.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::memory::{IpcOpened, Opaque, PhysicalExport, RangeHandle};
+use mpsshim_proto::message::memory::{IpcOpen, IpcOpened, Opaque, PhysicalExport, RangeHandle};
 use mpsshim_proto::message::{Object, Op, Range};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -56,7 +56,12 @@ pub unsafe extern "C" fn open(
         if flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let body = Opaque::read_from_bytes(&handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let handle = Opaque::read_from_bytes(&handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let body = IpcOpen {
+            handle,
+            device: context.server_device,
+            pad: 0,
+        };
         let opened: IpcOpened = session()?.ask(Op::IpcOpen, &body, &[])?.read()?;
         if memory::device_of(opened.start) != Some(opened.device) || opened.len == 0 {
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);

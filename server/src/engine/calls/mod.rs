@@ -75,6 +75,7 @@ pub fn is_slow(op: Op) -> bool {
             | Op::PoolExportPointer
             | Op::PoolImportPointer
             | Op::IpcClose
+            | Op::IpcOpen
             | Op::FileRegister
             | Op::HostAlias
             | Op::PeerAccess

@@ -10,7 +10,7 @@ use super::virtual_memory::may_be_exported_memory;
 use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::memory::{
-    FileRegister, HostAlias, IpcOpened, Opaque, Peers, PhysicalExport, PoolImport,
+    FileRegister, HostAlias, IpcOpen, IpcOpened, Peers, PhysicalExport, PoolImport,
     PoolImportPointer, RangeHandle,
 };
 use mpsshim_proto::message::{Object, Range};
@@ -51,15 +51,23 @@ impl Session {
 
     /// `cuIpcOpenMemHandle`.
     pub fn ipc_open(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Opaque = self.body(message)?;
+        let body: IpcOpen = self.body(message)?;
+        let user = shared.device(body.device)?;
+        user.make_current(&shared.driver)?;
         let mut handle = [0; 64];
-        handle.copy_from_slice(body.as_bytes());
+        handle.copy_from_slice(body.handle.as_bytes());
         let who = self.who();
-        let (start, len, device) = self.sharing.open(&shared.shares, who, &handle)?;
+        let (start, len, grant) = self.sharing.open(&shared.shares, who, &handle)?;
+        if grant.device != body.device as usize
+            && let Err(status) = user.may_use(&shared.driver, &grant)
+        {
+            let _ = self.sharing.close(start);
+            return Err(status.into());
+        }
         Ok(IpcOpened {
             start,
             len,
-            device: device as u32,
+            device: grant.device as u32,
             pad: 0,
         }
         .as_bytes()
