@@ -434,6 +434,11 @@ pub fn remove_graph_memory(graph: u64) {
     GRAPH_MEMORY_COUNT.store(table.len(), Ordering::Release);
 }
 
+/// Whether memory that a node of a graph has given begins here.
+pub fn is_graph_memory(address: u64) -> bool {
+    GRAPH_MEMORY_COUNT.load(Ordering::Acquire) != 0 && GRAPH_MEMORY.read().contains_key(&address)
+}
+
 /// Whether an address lies in memory that a node of a graph has given; how much is left from there.
 fn graph_memory(address: u64) -> Option<u64> {
     if GRAPH_MEMORY_COUNT.load(Ordering::Acquire) == 0 {

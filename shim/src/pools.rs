@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use crate::context;
 use crate::extents::{self, Extent, Source};
 use crate::ffi::Status;
+use crate::memory;
 use crate::objects::{Entry, Table};
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
@@ -172,7 +173,7 @@ pub fn alloc(session: &Session, len: u64, handle: u64, stream: StreamRef) -> Sta
 pub fn free(session: &Session, address: u64, stream: StreamRef) -> Status<bool> {
     session.check()?;
     let pooled = |extent: &Extent| matches!(extent.source, Source::Pooled { .. });
-    if extents::remove(address, pooled).is_none() {
+    if extents::remove(address, pooled).is_none() && !memory::is_graph_memory(address) {
         return Ok(false);
     }
     let body = PoolFree {

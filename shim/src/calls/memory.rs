@@ -6,7 +6,7 @@ use mpsshim_proto::message::{Attach, MemInfo, Op};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{capture, context, extents, memory};
+use crate::{capture, context, extents, memory, pools, stream};
 
 entries! {
     cuMemAlloc_v2 => alloc,
@@ -61,8 +61,15 @@ pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
         if address == 0 {
             return Ok(());
         }
-        capture::forbid(session()?)?;
-        memory::free(session()?, address)
+        let session = session()?;
+        capture::forbid(session)?;
+        if memory::is_graph_memory(address) {
+            stream::quiesce(session, None)?;
+            let stream = context::current()?.legacy_stream(session)?;
+            pools::free(session, address, stream)?;
+            return stream::synchronize(session, stream);
+        }
+        memory::free(session, address)
     })
 }
 

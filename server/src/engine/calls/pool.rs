@@ -88,12 +88,15 @@ impl Session {
     /// `cuMemFreeAsync` of memory from a pool.
     pub fn pool_free(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: PoolFree = self.body(message)?;
-        self.pools
-            .device_of(body.address)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let pooled = self.pools.device_of(body.address).is_some();
+        if !pooled && !self.graphs.memory.contains_key(&body.address) {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.memory.pool_free(body.address, stream)?;
-        self.pools.note_free(&mut self.account, body.address);
+        if pooled {
+            self.pools.note_free(&mut self.account, body.address);
+        }
         self.submitted(shared, index)
     }
 
