@@ -391,6 +391,10 @@ pub static CLASSES: &[(&str, Class)] = &[
     ("cuGraphBatchMemOpNodeSetParams", Class::Ask),
     ("cuGraphExecBatchMemOpNodeSetParams", Class::Ask),
     ("cuGraphConditionalHandleCreate", Class::Ask),
+    ("cuGraphAddHostNode", Class::Ask),
+    ("cuGraphHostNodeGetParams", Class::Ask),
+    ("cuGraphHostNodeSetParams", Class::Ask),
+    ("cuGraphExecHostNodeSetParams", Class::Ask),
     // User objects
     ("cuUserObjectCreate", Class::Local),
     ("cuUserObjectRetain", Class::Local),

@@ -108,6 +108,8 @@ opcodes! {
     GraphLaunch = 100, Post;
     /// [`graph::GraphLaunch`]: the instance is made ready, nothing runs.
     GraphUpload = 101, Post;
+    /// [`graph::CaptureHost`].
+    CaptureHost = 128, Post;
     /// [`graph::CaptureBegin`], nodes, edges -> nothing.
     CaptureBegin = 102, Ask;
     /// [`Object`], a stream -> [`Value`], a graph.

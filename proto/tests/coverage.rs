@@ -44,7 +44,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuGraphExternalSemaphores", "external memory and semaphores: need the program's own context"),
     ("cuGraphAddExternalSemaphores", "external memory and semaphores: need the program's own context"),
     ("cuGraphExecExternalSemaphores", "external memory and semaphores: need the program's own context"),
-    ("cuGraph", "host nodes of graphs: later"),
     ("cuMemMapArray", "arrays and textures: later"),
     ("cuMulticast", "several devices: later"),
     ("cuDeviceCanAccessPeer", "several devices: later"),

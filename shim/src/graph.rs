@@ -19,7 +19,7 @@ use crate::ffi::Status;
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
 use crate::user_object::{self, Holder};
-use crate::{memory, printing};
+use crate::{graph_host, memory, printing};
 
 static EXECS: RwLock<Option<HashMap<u64, Exec>>> = RwLock::new(None);
 static KEPT: Mutex<Option<HashMap<u64, Kept>>> = Mutex::new(None);
@@ -28,6 +28,8 @@ static KEPT: Mutex<Option<HashMap<u64, Kept>>> = Mutex::new(None);
 #[derive(Clone, Copy, Debug)]
 struct Exec {
     prints: bool,
+    /// It has host nodes.
+    calls: bool,
 }
 
 /// What pointers in the parameters of a node lead to, as long as the node is there and unchanged.
@@ -189,28 +191,57 @@ pub fn get_node_of<T: FromBytes>(session: &Session, node: u64, kind: u32) -> Sta
 /// `cuGraphInstantiate` in all its forms.
 pub fn instantiate(session: &Session, body: &GraphInstantiate) -> Status<GraphInstantiated> {
     capture::forbid(session)?;
-    let answer = session.ask(Op::GraphInstantiate, body, &[])?;
-    let made: GraphInstantiated = answer.read()?;
-    if made.status == 0 {
-        let exec = Exec {
-            prints: made.prints != 0,
+    let mut slots: Vec<u32> = Vec::new();
+    let made = loop {
+        let body = GraphInstantiate {
+            slots: slots.len() as u32,
+            ..*body
         };
-        EXECS
-            .write()
-            .get_or_insert_default()
-            .insert(made.exec, exec);
-        user_object::copy(body.graph, Holder::Exec(made.exec));
+        let answer = session.ask(Op::GraphInstantiate, &body, slots.as_bytes());
+        let made: Status<GraphInstantiated> = answer.and_then(|answer| answer.read());
+        match made {
+            // It has host nodes, which need a slot each.
+            Ok(made) if made.hosts as usize > slots.len() => {
+                let more = made.hosts as usize - slots.len();
+                let more = graph_host::take_slots(session, more).inspect_err(|_| {
+                    graph_host::give_back(session, std::mem::take(&mut slots));
+                })?;
+                slots.extend(more);
+            }
+            made => break made,
+        }
+    };
+    let done = made.as_ref().is_ok_and(|made| made.status == 0);
+    if !done {
+        graph_host::give_back(session, slots);
+        return made;
     }
+    let made = made?;
+    let exec = Exec {
+        prints: made.prints != 0,
+        calls: !slots.is_empty(),
+    };
+    if exec.calls {
+        graph_host::instantiated(made.exec, slots);
+    }
+    EXECS
+        .write()
+        .get_or_insert_default()
+        .insert(made.exec, exec);
+    user_object::copy(body.graph, Holder::Exec(made.exec));
     Ok(made)
 }
 
 /// `cuGraphLaunch` (or `cuGraphUpload`): one message, no answer.
-pub fn launch(session: &Session, op: Op, exec: u64, stream: StreamRef) -> Status {
+pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -> Status {
     let known = EXECS
         .read()
         .as_ref()
         .and_then(|execs| execs.get(&exec).copied());
     let known = known.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if known.calls && op == Op::GraphLaunch && !stream.is_capturing() {
+        graph_host::launched(session, exec)?;
+    }
     let body = GraphLaunch {
         exec,
         stream: stream.handle(),
@@ -228,6 +259,7 @@ pub fn destroy_exec(session: &Session, exec: u64) -> Status {
     if let Some(execs) = EXECS.write().as_mut() {
         execs.remove(&exec);
     }
+    graph_host::destroyed(session, exec);
     user_object::end(Holder::Exec(exec));
     Ok(())
 }

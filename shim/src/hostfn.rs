@@ -14,9 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mpsshim_proto::cuda::{
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult,
-};
+use mpsshim_proto::cuda::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::segment::{ARRIVED, FLAGS};
@@ -26,6 +24,7 @@ use crate::ffi::Status;
 use crate::stream::StreamRef;
 use crate::submit::Session;
 use crate::wait::{self, Policy};
+use crate::{capture, graph_host};
 
 /// How long a thread without work stays for the next function.
 const LINGER: Duration = Duration::from_secs(2);
@@ -95,8 +94,11 @@ pub fn is_running_here() -> bool {
 /// return.
 pub fn enqueue(session: &'static Session, stream: StreamRef, work: Work) -> Status {
     if stream.is_capturing() {
-        tracing::warn!("a host function was to be captured; not served");
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
+        return match work {
+            Work::Function(function, data) => graph_host::capture(session, stream, function, data),
+            // Only functions can be captured.
+            Work::Callback(..) => capture::forbid_wait(session, stream),
+        };
     }
     let slot = stream.slot();
     let queue = QUEUES[slot as usize].get_or_init(Queue::default);
@@ -120,8 +122,13 @@ pub fn enqueue(session: &'static Session, stream: StreamRef, work: Work) -> Stat
     Ok(())
 }
 
-/// Starts a slot's thread. The program's signals are for the program's threads.
+/// Starts a slot's thread.
 fn start(session: &'static Session, slot: u32, queue: &'static Queue) -> Status {
+    spawn(move || run(session, slot, queue))
+}
+
+/// Starts a thread that runs host functions. The program's signals are for the program's threads.
+pub fn spawn(body: impl FnOnce() + Send + 'static) -> Status {
     ANY_THREAD.store(true, Ordering::Relaxed);
     // SAFETY: both sets are ours; the calling thread gets its own mask back.
     let before = unsafe {
@@ -133,7 +140,10 @@ fn start(session: &'static Session, slot: u32, queue: &'static Queue) -> Status 
     let started = std::thread::Builder::new()
         .name("cuda-hostfn".into())
         .stack_size(STACK)
-        .spawn(move || run(session, slot, queue));
+        .spawn(move || {
+            IS_OURS.set(true);
+            body();
+        });
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     started.map(drop).map_err(|error| {
@@ -143,7 +153,6 @@ fn start(session: &'static Session, slot: u32, queue: &'static Queue) -> Status 
 }
 
 fn run(session: &Session, slot: u32, queue: &Queue) {
-    IS_OURS.set(true);
     let mut state = queue.state.lock();
     loop {
         let Some((value, work)) = state.pending.pop_front() else {

@@ -29,6 +29,7 @@ mod fake;
 mod ffi;
 mod genuine;
 mod graph;
+mod graph_host;
 mod hostfn;
 mod image;
 mod jit;

@@ -275,7 +275,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    fn take(&mut self, session: &Session) -> Option<(u32, u32)> {
+    /// A slot, and the last value that was written into its flag.
+    pub fn take(&mut self, session: &Session) -> Option<(u32, u32)> {
         self.sweep(session);
         if let Some(found) = self.free.pop() {
             return Some(found);
@@ -284,6 +285,12 @@ impl Slots {
             self.used += 1;
             (self.used - 1, 0)
         })
+    }
+
+    /// Gives back a slot whose first flag no stream has used since it was taken.
+    pub fn put_back(&mut self, slot: u32, session: &Session) {
+        let value = session.flag(slot).load(Ordering::Acquire);
+        self.free.push((slot, value));
     }
 
     fn sweep(&mut self, session: &Session) {

@@ -2,6 +2,7 @@
 //! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no memory and no conditional nodes.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread::ThreadId;
@@ -15,7 +16,7 @@ use crate::context::{Context, live};
 use crate::driver::{Table, driver, new_handle};
 use crate::event;
 use crate::launch::{Launch, Params, Shape};
-use crate::stream::{self, Stream, resolve};
+use crate::stream::{self, HostFn, MemOp, Stream, resolve};
 
 /// What a node does.
 #[derive(Clone)]
@@ -27,6 +28,8 @@ pub enum Does {
     Child(Arc<Graph>),
     Wait(u64),
     Record(u64),
+    Host(HostFn, u64),
+    Batch(Vec<CUstreamBatchMemOpParams>),
 }
 
 impl Does {
@@ -39,6 +42,8 @@ impl Does {
             Does::Child(_) => CU_GRAPH_NODE_TYPE_GRAPH,
             Does::Wait(_) => CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Does::Record(_) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+            Does::Host(..) => CU_GRAPH_NODE_TYPE_HOST,
+            Does::Batch(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
         }
     }
 
@@ -55,6 +60,14 @@ impl Does {
             }
             Does::Wait(event) => event::wait_here(*event),
             Does::Record(event) => event::reach_here(*event),
+            Does::Host(function, data) => function(*data as *mut c_void),
+            Does::Batch(operations) => {
+                for operation in operations {
+                    if let Some(operation) = MemOp::new(operation)? {
+                        operation.run(context);
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -574,6 +587,23 @@ fn describe(params: &CUgraphNodeParams) -> R<Does> {
             clone.owned.store(true, Ordering::Relaxed);
             Ok(Does::Child(clone))
         }
+        CU_GRAPH_NODE_TYPE_HOST => {
+            let given: HostParams = In(params.words.as_ptr().cast()).get(0)?;
+            Ok(Does::Host(
+                given.function.ok_or(CUDA_ERROR_INVALID_VALUE)?,
+                given.data,
+            ))
+        }
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+            let batch: CUDA_BATCH_MEM_OP_NODE_PARAMS = inside(params, 0);
+            let operations: Vec<CUstreamBatchMemOpParams> =
+                In(batch.operations as *const CUstreamBatchMemOpParams)
+                    .list(batch.count as usize)?;
+            for operation in &operations {
+                MemOp::new(operation)?;
+            }
+            Ok(Does::Batch(operations))
+        }
         CU_GRAPH_NODE_TYPE_WAIT_EVENT => {
             driver()?.events.get(params.words[0])?;
             Ok(Does::Wait(params.words[0]))
@@ -765,6 +795,22 @@ fn of_kind<T>(of: u64, pick: impl FnOnce(&Does) -> Option<T>) -> R<T> {
     pick(&node(of)?.lock().does).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct HostParams {
+    function: Option<HostFn>,
+    data: u64,
+}
+
+fn host_params(params: In<[u64; 2]>) -> R<CUgraphNodeParams> {
+    Ok(around(CU_GRAPH_NODE_TYPE_HOST, 0, &params.get(0)?))
+}
+
+fn batch_params(params: In<CUDA_BATCH_MEM_OP_NODE_PARAMS>) -> R<CUgraphNodeParams> {
+    Ok(around(CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, 0, &params.get(0)?))
+}
+
 fn event_params(kind: u32, event: u64) -> CUgraphNodeParams {
     around(kind, 0, &event)
 }
@@ -931,6 +977,36 @@ api! { TABLE;
     fn cuGraphAddEmptyNode(out: Out<u64>, to: u64, before: In<u64>, count: usize) {
         let params = CUgraphNodeParams { kind: CU_GRAPH_NODE_TYPE_EMPTY, ..CUgraphNodeParams::default() };
         add(out, to, before, count, &params)
+    }
+    fn cuGraphAddHostNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<[u64; 2]>) {
+        add(out, to, before, count, &host_params(params)?)
+    }
+    fn cuGraphHostNodeGetParams(of: u64, out: Out<HostParams>) {
+        out.set(of_kind(of, |does| match does {
+            Does::Host(function, data) => Some(HostParams { function: Some(*function), data: *data }),
+            _ => None,
+        })?)
+    }
+    fn cuGraphHostNodeSetParams(of: u64, params: In<[u64; 2]>) { change(of, &host_params(params)?) }
+    fn cuGraphExecHostNodeSetParams(exec: u64, of: u64, params: In<[u64; 2]>) { exec_change(exec, of, &host_params(params)?) }
+    fn cuGraphAddBatchMemOpNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<CUDA_BATCH_MEM_OP_NODE_PARAMS>) {
+        add(out, to, before, count, &batch_params(params)?)
+    }
+    fn cuGraphBatchMemOpNodeSetParams(of: u64, params: In<CUDA_BATCH_MEM_OP_NODE_PARAMS>) { change(of, &batch_params(params)?) }
+    fn cuGraphBatchMemOpNodeGetParams(of: u64, out: Out<CUDA_BATCH_MEM_OP_NODE_PARAMS>) {
+        let operations = of_kind(of, |does| match does { Does::Batch(operations) => Some(operations.clone()), _ => None })?;
+        let words = operations.iter().flat_map(|o| {
+            let flags = u64::from(o.value_flags);
+            [u64::from(o.operation) | u64::from(o.flags) << 32, o.address, o.value, flags, o.alias, 0]
+        });
+        let kept = Box::new((Vec::new(), words.collect::<Vec<u64>>()));
+        let params = CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            count: operations.len() as u32,
+            operations: kept.1.as_ptr() as u64,
+            ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+        };
+        KEPT.lock().push(kept);
+        out.set(params)
     }
     fn cuGraphAddChildGraphNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, child: u64) {
         add(out, to, before, count, &child_params(child))

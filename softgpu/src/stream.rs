@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{Context, live};
 use crate::driver::{driver, new_handle, start};
-use crate::graph;
+use crate::graph::{self, Does};
 
 pub const GREATEST_PRIORITY: i32 = -5;
 /// How long a stream's thread outlives its last work.
@@ -342,46 +342,107 @@ fn read(address: u64, wide: bool) -> u64 {
     }
 }
 
-fn write(stream: CUstream, own: bool, address: u64, value: u64, flags: u32, wide: bool) -> R<()> {
-    let (context, stream) = resolve(stream, own)?;
-    let address = word(address, wide)?;
-    if flags != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    stream.submit(&context, move |_| {
-        // SAFETY: as in `read`. The release pairs with the acquire of whoever waits, in any process.
-        unsafe {
-            if wide {
-                AtomicU64::from_ptr(address as *mut u64).store(value, Ordering::Release);
-            } else {
-                AtomicU32::from_ptr(address as *mut u32).store(value as u32, Ordering::Release);
+type Holds = fn(u64, u64, u64) -> bool;
+
+/// A stream memory operation that was found fit.
+#[derive(Clone, Copy)]
+pub struct MemOp {
+    address: u64,
+    value: u64,
+    wide: bool,
+    /// Of a wait.
+    holds: Option<Holds>,
+}
+
+impl MemOp {
+    /// `None`: there is nothing to do.
+    pub fn new(operation: &CUstreamBatchMemOpParams) -> R<Option<MemOp>> {
+        let wide = matches!(
+            operation.operation,
+            CU_STREAM_MEM_OP_WRITE_VALUE_64 | CU_STREAM_MEM_OP_WAIT_VALUE_64
+        );
+        let holds: Option<Holds> = match operation.operation {
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => {
+                if operation.value_flags != 0 {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                None
             }
+            CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WAIT_VALUE_64 => {
+                Some(match operation.value_flags {
+                    CU_STREAM_WAIT_VALUE_GEQ if wide => {
+                        |now, value, _| now.wrapping_sub(value) as i64 >= 0
+                    }
+                    CU_STREAM_WAIT_VALUE_GEQ => {
+                        |now, value, _| (now as u32).wrapping_sub(value as u32) as i32 >= 0
+                    }
+                    CU_STREAM_WAIT_VALUE_EQ => |now, value, ones| now == value & ones,
+                    CU_STREAM_WAIT_VALUE_AND => |now, value, ones| now & value & ones != 0,
+                    CU_STREAM_WAIT_VALUE_NOR => |now, value, ones| !(now | value) & ones != 0,
+                    CU_STREAM_WAIT_VALUE_FLUSH.. => return Err(CUDA_ERROR_NOT_SUPPORTED),
+                    _ => return Err(CUDA_ERROR_INVALID_VALUE),
+                })
+            }
+            CU_STREAM_MEM_OP_BARRIER if operation.flags <= 1 => return Ok(None),
+            CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        Ok(Some(MemOp {
+            address: word(operation.address, wide)?,
+            value: operation.value,
+            wide,
+            holds,
+        }))
+    }
+
+    pub fn run(&self, context: &Context) {
+        let ones = if self.wide { u64::MAX } else { u32::MAX.into() };
+        match self.holds {
+            Some(holds) => poll(context, || {
+                holds(read(self.address, self.wide), self.value, ones)
+            }),
+            // SAFETY: as in `read`. The release pairs with the acquire of whoever waits, in any process.
+            None => unsafe {
+                if self.wide {
+                    AtomicU64::from_ptr(self.address as *mut u64)
+                        .store(self.value, Ordering::Release);
+                } else {
+                    AtomicU32::from_ptr(self.address as *mut u32)
+                        .store(self.value as u32, Ordering::Release);
+                }
+            },
         }
-        Ok(())
-    });
+    }
+}
+
+fn batch(stream: CUstream, own: bool, operations: &[CUstreamBatchMemOpParams]) -> R<()> {
+    let (context, stream) = resolve(stream, own)?;
+    let mut work = Vec::new();
+    for operation in operations {
+        work.extend(MemOp::new(operation)?);
+    }
+    let node = || Does::Batch(operations.to_vec());
+    if graph::captured(&stream, node)? {
+        return Ok(());
+    }
+    for operation in work {
+        stream.submit(&context, move |context| {
+            operation.run(context);
+            Ok(())
+        });
+    }
     Ok(())
 }
 
-fn wait(stream: CUstream, own: bool, address: u64, value: u64, flags: u32, wide: bool) -> R<()> {
-    let (context, stream) = resolve(stream, own)?;
-    let address = word(address, wide)?;
-    let ones = if wide { u64::MAX } else { u32::MAX.into() };
-    let holds: fn(u64, u64, u64) -> bool = match flags {
-        CU_STREAM_WAIT_VALUE_GEQ if wide => |now, value, _| now.wrapping_sub(value) as i64 >= 0,
-        CU_STREAM_WAIT_VALUE_GEQ => {
-            |now, value, _| (now as u32).wrapping_sub(value as u32) as i32 >= 0
-        }
-        CU_STREAM_WAIT_VALUE_EQ => |now, value, ones| now == value & ones,
-        CU_STREAM_WAIT_VALUE_AND => |now, value, ones| now & value & ones != 0,
-        CU_STREAM_WAIT_VALUE_NOR => |now, value, ones| !(now | value) & ones != 0,
-        CU_STREAM_WAIT_VALUE_FLUSH.. => return Err(CUDA_ERROR_NOT_SUPPORTED),
-        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+fn one(stream: CUstream, own: bool, operation: u32, address: u64, value: u64, flags: u32) -> R<()> {
+    let operation = CUstreamBatchMemOpParams {
+        operation,
+        address,
+        value,
+        value_flags: flags,
+        ..CUstreamBatchMemOpParams::default()
     };
-    stream.submit(&context, move |context| {
-        poll(context, || holds(read(address, wide), value, ones));
-        Ok(())
-    });
-    Ok(())
+    batch(stream, own, &[operation])
 }
 
 /// Polls until `done`, ever more seldom: this is the one wait that nobody can signal.
@@ -396,7 +457,7 @@ fn poll(context: &Context, mut done: impl FnMut() -> bool) {
     }
 }
 
-type HostFn = extern "C" fn(*mut c_void);
+pub type HostFn = extern "C" fn(*mut c_void);
 type CallbackFn = extern "C" fn(CUstream, CUresult, *mut c_void);
 
 api! { TABLE;
@@ -427,6 +488,9 @@ api_streams! { TABLE_STREAMS;
     fn cuLaunchHostFunc / cuLaunchHostFunc_ptsz [own] (stream: CUstream, function: Option<HostFn>, data: u64) {
         let (context, stream) = resolve(stream, own)?;
         let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if graph::captured(&stream, || Does::Host(function, data))? {
+            return Ok(());
+        }
         stream.submit(&context, move |_| {
             function(data as *mut c_void);
             Ok(())
@@ -436,39 +500,28 @@ api_streams! { TABLE_STREAMS;
     fn cuStreamAddCallback / cuStreamAddCallback_ptsz [own] (name: CUstream, callback: Option<CallbackFn>, data: u64, flags: u32) {
         let (context, stream) = resolve(name, own)?;
         let callback = callback.filter(|_| flags == 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        graph::refuse(&stream)?;
         stream.submit_always(&context, move |context| {
             callback(name, CUresult(context.status()), data as *mut c_void);
         });
         Ok(())
     }
     fn cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
-        write(stream, own, address, value, flags, true)
+        one(stream, own, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags)
     }
     fn cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz [own] (stream: CUstream, address: u64, value: u64, flags: u32) {
-        wait(stream, own, address, value, flags, true)
+        one(stream, own, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags)
     }
     fn cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz [own] (stream: CUstream, count: u32, operations: In<CUstreamBatchMemOpParams>, flags: u32) {
         if flags != 0 || count > 255 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        for operation in operations.list(count as usize)? {
-            let (address, value, flags) = (operation.address, operation.value, operation.value_flags);
-            match operation.operation {
-                CU_STREAM_MEM_OP_WRITE_VALUE_32 => write(stream, own, address, value, flags, false)?,
-                CU_STREAM_MEM_OP_WRITE_VALUE_64 => write(stream, own, address, value, flags, true)?,
-                CU_STREAM_MEM_OP_WAIT_VALUE_32 => wait(stream, own, address, value, flags, false)?,
-                CU_STREAM_MEM_OP_WAIT_VALUE_64 => wait(stream, own, address, value, flags, true)?,
-                CU_STREAM_MEM_OP_BARRIER if operation.flags <= 1 => {}
-                CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => return Err(CUDA_ERROR_NOT_SUPPORTED),
-                _ => return Err(CUDA_ERROR_INVALID_VALUE),
-            }
-        }
-        Ok(())
+        batch(stream, own, &operations.list(count as usize)?)
     }
     fn cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
-        write(stream, own, address, value.into(), flags, false)
+        one(stream, own, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value.into(), flags)
     }
     fn cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz [own] (stream: CUstream, address: u64, value: u32, flags: u32) {
-        wait(stream, own, address, value.into(), flags, false)
+        one(stream, own, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value.into(), flags)
     }
 }

@@ -83,6 +83,12 @@ wire! {
     Access { kind: u32, id: i32, flags: u32, }
     /// What a node of stream memory operations does; the operations follow, six words each.
     BatchNode { count: u32, flags: u32, }
+    /// What a host node does: it gives this number, which the client knows a function by, to flag `slot + ARRIVED` of
+    /// the instance's slot for the node, waits until the client has written 1 into flag `slot + RETURNED`, and clears
+    /// that.
+    HostNode { token: u32, pad: u32, }
+    /// A captured `cuLaunchHostFunc`.
+    CaptureHost { stream: u64, token: u32, pad: u32, }
     /// What is known of a node: the kind, then what it does.
     GraphNodeIs { kind: u32, device: u32, }
     /// An object and another one.
@@ -96,7 +102,8 @@ wire! {
         stream: u64,
         /// Whether as `cuGraphInstantiateWithParams`.
         with_params: u32,
-        pad: u32,
+        /// Slots behind this struct, `u32` each, one for each host node.
+        slots: u32,
     }
     /// What came of it, success or not.
     GraphInstantiated {
@@ -107,7 +114,8 @@ wire! {
         result: u32,
         /// Launching it may print.
         prints: u32,
-        pad: u32,
+        /// Host nodes. With fewer slots than these nothing was made, and no `exec` is given.
+        hosts: u32,
     }
     GraphLaunch { exec: u64, stream: u64, }
     /// What came of an update, success or not.

@@ -155,6 +155,8 @@ pub struct Exec {
     pub device: usize,
     /// Launching it may print.
     pub prints: bool,
+    /// The slot of each host node.
+    pub slots: Vec<(CUgraphNode, u32)>,
 }
 
 /// A capture that goes on.
@@ -181,6 +183,10 @@ pub struct Graphs {
     pub memory: std::collections::BTreeMap<u64, (u64, u64)>,
     /// Numbers of conditions that the session was given, and their graphs.
     pub conditions: HashMap<u64, u64>,
+    /// There has been a host node.
+    pub hosts: bool,
+    /// Slots that instances were ever given: where the GPU may wait for the client.
+    pub waits: HashSet<u32>,
     /// A kernel that may print was put into some graph.
     pub prints: bool,
     by_graph: HashMap<CUgraph, u64>,
@@ -202,6 +208,8 @@ impl Default for Graphs {
             captures: Vec::new(),
             memory: Default::default(),
             conditions: HashMap::new(),
+            hosts: false,
+            waits: HashSet::new(),
             prints: false,
             by_graph: HashMap::new(),
             by_node: HashMap::new(),

@@ -14,7 +14,7 @@ use super::streams::{Role, Stream};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::array::CopyBox;
-use mpsshim_proto::message::graph::{CaptureBegin, CaptureUpdate, GraphLaunch};
+use mpsshim_proto::message::graph::{CaptureBegin, CaptureHost, CaptureUpdate, GraphLaunch};
 use mpsshim_proto::message::memory::PoolFree;
 use mpsshim_proto::message::stream::{EventImport, HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{
@@ -453,6 +453,7 @@ impl Session {
             }
             // What a stream was given before its capture must not get into it.
             Op::CaptureBegin => Touches::Objects([stream(offset_of!(CaptureBegin, stream)), None]),
+            Op::CaptureHost => Touches::Objects([stream(offset_of!(CaptureHost, stream)), None]),
             Op::CaptureUpdate => {
                 Touches::Objects([stream(offset_of!(CaptureUpdate, stream)), None])
             }

@@ -14,6 +14,7 @@ use super::session::{Session, SessionShared};
 use super::{EngineEvent, Registration};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_proto::cuda::CUDA_ERROR_NOT_READY;
+use mpsshim_proto::segment::RETURNED;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -101,6 +102,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<ReaperTask>) {
 }
 
 fn is_drained(shared: &Shared, session: &Session) -> bool {
+    // A graph that waits for the client's functions goes on without them.
+    for slot in &session.graphs.waits {
+        session.shared.set_flag(slot + RETURNED, 1);
+    }
     session
         .streams
         .iter()

@@ -375,7 +375,7 @@ pub unsafe extern "C" fn instantiate_with_params<const P: bool>(
             flags: with.flags,
             stream,
             with_params: 1,
-            pad: 0,
+            slots: 0,
         };
         let made = graph::instantiate(session()?, &body)?;
         (with.error_node, with.result) = (made.error_node, made.result);

@@ -2,7 +2,8 @@
 
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::graph::{
-    Access, BatchNode, GraphAttribute, GraphCondition, GraphNode, GraphPair, KernelNode, node_flags,
+    Access, BatchNode, GraphAttribute, GraphCondition, GraphNode, GraphPair, HostNode, KernelNode,
+    node_flags,
 };
 use mpsshim_proto::message::{Op, Value};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -14,10 +15,11 @@ use crate::capture::{behind, read_all};
 use crate::context::{self, Context};
 use crate::ffi::{In, Out, Status, guard};
 use crate::graph::{self, Added, get_node_of, with_kept};
+use crate::hostfn::Function;
 use crate::memory::{self, Place};
 use crate::submit::session;
 use crate::user_object::{self, Holder};
-use crate::{module, register};
+use crate::{graph_host, module, register};
 
 entries! {
     cuGraphAddNode => add_any_v1,
@@ -64,12 +66,24 @@ entries! {
     cuGraphBatchMemOpNodeSetParams => set_batch,
     cuGraphExecBatchMemOpNodeSetParams => exec_set_batch,
     cuGraphConditionalHandleCreate => create_condition,
+    cuGraphAddHostNode => add_host,
+    cuGraphHostNodeGetParams => get_host,
+    cuGraphHostNodeSetParams => set_host,
+    cuGraphExecHostNodeSetParams => exec_set_host,
 }
 
 /// Words of `CUDA_KERNEL_NODE_PARAMS` as of CUDA 10.0.
 const KERNEL_V1: usize = 7;
 /// Access descriptors or operations that one node may have: more than the driver takes.
 const MANY: usize = 1024;
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct HostParams {
+    function: Option<Function>,
+    data: usize,
+}
 
 /// What a node does, as it travels.
 struct Does {
@@ -927,6 +941,55 @@ pub unsafe extern "C" fn get_batch(node: u64, out: Out<CUDA_BATCH_MEM_OP_NODE_PA
     })
 }
 
+/// What a host node does.
+fn host(params: HostParams) -> Status<Does> {
+    let function = params.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let node = HostNode {
+        token: graph_host::token(function, params.data),
+        pad: 0,
+    };
+    let bytes = node.as_bytes().to_vec();
+    let device = graph::device(session()?)?;
+    Ok(Does::new(CU_GRAPH_NODE_TYPE_HOST, device, bytes))
+}
+
+/// `cuGraphAddHostNode`.
+pub unsafe extern "C" fn add_host(
+    out: Out<u64>,
+    graph: u64,
+    nodes: In<u64>,
+    count: usize,
+    params: In<HostParams>,
+) -> CUresult {
+    guard(|| {
+        out.required()?;
+        add(out, graph, nodes, count, host(params.get()?)?)
+    })
+}
+
+/// `cuGraphHostNodeSetParams`.
+pub unsafe extern "C" fn set_host(node: u64, params: In<HostParams>) -> CUresult {
+    guard(|| change(Where::Node(node), &host(params.get()?)?))
+}
+
+/// `cuGraphExecHostNodeSetParams`.
+pub unsafe extern "C" fn exec_set_host(exec: u64, node: u64, params: In<HostParams>) -> CUresult {
+    guard(|| change(Where::Exec(exec, node), &host(params.get()?)?))
+}
+
+/// `cuGraphHostNodeGetParams`.
+pub unsafe extern "C" fn get_host(node: u64, out: Out<HostParams>) -> CUresult {
+    guard(|| {
+        out.required()?;
+        let (is, _): (HostNode, _) = get_node_of(session()?, node, CU_GRAPH_NODE_TYPE_HOST)?;
+        let (function, data) = graph_host::function(is.token)?;
+        out.set(HostParams {
+            function: Some(function),
+            data,
+        })
+    })
+}
+
 /// `cuGraphConditionalHandleCreate`.
 pub unsafe extern "C" fn create_condition(
     out: Out<u64>,
@@ -980,6 +1043,11 @@ fn any(params: &CUgraphNodeParams) -> Status<Does> {
         }
         CU_GRAPH_NODE_TYPE_MEM_ALLOC => alloc(of_kind(params)),
         CU_GRAPH_NODE_TYPE_MEM_FREE => free(params.words[0]),
+        CU_GRAPH_NODE_TYPE_HOST => {
+            // SAFETY: null or the program's function, as CUDA documents the struct of this kind.
+            let given: In<HostParams> = unsafe { In::inside(params.words.as_ptr() as u64) };
+            host(given.get()?)
+        }
         CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(of_kind(params)),
         CU_GRAPH_NODE_TYPE_CONDITIONAL => {
             let given: CUDA_CONDITIONAL_NODE_PARAMS = of_kind(params);

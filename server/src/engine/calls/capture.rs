@@ -8,7 +8,9 @@ use super::super::streams::Role;
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::Object;
-use mpsshim_proto::message::graph::{CaptureBegin, CaptureState, CaptureUpdate, NODES_MOST};
+use mpsshim_proto::message::graph::{
+    CaptureBegin, CaptureHost, CaptureState, CaptureUpdate, NODES_MOST,
+};
 use mpsshim_proto::ring::Message;
 use std::ptr;
 use zerocopy::{FromBytes, IntoBytes};
@@ -282,6 +284,31 @@ impl Session {
         }
         payload.extend_from_slice(edges.as_bytes());
         Ok(payload)
+    }
+
+    /// `cuLaunchHostFunc` in a capture.
+    pub fn capture_host(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: CaptureHost = self.body(message)?;
+        let (index, raw) = self.stream_for_capture(shared, body.stream)?;
+        if !self.streams.at(index)?.capturing {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        // Each instance of the graph gets slots of its own.
+        let mut operations = self.host_operations(0, body.token)?.map(|words| {
+            let [operation, address, value, flags, ..] = words;
+            CUstreamBatchMemOpParams {
+                operation: operation as u32,
+                address,
+                value,
+                value_flags: flags as u32,
+                ..CUstreamBatchMemOpParams::default()
+            }
+        });
+        let count = operations.len() as u32;
+        let driver = &shared.driver.stream;
+        driver.stream_batch_mem_op(raw, count, &mut operations[0], 0)?;
+        self.graphs.hosts = true;
+        Ok(())
     }
 
     /// `cuStreamUpdateCaptureDependencies`.

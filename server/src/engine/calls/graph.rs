@@ -14,11 +14,12 @@ use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphAttribute, GraphCondition, GraphCreate, GraphDependencies, GraphDot,
     GraphEnabled, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphList, GraphListed,
-    GraphMemory, GraphNode, GraphNodeAdded, GraphNodeIs, GraphPair, GraphUpdated, KernelNode,
-    LIST_MOST, NODES_MOST, graph_memory, list, node_flags,
+    GraphMemory, GraphNode, GraphNodeAdded, GraphNodeIs, GraphPair, GraphUpdated, HostNode,
+    KernelNode, LIST_MOST, NODES_MOST, graph_memory, list, node_flags,
 };
 use mpsshim_proto::message::{Object, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::{ARRIVED, FLAG_STRIDE, FLAGS, RETURNED};
 use mpsshim_proto::shm;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -27,6 +28,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Stream memory operations in one node, at most: the driver's own limit.
 const OPERATIONS_MOST: u32 = 256;
+/// What a host node is made of: the client is told, waited for, and its word cleared.
+const HOST_OPERATIONS: usize = 3;
+/// Graphs inside graphs, at most.
+const DEPTH: usize = 64;
 /// Bodies of a conditional node, at most.
 const BODIES_MOST: u32 = 1024;
 /// Access descriptors of an allocation, at most.
@@ -62,6 +67,36 @@ fn layout(shared: &Shared, function: CUfunction) -> Vec<(usize, usize)> {
         layout.push((offset, size));
     }
     layout
+}
+
+impl Described {
+    /// A host node is one of stream memory operations for the driver.
+    fn host(&mut self, operations: [[u64; 6]; HOST_OPERATIONS], context: CUcontext) {
+        self._operations = operations.to_vec();
+        self.params.kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+        let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            context: context.0,
+            count: HOST_OPERATIONS as u32,
+            operations: self._operations.as_ptr() as u64,
+            ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+        };
+        into_words(&mut self.params, &batch);
+    }
+
+    fn new(kind: u32) -> Described {
+        Described {
+            params: CUgraphNodeParams {
+                kind,
+                ..CUgraphNodeParams::default()
+            },
+            _bytes: Vec::new(),
+            _pointers: Vec::new(),
+            _operations: Vec::new(),
+            _access: Vec::new(),
+            prints: false,
+            refers: None,
+        }
+    }
 }
 
 fn into_words<T: IntoBytes + Immutable>(params: &mut CUgraphNodeParams, body: &T) {
@@ -266,8 +301,23 @@ impl Session {
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let mut described = self.describe(shared, context, body.kind, &behind.rest)?;
         let driver = &shared.driver.graph;
+        self.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
         if change {
             let (node, _) = self.node_ready(shared, body.object)?;
+            if body.kind == CU_GRAPH_NODE_TYPE_HOST && body.exec != 0 {
+                let slots = &self.graphs.execs.get(body.exec)?.slots;
+                let found = slots.iter().find(|(of, _)| *of == node);
+                let (_, slot) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let host: HostNode = one(&mut &behind.rest[..])?;
+                described.host(self.host_operations(*slot, host.token)?, context);
+            }
+            if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec != 0 {
+                let inner = CUgraph(described.params.words[0]);
+                if !self.host_nodes(shared, inner, DEPTH)?.is_empty() {
+                    // They would have no slots.
+                    return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+                }
+            }
             if body.exec == 0 {
                 driver.node_set(node, &mut described.params)?;
             } else {
@@ -363,18 +413,7 @@ impl Session {
         kind: u32,
         bytes: &[u8],
     ) -> Result<Described, CallError> {
-        let mut described = Described {
-            params: CUgraphNodeParams {
-                kind,
-                ..CUgraphNodeParams::default()
-            },
-            _bytes: Vec::new(),
-            _pointers: Vec::new(),
-            _operations: Vec::new(),
-            _access: Vec::new(),
-            prints: false,
-            refers: None,
-        };
+        let mut described = Described::new(kind);
         let mut bytes = bytes;
         let params = &mut described.params;
         match kind {
@@ -485,6 +524,11 @@ impl Session {
                     ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
                 };
                 into_words(params, &batch);
+            }
+            CU_GRAPH_NODE_TYPE_HOST => {
+                let body: HostNode = one(&mut bytes)?;
+                // Each instance gets slots of its own.
+                described.host(self.host_operations(0, body.token)?, context);
             }
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
@@ -656,6 +700,14 @@ impl Session {
                 driver.mem_free_get(node, &mut address)?;
                 payload.extend_from_slice(address.as_bytes());
             }
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP if self.host_token(shared, node).is_some() => {
+                let is = GraphNodeIs {
+                    kind: CU_GRAPH_NODE_TYPE_HOST,
+                    ..is
+                };
+                let token = self.host_token(shared, node).unwrap_or(0);
+                payload = [is.as_bytes(), HostNode { token, pad: 0 }.as_bytes()].concat();
+            }
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
                 let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
                 driver.batch_get(node, &mut params)?;
@@ -727,12 +779,103 @@ impl Session {
         Ok([node.as_bytes(), &packed].concat())
     }
 
+    /// What the driver does for a host node of an instance with this slot.
+    pub fn host_operations(
+        &self,
+        slot: u32,
+        token: u32,
+    ) -> Result<[[u64; 6]; HOST_OPERATIONS], CallError> {
+        self.shared.check_slot(slot)?;
+        let arrived = self.shared.flag_address(slot + ARRIVED)?;
+        let returned = self.shared.flag_address(slot + RETURNED)?;
+        let (write, wait) = (
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 as u64,
+            CU_STREAM_MEM_OP_WAIT_VALUE_32 as u64,
+        );
+        Ok([
+            [write, arrived, token.into(), 0, 0, 0],
+            [wait, returned, 1, CU_STREAM_WAIT_VALUE_EQ.into(), 0, 0],
+            [write, returned, 0, 0, 0, 0],
+        ])
+    }
+
+    /// What the client knows the function of a host node by; `None` for any other node.
+    fn host_token(&self, shared: &Shared, node: CUgraphNode) -> Option<u32> {
+        if !self.graphs.hosts {
+            return None;
+        }
+        let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
+        shared.driver.graph.batch_get(node, &mut params).ok()?;
+        if params.count as usize != HOST_OPERATIONS {
+            return None;
+        }
+        // SAFETY: the driver's own array of as many operations, valid as long as the node.
+        let first = unsafe { *(params.operations as *const [u64; 6]) };
+        // A client cannot name its flags in nodes of its own.
+        let flags = self.shared.flag_address(0).ok()?;
+        let len = (FLAGS * FLAG_STRIDE) as u64;
+        (first[1].wrapping_sub(flags) < len).then_some(first[2] as u32)
+    }
+
+    /// The host nodes of a graph and of those in it, always in the same order.
+    fn host_nodes(
+        &self,
+        shared: &Shared,
+        graph: CUgraph,
+        depth: usize,
+    ) -> Result<Vec<(CUgraphNode, u32)>, CUresult> {
+        let mut found = Vec::new();
+        if !self.graphs.hosts || depth == 0 {
+            return Ok(found);
+        }
+        let driver = &shared.driver.graph;
+        for node in all_nodes(shared, graph)? {
+            let mut kind = 0;
+            driver.node_kind(node, &mut kind)?;
+            match kind {
+                CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+                    let token = self.host_token(shared, node);
+                    found.extend(token.map(|token| (node, token)));
+                }
+                CU_GRAPH_NODE_TYPE_GRAPH => {
+                    let mut inner = CUgraph::NULL;
+                    driver.child_get(node, &mut inner)?;
+                    found.extend(self.host_nodes(shared, inner, depth - 1)?);
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives the host nodes of a graph the slots of the instance that is made or updated from it next.
+    fn give_slots(
+        &self,
+        shared: &Shared,
+        hosts: &[(CUgraphNode, u32)],
+        slots: &[u32],
+        device: usize,
+    ) -> Result<(), CallError> {
+        let context = shared.devices[device]
+            .context()
+            .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        for ((node, token), slot) in hosts.iter().zip(slots) {
+            let mut described = Described::new(CU_GRAPH_NODE_TYPE_HOST);
+            described.host(self.host_operations(*slot, *token)?, context);
+            shared.driver.graph.node_set(*node, &mut described.params)?;
+        }
+        Ok(())
+    }
+
     /// `cuGraphNodeGetType`.
     pub fn graph_node_kind(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Object = self.body(message)?;
         let (node, _) = self.node_ready(shared, body.object)?;
         let mut kind = 0;
         shared.driver.graph.node_kind(node, &mut kind)?;
+        if kind == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP && self.host_token(shared, node).is_some() {
+            kind = CU_GRAPH_NODE_TYPE_HOST;
+        }
         Ok(super::value(kind as u64))
     }
 
@@ -788,8 +931,18 @@ impl Session {
             // A kernel could launch it at any time, in the place of the whole server.
             return Err(CUDA_ERROR_NOT_SUPPORTED.into());
         }
+        let slots: Vec<u32> = {
+            let bytes = self.trailing::<GraphInstantiate>(message)?;
+            take(&mut &bytes[..], (body.slots as usize).min(FLAGS))?
+        };
         let mut raw = CUgraphExec::NULL;
         let mut made = GraphInstantiated::default();
+        let hosts = self.host_nodes(shared, graph, DEPTH)?;
+        made.hosts = hosts.len() as u32;
+        if slots.len() < hosts.len() {
+            return Ok(made.as_bytes().to_vec());
+        }
+        self.give_slots(shared, &hosts, &slots, device)?;
         let status = if body.with_params == 0 {
             shared.driver.graph.instantiate(&mut raw, graph, body.flags)
         } else {
@@ -823,7 +976,11 @@ impl Session {
             raw,
             device,
             prints: self.graphs.prints,
+            slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         };
+        self.graphs
+            .waits
+            .extend(exec.slots.iter().map(|(_, slot)| *slot));
         match self.graphs.execs.insert(exec) {
             Ok(handle) => made.exec = handle,
             Err(status) => {
@@ -886,6 +1043,13 @@ impl Session {
         let body: GraphPair = self.body(message)?;
         let (graph, _) = self.graph_ready(shared, body.second)?;
         let exec = self.exec_ready(shared, body.first)?;
+        if self.graphs.hosts {
+            let exec = self.graphs.execs.get(body.first)?;
+            let slots: Vec<u32> = exec.slots.iter().map(|(_, slot)| *slot).collect();
+            let hosts = self.host_nodes(shared, graph, DEPTH)?;
+            // With another number of them the driver refuses the update.
+            self.give_slots(shared, &hosts, &slots, exec.device)?;
+        }
         let mut info = CUgraphExecUpdateResultInfo::default();
         let status = shared.driver.graph.exec_update(exec, graph, &mut info);
         let mut updated = GraphUpdated {

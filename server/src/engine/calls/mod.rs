@@ -142,6 +142,7 @@ pub fn execute(
         Op::IpcClose => session.ipc_close(shared, message),
         Op::FileUnregister => session.file_unregister(shared, message),
         Op::StreamAttribute => session.stream_attribute(shared, message),
+        Op::CaptureHost => session.capture_host(shared, message),
         ask => return execute_ask(shared, session, ask, message),
     };
     match outcome {

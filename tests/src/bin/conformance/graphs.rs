@@ -2609,3 +2609,221 @@ pub fn user_objects(_setup: &Setup) {
     say!("ended", "{}", count(2));
     must!(cuGraphDestroy, g);
 }
+
+/// What host functions saw: the value at an address, each time.
+static SEEN: std::sync::Mutex<Vec<i32>> = std::sync::Mutex::new(Vec::new());
+
+extern "C" fn see(data: *mut c_void) {
+    // SAFETY: the section gives the address of pinned memory of its own.
+    let value = unsafe { *(data as *const i32) };
+    SEEN.lock().expect("no panic").push(value);
+}
+
+extern "C" fn add_hundred(data: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { *(data as *mut i32) += 100 };
+}
+
+type HostFunction = extern "C" fn(*mut c_void);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HostNode {
+    function: Option<HostFunction>,
+    data: u64,
+}
+
+/// Host functions in captures and graphs.
+pub fn graph_host(_setup: &Setup) {
+    let out = alloc(4096);
+    let mut pinned = 0u64;
+    must!(cuMemHostAlloc, &mut pinned, 4096usize, 0u32);
+    let s = stream(CU_STREAM_NON_BLOCKING);
+    let take = || std::mem::take(&mut *SEEN.lock().expect("no panic"));
+    let (seen, added): (HostFunction, HostFunction) = (see, add_hundred);
+    // Captured: the device writes, the host changes it, the device reads it again.
+    must!(cuStreamBeginCapture_v2, s, 2u32);
+    must!(cuMemsetD32Async, pinned, 7u32, 1usize, s);
+    say!(
+        "captured",
+        "{}",
+        cu!(cuLaunchHostFunc, s, seen, pinned as *mut c_void)
+    );
+    must!(cuLaunchHostFunc, s, added, pinned as *mut c_void);
+    must!(cuMemcpyHtoDAsync_v2, out, pinned, 4usize, s);
+    let mut g = CUgraph::NULL;
+    must!(cuStreamEndCapture, s, &mut g);
+    say!("kinds", "{:?}", kinds(g));
+    let exec = instantiate(g);
+    for _ in 0..3 {
+        must!(cuGraphLaunch, exec, s);
+    }
+    must!(cuStreamSynchronize, s);
+    say!("ran", "{:?} {:?}", take(), read_i32(out, 1));
+    let other = instantiate(g);
+    let second = stream(CU_STREAM_NON_BLOCKING);
+    must!(cuGraphLaunch, exec, s);
+    must!(cuStreamSynchronize, s);
+    must!(cuGraphLaunch, other, second);
+    must!(cuStreamSynchronize, second);
+    say!("two instances", "{:?}", take());
+    must!(cuGraphExecDestroy, other);
+    must!(cuGraphExecDestroy, exec);
+    must!(cuGraphDestroy, g);
+    // A callback cannot be captured.
+    must!(cuStreamBeginCapture_v2, s, 2u32);
+    say!(
+        "callback",
+        "{}",
+        cu!(cuStreamAddCallback, s, seen, pinned as *mut c_void, 0u32)
+    );
+    say!("status", "{}", super::capture::status(s));
+    say!("end", "{}", super::capture::end_and_count(s));
+    // By hand.
+    let g = graph();
+    let (_, memset) = add_memset(g, &[], &memset_params(pinned + 64, 3, 1));
+    let params = HostNode {
+        function: Some(seen),
+        data: pinned + 64,
+    };
+    let mut host = CUgraphNode::NULL;
+    say!(
+        "host node",
+        "{}",
+        cu!(
+            cuGraphAddHostNode,
+            &mut host,
+            g,
+            &memset,
+            1usize,
+            &params as *const HostNode
+        )
+    );
+    say!("kind", "{}", kind(host));
+    let mut found = HostNode {
+        function: None,
+        data: 0,
+    };
+    say!(
+        "parameters",
+        "{}",
+        cu!(cuGraphHostNodeGetParams, host, &mut found)
+    );
+    say!(
+        "they are",
+        "{} {}",
+        found.function.is_some_and(|f| f as usize == seen as usize),
+        found.data == pinned + 64
+    );
+    say!(
+        "of another node",
+        "{}",
+        cu!(cuGraphHostNodeGetParams, memset, &mut found)
+    );
+    let none = HostNode {
+        function: None,
+        data: 0,
+    };
+    say!(
+        "no function",
+        "{}",
+        cu!(
+            cuGraphAddHostNode,
+            &mut { CUgraphNode::NULL },
+            g,
+            NO_NODES,
+            0usize,
+            &none as *const HostNode
+        )
+    );
+    let exec = instantiate(g);
+    run(exec);
+    say!("ran", "{:?}", take());
+    let changed = HostNode {
+        function: Some(added),
+        data: pinned + 64,
+    };
+    say!(
+        "set the instance's",
+        "{}",
+        cu!(
+            cuGraphExecHostNodeSetParams,
+            exec,
+            host,
+            &changed as *const HostNode
+        )
+    );
+    run(exec);
+    // SAFETY: pinned memory of this program.
+    say!("ran", "{:?} {}", take(), unsafe {
+        *((pinned + 64) as *const i32)
+    });
+    say!(
+        "set the node's",
+        "{}",
+        cu!(cuGraphHostNodeSetParams, host, &changed as *const HostNode)
+    );
+    let mut clone = CUgraph::NULL;
+    must!(cuGraphClone, &mut clone, g);
+    say!("kinds of a clone", "{:?}", kinds(clone));
+    must!(cuGraphHostNodeSetParams, host, &params as *const HostNode);
+    let mut info = CUgraphExecUpdateResultInfo::default();
+    say!(
+        "update",
+        "{}",
+        cu!(cuGraphExecUpdate_v2, exec, g, &mut info)
+    );
+    run(exec);
+    say!("ran", "{:?}", take());
+    // Inside a child graph.
+    let outer = graph();
+    let mut child = CUgraphNode::NULL;
+    must!(
+        cuGraphAddChildGraphNode,
+        &mut child,
+        outer,
+        NO_NODES,
+        0usize,
+        g
+    );
+    let nested = instantiate(outer);
+    run(nested);
+    run(nested);
+    say!("in a child graph", "{:?}", take());
+    // Side by side.
+    let wide = graph();
+    for i in 0..8u64 {
+        let (_, memset) = add_memset(wide, &[], &memset_params(pinned + 128 + 8 * i, i as u32, 1));
+        let params = HostNode {
+            function: Some(seen),
+            data: pinned + 128 + 8 * i,
+        };
+        must!(
+            cuGraphAddHostNode,
+            &mut host,
+            wide,
+            &memset,
+            1usize,
+            &params as *const HostNode
+        );
+    }
+    let many = instantiate(wide);
+    for _ in 0..10 {
+        must!(cuGraphLaunch, many, s);
+    }
+    must!(cuStreamSynchronize, s);
+    let mut all = take();
+    all.sort();
+    say!("side by side", "{} {:?}", all.len(), (all[0], all[79]));
+    for exec in [exec, nested, many] {
+        must!(cuGraphExecDestroy, exec);
+    }
+    for graph in [g, clone, outer, wide] {
+        must!(cuGraphDestroy, graph);
+    }
+    for stream in [s, second] {
+        must!(cuStreamDestroy_v2, stream);
+    }
+    must!(cuMemFreeHost, pinned);
+    free(out);
+}

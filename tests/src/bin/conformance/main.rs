@@ -234,6 +234,7 @@ const FURTHER: &[Section] = &[
     ("graph_edges", graphs::graph_edges),
     ("graph_params", graphs::graph_params),
     ("graph_exec", graphs::graph_exec),
+    ("graph_host", graphs::graph_host),
     ("graph_memory", graphs::graph_memory),
     ("graph_conditional", graphs::graph_conditional),
     ("user_objects", graphs::user_objects),
