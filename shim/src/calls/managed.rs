@@ -7,7 +7,7 @@ use mpsshim_proto::cuda::*;
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
-use crate::{context, managed, stream};
+use crate::{capture, context, managed, stream};
 
 entries! {
     cuMemAllocManaged => alloc,
@@ -33,8 +33,9 @@ entries! {
 pub unsafe extern "C" fn alloc(out: Out<CUdeviceptr>, len: usize, flags: u32) -> CUresult {
     guard(|| {
         out.required()?;
-        let context = context::current()?;
-        out.set(managed::alloc(session()?, context, len as u64, flags)?)
+        let (session, context) = (session()?, context::current()?);
+        capture::forbid(session)?;
+        out.set(managed::alloc(session, context, len as u64, flags)?)
     })
 }
 
