@@ -12,7 +12,7 @@ use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{ClientHello, PROTOCOL_VERSION};
 use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, GetReference,
-    ReferenceArguments, TEXTURE_IS_SURFACE, TextureCreate, TextureDestroy,
+    ReferenceArguments, TEXTURE_IS_SURFACE, TensorMap, TextureCreate, TextureDestroy,
 };
 use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
 use mpsshim_proto::message::stream::{
@@ -208,6 +208,13 @@ fn a_box_outside_the_segment_ends_the_session() {
         }
     };
     Scene::new().each_ends_its_session(vec![
+        case("tensor map call 4", |peer| {
+            let body = TensorMap {
+                call: 4,
+                ..TensorMap::default()
+            };
+            peer.post(Op::TensorMap, &body, &[])
+        }),
         case("reference call 99", |peer| {
             let body = ReferenceArguments {
                 call: 99,

@@ -19,9 +19,9 @@ impl Session {
     /// what a kernel reads through a map it could read without.
     pub fn tensor_map(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: TensorMap = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
         let call = Call::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("tensor map call {}", body.call)))?;
+        shared.device(body.device)?.make_current(&shared.driver)?;
         if call != Call::ReplaceAddress && body.rank as usize > TENSOR_RANK_MAX {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
