@@ -288,7 +288,16 @@ opcodes! {
     /// [`stream::EventImport`] -> nothing.
     EventImport = 504, Ask;
 
-    // Green contexts, peers, device-wide settings: [`context`].
+    /// [`context::ResourceQuery`] -> [`context::Resource`].
+    ResourceQuery = 600, Ask;
+    /// [`context::ResourceSplit`] -> [`context::ResourceGroups`], then a [`context::Resource`] for each group.
+    ResourceSplit = 601, Ask;
+    /// [`context::ResourceJoin`], tokens -> [`Value`]: what a green context can be made of.
+    ResourceJoin = 602, Ask;
+    /// [`context::GreenCreate`] -> nothing.
+    GreenCreate = 603, Ask;
+    /// [`Object`]: its streams were destroyed before.
+    GreenDestroy = 604, Post;
 }
 
 const _: () = assert!(WRAP == 1);
@@ -361,6 +370,8 @@ wire! {
     /// `cuStreamCreateWithPriority`, and the default streams of a context.
     StreamCreate {
         stream: u64,
+        /// Handle of the green context it is in; 0: none.
+        green: u64,
         /// Handle of the legacy default stream it is ordered against; 0: non-blocking; itself: it *is* one.
         legacy: u64,
         priority: i32,

@@ -54,13 +54,6 @@ const REASONS: &[(&str, &str)] = &[
     ("cuDestroyExternal", "external memory and semaphores: need the program's own context"),
     ("cuSignalExternal", "external memory and semaphores: need the program's own context"),
     ("cuWaitExternal", "external memory and semaphores: need the program's own context"),
-    ("cuGreenCtx", "green contexts of the program's own: later"),
-    ("cuCtxFromGreenCtx", "green contexts of the program's own: later"),
-    ("cuStreamGetGreenCtx", "green contexts of the program's own: later"),
-    ("cuDevResource", "green contexts of the program's own: later"),
-    ("cuDevSmResource", "green contexts of the program's own: later"),
-    ("cuDeviceGetDevResource", "green contexts of the program's own: later"),
-    ("cuCtxGetDevResource", "green contexts of the program's own: later"),
     ("cuCheckpoint", "checkpoints: the device's state is the server's"),
     ("cudbg", "debugging: the context is the server's"),
 ];

@@ -11,6 +11,7 @@ mod dispatch;
 mod driver;
 mod files;
 mod graphs;
+mod green;
 mod held;
 mod host;
 mod images;

@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
-    CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_LIMIT_MAX, CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CU_CTX_MAP_HOST, CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_LIMIT_MAX, CUDA_ERROR_CONTEXT_IS_DESTROYED,
     CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED,
     CUDA_ERROR_NOT_PERMITTED, CUresult, CUuuid,
 };
 use mpsshim_proto::handle::{Handle, Kind};
-use mpsshim_proto::message::{Attach, Op};
+use mpsshim_proto::message::{Attach, Object, Op};
 use parking_lot::{Mutex, RwLock};
 
 use crate::ffi::Status;
@@ -138,6 +138,10 @@ pub struct Context {
     pub primary: bool,
     /// `cuCtxGetApiVersion`.
     pub version: u32,
+    /// Handle of the green context that it is; 0 for others.
+    pub green: u64,
+    /// The primary context of which a green context is a part.
+    home: Option<&'static Context>,
     /// `CU_CTX_*`.
     pub flags: AtomicU32,
     /// `cuCtxGetId`; a primary context that comes back is another.
@@ -206,6 +210,12 @@ pub fn any_busy() -> bool {
     })
 }
 
+fn next_handle() -> u64 {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let index = MADE.fetch_add(1, Ordering::Relaxed);
+    Handle::new(Kind::Context, 0, index).0
+}
+
 fn next_id() -> u64 {
     static IDS: AtomicU64 = AtomicU64::new(1);
     IDS.fetch_add(1, Ordering::Relaxed)
@@ -220,12 +230,26 @@ impl Context {
         version: u32,
         flags: u32,
     ) -> &'static Context {
+        let devices = (device, server_device);
+        Context::make_in(handle, devices, (0, None), primary, version, flags)
+    }
+
+    fn make_in(
+        handle: u64,
+        (device, server_device): (i32, u32),
+        (green, home): (u64, Option<&'static Context>),
+        primary: bool,
+        version: u32,
+        flags: u32,
+    ) -> &'static Context {
         let context: &'static Context = Box::leak(Box::new(Context {
             handle,
             device,
             server_device,
             primary,
             version,
+            green,
+            home,
             flags: AtomicU32::new(flags),
             id: AtomicU64::new(next_id()),
             alive: AtomicBool::new(!primary),
@@ -251,6 +275,12 @@ impl Context {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let handle = MADE.fetch_add(1, Ordering::Relaxed) as u64 + 1;
         Context::make(handle, 0, 0, false, 0, 0)
+    }
+
+    /// The context that modules belong to: of a green context its device's primary one.
+    #[inline]
+    pub fn home(&'static self) -> &'static Context {
+        self.home.unwrap_or(self)
     }
 
     /// How threads wait in it.
@@ -371,7 +401,7 @@ impl Context {
 
     /// `cuCtxDestroy` of a context that the program made.
     pub fn destroy(&'static self) -> Status {
-        if self.primary || !self.alive.load(Ordering::Relaxed) {
+        if self.primary || self.green != 0 || !self.alive.load(Ordering::Relaxed) {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
         self.end(session()?);
@@ -380,6 +410,15 @@ impl Context {
             pop();
         }
         Ok(())
+    }
+
+    /// `cuGreenCtxDestroy`. Threads that have it current keep it, dead.
+    pub fn destroy_green(&'static self, session: &Session) -> Status {
+        self.usable()?;
+        self.end(session);
+        CONTEXTS.write().remove(&self.handle);
+        session.post(Op::GreenDestroy, &Object { object: self.green })?;
+        self.home().release()
     }
 
     /// `cuDevicePrimaryCtxRelease`.
@@ -455,13 +494,24 @@ pub fn retain(ordinal: i32) -> Status<&'static Context> {
 
 /// `cuCtxCreate`: makes a context and makes it current.
 pub fn create(ordinal: i32, flags: u32, version: u32) -> Status<&'static Context> {
-    static MADE: AtomicU32 = AtomicU32::new(0);
     let server = device(ordinal)?.attach(session()?)?;
-    let index = MADE.fetch_add(1, Ordering::Relaxed);
-    let handle = Handle::new(Kind::Context, 0, index).0;
+    let handle = next_handle();
     let context = Context::make(handle, ordinal, server, false, version, flags);
     push(context);
     Ok(context)
+}
+
+/// The context that a new green context is (`cuGreenCtxCreate`); its device's primary context is retained for it.
+pub fn create_green(ordinal: i32, green: u64) -> Status<&'static Context> {
+    let home = retain(ordinal)?;
+    Ok(Context::make_in(
+        next_handle(),
+        (ordinal, home.server_device),
+        (green, Some(home)),
+        false,
+        home.version,
+        CU_CTX_MAP_HOST,
+    ))
 }
 
 /// The handle that the genuine driver has for a device's primary context, which it names without making one:

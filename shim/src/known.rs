@@ -54,10 +54,12 @@ impl Hasher for Fast {
     }
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.word(u64::from_le_bytes(word));
+        let (words, rest) = bytes.as_chunks::<4>();
+        for word in words {
+            self.word(u32::from_le_bytes(*word).into());
+        }
+        for byte in rest {
+            self.word((*byte).into());
         }
     }
     #[inline]

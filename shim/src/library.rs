@@ -166,6 +166,7 @@ pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<CUresult> 
 /// `cuLibraryGetModule`: the module that a library is in a context.
 pub fn module_in(session: &Session, handle: u64, context: &'static Context) -> Status<u64> {
     session.check()?;
+    let context = context.home();
     let entry = library(handle)?;
     let mut parts = entry.0.lock();
     let id = context.id.load(Ordering::Relaxed);
@@ -317,6 +318,7 @@ pub fn layout(session: &Session, kernel: KernelRef) -> Status<&'static Layout> {
 /// The function that a kernel is in a context.
 #[inline]
 pub fn function(kernel: KernelRef, context: &'static Context) -> Status<FunctionRef> {
+    let context = context.home();
     match known_function(kernel, context.device) {
         Some(function) if ptr::eq(function.context(), context) => Ok(function),
         _ => find_function(kernel, context),

@@ -349,6 +349,7 @@ pub fn create(
         Op::StreamCreate,
         &StreamCreate {
             stream: handle,
+            green: context.green,
             legacy: if legacy { handle } else { after },
             priority,
             device: context.server_device,

@@ -321,6 +321,7 @@ impl Peer {
         let stream = self.handle(Kind::Stream);
         let body = StreamCreate {
             stream,
+            green: 0,
             legacy: 0,
             priority: 0,
             device: 0,

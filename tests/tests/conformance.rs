@@ -26,10 +26,12 @@ const FAULT: [&str; 2] = ["before_init", "fault"];
 const NEED_A_GPU: &[&str] = &[
     "array_graphs",
     "array_kinds",
+    "context_details",
     "graph_conditional",
     "graph_edges",
     "graph_memory",
     "graph_params",
+    "green_contexts",
     "launch_attributes",
     "multi_device_launches",
     "nested_launches",

@@ -1,6 +1,7 @@
 //! Module and library images: received, checked, kept once per content.
 
 use super::host::is_affordable;
+use super::jit::JitOptions;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::shm::{Mapping, is_sealed};
 use parking_lot::Mutex;
@@ -24,6 +25,9 @@ pub struct Image {
     pub device: usize,
     /// Keeps the content as long as the driver may look at it.
     pub _content: Content,
+    /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
+    /// says that the driver has forgotten them by then.
+    pub _options: JitOptions,
     /// Its kernels print (`vprintf` is named in it).
     pub prints: bool,
 }
@@ -137,8 +141,7 @@ pub fn is_whole(bytes: &[u8]) -> bool {
 
 /// Whether some kernel in the image calls device `printf`.
 pub fn prints(bytes: &[u8]) -> bool {
-    const NAME: &[u8] = b"vprintf";
-    bytes.windows(NAME.len()).any(|window| window == NAME)
+    memchr::memmem::find(bytes, b"vprintf").is_some()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::Shared;
 use super::arrays::{Array, Object};
 use super::dispatch::any_busy;
 use super::files::FileRegistration;
+use super::green::{self, GreenRef};
 use super::host::HostBlock;
 use super::images::{Image, Raw};
 use super::session::{Session, SessionShared};
@@ -35,6 +36,8 @@ pub enum ReaperTask {
 pub enum Buried {
     /// A module or library.
     Image(Image),
+    /// A green context, which its streams may still hold.
+    Green(GreenRef),
     /// Pinned memory.
     Host(HostBlock),
     /// An array.
@@ -148,6 +151,8 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
     let mut account = std::mem::take(&mut session.account);
     session.pools.clear(shared, &mut account);
     session.virtual_memory.clear(shared, &mut account);
+    let greens = session.greens.drain().map(Buried::Green);
+    graves.extend(greens.map(|green| (Instant::now(), green)));
     for link in session.links.drain() {
         link.end(shared);
     }
@@ -203,6 +208,7 @@ fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
             }
             None
         }
+        Buried::Green(green) => green::end(shared, green).map(Buried::Green),
         Buried::Host(block) => {
             shared.use_any_device();
             shared.arena.free(&shared.driver, block);

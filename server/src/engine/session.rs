@@ -6,6 +6,7 @@ use super::arrays::{Array, Objects, Reference};
 use super::devices::Grant;
 use super::files::FileRegistration;
 use super::graphs::Graphs;
+use super::green::{GreenRef, Resources};
 use super::held::Held;
 use super::host::{HostBlock, Registration};
 use super::images::Image;
@@ -35,6 +36,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const MAX_EVENTS: usize = 1 << 20;
 /// Modules and libraries a session may have at a time.
 const MAX_IMAGES: usize = 1 << 16;
+/// Green contexts a session may have at a time; a place is used once.
+const MAX_GREENS: usize = 1 << 16;
 /// Linkers a session may have at a time.
 const MAX_LINKS: usize = 1 << 10;
 /// Functions a session may have at a time.
@@ -248,6 +251,10 @@ pub struct Session {
     pub images: Slots<Image>,
     /// The same for libraries.
     pub libraries: Slots<Image>,
+    /// Green contexts by handle.
+    pub greens: Slots<GreenRef>,
+    /// Multiprocessors that the client was told of.
+    pub resources: Resources,
     /// Linkers by handle.
     pub links: Slots<Link>,
     /// Functions by handle, those that kernels of libraries became included.
@@ -312,6 +319,8 @@ impl Session {
             events: Slots::new(Kind::Event, MAX_EVENTS),
             images: Slots::new(Kind::Module, MAX_IMAGES),
             libraries: Slots::new(Kind::Library, MAX_IMAGES),
+            greens: Slots::new(Kind::GreenContext, MAX_GREENS),
+            resources: Resources::default(),
             links: Slots::new(Kind::Link, MAX_LINKS),
             functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
             grants: BTreeMap::new(),

@@ -5,6 +5,7 @@
 //! with events, and only where both sides have work that is not known to be done.
 
 use super::Shared;
+use super::green::GreenRef;
 use super::session::{CallError, Session, SessionShared};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::reached;
@@ -63,6 +64,8 @@ pub struct Stream {
     has_attributes: bool,
     /// `ops` when `join_event` was last recorded.
     join_recorded: u64,
+    /// The green context it is in.
+    pub green: Option<GreenRef>,
 }
 
 impl Stream {
@@ -85,6 +88,7 @@ impl Stream {
             join_event: None,
             has_attributes: false,
             join_recorded: 0,
+            green: None,
         }
     }
 
@@ -169,10 +173,17 @@ impl Stream {
         if let Some((slot, _)) = self.own_flag {
             shared.flags.give_back(slot);
         }
-        if self.has_attributes {
-            self.reset_attributes(shared);
+        match self.green {
+            Some(_) => {
+                let _ = shared.driver.context.stream_destroy(self.raw);
+            }
+            None => {
+                if self.has_attributes {
+                    self.reset_attributes(shared);
+                }
+                shared.devices[self.device].keep_stream(self.priority, self.raw);
+            }
         }
-        shared.devices[self.device].keep_stream(self.priority, self.raw);
     }
 
     /// `cuStreamSetAttribute`. A driver that refuses says so in its log only: an attribute changes how fast work is

@@ -5,8 +5,8 @@ use std::ptr;
 use mpsshim_proto::cuda::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE, CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE,
-    CU_LAUNCH_PARAM_END, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-    CUlaunchAttribute, CUlaunchConfig, CUresult,
+    CU_LAUNCH_PARAM_END, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, CUlaunchAttribute, CUlaunchConfig, CUresult,
 };
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, Op, PARAMS_MAX};
 use zerocopy::IntoBytes;
@@ -285,6 +285,9 @@ fn submit(
     attributes: &[u8],
 ) -> Status {
     let session = session()?;
+    if !ptr::eq(function.context(), stream.context().home()) {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
     check(function, &shape)?;
     let recorded = if attributes.is_empty() {
         check_cluster(function, &shape, None)?;

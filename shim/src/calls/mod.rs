@@ -13,6 +13,7 @@ mod event;
 mod function;
 mod graph;
 mod graph_node;
+mod green;
 mod host;
 mod ipc;
 mod launch;
@@ -62,6 +63,7 @@ const PARTS: &[&[Entry]] = &[
     device::ENTRIES,
     event::ENTRIES,
     function::ENTRIES,
+    green::ENTRIES,
     graph::ENTRIES,
     graph_node::ENTRIES,
     host::ENTRIES,

@@ -35,7 +35,7 @@ pub fn load_image(kind: Kind, content: &[u8], options: Options) -> Status<u64> {
     let session = session()?;
     let context = match kind {
         Kind::Library => None,
-        _ => Some(context::current()?),
+        _ => Some(context::current()?.home()),
     };
     let options = options.parse()?;
     let load = Load {

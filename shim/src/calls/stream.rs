@@ -135,15 +135,16 @@ pub unsafe extern "C" fn get_ctx<const PER_THREAD: bool>(handle: u64, out: Out<u
     guard(|| out.set(stream::resolve(handle, PER_THREAD)?.context().handle))
 }
 
-/// `cuStreamGetCtx` as of CUDA 12.5: with the green context, which none of our streams has.
+/// `cuStreamGetCtx` as of CUDA 12.5: with the green context, if it is in one.
 pub unsafe extern "C" fn get_ctx_v2<const PER_THREAD: bool>(
     handle: u64,
     out: Out<u64>,
     green: Out<u64>,
 ) -> CUresult {
     guard(|| {
-        out.set(stream::resolve(handle, PER_THREAD)?.context().handle)?;
-        green.set_if_wanted(0);
+        let context = stream::resolve(handle, PER_THREAD)?.context();
+        out.set(context.home().handle)?;
+        green.set_if_wanted(context.green);
         Ok(())
     })
 }

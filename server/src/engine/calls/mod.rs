@@ -7,6 +7,7 @@ mod copy;
 mod event;
 mod function;
 mod graph;
+mod green;
 mod launch;
 mod link;
 mod memory;
@@ -44,6 +45,9 @@ pub fn is_slow(op: Op) -> bool {
             | Op::EnumerateFunctions
             | Op::KernelAttribute
             | Op::GetManaged
+            | Op::GreenCreate
+            | Op::ResourceJoin
+            | Op::ResourceSplit
             | Op::LinkCreate
             | Op::LinkAdd
             | Op::LinkComplete
@@ -124,6 +128,7 @@ pub fn execute(
         Op::MarkEvent => session.mark_event(shared, message),
         Op::MemRelease => session.mem_release(shared, message),
         Op::ImageUnload => session.image_unload(shared, message),
+        Op::GreenDestroy => session.green_destroy(shared, message),
         Op::LinkDestroy => session.link_destroy(shared, message),
         Op::ImageLeave => session.image_leave(message),
         Op::HostFree => session.host_free(message),
@@ -194,6 +199,10 @@ fn execute_ask(
         }
         Op::GetFunction => session.get_function(shared, message),
         Op::KernelAttribute => session.kernel_attribute(shared, message),
+        Op::ResourceQuery => session.resource_query(shared, message),
+        Op::ResourceSplit => session.resource_split(shared, message),
+        Op::ResourceJoin => session.resource_join(shared, message),
+        Op::GreenCreate => session.green_create(shared, message),
         Op::LinkCreate => session.link_create(shared, message),
         Op::LinkFetch => session.link_fetch(message),
         Op::GetManaged => session.get_managed(shared, message),

@@ -28,8 +28,23 @@ impl Session {
         device.make_current(&shared.driver)?;
         let priority = body.priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
         self.reap_streams(shared);
-        let raw = device.take_stream(&shared.driver, priority)?;
-        let stream = Stream::new(shared, raw, ordinal, priority, role);
+        let green = match body.green {
+            0 => None,
+            green => Some(self.greens.get(green)?.clone()),
+        };
+        let raw = match &green {
+            None => device.take_stream(&shared.driver, priority)?,
+            Some(green) if green.device == ordinal => {
+                let mut raw = CUstream::NULL;
+                let flags = CU_STREAM_NON_BLOCKING;
+                let driver = &shared.driver.context;
+                driver.green_stream_create(&mut raw, green.raw, flags, priority)?;
+                raw
+            }
+            Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
+        };
+        let mut stream = Stream::new(shared, raw, ordinal, priority, role);
+        stream.green = green;
         if let Err((status, stream)) = self.streams.insert(body.stream, stream) {
             stream.release(shared);
             return Err(status.into());

@@ -28,6 +28,7 @@ mod arrays;
 mod capture;
 mod contexts;
 mod graphs;
+mod green;
 mod hostfn;
 mod images;
 mod kernels;
@@ -206,6 +207,8 @@ const FURTHER: &[Section] = &[
     ("copies_3d_refused", rectangles::copies_3d_refused),
     ("corner_cases", launching::corner_cases),
     ("launch_attributes", launching::launch_attributes),
+    ("context_details", green::context_details),
+    ("green_contexts", green::green_contexts),
     ("load_options", images::options),
     ("linker", images::linker),
     ("libraries", libraries::libraries),

@@ -1,0 +1,142 @@
+//! Green contexts and device resources.
+
+use super::super::Shared;
+use super::super::green::Green;
+use super::super::reaper::Buried;
+use super::super::session::{CallError, Session};
+use super::Reply;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::Object;
+use mpsshim_proto::message::context::{
+    GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,
+};
+use mpsshim_proto::ring::Message;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Groups that one split may give: more than any device has multiprocessors.
+const MAX_GROUPS: u32 = 1024;
+/// Resources that may be put together.
+const MAX_JOINED: u32 = 1024;
+
+impl Session {
+    /// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
+    pub fn resource_query(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ResourceQuery = self.body(message)?;
+        let mut resource = CUdevResource::INVALID;
+        let driver = &shared.driver.context;
+        let device = if body.green == 0 {
+            let device = shared.device(body.device)?;
+            device.make_current(&shared.driver)?;
+            driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?;
+            body.device as usize
+        } else {
+            let green = self.greens.get(body.green)?;
+            shared.devices[green.device].make_current(&shared.driver)?;
+            driver.green_get_dev_resource(green.raw, &mut resource, body.kind)?;
+            green.device
+        };
+        let told = self.resources.tell(resource, device)?;
+        Ok(told.as_bytes().to_vec())
+    }
+
+    /// `cuDevSmResourceSplitByCount`.
+    pub fn resource_split(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ResourceSplit = self.body(message)?;
+        let (from, device) = self.resources.get(body.token)?;
+        if body.count != from.sm[0] {
+            // The program has changed what it must not change.
+            return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION.into());
+        }
+        let mut groups = vec![CUdevResource::INVALID; body.groups.min(MAX_GROUPS) as usize];
+        let mut count = groups.len() as u32;
+        let mut remaining = CUdevResource::INVALID;
+        let groups_at = match body.wanted & 1 {
+            0 => std::ptr::null_mut(),
+            _ => groups.as_mut_ptr(),
+        };
+        let remaining_at = match body.wanted & 2 {
+            0 => std::ptr::null_mut(),
+            _ => &raw mut remaining,
+        };
+        shared.devices[device].make_current(&shared.driver)?;
+        shared.driver.context.split_by_count(
+            groups_at,
+            &mut count,
+            &from,
+            remaining_at,
+            body.flags,
+            body.least,
+        )?;
+        let mut head = ResourceGroups {
+            groups: count,
+            ..ResourceGroups::default()
+        };
+        if remaining.kind == CU_DEV_RESOURCE_TYPE_SM {
+            head.remaining = self.resources.tell(remaining, device)?;
+        }
+        let mut payload = head.as_bytes().to_vec();
+        if body.wanted & 1 != 0 {
+            for group in groups.iter().take(count as usize) {
+                let told = self.resources.tell(*group, device)?;
+                payload.extend_from_slice(told.as_bytes());
+            }
+        }
+        Ok(payload)
+    }
+
+    /// `cuDevResourceGenerateDesc`.
+    pub fn resource_join(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: ResourceJoin = self.body(message)?;
+        let behind = self.trailing::<ResourceJoin>(message)?;
+        if body.count == 0 || body.count > MAX_JOINED {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        let Some(tokens) = behind.get(..body.count as usize * 4) else {
+            return Err(CallError::Violation(format!(
+                "{} resources do not fit the message",
+                body.count
+            )));
+        };
+        let (words, _) = tokens.as_chunks::<4>();
+        let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let device = self.resources.get(tokens[0])?.1;
+        shared.devices[device].make_current(&shared.driver)?;
+        let at = self.resources.describe(shared, tokens, device)?;
+        Ok(super::value(at as u64))
+    }
+
+    /// `cuGreenCtxCreate`.
+    pub fn green_create(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: GreenCreate = self.body(message)?;
+        let device = shared.device(body.device)?;
+        let ordinal = body.device as usize;
+        let description = match body.description {
+            0 => CUdevResourceDesc::NULL,
+            at => self.resources.description(at as usize - 1, ordinal)?,
+        };
+        device.make_current(&shared.driver)?;
+        let mut raw = CUgreenCtx::NULL;
+        shared
+            .driver
+            .context
+            .green_create(&mut raw, description, device.raw, body.flags)?;
+        let green = Arc::new(Green {
+            raw,
+            device: ordinal,
+        });
+        if let Err((status, green)) = self.greens.insert(body.green, green) {
+            shared.bury(Buried::Green(green));
+            return Err(status.into());
+        }
+        Ok(Vec::new())
+    }
+
+    /// `cuGreenCtxDestroy`, once its last stream has drained.
+    pub fn green_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: Object = self.body(message)?;
+        let green = self.greens.remove(body.object)?;
+        shared.bury(Buried::Green(green));
+        Ok(())
+    }
+}
