@@ -14,6 +14,7 @@ use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, GetReference,
     ReferenceArguments, TEXTURE_IS_SURFACE, TensorMap, TextureCreate, TextureDestroy,
 };
+use mpsshim_proto::message::context::{GreenCreate, ResourceJoin, ResourceQuery, ResourceSplit};
 use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
 use mpsshim_proto::message::stream::{
     EventExport, EventImport, EventToken, HostFunction, MemOp, StreamAttribute,
@@ -495,6 +496,54 @@ fn descriptors_that_do_not_match_end_the_session() {
             }),
         ),
     ]);
+}
+
+#[test]
+fn resources_that_were_never_told_are_refused() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        let mut split = ResourceSplit {
+            groups: u32::MAX,
+            wanted: 3,
+            ..ResourceSplit::default()
+        };
+        for token in [0, 7, u32::MAX] {
+            split.token = token;
+            let asked = peer.ask_as(0, Op::ResourceSplit, &split, &[]);
+            assert_eq!(asked.map(drop), Err(CUDA_ERROR_INVALID_RESOURCE_TYPE));
+        }
+        let join = |count| ResourceJoin { count, device: 0 };
+        for (count, status) in [
+            (0, CUDA_ERROR_INVALID_VALUE),
+            (u32::MAX, CUDA_ERROR_INVALID_VALUE),
+            (1, CUDA_ERROR_INVALID_RESOURCE_TYPE),
+        ] {
+            let asked = peer.ask_as(0, Op::ResourceJoin, &join(count), &[7; 4]);
+            assert_eq!(asked.map(drop), Err(status));
+        }
+        let mut create = GreenCreate {
+            green: peer.handle(Kind::GreenContext),
+            description: 9,
+            flags: 1,
+            ..GreenCreate::default()
+        };
+        let asked = peer.ask_as(0, Op::GreenCreate, &create, &[]);
+        assert_eq!(asked.map(drop), Err(CUDA_ERROR_INVALID_VALUE));
+        create.device = 99;
+        let asked = peer.ask_as(0, Op::GreenCreate, &create, &[]);
+        assert_eq!(asked.map(drop), Err(CUDA_ERROR_INVALID_DEVICE));
+        let green = create.green;
+        peer.post(Op::GreenDestroy, &Object { object: green }, &[])
+            .expect("posted");
+        let query = ResourceQuery {
+            green,
+            device: 0,
+            kind: 1,
+        };
+        let asked = peer.ask_as(0, Op::ResourceQuery, &query, &[]);
+        assert_eq!(asked.map(drop), Err(CUDA_ERROR_INVALID_HANDLE));
+        assert!(peer.mem_info().is_ok(), "the session goes on");
+    });
 }
 
 #[test]

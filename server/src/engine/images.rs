@@ -27,7 +27,7 @@ pub struct Image {
     pub _content: Content,
     /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
     /// says that the driver has forgotten them by then.
-    pub _options: JitOptions,
+    pub _options: Box<JitOptions>,
     /// Its kernels print (`vprintf` is named in it).
     pub prints: bool,
 }

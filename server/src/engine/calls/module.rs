@@ -49,7 +49,7 @@ impl Session {
             device: body.device as usize,
             prints: prints(&content),
             _content: content,
-            _options: options,
+            _options: Box::new(options),
         };
         let table = match raw {
             Raw::Module(_) => &mut self.images,
