@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::context::{self, Context};
 use crate::ffi::Status;
+use crate::shadow;
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
 
@@ -258,14 +259,25 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
     if over {
         forget(id);
     }
-    let graph: Value = answer.read()?;
-    Ok(graph.value)
+    let graph: Status<Value> = answer.read();
+    if over {
+        if let Ok(graph) = &graph {
+            shadow::share(shadows_of(id), graph.value);
+        }
+        shadow::forget(shadows_of(id));
+    }
+    Ok(graph?.value)
 }
 
 fn still_captures(session: &Session, stream: u64) -> Status<bool> {
     let asked = session.ask(Op::CaptureState, &Object { object: stream }, &[])?;
     let state: CaptureState = asked.read()?;
     Ok(state.status != CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// What the shadows of a capture are kept under: no handle of a graph.
+pub fn shadows_of(id: u64) -> u64 {
+    id
 }
 
 /// A capture is over.

@@ -18,6 +18,7 @@ use crate::capture;
 use crate::context::Context;
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
+use crate::shadow;
 use crate::stream::{self, StreamRef};
 use crate::submit::{Ring, Session};
 use crate::thread;
@@ -319,6 +320,9 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
 
 /// Remembers that a record is complete, unless another one has taken its place.
 fn note_complete(event: &Event, record: Record) {
+    if let Some(stream) = record.stream() {
+        shadow::collect_until(stream, record.at);
+    }
     let now = event.record.lock();
     if now.is_some_and(|now| now.handle == record.handle && now.at == record.at) {
         event.complete.store(true, Ordering::Release);

@@ -19,7 +19,7 @@ use crate::ffi::Status;
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
 use crate::user_object::{self, Holder};
-use crate::{graph_host, memory, printing};
+use crate::{graph_host, memory, printing, shadow};
 
 static EXECS: RwLock<Option<HashMap<u64, Exec>>> = RwLock::new(None);
 static KEPT: Mutex<Option<HashMap<u64, Kept>>> = Mutex::new(None);
@@ -77,6 +77,7 @@ pub fn destroy(session: &Session, graph: u64) -> Status {
         kept.retain(|_, kept| kept.graph != graph);
     }
     memory::remove_graph_memory(graph);
+    shadow::forget(graph);
     user_object::graph_ends(graph);
     Ok(())
 }
@@ -229,6 +230,7 @@ pub fn instantiate(session: &Session, body: &GraphInstantiate) -> Status<GraphIn
         .get_or_insert_default()
         .insert(made.exec, exec);
     user_object::copy(body.graph, Holder::Exec(made.exec));
+    shadow::share(body.graph, made.exec);
     Ok(made)
 }
 
@@ -246,7 +248,14 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
         exec,
         stream: stream.handle(),
     };
+    let runs = op == Op::GraphLaunch && !stream.is_capturing();
+    if runs {
+        shadow::fill(exec);
+    }
     stream::post(session, stream, op, &body, &[])?;
+    if runs {
+        shadow::launched(exec, stream);
+    }
     if known.prints {
         printing::expect();
     }
@@ -260,6 +269,7 @@ pub fn destroy_exec(session: &Session, exec: u64) -> Status {
         execs.remove(&exec);
     }
     graph_host::destroyed(session, exec);
+    shadow::forget(exec);
     user_object::end(Holder::Exec(exec));
     Ok(())
 }
@@ -271,6 +281,10 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
         second: graph,
     };
     let updated: GraphUpdated = session.ask(Op::GraphExecUpdate, &body, &[])?.read()?;
+    if updated.status == 0 {
+        shadow::forget(exec);
+        shadow::share(graph, exec);
+    }
     if updated.prints != 0
         && let Some(execs) = EXECS.write().as_mut()
         && let Some(exec) = execs.get_mut(&exec)
@@ -284,6 +298,7 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
 pub fn clone(session: &Session, graph: u64) -> Status<u64> {
     let clone = ask_value(session, Op::GraphClone, graph)?;
     user_object::copy(graph, Holder::Graph(clone));
+    shadow::share(graph, clone);
     Ok(clone)
 }
 

@@ -50,6 +50,7 @@ mod printing;
 mod procaddr;
 mod register;
 mod settings;
+mod shadow;
 mod staging;
 mod stream;
 mod submit;

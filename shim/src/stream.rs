@@ -26,6 +26,7 @@ use crate::context::{self, Context};
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
 use crate::printing;
+use crate::shadow;
 use crate::submit::{Ring, Session, session};
 use crate::thread;
 use crate::wait::{self, Policy};
@@ -497,6 +498,7 @@ pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Poli
     wait::wait(session, target.slot, target.value, policy)?;
     stream.note(target);
     printing::collect(session);
+    shadow::collect(session, false);
     session.posted_error()
 }
 
@@ -509,6 +511,7 @@ pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
         Some(target) => wait_for(session, stream, target, stream.policy()),
         None => {
             printing::collect(session);
+            shadow::collect(session, false);
             session.posted_error()
         }
     }
@@ -525,6 +528,7 @@ pub fn query(session: &Session, stream: StreamRef) -> Status<bool> {
         }
         stream.note(target);
     }
+    shadow::collect(session, false);
     session.posted_error()?;
     Ok(true)
 }
@@ -551,6 +555,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     let now = session.operations.load(Ordering::Acquire);
     if session.quiet.load(Ordering::Acquire) >= now {
         printing::collect(session);
+        shadow::collect(session, only.is_none());
         return session.posted_error();
     }
     let busy: Vec<StreamRef> = match only {
@@ -593,5 +598,6 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         session.quiet.fetch_max(now, Ordering::AcqRel);
     }
     printing::collect(session);
+    shadow::collect(session, only.is_none());
     session.posted_error()
 }

@@ -10,7 +10,7 @@ use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, register, staging};
+use crate::{capture, context, register, shadow, staging};
 
 entries! {
     cuMemcpy => copy::<false>,
@@ -155,14 +155,25 @@ pub fn transfer(
 /// A copy that a graph will do: memory that the server cannot reach is moved to where it can, as the copy reads and
 /// writes it each time that the graph runs.
 fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u64) -> Status {
-    let reach = |place: Place| match place {
+    let mut shadows = Vec::new();
+    let mut reach = |place: Place, written: bool| match place {
         Place::Pageable(address) => {
-            let arena = register::adopt(session, stream.context(), address, len)?;
+            let arena = match register::adopt(session, stream.context(), address, len) {
+                Err(CUDA_ERROR_NOT_SUPPORTED) => {
+                    let shadow = shadow::make(session, stream.context(), address, len, written)?;
+                    shadows.push(shadow);
+                    shadow.block()
+                }
+                adopted => adopted?,
+            };
             Ok((arena, Side::Host))
         }
         place => reachable(place).ok_or(CUDA_ERROR_NOT_SUPPORTED),
     };
-    let (to, from) = (reach(to)?, reach(from)?);
+    let (to, from) = (reach(to, true)?, reach(from, false)?);
+    if !shadows.is_empty() {
+        shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
+    }
     let body = Copy {
         to: to.0,
         from: from.0,

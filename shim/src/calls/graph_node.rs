@@ -17,6 +17,7 @@ use crate::ffi::{In, Out, Status, guard};
 use crate::graph::{self, Added, get_node_of, with_kept};
 use crate::hostfn::Function;
 use crate::memory::{self, Place};
+use crate::shadow::{self, Shadow};
 use crate::submit::session;
 use crate::user_object::{self, Holder};
 use crate::{graph_host, module, register};
@@ -98,6 +99,8 @@ struct Does {
     /// Of a child node.
     child: u64,
     moves: bool,
+    /// Memory that cannot be registered.
+    shadows: Vec<Shadow>,
 }
 
 impl Does {
@@ -110,6 +113,7 @@ impl Does {
             by_extra: false,
             child: 0,
             moves: false,
+            shadows: Vec::new(),
         }
     }
 }
@@ -170,7 +174,11 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
             if at_once < nodes.len() {
                 super::graph::add_late(graph, &nodes[at_once..], added.node, edges)?;
             }
+            if !does.shadows.is_empty() {
+                shadow::attach(graph, added.node, &does.shadows);
+            }
             if does.child != 0 {
+                shadow::share(does.child, graph);
                 let holder = Holder::Node {
                     node: added.node,
                     graph,
@@ -188,8 +196,15 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
             with_kept(added.node, |kept| kept.graph = graph);
             added.node
         }
-        Where::Node(node) => node,
-        Where::Exec(..) => return Ok(added),
+        Where::Node(node) => {
+            let graph = with_kept(node, |kept| kept.graph);
+            shadow::attach(graph, node, &does.shadows);
+            node
+        }
+        Where::Exec(exec, node) => {
+            shadow::attach(exec, node, &does.shadows);
+            return Ok(added);
+        }
     };
     with_kept(node, |kept| {
         (kept.kernel, kept.by_extra) = (does.kernel, does.by_extra);
@@ -437,6 +452,8 @@ fn side(
     kind: u32,
     (host, device): (u64, u64),
     len: Option<u64>,
+    shadows: &mut Vec<Shadow>,
+    written: bool,
 ) -> Status<(u32, u64, u64)> {
     let len = len.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let address = match kind {
@@ -454,7 +471,14 @@ fn side(
         Place::Pinned(address) => Ok((kind, 0, address)),
         Place::Pageable(_) if kind == CU_MEMORYTYPE_DEVICE => Err(CUDA_ERROR_INVALID_VALUE),
         Place::Pageable(address) => {
-            let arena = register::adopt(session()?, context, address, len)?;
+            let arena = match register::adopt(session()?, context, address, len) {
+                Err(CUDA_ERROR_NOT_SUPPORTED) => {
+                    let shadow = shadow::make(session()?, context, address, len, written)?;
+                    shadows.push(shadow);
+                    shadow.block()
+                }
+                adopted => adopted?,
+            };
             Ok((CU_MEMORYTYPE_HOST, arena, 0))
         }
     }
@@ -476,20 +500,17 @@ fn memcpy(copy: CUDA_MEMCPY3D, context: u64) -> Status<Does> {
         copy.dst_pitch,
         copy.dst_height,
     );
-    (copy.src_type, copy.src_host, copy.src_device) = side(
-        context,
-        copy.src_type,
-        (copy.src_host, copy.src_device),
-        from,
-    )?;
+    let mut shadows = Vec::new();
+    let source = (copy.src_host, copy.src_device);
+    (copy.src_type, copy.src_host, copy.src_device) =
+        side(context, copy.src_type, source, from, &mut shadows, false)?;
+    let target = (copy.dst_host, copy.dst_device);
     (copy.dst_type, copy.dst_host, copy.dst_device) =
-        side(context, copy.dst_type, (copy.dst_host, copy.dst_device), to)?;
+        side(context, copy.dst_type, target, to, &mut shadows, true)?;
     let bytes = copy.as_bytes().to_vec();
-    Ok(Does::new(
-        CU_GRAPH_NODE_TYPE_MEMCPY,
-        context.server_device,
-        bytes,
-    ))
+    let mut does = Does::new(CU_GRAPH_NODE_TYPE_MEMCPY, context.server_device, bytes);
+    does.shadows = shadows;
+    Ok(does)
 }
 
 /// `cuGraphAddMemcpyNode`.
@@ -534,7 +555,7 @@ pub unsafe extern "C" fn get_memcpy(node: u64, out: Out<CUDA_MEMCPY3D>) -> CUres
             &mut copy.dst_host,
             &mut copy.dst_device,
         ] {
-            *address = memory::program_address(*address);
+            *address = shadow::program_address(memory::program_address(*address));
         }
         out.set(copy)
     })

@@ -1121,6 +1121,25 @@ pub fn capture_further(setup: &Setup) {
     must!(cuGraphExecDestroy, exec);
     must!(cuGraphDestroy, graph);
     free(room);
+    // And so is a stack.
+    let (mut given, mut got) = ([0i32; 64], [0i32; 64]);
+    must!(cuStreamBeginCapture_v2, main, 2u32);
+    must!(cuMemcpyHtoDAsync_v2, out, given.as_ptr(), 256usize, main);
+    must!(cuMemcpyDtoHAsync_v2, got.as_mut_ptr(), out, 256usize, main);
+    let (_, graph) = end(main);
+    let exec = instantiate(graph);
+    for round in 0..3 {
+        given.fill(std::hint::black_box(round + 70));
+        std::hint::black_box(&given);
+        must!(cuGraphLaunch, exec, main);
+        must!(cuStreamSynchronize, main);
+        let same = std::hint::black_box(&got)
+            .iter()
+            .all(|value| *value == round + 70);
+        say!(format!("stack, round {round}"), "{same}");
+    }
+    must!(cuGraphExecDestroy, exec);
+    must!(cuGraphDestroy, graph);
     must!(cuStreamDestroy_v2, main);
     free(out);
 }
