@@ -12,6 +12,10 @@ use std::sync::OnceLock;
 /// Streams made ahead: creating one while another client's kernels run can block until they are done.
 const STREAMS_AHEAD: usize = 32;
 
+/// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
+/// first module that allocates is loaded.
+const DEVICE_HEAP: usize = 512 << 20;
+
 /// A mapping of device memory at an address of the device arena.
 #[derive(Debug)]
 pub struct Grant {
@@ -127,6 +131,10 @@ impl Device {
             status.is_ok().then_some(value as u64)
         });
         let _ = self.first_limits.set(first);
+        // The driver takes no larger heap once a module that allocates on the device is loaded, be it another client's.
+        if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
+            tracing::debug!(%status, "the heap of device code stays as it is");
+        }
         let _ = self.context.set(context);
         Ok(())
     }
