@@ -39,7 +39,6 @@ const NEED_A_GPU: &[&str] = &[
     "pool_sharing",
     "services",
     "tensor_maps",
-    "texture_descriptors",
     "texture_references",
     "textures",
 ];

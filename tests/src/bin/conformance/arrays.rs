@@ -731,65 +731,6 @@ pub fn texture_objects(_: &Setup) {
     free(memory);
 }
 
-/// What the driver makes of descriptors that say too much or too little.
-pub fn texture_descriptors(_: &Setup) {
-    let memory = alloc(1 << 16);
-    let mut array = CUarray::NULL;
-    must!(
-        cuArray3DCreate_v2,
-        &mut array,
-        &solid((32, 32, 0), FLOAT, SURFACE)
-    );
-    let float = element(CU_AD_FORMAT_FLOAT, 1);
-    let linear = resource(CU_RESOURCE_TYPE_LINEAR, &[memory, float, 4096]);
-    let pitched = resource(CU_RESOURCE_TYPE_PITCH2D, &[memory, float, 32, 16, 512]);
-    let flat = resource(CU_RESOURCE_TYPE_PITCH2D, &[memory, float, 32, 0, 512]);
-    let of_array = resource(CU_RESOURCE_TYPE_ARRAY, &[array.0]);
-    let plain = CUDA_TEXTURE_DESC::default();
-    let border = CUDA_TEXTURE_DESC {
-        address_mode: [CU_TR_ADDRESS_MODE_BORDER; 3],
-        border_color: [1.0, 2.0, -3.0, 0.5],
-        ..plain
-    };
-    let view = CUDA_RESOURCE_VIEW_DESC {
-        format: 0x16,
-        width: 32,
-        height: 32,
-        ..Default::default()
-    };
-    for (what, resource, texture, view) in [
-        ("linear with a view", linear, plain, Some(view)),
-        ("pitched with a view", pitched, plain, Some(view)),
-        ("pitched, no height", flat, plain, None),
-        ("border", of_array, border, None),
-        ("array with a view", of_array, plain, Some(view)),
-    ] {
-        let mut object = CUtexObject::NULL;
-        let view = view.as_ref().map_or(null(), |v| v as *const _);
-        must!(cuTexObjectCreate, &mut object, &resource, &texture, view);
-        let mut resource_back = CUDA_RESOURCE_DESC::default();
-        must!(cuTexObjectGetResourceDesc, &mut resource_back, object);
-        for word in &mut resource_back.words {
-            *word = match *word {
-                word if word == memory => 1000,
-                word if word == array.0 => 2000,
-                word if word > 1 << 40 => 3000,
-                word => word,
-            };
-        }
-        let mut texture_back = plain;
-        must!(cuTexObjectGetTextureDesc, &mut texture_back, object);
-        let mut view_back = CUDA_RESOURCE_VIEW_DESC::default();
-        must!(cuTexObjectGetResourceViewDesc, &mut view_back, object);
-        say!(what, "{resource_back:?}");
-        say!(what, "{texture_back:?}");
-        say!(what, "{view_back:?}");
-        must!(cuTexObjectDestroy, object);
-    }
-    must!(cuArrayDestroy, array);
-    free(memory);
-}
-
 /// What an array's end does to what hangs on it, and a handle that is no more.
 pub fn stale_arrays(_: &Setup) {
     let mut array = CUarray::NULL;

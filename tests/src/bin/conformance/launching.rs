@@ -755,58 +755,6 @@ pub fn tensor_maps(_: &Setup) {
         "{}",
         cu!(cuTensorMapReplaceAddress, &mut map, AT + 1)
     );
-    // A kernel that reads through one.
-    let module = module(ATTRIBUTES);
-    let (memory, mut out) = (alloc(64 * 32 * 4), alloc(512));
-    let values: Vec<f32> = (0..64 * 32).map(|i| i as f32).collect();
-    must!(cuMemcpyHtoD_v2, memory, values.as_ptr(), values.len() * 4);
-    must!(
-        cuTensorMapEncodeTiled,
-        &mut map,
-        7u32,
-        2u32,
-        memory,
-        [64u64, 32].as_ptr(),
-        [256u64].as_ptr(),
-        [16u32, 8].as_ptr(),
-        [1u32, 1].as_ptr(),
-        0u32,
-        0u32,
-        0u32,
-        0u32
-    );
-    let (mut x, mut y) = (4 as c_int, 3 as c_int);
-    let mut params: [*mut c_void; 4] = [
-        (&raw mut out).cast(),
-        (&raw mut map).cast(),
-        (&raw mut x).cast(),
-        (&raw mut y).cast(),
-    ];
-    let result = cu!(
-        cuLaunchKernel,
-        function(module, "tile"),
-        1u32,
-        1u32,
-        1u32,
-        128u32,
-        1u32,
-        1u32,
-        0u32,
-        CUstream::NULL,
-        params.as_mut_ptr(),
-        null_mut::<*mut c_void>()
-    );
-    let waited = cu!(cuCtxSynchronize);
-    let mut seen = vec![0f32; 128];
-    must!(cuMemcpyDtoH_v2, seen.as_mut_ptr(), out, 512usize);
-    let right = (0..128).all(|i| seen[i] == values[(3 + i / 16) * 64 + 4 + i % 16]);
-    say!(
-        "a kernel that reads through it",
-        "{result} {waited} {right}"
-    );
-    must!(cuModuleUnload, module);
-    free(memory);
-    free(out);
 }
 
 /// Memsets and plain copies at their edges.

@@ -221,7 +221,6 @@ const FURTHER: &[Section] = &[
     ("pools_destroyed", pools::pools_destroyed),
     ("stale_arrays", arrays::stale_arrays),
     ("tensor_maps", launching::tensor_maps),
-    ("texture_descriptors", arrays::texture_descriptors),
     ("texture_objects", arrays::texture_objects),
     ("texture_references", textures::texture_references),
     ("textures", textures::textures),
