@@ -42,6 +42,9 @@ pub struct JitOptions {
     refused: bool,
 }
 
+/// Room behind a log: the driver writes a NUL even into one of 0 bytes.
+const BEYOND: usize = 64;
+
 impl JitOptions {
     /// Reads `count` options and the lists behind them; also gives what follows.
     ///
@@ -118,18 +121,19 @@ impl JitOptions {
 
     /// Asks for logs of these lengths, and for the time.
     pub fn want(&mut self, info: u32, error: u32) {
-        self.info = vec![0; info.min(MAX_LOG) as usize];
-        self.error = vec![0; error.min(MAX_LOG) as usize];
+        let (info, error) = (info.min(MAX_LOG) as usize, error.min(MAX_LOG) as usize);
+        self.info = vec![0; info + BEYOND];
+        self.error = vec![0; error + BEYOND];
         for (at, log, buffer, size) in [
             (
                 self.info.as_mut_ptr(),
-                self.info.len(),
+                info,
                 CU_JIT_INFO_LOG_BUFFER,
                 CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
             ),
             (
                 self.error.as_mut_ptr(),
-                self.error.len(),
+                error,
                 CU_JIT_ERROR_LOG_BUFFER,
                 CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
             ),

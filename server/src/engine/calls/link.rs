@@ -32,6 +32,7 @@ impl Session {
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         options.want(body.info_log, body.error_log);
         shared.device(body.device)?.make_current(&shared.driver)?;
+        let _compiling = shared.compiling.lock();
         let mut raw = CUlinkState::NULL;
         let (count, names, values) = options.raw()?;
         shared
@@ -71,6 +72,7 @@ impl Session {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let (count, names, values) = options.raw()?;
+        let _compiling = shared.compiling.lock();
         let status = shared.driver.image.link_add_data(
             link.raw,
             body.kind,
@@ -88,6 +90,7 @@ impl Session {
     pub fn link_complete(&mut self, shared: &Shared, message: &Message) -> Outcome {
         let body: Object = self.body(message)?;
         let link = self.link_ready(shared, body.object)?;
+        let _compiling = shared.compiling.lock();
         let (mut cubin, mut len) = (std::ptr::null(), 0);
         let status = shared
             .driver
@@ -123,7 +126,9 @@ impl Session {
     /// `cuLinkDestroy`.
     pub fn link_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
-        self.links.remove(body.object)?.end(shared);
+        let link = self.links.remove(body.object)?;
+        let _compiling = shared.compiling.lock();
+        link.end(shared);
         Ok(())
     }
 
