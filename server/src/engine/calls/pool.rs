@@ -9,7 +9,11 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::memory::{PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree};
 use mpsshim_proto::message::{Object, Range};
 use mpsshim_proto::ring::Message;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
+
+/// How long a trim waits to see that the session's work is done.
+const SETTLING: Duration = Duration::from_micros(500);
 
 impl Session {
     /// `cuMemPoolCreate`.
@@ -169,7 +173,12 @@ impl Session {
     /// `cuMemPoolTrimTo`.
     pub fn pool_trim(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PoolAttribute = self.body(message)?;
-        // The driver takes notice of what was freed when it is synchronized with.
+        // The driver takes notice of what was freed when it is synchronized with. The client may have waited for its
+        // work, and the server not know yet that it is done.
+        let began = Instant::now();
+        while self.has_work_in_flight(shared) && began.elapsed() < SETTLING {
+            std::hint::spin_loop();
+        }
         self.synchronize_idle(shared);
         let pool = self.pool(shared, body.pool)?;
         shared
