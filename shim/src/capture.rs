@@ -243,13 +243,14 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
     }
     let id = stream.capture();
     let capture = CAPTURES.lock().iter().find(|c| c.id == id).copied();
-    if let Some(capture) = capture
-        && capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED
-        && capture.thread != this_thread()
-    {
-        return Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    }
+    let wrong_thread = capture.is_some_and(|capture| {
+        capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture.thread != this_thread()
+    });
     let object = stream.handle();
+    if wrong_thread {
+        // The capture is over all the same, and its graph is lost.
+        spoil(session, std::iter::once(object))?;
+    }
     let answer = session.ask(Op::CaptureEnd, &Object { object }, &[])?;
     // The end of a forked stream is none, unless the driver takes it for one.
     let over = match capture {
@@ -258,6 +259,10 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
     };
     if over {
         forget(id);
+    }
+    if wrong_thread {
+        shadow::forget(shadows_of(id));
+        return Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }
     let graph: Status<Value> = answer.read();
     if over {

@@ -259,6 +259,10 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
     if known.prints {
         printing::expect();
     }
+    if runs && memory::any_graph_memory() {
+        // An instance whose memory is not freed yet is refused, by this call.
+        return capture::settle(session, stream.handle());
+    }
     Ok(())
 }
 

@@ -434,6 +434,11 @@ pub fn remove_graph_memory(graph: u64) {
     GRAPH_MEMORY_COUNT.store(table.len(), Ordering::Release);
 }
 
+/// Whether any node of a graph gives memory.
+pub fn any_graph_memory() -> bool {
+    GRAPH_MEMORY_COUNT.load(Ordering::Acquire) != 0
+}
+
 /// Whether memory that a node of a graph has given begins here.
 pub fn is_graph_memory(address: u64) -> bool {
     GRAPH_MEMORY_COUNT.load(Ordering::Acquire) != 0 && GRAPH_MEMORY.read().contains_key(&address)

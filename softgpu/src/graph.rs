@@ -400,6 +400,8 @@ fn end(stream: CUstream, own: bool) -> R<u64> {
         .thread
         .is_some_and(|thread| thread != std::thread::current().id())
     {
+        capture.graph.destroy();
+        *stream.part.lock() = None;
         return Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }
     if capture.origin != stream.handle {
