@@ -199,11 +199,11 @@ fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Par
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     }
-    let sound = len <= PARAMS_MAX && len >= layout.len && (!buffer.is_null() || len == 0);
-    if !sound {
+    if len > PARAMS_MAX || buffer.is_null() && len != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    Ok((Params::Packed(buffer, len), len))
+    // The buffer may be shorter than the parameters: NCCL's kernels take 4 KiB of which it fills the beginning.
+    Ok((Params::Packed(buffer, len), len.max(layout.len)))
 }
 
 /// What the driver refuses at once.
@@ -321,11 +321,18 @@ fn submit(
                 ring.fill(room, size_of::<Launch>() + param.offset as usize, bytes);
             }
         }
-        Params::Packed(buffer, len) => {
-            if len > 0 {
+        Params::Packed(buffer, given) => {
+            if given > 0 {
                 // SAFETY: the program gave a buffer of this size.
-                let bytes = unsafe { std::slice::from_raw_parts(buffer, len) };
+                let bytes = unsafe { std::slice::from_raw_parts(buffer, given) };
                 ring.fill(room, size_of::<Launch>(), bytes);
+            }
+            if given < len {
+                ring.fill(
+                    room,
+                    size_of::<Launch>() + given,
+                    &[0; PARAMS_MAX][..len - given],
+                );
             }
         }
         Params::None => {}
@@ -366,7 +373,7 @@ pub fn packed(function: &Function, params: Pointers, extra: Extra) -> Status<Vec
         }
         Params::Packed(buffer, len) if len > 0 => {
             // SAFETY: the program gave a buffer of this size.
-            packed.copy_from_slice(unsafe { std::slice::from_raw_parts(buffer, len) });
+            packed[..len].copy_from_slice(unsafe { std::slice::from_raw_parts(buffer, len) });
         }
         Params::Packed(..) | Params::None => {}
     }

@@ -489,3 +489,40 @@ pub fn absent_fault(setup: &Setup) {
         setup.launch("nothing", 1, 1, 0, CUstream::NULL, &mut [])
     );
 }
+
+/// A buffer of parameters that ends before they do, as NCCL gives it.
+pub fn short_parameters(setup: &Setup) {
+    let out = alloc(4096);
+    must!(cuMemsetD32_v2, out, 7u32, 16usize);
+    // No element is to be stored, so that the factor, which is missing, does not matter.
+    let mut buffer = (out, 0i32, 0i32);
+    let mut size = 12usize;
+    let mut extra: [*mut c_void; 5] = [
+        CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
+        (&raw mut buffer).cast(),
+        CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
+        (&raw mut size).cast(),
+        CU_LAUNCH_PARAM_END as *mut c_void,
+    ];
+    let function = setup.functions["store_index"];
+    let mut launch = || {
+        cu!(
+            cuLaunchKernel,
+            function,
+            1u32,
+            1u32,
+            1u32,
+            16u32,
+            1u32,
+            1u32,
+            0u32,
+            CUstream::NULL,
+            null_mut::<*mut c_void>(),
+            extra.as_mut_ptr()
+        )
+    };
+    say!("the last parameter is missing", "{}", launch());
+    say!("synchronize", "{}", cu!(cuCtxSynchronize));
+    say!("nothing was stored", "{:?}", read_i32(out, 2));
+    free(out);
+}

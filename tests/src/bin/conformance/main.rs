@@ -46,7 +46,7 @@ mod textures;
 mod virtual_memory;
 
 use contexts::{before_init, contexts, names, threads};
-use kernels::{absent_fault, launches, modules, occupancy};
+use kernels::{absent_fault, launches, modules, occupancy, short_parameters};
 use memory::{copies, host_memory, memory};
 use streams::{events, streams};
 
@@ -196,6 +196,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 /// Sections that run when they are named.
 const FURTHER: &[Section] = &[
+    ("short_parameters", short_parameters),
     ("array_copies", rectangles::array_copies),
     ("array_graphs", rectangles::array_graphs),
     ("array_kinds", arrays::array_kinds),
