@@ -56,11 +56,10 @@ impl Params {
                     _ => return Err(CUDA_ERROR_INVALID_VALUE),
                 }
             }
-            if bytes < packed.len() {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            let given = In(at as *const u8).list(packed.len())?;
-            packed.copy_from_slice(&given);
+            // As the genuine driver does: what a shorter buffer leaves out stays zero.
+            let bytes = bytes.min(packed.len());
+            let given = In(at as *const u8).list(bytes)?;
+            packed[..bytes].copy_from_slice(&given);
         } else if !packed.is_empty() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -44,6 +44,13 @@ def run(program, folder, env, timeout):
     return status, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - began
 
 
+def link_or_copy(source, target):
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def comparable(text):
     return [VARIES.sub("#", line).strip() for line in text.splitlines() if not SKIPPED_LINES.search(line)]
 
@@ -80,12 +87,17 @@ def main():
 
     def all_of(env):
         with tempfile.TemporaryDirectory(prefix="programs-") as scratch:
-            work = pathlib.Path(scratch, "work")
-            shutil.copytree(folder, work, symlinks=True)
-            one = lambda p: run(work / p.name, work, env, options.timeout)  # noqa: E731
+
+            def one(program):
+                # A folder of its own: several samples write a file of the same name.
+                work = pathlib.Path(scratch, program.name)
+                shutil.copytree(folder, work, copy_function=link_or_copy)
+                status, out, err, seconds = run(work / program.name, work, env, options.timeout)
+                return status, out.replace(str(work), "."), err, seconds
+
             results = dict(zip(harmless, pool.map(one, harmless)))
             results.update((p, one(p)) for p in faulting)
-            return [(r[0], r[1].replace(str(work), "."), *r[2:]) for r in (results[p] for p in programs)]
+            return [results[p] for p in programs]
 
     native = all_of(native_env)
     with tempfile.TemporaryDirectory(prefix="mps-") as place:
