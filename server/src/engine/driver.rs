@@ -46,11 +46,9 @@ macro_rules! functions {
     ($(#[$meta:meta])* $table:ident, $optional:expr; $($(#[$doc:meta])* $method:ident = $symbol:literal ( $($arg:ident : $ty:ty),* $(,)? );)*) => {
         $(#[$meta])*
         #[derive(Debug)]
-        #[allow(dead_code, reason = "filled subject by subject")]
         pub struct $table {
             $($method: unsafe extern "C" fn($($ty),*) -> CUresult,)*
         }
-        #[allow(dead_code, reason = "filled subject by subject")]
         impl $table {
             pub(super) fn load(handle: *mut c_void, path: &str) -> Result<$table, DriverError> {
                 Ok($table {
@@ -90,7 +88,6 @@ mod stream;
 /// The driver's functions. Those every driver here must have are the driver's own methods; further subjects, which
 /// a driver may lack, have a table each.
 #[derive(Debug)]
-#[allow(dead_code, reason = "filled subject by subject")]
 pub struct Driver {
     path: String,
     core: Core,

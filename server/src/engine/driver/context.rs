@@ -15,5 +15,4 @@ functions! {
     green_destroy = "cuGreenCtxDestroy" (green: CUgreenCtx);
     green_stream_create = "cuGreenCtxStreamCreate" (stream: &mut CUstream, green: CUgreenCtx, flags: u32, priority: i32);
     stream_destroy = "cuStreamDestroy_v2" (stream: CUstream);
-    device_can_access_peer = "cuDeviceCanAccessPeer" (can: &mut i32, device: CUdevice, peer: CUdevice);
 }
