@@ -233,8 +233,9 @@ mod tests {
         static RAN: AtomicUsize = AtomicUsize::new(0);
         let server = Fake::new();
         let context = Context::for_test();
-        let stream = server.during(|| stream::create(server.session, context, 1, 0, false));
-        let stream = stream.unwrap();
+        let make = || server.during(|| stream::create(server.session, context, 1, 0, false));
+        // Queues belong to slots, of which a process has one set and the tests a session each: not the other test's.
+        let (_first, stream) = (make().unwrap(), make().unwrap());
         let function = Work::Function(count, &raw const RAN as usize);
         enqueue(server.session, stream, function).unwrap();
         let (last, told) = callback(0);
