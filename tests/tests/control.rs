@@ -207,8 +207,13 @@ fn a_client_gets_a_server_and_is_listed() {
     let result = place.control(&["quit"]);
     assert_eq!((result.code, result.out.as_str()), (0, ""));
 
-    let log = place.log_after_stamp("control.log");
     let daemon = place.stamped_pid("control.log");
+    // The command is answered before the daemon's last line is written.
+    let last = format!("Control {daemon:>5}] Exit with status 0");
+    wait_until("the daemon has ended", || {
+        place.log_after_stamp("control.log").contains(&last)
+    });
+    let log = place.log_after_stamp("control.log");
     for expected in [
         format!(
             "Control {daemon:>5}] Starting control daemon using socket {}/control",
