@@ -1,5 +1,8 @@
 //! The contract between the shim, the server and the control daemon.
 
+#[macro_use]
+mod plain;
+
 pub mod arena;
 pub mod classes;
 pub mod cuda;

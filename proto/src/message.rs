@@ -302,15 +302,6 @@ opcodes! {
 
 const _: () = assert!(WRAP == 1);
 
-macro_rules! wire {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
-    )*};
-}
-
 pub mod array;
 pub mod context;
 pub mod graph;
@@ -318,7 +309,7 @@ pub mod image;
 pub mod memory;
 pub mod stream;
 
-wire! {
+plain_structs! {
     /// `cuLaunchKernel`, `cuLaunchKernelEx`, `cuLaunchCooperativeKernel`.
     Launch {
         /// Handle of a function or a kernel.

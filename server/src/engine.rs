@@ -139,8 +139,6 @@ struct Shared {
     arena: HostArena,
     virtual_arena: VirtualArena,
     images: ImageCache,
-    /// Held by whoever has the driver compile, link, load or unload: it is not sure to stand two at once.
-    compiling: Mutex<()>,
     shares: Shares,
     printing: Printing,
     shared_events: SharedEvents,
@@ -242,7 +240,6 @@ impl Engine {
             arena,
             virtual_arena,
             images: ImageCache::default(),
-            compiling: Mutex::default(),
             shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,
             shared_events: SharedEvents::default(),
@@ -400,7 +397,6 @@ impl Shared {
         content: &[u8],
         options: &mut JitOptions,
     ) -> (Result<(), CUresult>, Raw) {
-        let _compiling = self.compiling.lock();
         let (count, options, values) = match options.raw() {
             Ok(raw) => raw,
             Err(status) => return (Err(status), Raw::Module(CUmodule::NULL)),

@@ -167,6 +167,11 @@ pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
     if !ptr::eq(event.context(), stream.context()) {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
+    put_record(session, event, stream, flags)
+}
+
+/// Records an event on a stream, whatever context either is of.
+fn put_record(session: &Session, event: EventRef, stream: StreamRef, flags: u32) -> Status {
     let mut ring = session.ring()?;
     let body = EventOnStream {
         event: event.handle(),
@@ -240,8 +245,12 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
     Ok(())
 }
 
-/// Records an event behind everything that all streams of a context were given.
+/// Records an event behind everything that all streams of a context were given. The event may be of another context of
+/// the same device: those of the primary one are recorded in its green contexts.
 pub fn record_context(session: &Session, context: &'static Context, event: EventRef) -> Status {
+    if event.context().device != context.device {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
     let gathering = thread::wait_stream(session, context)?;
     for stream in context.streams() {
         if stream.is_busy() && !ptr::eq(stream, gathering) {
@@ -252,7 +261,7 @@ pub fn record_context(session: &Session, context: &'static Context, event: Event
             gathered?;
         }
     }
-    record(session, event, gathering, 0)
+    put_record(session, event, gathering, 0)
 }
 
 /// Makes all streams that a context has now wait for an event.

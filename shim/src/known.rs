@@ -7,22 +7,21 @@ use parking_lot::RwLock;
 
 use crate::ffi::Status;
 
-/// Answers kept; then all are forgotten.
-const KEPT: usize = 4096;
-
-/// Answers by question.
+/// Answers by question, `KEPT` of them; then all are forgotten.
 #[derive(Debug)]
-pub struct Known<K>(RwLock<HashMap<K, u64, BuildHasherDefault<Fast>>>);
+pub struct Known<K, V = u64, const KEPT: usize = 4096>(
+    RwLock<HashMap<K, V, BuildHasherDefault<Fast>>>,
+);
 
-impl<K: Eq + Hash> Known<K> {
+impl<K: Eq + Hash, V: Copy, const KEPT: usize> Known<K, V, KEPT> {
     /// Nothing known yet.
-    pub const fn new() -> Known<K> {
+    pub const fn new() -> Self {
         Known(RwLock::new(HashMap::with_hasher(BuildHasherDefault::new())))
     }
 
     /// The answer, asked for if it is not known.
     #[inline]
-    pub fn get_or_ask(&self, question: K, ask: impl FnOnce() -> Status<u64>) -> Status<u64> {
+    pub fn get_or_ask(&self, question: K, ask: impl FnOnce() -> Status<V>) -> Status<V> {
         if let Some(known) = self.0.read().get(&question) {
             return Ok(*known);
         }
@@ -87,7 +86,8 @@ mod tests {
 
     #[test]
     fn an_answer_is_asked_for_once_and_a_refusal_each_time() {
-        let known = Known::new();
+        const KEPT: usize = 4096;
+        let known: Known<_, u64, KEPT> = Known::new();
         assert_eq!(known.get_or_ask((1u64, 2u32), || Ok(7)), Ok(7));
         let again = || unreachable!("it is known");
         assert_eq!(known.get_or_ask((1, 2), again), Ok(7));

@@ -22,7 +22,7 @@ use crate::memory;
 use crate::objects::{Entry, Table};
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
-use crate::virtual_memory::{ACCESSES, to_server};
+use crate::virtual_memory::{ACCESSES, access_list, to_server};
 
 static POOLS: Table<Pool> = Table::new(Kind::MemPool);
 /// Handles of the default pool and of the current pool of each device, by the server's ordinal; 0 before the first use.
@@ -284,16 +284,7 @@ pub fn set_access(session: &Session, handle: u64, accesses: &[CUmemAccessDesc]) 
     if accesses.len() > ACCESSES {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let list = accesses
-        .iter()
-        .map(|access| {
-            Ok(Access {
-                location: to_server(session, &access.location)?,
-                flags: access.flags,
-                pad: 0,
-            })
-        })
-        .collect::<Status<Vec<_>>>()?;
+    let list = access_list(session, accesses)?;
     let body = PoolAccess {
         pool: handle,
         count: list.len() as u32,

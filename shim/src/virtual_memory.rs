@@ -285,21 +285,24 @@ pub fn unmap(session: &Session, start: u64, len: u64) -> Status {
     Ok(())
 }
 
+/// Accesses as they travel.
+pub fn access_list(session: &Session, accesses: &[CUmemAccessDesc]) -> Status<Vec<Access>> {
+    let to_travel = |access: &CUmemAccessDesc| {
+        Ok(Access {
+            location: to_server(session, &access.location)?,
+            flags: access.flags,
+            pad: 0,
+        })
+    };
+    accesses.iter().map(to_travel).collect()
+}
+
 /// `cuMemSetAccess`.
 pub fn set_access(session: &Session, start: u64, len: u64, accesses: &[CUmemAccessDesc]) -> Status {
     if accesses.is_empty() || accesses.len() > ACCESSES_MAX || !is_reserved(start, len) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let list = accesses
-        .iter()
-        .map(|access| {
-            Ok(Access {
-                location: to_server(session, &access.location)?,
-                flags: access.flags,
-                pad: 0,
-            })
-        })
-        .collect::<Status<Vec<_>>>()?;
+    let list = access_list(session, accesses)?;
     let body = SetAccess {
         address: start,
         len,

@@ -253,29 +253,6 @@ fn copy(own: bool, stream: CUstream, copy: CUDA_MEMCPY3D, wait: bool) -> R<()> {
     }
 }
 
-fn flat(copy: CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
-    CUDA_MEMCPY3D {
-        src_x: copy.src_x,
-        src_y: copy.src_y,
-        src_type: copy.src_type,
-        src_host: copy.src_host,
-        src_device: copy.src_device,
-        src_array: copy.src_array,
-        src_pitch: copy.src_pitch,
-        dst_x: copy.dst_x,
-        dst_y: copy.dst_y,
-        dst_type: copy.dst_type,
-        dst_host: copy.dst_host,
-        dst_device: copy.dst_device,
-        dst_array: copy.dst_array,
-        dst_pitch: copy.dst_pitch,
-        width: copy.width,
-        height: copy.height,
-        depth: 1,
-        ..CUDA_MEMCPY3D::default()
-    }
-}
-
 /// One copy of a batch: sizes are in elements of the array, or in bytes where there is none.
 fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> R<CUDA_MEMCPY3D> {
     let invalid = CUDA_ERROR_INVALID_VALUE;
@@ -396,9 +373,9 @@ const HOST: u32 = CU_MEMORYTYPE_HOST;
 const NULL: CUstream = CUstream::NULL;
 
 api_streams! { TABLE_STREAMS;
-    fn cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds [own] (c: In<CUDA_MEMCPY2D>) { copy(own, NULL, flat(c.get(0)?), true) }
-    fn cuMemcpy2DUnaligned_v2 / cuMemcpy2DUnaligned_v2_ptds [own] (c: In<CUDA_MEMCPY2D>) { copy(own, NULL, flat(c.get(0)?), true) }
-    fn cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz [own] (c: In<CUDA_MEMCPY2D>, stream: CUstream) { copy(own, stream, flat(c.get(0)?), false) }
+    fn cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds [own] (c: In<CUDA_MEMCPY2D>) { copy(own, NULL, c.get(0)?.into(), true) }
+    fn cuMemcpy2DUnaligned_v2 / cuMemcpy2DUnaligned_v2_ptds [own] (c: In<CUDA_MEMCPY2D>) { copy(own, NULL, c.get(0)?.into(), true) }
+    fn cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz [own] (c: In<CUDA_MEMCPY2D>, stream: CUstream) { copy(own, stream, c.get(0)?.into(), false) }
     fn cuMemcpy3D_v2 / cuMemcpy3D_v2_ptds [own] (c: In<CUDA_MEMCPY3D>) { copy(own, NULL, c.get(0)?, true) }
     fn cuMemcpy3DAsync_v2 / cuMemcpy3DAsync_v2_ptsz [own] (c: In<CUDA_MEMCPY3D>, stream: CUstream) { copy(own, stream, c.get(0)?, false) }
     fn cuMemcpy3DPeer / cuMemcpy3DPeer_ptds [own] (c: In<CUDA_MEMCPY3D>) { copy(own, NULL, c.get(0)?, true) }

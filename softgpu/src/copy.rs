@@ -123,7 +123,7 @@ fn fill<const N: usize>(place: R<Place>, to: u64, area: Area, value: [u8; N], wa
         .and_then(|gaps| gaps.checked_add(row));
     let bytes = bytes.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let aligned = to.is_multiple_of(N as u64) && pitch.is_multiple_of(N);
-    if !aligned || pitch < row || !is_device(to, bytes as u64)? {
+    if !aligned || pitch < row {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let mut word = [0u8; 4];
@@ -138,8 +138,12 @@ fn fill<const N: usize>(place: R<Place>, to: u64, area: Area, value: [u8; N], wa
             height: height as u64,
         })
     };
+    // A captured one goes anywhere: `instantiate` looks.
     if !wait && graph::captured(&stream, node)? {
         return Ok(());
+    }
+    if !is_device(to, bytes as u64)? {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
     stream.submit(&context, move |_| {
         for n in 0..height {

@@ -524,6 +524,14 @@ fn is_device(address: u64, bytes: u64) -> R<bool> {
     Ok(driver()?.ranges.covers(address, bytes))
 }
 
+/// Bytes from the first to the last that a memset writes.
+fn set_len(set: &CUDA_MEMSET_NODE_PARAMS) -> u64 {
+    let last = set.pitch.saturating_mul(set.height.saturating_sub(1));
+    set.width
+        .saturating_mul(set.element.into())
+        .saturating_add(last)
+}
+
 /// What a node with these parameters does.
 fn describe(params: &CUgraphNodeParams) -> R<Does> {
     if params.reserved0 != [0; 3] || params.reserved2 != 0 {
@@ -557,7 +565,12 @@ fn describe(params: &CUgraphNodeParams) -> R<Does> {
                 (copy.src_type, copy.src_device),
                 (copy.dst_type, copy.dst_device),
             ] {
-                let known = matches!(kind, 1 | 4) || kind == 2 && is_device(address, copy.width)?;
+                let known = match kind {
+                    1 => true,
+                    2 => is_device(address, copy.width)?,
+                    4 => address != 0,
+                    _ => false,
+                };
                 if !known || copy.width == 0 || copy.height == 0 || copy.depth == 0 {
                     return Err(CUDA_ERROR_INVALID_VALUE);
                 }
@@ -566,14 +579,9 @@ fn describe(params: &CUgraphNodeParams) -> R<Does> {
         }
         CU_GRAPH_NODE_TYPE_MEMSET => {
             let set: CUDA_MEMSET_NODE_PARAMS = inside(params, 0);
-            let last = set.pitch.saturating_mul(set.height.saturating_sub(1));
-            let len = set
-                .width
-                .saturating_mul(set.element.into())
-                .saturating_add(last);
             let known =
                 matches!(set.element, 1 | 2 | 4) && set.to.is_multiple_of(set.element.into());
-            if !known || len == 0 || !is_device(set.to, len)? {
+            if !known || set_len(&set) == 0 || !is_device(set.to, set_len(&set))? {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             Ok(Does::Set(set))
@@ -698,6 +706,13 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let order = graph(from)?.in_order()?;
+    for (_, does) in &order {
+        if let Does::Set(set) = does
+            && !is_device(set.to, set_len(set))?
+        {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+    }
     let handle = new_handle();
     // Upload and priorities leave no trace.
     let exec = Exec {

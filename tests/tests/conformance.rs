@@ -44,6 +44,7 @@ const NEED_A_GPU: &[&str] = &[
 ];
 /// Sections that softgpu passes as a server's driver only: what they look at is done in the client.
 const NOT_SOFTGPU_ITSELF: &[&str] = &[
+    "captured_addresses",
     "batches",
     "capture_unsafe",
     "host_function_calls",

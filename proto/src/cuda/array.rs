@@ -8,16 +8,7 @@ handles! {
     CUmipmappedArray; CUtexObject; CUsurfObject; CUtexref; CUsurfref;
 }
 
-macro_rules! descriptors {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        pub struct $name { $(pub $field: $ty,)* }
-    )*};
-}
-
-descriptors! {
+plain_structs! {
     CUDA_MEMCPY2D {
         src_x: u64,
         src_y: u64,
@@ -154,6 +145,32 @@ const _: () = {
     assert!(size_of::<CUDA_RESOURCE_VIEW_DESC>() == 112);
     assert!(size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
 };
+
+impl From<CUDA_MEMCPY2D> for CUDA_MEMCPY3D {
+    /// The same copy, one slice deep.
+    fn from(copy: CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
+        CUDA_MEMCPY3D {
+            src_x: copy.src_x,
+            src_y: copy.src_y,
+            src_type: copy.src_type,
+            src_host: copy.src_host,
+            src_device: copy.src_device,
+            src_array: copy.src_array,
+            src_pitch: copy.src_pitch,
+            dst_x: copy.dst_x,
+            dst_y: copy.dst_y,
+            dst_type: copy.dst_type,
+            dst_host: copy.dst_host,
+            dst_device: copy.dst_device,
+            dst_array: copy.dst_array,
+            dst_pitch: copy.dst_pitch,
+            width: copy.width,
+            height: copy.height,
+            depth: 1,
+            ..CUDA_MEMCPY3D::default()
+        }
+    }
+}
 
 impl CUDA_ARRAY3D_DESCRIPTOR {
     /// Bytes of an element, where the format is made of elements.

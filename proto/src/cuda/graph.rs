@@ -8,16 +8,7 @@ handles! {
     CUgraphNode; CUuserObject; CUgraphDeviceNode;
 }
 
-macro_rules! structs {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $ty:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        pub struct $name { $(pub $field: $ty,)* }
-    )*};
-}
-
-structs! {
+plain_structs! {
     /// Of CUDA 12.0 and later. That of CUDA 10.0 ends before `kernel`.
     CUDA_KERNEL_NODE_PARAMS {
         function: u64,

@@ -3,7 +3,7 @@
 use crate::cuda::{CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-wire! {
+plain_structs! {
     /// A two- or three-dimensional copy whose host side, if any, the server can reach.
     CopyBox {
         to: BoxSide,

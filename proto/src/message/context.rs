@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-wire! {
+plain_structs! {
     /// `cuDeviceGetDevResource` (`green` is 0), `cuGreenCtxGetDevResource`.
     ResourceQuery {
         green: u64,

@@ -6,7 +6,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-wire! {
+plain_structs! {
     /// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
     CaptureBegin {
         stream: u64,

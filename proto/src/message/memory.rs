@@ -3,7 +3,7 @@
 use crate::cuda::{CUmemAllocationProp, CUmemLocation};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-wire! {
+plain_structs! {
     /// `cuMemAddressReserve`.
     AddressReserve {
         /// Bytes.

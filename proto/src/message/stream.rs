@@ -2,7 +2,7 @@
 
 use super::*;
 
-wire! {
+plain_structs! {
     /// `cuLaunchHostFunc`, `cuStreamAddCallback`: flag `slot + ARRIVED` gets `value` when the stream gets here, and
     /// the stream goes on when the client has written it into flag `slot + RETURNED`.
     HostFunction { stream: u64, slot: u32, value: u32, }
@@ -22,7 +22,7 @@ wire! {
 /// Bytes that the longest attribute of a stream has.
 pub const STREAM_ATTRIBUTE_LEN: usize = 32;
 
-wire! {
+plain_structs! {
     /// `cuStreamSetAttribute`, of those that mean something to the device.
     StreamAttribute {
         stream: u64,

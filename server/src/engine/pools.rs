@@ -102,32 +102,15 @@ impl Pools {
         }
     }
 
-    /// Notes an allocation that was made, and charged for.
-    pub fn note_alloc(&mut self, address: u64, len: u64, pool: u64, device: usize) {
-        let charged = len;
-        self.blocks.insert(
-            address,
-            Block {
-                len,
-                charged,
-                pool,
-                device,
-            },
-        );
-    }
-
-    /// Notes an allocation of another that was imported.
-    pub fn note_import(&mut self, address: u64, len: u64, pool: u64, device: usize) {
-        let charged = 0;
-        self.blocks.insert(
-            address,
-            Block {
-                len,
-                charged,
-                pool,
-                device,
-            },
-        );
+    /// Notes an allocation for which `charged` bytes were charged: all of it, or nothing where it is another's.
+    pub fn note(&mut self, address: u64, len: u64, charged: u64, pool: u64, device: usize) {
+        let block = Block {
+            len,
+            charged,
+            pool,
+            device,
+        };
+        self.blocks.insert(address, block);
     }
 
     /// The device of the allocation that contains an address.

@@ -189,7 +189,6 @@ fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Image(image) => {
             let _ = shared.devices[image.device].make_current(&shared.driver);
-            let _compiling = shared.compiling.lock();
             let ended = match image.raw {
                 Raw::Module(module) => shared.driver.module_unload(module),
                 Raw::Library(library) => shared.driver.library_unload(library),

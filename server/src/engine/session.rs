@@ -203,8 +203,8 @@ pub struct Global {
 pub struct Link {
     /// The driver's.
     pub raw: CUlinkState,
-    /// Server's ordinal.
-    pub device: usize,
+    /// The only one that may touch it.
+    pub thread: rayon::ThreadPool,
     /// The options it was made with, which the driver keeps and writes to.
     pub options: JitOptions,
     /// What it made.

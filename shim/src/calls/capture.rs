@@ -114,12 +114,8 @@ pub unsafe extern "C" fn get_info_v1<const P: bool>(
     status: Out<u32>,
     id: Out<u64>,
 ) -> CUresult {
-    guard(|| {
-        status.required()?;
-        let info = capture::info(session()?, stream::resolve_to_ask(stream, P)?)?;
-        id.set_if_wanted(info.id);
-        status.set(info.status)
-    })
+    // SAFETY: the program's arguments, and none where this version has none.
+    unsafe { get_info_v2::<P>(stream, status, id, Out::none(), Out::none(), Out::none()) }
 }
 
 /// `cuStreamGetCaptureInfo` as of CUDA 11.3.
@@ -131,15 +127,8 @@ pub unsafe extern "C" fn get_info_v2<const P: bool>(
     nodes: Out<u64>,
     count: Out<usize>,
 ) -> CUresult {
-    guard(|| {
-        status.required()?;
-        let info = capture::info(session()?, stream::resolve_to_ask(stream, P)?)?;
-        id.set_if_wanted(info.id);
-        graph.set_if_wanted(info.graph);
-        nodes.set_if_wanted(info.nodes);
-        count.set_if_wanted(info.count);
-        status.set(info.status)
-    })
+    // SAFETY: as above.
+    unsafe { get_info_v3::<P>(stream, status, id, graph, nodes, Out::none(), count) }
 }
 
 /// `cuStreamGetCaptureInfo` as of CUDA 12.3: with edge data.
@@ -171,10 +160,8 @@ pub unsafe extern "C" fn update_v1<const P: bool>(
     count: usize,
     flags: u32,
 ) -> CUresult {
-    guard(|| {
-        let stream = stream::resolve(stream, P)?;
-        capture::update(session()?, stream, &elements(nodes, count)?, &[], flags)
-    })
+    // SAFETY: the program's arguments, and no edge data.
+    unsafe { update::<P>(stream, nodes, In::none(), count, flags) }
 }
 
 /// `cuStreamUpdateCaptureDependencies` as of CUDA 12.3: with edge data.

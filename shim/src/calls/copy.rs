@@ -97,15 +97,7 @@ pub fn transfer(
             host_to_host(session, stream, to.0, from.0, len)
         }
         (Some(to), Some(from)) => {
-            let body = Copy {
-                to: to.0,
-                from: from.0,
-                len,
-                stream: stream.handle(),
-                sides: to.1 as u32 | (from.1 as u32) << 8,
-                pad: 0,
-            };
-            stream::post(session, stream, Op::Copy, &body, &[])?;
+            post(session, stream, to, from, len)?;
             // A copy within the device is not waited for; one that touches host memory is.
             let touches_host = to.1 == Side::Host || from.1 == Side::Host;
             if when == When::Sync && touches_host {
@@ -174,6 +166,17 @@ fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u
     if !shadows.is_empty() {
         shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
     }
+    post(session, stream, to, from, len)
+}
+
+/// Has the server copy between two sides that it reaches.
+fn post(
+    session: &Session,
+    stream: StreamRef,
+    to: (u64, Side),
+    from: (u64, Side),
+    len: u64,
+) -> Status {
     let body = Copy {
         to: to.0,
         from: from.0,

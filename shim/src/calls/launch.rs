@@ -206,6 +206,39 @@ fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Par
     Ok((Params::Packed(buffer, len), len.max(layout.len)))
 }
 
+/// Hands out the parameters piece by piece: where each lies in the packed buffer, and its bytes. Returns how far they
+/// go; what a shorter buffer leaves out is the caller's to clear.
+#[inline]
+fn each_param(
+    function: &Function,
+    params: Params,
+    mut put: impl FnMut(usize, &[u8]),
+) -> Status<usize> {
+    let layout = function.layout();
+    match params {
+        Params::Each(pointers) => {
+            for (index, param) in layout.params.iter().enumerate() {
+                let from = pointers.at(index)?;
+                if from.is_null() {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                // SAFETY: parameter `index` has this size, and the program gave a pointer to it.
+                let bytes = unsafe { std::slice::from_raw_parts(from, param.size as usize) };
+                put(param.offset as usize, bytes);
+            }
+            Ok(layout.len)
+        }
+        Params::Packed(buffer, given) => {
+            if given > 0 {
+                // SAFETY: the program gave a buffer of this size.
+                put(0, unsafe { std::slice::from_raw_parts(buffer, given) });
+            }
+            Ok(given)
+        }
+        Params::None => Ok(0),
+    }
+}
+
 /// What the driver refuses at once.
 #[inline]
 pub fn check(function: &Function, shape: &Shape) -> Status {
@@ -309,33 +342,15 @@ fn submit(
     let mut ring = session.ring()?;
     let room = ring.reserve(behind + attributes.len())?;
     ring.fill(room, 0, body.as_bytes());
-    match params {
-        Params::Each(pointers) => {
-            for (index, param) in function.layout().params.iter().enumerate() {
-                let from = pointers.at(index)?;
-                if from.is_null() {
-                    return Err(CUDA_ERROR_INVALID_VALUE);
-                }
-                // SAFETY: parameter `index` has this size, and the program gave a pointer to it.
-                let bytes = unsafe { std::slice::from_raw_parts(from, param.size as usize) };
-                ring.fill(room, size_of::<Launch>() + param.offset as usize, bytes);
-            }
-        }
-        Params::Packed(buffer, given) => {
-            if given > 0 {
-                // SAFETY: the program gave a buffer of this size.
-                let bytes = unsafe { std::slice::from_raw_parts(buffer, given) };
-                ring.fill(room, size_of::<Launch>(), bytes);
-            }
-            if given < len {
-                ring.fill(
-                    room,
-                    size_of::<Launch>() + given,
-                    &[0; PARAMS_MAX][..len - given],
-                );
-            }
-        }
-        Params::None => {}
+    let given = each_param(function, params, |at, bytes| {
+        ring.fill(room, size_of::<Launch>() + at, bytes);
+    })?;
+    if given < len {
+        ring.fill(
+            room,
+            size_of::<Launch>() + given,
+            &[0; PARAMS_MAX][..len - given],
+        );
     }
     if !attributes.is_empty() {
         ring.fill(room, behind, attributes);
@@ -359,23 +374,8 @@ fn submit(
 pub fn packed(function: &Function, params: Pointers, extra: Extra) -> Status<Vec<u8>> {
     let (params, len) = params_of(function, params, extra)?;
     let mut packed = vec![0; len];
-    match params {
-        Params::Each(pointers) => {
-            for (index, param) in function.layout().params.iter().enumerate() {
-                let from = pointers.at(index)?;
-                if from.is_null() {
-                    return Err(CUDA_ERROR_INVALID_VALUE);
-                }
-                // SAFETY: parameter `index` has this size, and the program gave a pointer to it.
-                let bytes = unsafe { std::slice::from_raw_parts(from, param.size as usize) };
-                packed[param.offset as usize..][..bytes.len()].copy_from_slice(bytes);
-            }
-        }
-        Params::Packed(buffer, len) if len > 0 => {
-            // SAFETY: the program gave a buffer of this size.
-            packed[..len].copy_from_slice(unsafe { std::slice::from_raw_parts(buffer, len) });
-        }
-        Params::Packed(..) | Params::None => {}
-    }
+    each_param(function, params, |at, bytes| {
+        packed[at..][..bytes.len()].copy_from_slice(bytes);
+    })?;
     Ok(packed)
 }

@@ -63,8 +63,11 @@ fn fill(
     if pitch < row || !aligned {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let to = match memory::device_place(to, len)? {
-        Place::Device(address) | Place::Pinned(address) | Place::Pageable(address) => address,
+    let to = match memory::device_place(to, len) {
+        Ok(Place::Device(address) | Place::Pinned(address) | Place::Pageable(address)) => address,
+        // A graph with such a memset is not instantiated; libraries capture it to see which kernels they would use.
+        Err(_) if stream.is_capturing() => to,
+        Err(status) => return Err(status),
     };
     let body = Memset {
         to,

@@ -400,30 +400,6 @@ pub fn check(copy: &CUDA_MEMCPY3D) -> Status<Option<Boxed>> {
     }))
 }
 
-/// A two-dimensional copy as a three-dimensional one.
-fn flat(copy: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
-    CUDA_MEMCPY3D {
-        src_x: copy.src_x,
-        src_y: copy.src_y,
-        src_type: copy.src_type,
-        src_host: copy.src_host,
-        src_device: copy.src_device,
-        src_array: copy.src_array,
-        src_pitch: copy.src_pitch,
-        dst_x: copy.dst_x,
-        dst_y: copy.dst_y,
-        dst_type: copy.dst_type,
-        dst_host: copy.dst_host,
-        dst_device: copy.dst_device,
-        dst_array: copy.dst_array,
-        dst_pitch: copy.dst_pitch,
-        width: copy.width,
-        height: copy.height,
-        depth: 1,
-        ..CUDA_MEMCPY3D::default()
-    }
-}
-
 pub fn submit((stream, per_thread): (u64, bool), copy: &CUDA_MEMCPY3D, when: When) -> Status {
     let session = session()?;
     let stream = stream::resolve(stream, per_thread)?;
@@ -435,7 +411,7 @@ pub fn submit((stream, per_thread): (u64, bool), copy: &CUDA_MEMCPY3D, when: Whe
 
 /// `cuMemcpy2D`, `cuMemcpy2DUnaligned`.
 pub unsafe extern "C" fn copy_2d<const P: bool>(copy: In<CUDA_MEMCPY2D>) -> CUresult {
-    guard(|| submit((0, P), &flat(&copy.get()?), When::Sync))
+    guard(|| submit((0, P), &copy.get()?.into(), When::Sync))
 }
 
 /// `cuMemcpy2DAsync`.
@@ -443,7 +419,7 @@ pub unsafe extern "C" fn copy_2d_async<const P: bool>(
     copy: In<CUDA_MEMCPY2D>,
     stream: u64,
 ) -> CUresult {
-    guard(|| submit((stream, P), &flat(&copy.get()?), When::Async))
+    guard(|| submit((stream, P), &copy.get()?.into(), When::Async))
 }
 
 /// `cuMemcpy3D`.

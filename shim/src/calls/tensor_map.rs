@@ -1,19 +1,17 @@
 //! Tensor maps. The genuine driver makes them only with a context, which is the server's; what it made is kept, since
 //! programs describe the same tensors before every launch.
 
-use std::collections::HashMap;
-
 use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::array::{
     TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,
 };
-use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::entries;
 use crate::context;
 use crate::ffi::{In, Out, Status, guard};
+use crate::known::Known;
 use crate::submit::session;
 
 entries! {
@@ -42,8 +40,28 @@ fn list<T: Copy + Default, const N: usize>(from: In<T>, count: u32) -> Status<[T
     Ok(list)
 }
 
+/// What all calls say of a tensor.
+fn tensor(
+    (call, data_type, rank): (Call, u32, u32),
+    address: u64,
+    size: In<u64>,
+    strides: In<u64>,
+    element_strides: In<u32>,
+) -> Status<TensorMap> {
+    Ok(TensorMap {
+        call: call as u32,
+        data_type,
+        rank,
+        address,
+        size: list(size, rank)?,
+        strides: list(strides, rank.saturating_sub(1))?,
+        element_strides: list(element_strides, rank)?,
+        ..TensorMap::default()
+    })
+}
+
 fn make(out: Out<Map>, body: Status<TensorMap>) -> CUresult {
-    static MADE: Mutex<Option<HashMap<Vec<u8>, Map>>> = Mutex::new(None);
+    static MADE: Known<Vec<u8>, Map, KNOWN> = Known::new();
     guard(|| {
         out.required()?;
         if !out.address().is_multiple_of(ALIGNMENT) {
@@ -53,21 +71,10 @@ fn make(out: Out<Map>, body: Status<TensorMap>) -> CUresult {
         session.check()?;
         let mut body = body?;
         body.device = context::current()?.server_device;
-        let key = body.as_bytes().to_vec();
-        let known = MADE.lock().get_or_insert_default().get(&key).copied();
-        let map = match known {
-            Some(map) => map,
-            None => {
-                let made: TensorMapMade = session.ask(Op::TensorMap, &body, &[])?.read()?;
-                let mut all = MADE.lock();
-                let all = all.get_or_insert_default();
-                if all.len() >= KNOWN {
-                    all.clear();
-                }
-                all.insert(key, made.map);
-                made.map
-            }
-        };
+        let map = MADE.get_or_ask(body.as_bytes().to_vec(), || {
+            let made: TensorMapMade = session.ask(Op::TensorMap, &body, &[])?.read()?;
+            Ok(made.map)
+        })?;
         out.set(map)
     })
 }
@@ -90,19 +97,18 @@ pub unsafe extern "C" fn encode_tiled(
 ) -> CUresult {
     let body = || -> Status<TensorMap> {
         Ok(TensorMap {
-            call: Call::Tiled as u32,
-            data_type,
-            rank,
-            address,
-            size: list(size, rank)?,
-            strides: list(strides, rank.saturating_sub(1))?,
             tile: list(tile, rank)?,
-            element_strides: list(element_strides, rank)?,
             interleave,
             swizzle,
             promotion,
             fill,
-            ..TensorMap::default()
+            ..tensor(
+                (Call::Tiled, data_type, rank),
+                address,
+                size,
+                strides,
+                element_strides,
+            )?
         })
     };
     make(out, body())
@@ -129,22 +135,21 @@ pub unsafe extern "C" fn encode_im2col(
 ) -> CUresult {
     let body = || -> Status<TensorMap> {
         Ok(TensorMap {
-            call: Call::Im2col as u32,
-            data_type,
-            rank,
-            address,
-            size: list(size, rank)?,
-            strides: list(strides, rank.saturating_sub(1))?,
             lower: list(lower, rank.saturating_sub(2))?,
             upper: list(upper, rank.saturating_sub(2))?,
             channels,
             pixels,
-            element_strides: list(element_strides, rank)?,
             interleave,
             swizzle,
             promotion,
             fill,
-            ..TensorMap::default()
+            ..tensor(
+                (Call::Im2col, data_type, rank),
+                address,
+                size,
+                strides,
+                element_strides,
+            )?
         })
     };
     make(out, body())
@@ -172,23 +177,22 @@ pub unsafe extern "C" fn encode_im2col_wide(
 ) -> CUresult {
     let body = || -> Status<TensorMap> {
         Ok(TensorMap {
-            call: Call::Im2colWide as u32,
-            data_type,
-            rank,
-            address,
-            size: list(size, rank)?,
-            strides: list(strides, rank.saturating_sub(1))?,
             lower: [lower, 0, 0, 0],
             upper: [upper, 0, 0, 0],
             channels,
             pixels,
-            element_strides: list(element_strides, rank)?,
             interleave,
             mode,
             swizzle,
             promotion,
             fill,
-            ..TensorMap::default()
+            ..tensor(
+                (Call::Im2colWide, data_type, rank),
+                address,
+                size,
+                strides,
+                element_strides,
+            )?
         })
     };
     make(out, body())

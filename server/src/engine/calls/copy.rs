@@ -6,6 +6,10 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, Side};
 use mpsshim_proto::ring::Message;
 
+/// Where a captured memset of memory that is not the client's goes. The driver takes any address into a graph, and refuses
+/// to instantiate one with an address that is no memory of the process; all clients' memory is.
+const NOBODYS: u64 = 16;
+
 impl Session {
     /// Host to device with the data in the message. The driver takes it before the call returns.
     pub fn copy_inline(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
@@ -88,8 +92,13 @@ impl Session {
                 .ok_or(CUDA_ERROR_INVALID_VALUE)?;
             rows.checked_add(row).ok_or(CUDA_ERROR_INVALID_VALUE)?
         };
-        self.check_device(body.to, len)?;
+        let owned = self.check_device(body.to, len);
         let (index, stream) = self.prepare(shared, body.stream)?;
+        let to = match owned {
+            Ok(()) => body.to,
+            Err(_) if self.streams.at(index)?.capturing => NOBODYS,
+            Err(status) => return Err(status.into()),
+        };
         let (driver, value) = (&shared.driver, body.value);
         let (width, height, pitch) = (
             body.width as usize,
@@ -97,18 +106,16 @@ impl Session {
             body.pitch as usize,
         );
         match (element, flat) {
-            (1, true) => driver.memset_d8_async(body.to, value as u8, width, stream)?,
-            (2, true) => driver.memset_d16_async(body.to, value as u16, width, stream)?,
-            (4, true) => driver.memset_d32_async(body.to, value, width, stream)?,
+            (1, true) => driver.memset_d8_async(to, value as u8, width, stream)?,
+            (2, true) => driver.memset_d16_async(to, value as u16, width, stream)?,
+            (4, true) => driver.memset_d32_async(to, value, width, stream)?,
             (1, false) => {
-                driver.memset_d2d8_async(body.to, pitch, value as u8, width, height, stream)?
+                driver.memset_d2d8_async(to, pitch, value as u8, width, height, stream)?
             }
             (2, false) => {
-                driver.memset_d2d16_async(body.to, pitch, value as u16, width, height, stream)?
+                driver.memset_d2d16_async(to, pitch, value as u16, width, height, stream)?
             }
-            (4, false) => {
-                driver.memset_d2d32_async(body.to, pitch, value, width, height, stream)?
-            }
+            (4, false) => driver.memset_d2d32_async(to, pitch, value, width, height, stream)?,
             _ => {
                 return Err(CallError::Violation(format!(
                     "memset of {element}-byte elements"

@@ -31,17 +31,19 @@ impl Session {
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         options.want(body.info_log, body.error_log);
-        shared.device(body.device)?.make_current(&shared.driver)?;
-        let _compiling = shared.compiling.lock();
-        let mut raw = CUlinkState::NULL;
-        let (count, names, values) = options.raw()?;
-        shared
-            .driver
-            .image
-            .link_create(count, names, values, &mut raw)?;
+        let device = shared.device(body.device)?;
+        let thread = Link::thread()?;
+        let raw = thread.install(|| -> Result<_, CUresult> {
+            device.make_current(&shared.driver)?;
+            let mut raw = CUlinkState::NULL;
+            let (count, names, values) = options.raw()?;
+            let image = &shared.driver.image;
+            image.link_create(count, names, values, &mut raw)?;
+            Ok(raw)
+        })?;
         let link = Link {
             raw,
-            device: body.device as usize,
+            thread,
             options,
             cubin: None,
         };
@@ -66,41 +68,53 @@ impl Session {
             0 => Err(CUDA_ERROR_INVALID_VALUE),
             token => received(self.receive_descriptor(token)?, body.len),
         };
-        let link = self.link_ready(shared, body.link)?;
+        let link = self.links.get_mut(body.link)?;
         let mut data = data?;
         if body.kind >= CU_JIT_NUM_INPUT_TYPES {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let (count, names, values) = options.raw()?;
-        let _compiling = shared.compiling.lock();
-        let status = shared.driver.image.link_add_data(
-            link.raw,
-            body.kind,
-            data.as_mut_ptr(),
-            body.len as usize,
-            name.as_ptr().cast(),
-            count,
-            names,
-            values,
-        );
+        let raw = link.raw;
+        let status = link.thread.install(|| {
+            let (count, names, values) = options.raw()?;
+            shared.driver.image.link_add_data(
+                raw,
+                body.kind,
+                data.as_mut_ptr(),
+                body.len as usize,
+                name.as_ptr().cast(),
+                count,
+                names,
+                values,
+            )
+        });
         Ok((status, link.options.outcome(0)))
     }
 
     /// `cuLinkComplete`.
     pub fn link_complete(&mut self, shared: &Shared, message: &Message) -> Outcome {
         let body: Object = self.body(message)?;
-        let link = self.link_ready(shared, body.object)?;
-        let _compiling = shared.compiling.lock();
-        let (mut cubin, mut len) = (std::ptr::null(), 0);
-        let status = shared
-            .driver
-            .image
-            .link_complete(link.raw, &mut cubin, &mut len);
-        if status.is_ok() && !cubin.is_null() {
+        let link = self.links.get_mut(body.object)?;
+        let raw = link.raw;
+        let completed = link.thread.install(|| {
+            let (mut cubin, mut len) = (std::ptr::null(), 0);
+            let image = &shared.driver.image;
+            image.link_complete(raw, &mut cubin, &mut len)?;
+            if cubin.is_null() {
+                return Ok(None);
+            }
             // SAFETY: the driver's result, which stays until the link is destroyed.
-            link.cubin = Some(unsafe { std::slice::from_raw_parts(cubin, len) }.to_vec());
-        }
-        Ok((status, link.options.outcome(len as u64)))
+            Ok(Some(
+                unsafe { std::slice::from_raw_parts(cubin, len) }.to_vec(),
+            ))
+        });
+        let mut len = 0;
+        let status = completed.map(|cubin| {
+            if let Some(cubin) = cubin {
+                len = cubin.len() as u64;
+                link.cubin = Some(cubin);
+            }
+        });
+        Ok((status, link.options.outcome(len)))
     }
 
     /// The cubin of a completed link, over the socket, before the answer, under the message's token.
@@ -127,23 +141,28 @@ impl Session {
     pub fn link_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
         let link = self.links.remove(body.object)?;
-        let _compiling = shared.compiling.lock();
         link.end(shared);
         Ok(())
-    }
-
-    fn link_ready(&mut self, shared: &Shared, handle: u64) -> Result<&mut Link, CUresult> {
-        let link = self.links.get_mut(handle)?;
-        shared.devices[link.device].make_current(&shared.driver)?;
-        Ok(link)
     }
 }
 
 impl Link {
+    /// A thread for one link, from creation to destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a link's memory with
+    /// the thread, and corrupts the heap when other threads that live on touch the link.
+    fn thread() -> Result<rayon::ThreadPool, CUresult> {
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(1)
+            .thread_name(|_| "link".into())
+            .stack_size(super::super::STACK)
+            .build()
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
     /// `cuLinkDestroy`; then nothing leads to the options any more.
     pub fn end(self, shared: &Shared) {
-        let _ = shared.devices[self.device].make_current(&shared.driver);
-        let _ = shared.driver.image.link_destroy(self.raw);
+        let _ = self
+            .thread
+            .install(|| shared.driver.image.link_destroy(self.raw));
     }
 }
 

@@ -79,7 +79,8 @@ impl Session {
             .memory
             .pool_alloc(&mut start, body.len as usize, pool, stream)
             .inspect_err(|_| self.account.credit(memory, body.len))?;
-        self.pools.note_alloc(start, body.len, body.pool, device);
+        self.pools
+            .note(start, body.len, body.len, body.pool, device);
         self.submitted(shared, index)?;
         Ok(Range {
             start,

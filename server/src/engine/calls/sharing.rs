@@ -154,7 +154,7 @@ impl Session {
         let (mut base, mut len) = (0, 0);
         driver.mem_get_address_range(&mut base, &mut len, start)?;
         // Who allocated it pays for it.
-        self.pools.note_import(start, len as u64, body.pool, device);
+        self.pools.note(start, len as u64, 0, body.pool, device);
         let len = len as u64;
         Ok(Range { start, len }.as_bytes().to_vec())
     }

@@ -1143,3 +1143,139 @@ pub fn capture_further(setup: &Setup) {
     must!(cuStreamDestroy_v2, main);
     free(out);
 }
+
+/// Operations at addresses that are nobody's: libraries capture such work only to look at the graph.
+pub fn captured_addresses(_: &Setup) {
+    let memory = alloc(4096);
+    let freed = alloc(1 << 22);
+    free(freed);
+    let host = vec![0u8; 4096];
+    let host_address = host.as_ptr() as u64;
+    // Pages that no copy names: through the proxy those are registered.
+    let untouched = vec![0u8; 1 << 16];
+    let main = stream(CU_STREAM_NON_BLOCKING);
+    let places = [
+        ("NULL", 0u64),
+        ("16", 16),
+        ("a page nobody has", 0x1000_0000),
+        ("far above", 0x7fff_ffff_f000),
+        ("not canonical", 0xdead_beef_dead_beef),
+        ("freed", freed),
+        (
+            "memory of the program",
+            untouched.as_ptr() as u64 + (1 << 15),
+        ),
+        ("beyond its end", memory + 4090),
+    ];
+    for (name, place) in places {
+        // Through the proxy a copy of what is no memory is refused when it is captured, not when the graph runs, and
+        // a copy of the program's memory registers that. What is freed the driver may still have.
+        let refused_early = [
+            "16",
+            "a page nobody has",
+            "far above",
+            "not canonical",
+            "memory of the program",
+            "freed",
+        ]
+        .contains(&name);
+        // What is freed the driver may keep for the next allocation, and then takes nodes there.
+        if place != freed {
+            let mut graph = CUgraph::NULL;
+            must!(cuGraphCreate, &mut graph, 0u32);
+            say!(
+                format!("memset node at {name}"),
+                "{}",
+                super::graphs::memset_at(graph, place)
+            );
+            if !refused_early {
+                say!(
+                    format!("copy node to {name}"),
+                    "{}",
+                    super::graphs::copy_at(graph, place, memory)
+                );
+                say!(
+                    format!("copy node from {name}"),
+                    "{}",
+                    super::graphs::copy_at(graph, memory, place)
+                );
+            }
+            let mut exec = CUgraphExec::NULL;
+            say!(
+                format!("instantiate with {name}"),
+                "{}",
+                cu!(cuGraphInstantiateWithFlags, &mut exec, graph, 0u64)
+            );
+            if !exec.is_null() {
+                must!(cuGraphExecDestroy, exec);
+            }
+            must!(cuGraphDestroy, graph);
+        }
+        must!(cuStreamBeginCapture_v2, main, 2u32);
+        let set = cu!(cuMemsetD8Async, place, 1u8, 64usize, main);
+        say!(
+            format!("memset at {name}"),
+            "{set} {} {}",
+            status(main),
+            end_and_count(main)
+        );
+        must!(cuStreamBeginCapture_v2, main, 2u32);
+        let rows = cu!(
+            cuMemsetD2D8Async,
+            place,
+            128usize,
+            1u8,
+            64usize,
+            3usize,
+            main
+        );
+        say!(
+            format!("rows at {name}"),
+            "{rows} {} {}",
+            status(main),
+            end_and_count(main)
+        );
+        for (call, result) in [
+            ("to", 0),
+            ("from", 1),
+            ("into the program from", 2),
+            ("from the program to", 3),
+            ("any to", 4),
+            ("any from", 5),
+        ] {
+            if refused_early && result >= 4 {
+                continue;
+            }
+            must!(cuStreamBeginCapture_v2, main, 2u32);
+            let done = match result {
+                0 => cu!(cuMemcpyDtoDAsync_v2, place, memory, 64usize, main),
+                1 => cu!(cuMemcpyDtoDAsync_v2, memory, place, 64usize, main),
+                2 => cu!(cuMemcpyDtoHAsync_v2, host_address, place, 64usize, main),
+                3 => cu!(cuMemcpyHtoDAsync_v2, place, host_address, 64usize, main),
+                4 => cu!(cuMemcpyAsync, place, memory, 64usize, main),
+                _ => cu!(cuMemcpyAsync, memory, place, 64usize, main),
+            };
+            say!(
+                format!("copy {call} {name}"),
+                "{done} {} {}",
+                status(main),
+                end_and_count(main)
+            );
+        }
+    }
+    must!(cuStreamBeginCapture_v2, main, 2u32);
+    let set = cu!(cuMemsetD32Async, 0x1000_0000u64, 1u32, 16usize, main);
+    let (_, graph) = end(main);
+    if set.is_ok() {
+        let mut exec = CUgraphExec::NULL;
+        say!(
+            "instantiate a memset at a page nobody has",
+            "{}",
+            cu!(cuGraphInstantiateWithFlags, &mut exec, graph, 0u64)
+        );
+        if !exec.is_null() {
+            must!(cuGraphExecDestroy, exec);
+        }
+        must!(cuGraphDestroy, graph);
+    }
+}

@@ -2827,3 +2827,13 @@ pub fn graph_host(_setup: &Setup) {
     must!(cuMemFreeHost, pinned);
     free(out);
 }
+
+/// What adding a memset at an address gives.
+pub fn memset_at(graph: CUgraph, to: u64) -> CUresult {
+    add_memset(graph, &[], &memset_params(to, 1, 16)).0
+}
+
+/// What adding a copy between two addresses, of whatever memory, gives.
+pub fn copy_at(graph: CUgraph, to: u64, from: u64) -> CUresult {
+    add_copy(graph, &[], &copy_params((from, 4), (to, 4), 64)).0
+}

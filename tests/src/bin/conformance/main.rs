@@ -233,6 +233,7 @@ const FURTHER: &[Section] = &[
     ("capture", capture::capture),
     ("capture_unsafe", capture::capture_unsafe),
     ("capture_further", capture::capture_further),
+    ("captured_addresses", capture::captured_addresses),
     ("graph_build", graphs::graph_build),
     ("graph_edges", graphs::graph_edges),
     ("graph_params", graphs::graph_params),

@@ -1,0 +1,12 @@
+//! Structs that travel as bytes: messages, and the driver's own where they are carried or kept as they are.
+
+/// Structs with C layout of plain words, public in all their fields. The file that uses it imports what it derives from
+/// `zerocopy`.
+macro_rules! plain_structs {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
+    )*};
+}
