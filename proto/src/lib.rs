@@ -6,6 +6,7 @@ mod plain;
 pub mod arena;
 pub mod classes;
 pub mod cuda;
+pub mod graph_memory;
 pub mod handle;
 pub mod handshake;
 pub mod message;

@@ -76,7 +76,7 @@ pub fn destroy(session: &Session, graph: u64) -> Status {
     if let Some(kept) = KEPT.lock().as_mut() {
         kept.retain(|_, kept| kept.graph != graph);
     }
-    memory::remove_graph_memory(graph);
+    memory::follow_graph_memory(|memory| memory.ended(graph));
     shadow::forget(graph);
     user_object::graph_ends(graph);
     Ok(())
@@ -231,6 +231,7 @@ pub fn instantiate(session: &Session, body: &GraphInstantiate) -> Status<GraphIn
         .insert(made.exec, exec);
     user_object::copy(body.graph, Holder::Exec(made.exec));
     shadow::share(body.graph, made.exec);
+    memory::follow_graph_memory(|memory| memory.share(body.graph, made.exec));
     Ok(made)
 }
 
@@ -261,7 +262,8 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
     }
     if runs && memory::any_graph_memory() {
         // An instance whose memory is not freed yet is refused, by this call.
-        return capture::settle(session, stream.handle());
+        capture::settle(session, stream.handle())?;
+        memory::change_graph_memory(|memory| memory.launched(exec));
     }
     Ok(())
 }
@@ -274,6 +276,7 @@ pub fn destroy_exec(session: &Session, exec: u64) -> Status {
     }
     graph_host::destroyed(session, exec);
     shadow::forget(exec);
+    memory::follow_graph_memory(|memory| memory.ended(exec));
     user_object::end(Holder::Exec(exec));
     Ok(())
 }
@@ -288,6 +291,7 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
     if updated.status == 0 {
         shadow::forget(exec);
         shadow::share(graph, exec);
+        memory::follow_graph_memory(|memory| memory.share(graph, exec));
     }
     if updated.prints != 0
         && let Some(execs) = EXECS.write().as_mut()
@@ -303,6 +307,7 @@ pub fn clone(session: &Session, graph: u64) -> Status<u64> {
     let clone = ask_value(session, Op::GraphClone, graph)?;
     user_object::copy(graph, Holder::Graph(clone));
     shadow::share(graph, clone);
+    memory::follow_graph_memory(|memory| memory.share(graph, clone));
     Ok(clone)
 }
 

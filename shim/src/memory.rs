@@ -9,6 +9,7 @@ use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };
+use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::{HostAlloc, MemGrant, Object, Op, Range};
 use mpsshim_proto::shm::Mapping;
@@ -36,9 +37,9 @@ static HOST_MAPPINGS: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new()
 static HOST_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
 static GLOBALS: RwLock<BTreeMap<u64, Global>> = RwLock::new(BTreeMap::new());
 static REGISTERED: RwLock<BTreeMap<u64, Registered>> = RwLock::new(BTreeMap::new());
-/// Bytes and graph, by first address.
-static GRAPH_MEMORY: RwLock<BTreeMap<u64, (u64, u64)>> = RwLock::new(BTreeMap::new());
-static GRAPH_MEMORY_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// What nodes of graphs have given.
+static GRAPH_MEMORY: RwLock<GraphMemory> = RwLock::new(GraphMemory::new());
+static ANY_GRAPH_MEMORY: AtomicBool = AtomicBool::new(false);
 static REGISTERED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A global variable of a loaded module.
@@ -420,38 +421,36 @@ pub fn registered_overlaps(start: u64, len: u64) -> bool {
         .is_some_and(|(other, found)| other + found.len > start)
 }
 
-/// Memory that an allocating node of a graph has given.
-pub fn add_graph_memory(start: u64, len: u64, graph: u64) {
+/// Changes what is known about memory of graphs.
+pub fn change_graph_memory(change: impl FnOnce(&mut GraphMemory)) {
     let mut table = GRAPH_MEMORY.write();
-    table.insert(start, (len, graph));
-    GRAPH_MEMORY_COUNT.store(table.len(), Ordering::Release);
+    change(&mut table);
+    ANY_GRAPH_MEMORY.store(!table.is_empty(), Ordering::Release);
 }
 
-/// A graph is gone, and what its nodes have given.
-pub fn remove_graph_memory(graph: u64) {
-    let mut table = GRAPH_MEMORY.write();
-    table.retain(|_, (_, of)| *of != graph);
-    GRAPH_MEMORY_COUNT.store(table.len(), Ordering::Release);
+/// As [`change_graph_memory`] where nothing changes unless there is some.
+pub fn follow_graph_memory(change: impl FnOnce(&mut GraphMemory)) {
+    if any_graph_memory() {
+        change_graph_memory(change);
+    }
 }
 
 /// Whether any node of a graph gives memory.
 pub fn any_graph_memory() -> bool {
-    GRAPH_MEMORY_COUNT.load(Ordering::Acquire) != 0
+    ANY_GRAPH_MEMORY.load(Ordering::Acquire)
 }
 
 /// Whether memory that a node of a graph has given begins here.
 pub fn is_graph_memory(address: u64) -> bool {
-    GRAPH_MEMORY_COUNT.load(Ordering::Acquire) != 0 && GRAPH_MEMORY.read().contains_key(&address)
+    any_graph_memory() && GRAPH_MEMORY.read().begins(address)
 }
 
 /// Whether an address lies in memory that a node of a graph has given; how much is left from there.
 fn graph_memory(address: u64) -> Option<u64> {
-    if GRAPH_MEMORY_COUNT.load(Ordering::Acquire) == 0 {
+    if !any_graph_memory() {
         return None;
     }
-    let table = GRAPH_MEMORY.read();
-    let (start, (len, _)) = table.range(..=address).next_back()?;
-    (address - start < *len).then(|| len - (address - start))
+    GRAPH_MEMORY.read().behind(address)
 }
 
 /// The program's own address of memory that is registered or pinned, by that in the host arena.

@@ -181,6 +181,7 @@ pub fn free(session: &Session, address: u64, stream: StreamRef) -> Status<bool> 
         stream: stream.handle(),
     };
     stream::post(session, stream, Op::PoolFree, &body, &[])?;
+    memory::follow_graph_memory(|memory| memory.freed(address));
     Ok(true)
 }
 

@@ -167,13 +167,16 @@ fn register_shared(
 
 /// Memory of the program that a graph refers to: registered if it is not, and for good. Where it lies in the host
 /// arena.
+///
+/// # Errors
+/// `CUDA_ERROR_NOT_SUPPORTED` for memory that cannot be registered, or is in part.
 pub fn adopt(session: &Session, context: &'static Context, address: u64, len: u64) -> Status<u64> {
     let end = address.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if memory::registered(address).is_none() {
         let first = address / PAGE * PAGE;
         let room = end.div_ceil(PAGE) * PAGE - first;
         if memory::registered_overlaps(first, room) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         register(session, context, first, room, 0)?;
     }
@@ -181,7 +184,7 @@ pub fn adopt(session: &Session, context: &'static Context, address: u64, len: u6
         Some((start, found)) if len <= found.len - (address - start) => {
             Ok(found.arena + (address - start))
         }
-        _ => Err(CUDA_ERROR_INVALID_VALUE),
+        _ => Err(CUDA_ERROR_NOT_SUPPORTED),
     }
 }
 

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use crate::api::{Out, R, api, log};
 use crate::driver::{device, driver, new_handle, start};
+use crate::memory;
 use crate::stream::{Kind, Stream, orphans};
 
 pub struct Context {
@@ -196,6 +197,28 @@ fn pop(out: Out<CUcontext>) -> R<()> {
 }
 
 /// The context given by handle, or the current one for NULL.
+impl Context {
+    /// Whether a memset may write here: memory of another device only where access was given.
+    pub fn may_set(&self, address: u64) -> R<bool> {
+        let driver = driver()?;
+        let Some(range) = driver.ranges.find(address) else {
+            return Ok(true);
+        };
+        if !matches!(
+            range.kind,
+            memory::Kind::Allocated | memory::Kind::Pooled(_)
+        ) || range.device == self.device
+        {
+            return Ok(driver.ranges.is_for(address, self.device));
+        }
+        let peers = self.peers.lock();
+        let mut peers = peers
+            .iter()
+            .filter_map(|peer| driver.contexts.get(*peer).ok());
+        Ok(peers.any(|peer| peer.device == range.device))
+    }
+}
+
 fn given(context: CUcontext) -> R<Arc<Context>> {
     if context.is_null() {
         return current();

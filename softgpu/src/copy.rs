@@ -44,7 +44,13 @@ fn copy(place: R<Place>, to: u64, from: u64, bytes: usize, sides: Sides, wait: b
     let fits = (to_device || !sides.0) && (from_device || !sides.1);
     // A range that begins in device memory and leaves it is nobody's host memory.
     let crosses = !to_device && is_device(to, 1)? || !from_device && is_device(from, 1)?;
-    if !fits || to == 0 || from == 0 || crosses {
+    let ranges = &driver()?.ranges;
+    let one = to_device != from_device;
+    let barred = one
+        && ![to, from]
+            .iter()
+            .all(|side| ranges.is_for(*side, context.device));
+    if !fits || to == 0 || from == 0 || crosses || barred {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if !wait {
@@ -142,7 +148,7 @@ fn fill<const N: usize>(place: R<Place>, to: u64, area: Area, value: [u8; N], wa
     if !wait && graph::captured(&stream, node)? {
         return Ok(());
     }
-    if !is_device(to, bytes as u64)? {
+    if !is_device(to, bytes as u64)? || !context.may_set(to)? {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     stream.submit(&context, move |_| {

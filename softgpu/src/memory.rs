@@ -35,7 +35,8 @@ pub enum Kind {
     Mapped {
         /// Kept alive by this.
         physical: Arc<Physical>,
-        access: bool,
+        /// Devices that may use it.
+        access: Vec<CUdevice>,
     },
 }
 
@@ -56,7 +57,10 @@ impl Range {
         matches!(self.kind, Kind::Host(_) | Kind::Registered)
     }
     fn is_usable(&self) -> bool {
-        !matches!(self.kind, Kind::Mapped { access: false, .. } | Kind::Freed)
+        match &self.kind {
+            Kind::Mapped { access, .. } => !access.is_empty(),
+            kind => !matches!(kind, Kind::Freed),
+        }
     }
     fn end(&self) -> u64 {
         self.start + self.bytes
@@ -128,7 +132,7 @@ fn physical(handle: CUmemGenericAllocationHandle) -> R<Arc<Physical>> {
 /// What is mapped at an address, and whether it may be used.
 fn mapped(address: u64) -> R<(Arc<Physical>, bool)> {
     match driver()?.ranges.find(address).map(|range| range.kind) {
-        Some(Kind::Mapped { physical, access }) => Ok((physical, access)),
+        Some(Kind::Mapped { physical, access }) => Ok((physical, !access.is_empty())),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
@@ -151,6 +155,13 @@ impl Ranges {
             .cloned()
     }
     /// Whether `bytes` from `address` on are all usable by the device.
+    /// Whether a device may copy from and to host memory here: mapped memory is only for those it was given to.
+    pub fn is_for(&self, address: u64, device: CUdevice) -> bool {
+        match self.find(address).map(|range| range.kind) {
+            Some(Kind::Mapped { access, .. }) => access.contains(&device),
+            _ => true,
+        }
+    }
     pub fn covers(&self, address: u64, bytes: u64) -> bool {
         let map = self.map.read();
         let Some(end) = address.checked_add(bytes) else {
@@ -708,7 +719,7 @@ api! { TABLE;
         }
         let fd = physical.fd.as_raw_fd();
         let device = physical.device();
-        let kind = Kind::Mapped { physical, access: false };
+        let kind = Kind::Mapped { physical, access: Vec::new() };
         ranges.insert(Range { start: address, bytes, kind, device, context: 0, id: new_handle() })?;
         map(address, bytes, libc::MAP_FIXED, fd, offset).map(drop).inspect_err(|_| drop(ranges.remove(address, |_| true)))
     }
@@ -719,12 +730,19 @@ api! { TABLE;
         }
         let access = access.list(count.min(64))?;
         access.iter().try_for_each(|a| device(a.location.id).map(drop))?;
-        let Some(last) = access.last() else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        if access.is_empty() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let starts = mappings(ranges, address, bytes as u64)?;
         let mut map = ranges.map.write();
         for start in starts {
-            if let Some(Range { kind: Kind::Mapped { access, .. }, .. }) = map.get_mut(&start) {
-                *access = last.flags != 0;
+            if let Some(Range { kind: Kind::Mapped { access: devices, .. }, .. }) = map.get_mut(&start) {
+                for change in &access {
+                    devices.retain(|device| *device != change.location.id);
+                    if change.flags != 0 {
+                        devices.push(change.location.id);
+                    }
+                }
             }
         }
         drop(map);

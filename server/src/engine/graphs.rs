@@ -8,6 +8,7 @@ use super::Shared;
 use super::images::Image;
 use super::session::Event;
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handle::{Handle, Kind};
 use std::collections::{HashMap, HashSet};
 
@@ -179,8 +180,8 @@ pub struct Graphs {
     pub execs: Made<Exec>,
     /// Captures that go on.
     pub captures: Vec<Capture>,
-    /// Memory that allocating nodes have given, by first address: bytes and the graph.
-    pub memory: std::collections::BTreeMap<u64, (u64, u64)>,
+    /// Memory that allocating nodes have given.
+    pub memory: GraphMemory,
     /// Numbers of conditions that the session was given, and their graphs.
     pub conditions: HashMap<u64, u64>,
     /// There has been a host node.
@@ -296,7 +297,7 @@ impl Graphs {
             return;
         };
         self.by_graph.remove(&graph.raw);
-        self.memory.retain(|_, (_, of)| *of != handle);
+        self.memory.ended(handle);
         self.conditions.retain(|_, of| *of != handle);
         for node in graph.nodes {
             self.forget_node(node);
@@ -411,12 +412,7 @@ impl Graphs {
 
     /// Whether `[address, address + len)` is memory that a node of the session has given.
     pub fn owns(&self, address: u64, len: u64) -> bool {
-        match self.memory.range(..=address).next_back() {
-            Some((start, (bytes, _))) => {
-                address - start <= *bytes && len <= bytes - (address - start)
-            }
-            None => false,
-        }
+        self.memory.behind(address).is_some_and(|left| len <= left)
     }
 }
 

@@ -129,6 +129,10 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
 /// Frees what an idle session owned; what would make others wait is buried.
 fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant, Buried)>) {
     session.surrender_printing(shared);
+    for (device, stream) in session.helpers.drain(..) {
+        let _ = shared.devices[device].make_current(&shared.driver);
+        let _ = shared.driver.context.stream_destroy(stream);
+    }
     for stream in session.streams.drain().chain(session.retired.drain(..)) {
         let _ = shared.devices[stream.device].make_current(&shared.driver);
         stream.release(shared);

@@ -267,6 +267,8 @@ pub struct Session {
     pub sharing: Sharing,
     /// Devices whose memory other devices may use: the owner's and the user's ordinal.
     pub peers: BTreeSet<(usize, usize)>,
+    /// Streams for copies from and to memory of devices that its own streams are not of.
+    pub helpers: Vec<(usize, CUstream)>,
     /// Memory files of the client's that are registered, by first address.
     pub files: BTreeMap<u64, FileRegistration>,
     /// Pinned host memory by first address.
@@ -327,6 +329,7 @@ impl Session {
             releasing: Vec::new(),
             sharing: Sharing::default(),
             peers: BTreeSet::new(),
+            helpers: Vec::new(),
             files: BTreeMap::new(),
             host: BTreeMap::new(),
             host_spare: Vec::new(),

@@ -179,6 +179,7 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
             }
             if does.child != 0 {
                 shadow::share(does.child, graph);
+                memory::follow_graph_memory(|memory| memory.share(does.child, graph));
                 let holder = Holder::Node {
                     node: added.node,
                     graph,
@@ -191,7 +192,12 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
             if added.address != 0 {
                 let len = CUDA_MEM_ALLOC_NODE_PARAMS::read_from_prefix(&does.bytes)
                     .map_or(0, |(params, _)| params.bytes);
-                memory::add_graph_memory(added.address, len, graph);
+                memory::change_graph_memory(|memory| memory.given(added.address, len, graph));
+            }
+            if does.kind == CU_GRAPH_NODE_TYPE_MEM_FREE
+                && let Ok((address, _)) = u64::read_from_prefix(&does.bytes)
+            {
+                memory::follow_graph_memory(|memory| memory.freed_by(address, graph));
             }
             with_kept(added.node, |kept| kept.graph = graph);
             added.node

@@ -3,7 +3,7 @@
 use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
 use mpsshim_proto::message::{Memset, Op};
 
-use super::entries;
+use super::{entries, peer};
 use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream;
@@ -63,7 +63,15 @@ fn fill(
     if pitch < row || !aligned {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let to = match memory::device_place(to, len) {
+    let place = memory::device_place(to, len);
+    let to = match place {
+        Ok(Place::Device(address))
+            if memory::device_of(address)
+                .is_some_and(|device| !peer::reaches(stream.context(), device))
+                && !stream.is_capturing() =>
+        {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         Ok(Place::Device(address) | Place::Pinned(address) | Place::Pageable(address)) => address,
         // A graph with such a memset is not instantiated; libraries capture it to see which kernels they would use.
         Err(_) if stream.is_capturing() => to,

@@ -40,6 +40,17 @@ fn can_access(user: i32, owner: i32) -> bool {
     unsafe { can(&mut answer, user, owner) }.is_ok() && answer != 0
 }
 
+/// Whether a context may set memory of a device, given by the server's ordinal.
+pub fn reaches(user: &Context, device: u32) -> bool {
+    let owned_there =
+        |owner: u64| context::by_handle(owner).is_ok_and(|owner| owner.server_device == device);
+    user.server_device == device
+        || ENABLED
+            .lock()
+            .iter()
+            .any(|(by, owner)| *by == user.handle && owned_there(*owner))
+}
+
 fn tell(owner: &Context, user: &Context, enable: bool) -> Status {
     let body = Peers {
         owner: owner.server_device,

@@ -23,9 +23,16 @@ impl Session {
         let data = self.in_place(message, size_of::<CopyInline>(), body.len as usize)?;
         self.check_device(body.to, body.len)?;
         let (index, stream) = self.prepare(shared, body.stream)?;
-        shared
-            .driver
-            .memcpy_htod_async(body.to, data as u64, body.len as usize, stream)?;
+        let copy = |stream| {
+            let len = body.len as usize;
+            shared
+                .driver
+                .memcpy_htod_async(body.to, data as u64, len, stream)
+        };
+        match self.elsewhere(shared, index, body.to)? {
+            Some(device) => self.copy_elsewhere(shared, (device, index), copy)?,
+            None => copy(stream)?,
+        }
         self.submitted(shared, index)
     }
 
@@ -48,8 +55,20 @@ impl Session {
                     None => driver.memcpy_dtod_async(to, from, len, stream)?,
                 }
             }
-            (Side::Device, _) => driver.memcpy_htod_async(to, from, len, stream)?,
-            (_, Side::Device) => driver.memcpy_dtoh_async(to, from, len, stream)?,
+            (Side::Device, _) => {
+                let copy = |stream| driver.memcpy_htod_async(to, from, len, stream);
+                match self.elsewhere(shared, index, to)? {
+                    Some(device) => self.copy_elsewhere(shared, (device, index), copy)?,
+                    None => copy(stream)?,
+                }
+            }
+            (_, Side::Device) => {
+                let copy = |stream| driver.memcpy_dtoh_async(to, from, len, stream);
+                match self.elsewhere(shared, index, from)? {
+                    Some(device) => self.copy_elsewhere(shared, (device, index), copy)?,
+                    None => copy(stream)?,
+                }
+            }
             _ if self.streams.at(index)?.capturing => {
                 driver.graph.memcpy_async(to, from, len, stream)?
             }
@@ -60,6 +79,20 @@ impl Session {
             }
         }
         self.submitted(shared, index)
+    }
+
+    /// The device whose memory lies at an address, where a stream is of another one.
+    fn elsewhere(
+        &self,
+        shared: &Shared,
+        index: usize,
+        address: u64,
+    ) -> Result<Option<usize>, CUresult> {
+        if shared.devices.len() == 1 {
+            return Ok(None);
+        }
+        let home = self.streams.at(index)?.device;
+        Ok(self.device_at(address).filter(|device| *device != home))
     }
 
     fn resolve(&self, side: Side, address: u64, len: u64) -> Result<u64, CallError> {

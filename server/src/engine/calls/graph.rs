@@ -17,7 +17,7 @@ use mpsshim_proto::message::graph::{
     GraphMemory, GraphNode, GraphNodeAdded, GraphNodeIs, GraphPair, GraphUpdated, HostNode,
     KernelNode, LIST_MOST, NODES_MOST, graph_memory, list, node_flags,
 };
-use mpsshim_proto::message::{Object, PARAMS_MAX};
+use mpsshim_proto::message::{Object, PARAMS_MAX, Value};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::{ARRIVED, FLAG_STRIDE, FLAGS, RETURNED};
 use mpsshim_proto::shm;
@@ -183,7 +183,11 @@ impl Session {
         let (raw, device) = self.graph_ready(shared, body.object)?;
         let mut clone = CUgraph::NULL;
         shared.driver.graph.duplicate(&mut clone, raw)?;
-        self.new_graph(shared, clone, device)
+        let made = self.new_graph(shared, clone, device)?;
+        if let Ok(handle) = Value::read_from_bytes(&made[..]) {
+            self.graphs.memory.share(body.object, handle.value);
+        }
+        Ok(made)
     }
 
     /// `cuGraphNodeFindInClone`.
@@ -354,7 +358,12 @@ impl Session {
                 added.address = given.address;
                 self.graphs
                     .memory
-                    .insert(given.address, (given.bytes, body.object));
+                    .given(given.address, given.bytes, body.object);
+            }
+            CU_GRAPH_NODE_TYPE_MEM_FREE => {
+                self.graphs
+                    .memory
+                    .freed_by(described.params.words[0], body.object);
             }
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let given: CUDA_CONDITIONAL_NODE_PARAMS = out_of_words(&described.params);
@@ -371,6 +380,7 @@ impl Session {
             }
             CU_GRAPH_NODE_TYPE_GRAPH => {
                 let given: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut &behind.rest[..])?;
+                self.graphs.memory.share(given.graph, body.object);
                 if given.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
                     self.graphs.move_into(given.graph, added.node);
                 }
@@ -982,7 +992,10 @@ impl Session {
             .waits
             .extend(exec.slots.iter().map(|(_, slot)| *slot));
         match self.graphs.execs.insert(exec) {
-            Ok(handle) => made.exec = handle,
+            Ok(handle) => {
+                made.exec = handle;
+                self.graphs.memory.share(body.graph, handle);
+            }
             Err(status) => {
                 let _ = shared.driver.graph.exec_destroy(raw);
                 return Err(status.into());
@@ -1001,6 +1014,9 @@ impl Session {
         }
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.graph.launch(raw, stream)?;
+        if !self.graphs.memory.is_empty() {
+            self.graphs.memory.launched(body.exec);
+        }
         self.submitted(shared, index)
     }
 
@@ -1025,6 +1041,7 @@ impl Session {
         let raw = self.exec_ready(shared, body.object)?;
         shared.driver.graph.exec_destroy(raw)?;
         self.graphs.execs.remove(body.object);
+        self.graphs.memory.ended(body.object);
         self.drop_kept(shared);
         Ok(Vec::new())
     }
@@ -1059,6 +1076,9 @@ impl Session {
         };
         if self.graphs.prints {
             self.graphs.execs.get_mut(body.first)?.prints = true;
+        }
+        if status.is_ok() {
+            self.graphs.memory.share(body.second, body.first);
         }
         if let Err(status) = status {
             shared.note_status(status);

@@ -94,13 +94,15 @@ impl Session {
     pub fn pool_free(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: PoolFree = self.body(message)?;
         let pooled = self.pools.device_of(body.address).is_some();
-        if !pooled && !self.graphs.memory.contains_key(&body.address) {
+        if !pooled && !self.graphs.memory.begins(body.address) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.memory.pool_free(body.address, stream)?;
         if pooled {
             self.pools.note_free(&mut self.account, body.address);
+        } else {
+            self.graphs.memory.freed(body.address);
         }
         self.submitted(shared, index)
     }

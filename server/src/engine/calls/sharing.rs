@@ -269,7 +269,7 @@ impl Session {
     }
 
     /// The device whose memory lies at an address of the session's.
-    fn device_at(&self, address: u64) -> Option<usize> {
+    pub fn device_at(&self, address: u64) -> Option<usize> {
         if arena::is_device(address) {
             return Some(((address - DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as usize);
         }
@@ -297,5 +297,53 @@ impl Session {
         );
         let (driver, len) = (&shared.driver.memory, len as usize);
         Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
+    }
+
+    /// Does a copy between host memory and a device's in the order of a stream of another device. The driver refuses
+    /// such a copy of mapped memory that the stream's device has no access to, so it is done by a stream of the
+    /// memory's own device.
+    pub fn copy_elsewhere(
+        &mut self,
+        shared: &Shared,
+        (device, index): (usize, usize),
+        copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
+    ) -> Result<(), CUresult> {
+        let driver = &shared.driver;
+        let (home, stream) = {
+            let stream = self.streams.at(index)?;
+            (stream.device, stream.raw)
+        };
+        shared.device(device as u32)?.make_current(driver)?;
+        let helper = self.helper(shared, device)?;
+        let wait = |device: usize, before: CUstream, after: CUstream| {
+            shared.devices[device].make_current(driver)?;
+            let mut event = CUevent::NULL;
+            driver.event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
+            let waits = driver
+                .event_record(event, before, 0)
+                .and_then(|()| driver.stream_wait_event(after, event, 0));
+            // What was recorded is still waited for.
+            driver.event_destroy(event)?;
+            waits
+        };
+        wait(home, stream, helper)?;
+        shared.devices[device].make_current(driver)?;
+        let copied = copy(helper);
+        wait(device, helper, stream)?;
+        shared.devices[home].make_current(driver)?;
+        copied
+    }
+
+    /// The session's own stream on a device, which is current, for what its other streams cannot do.
+    fn helper(&mut self, shared: &Shared, device: usize) -> Result<CUstream, CUresult> {
+        if let Some((_, stream)) = self.helpers.iter().find(|(of, _)| *of == device) {
+            return Ok(*stream);
+        }
+        let mut stream = CUstream::NULL;
+        shared
+            .driver
+            .stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
+        self.helpers.push((device, stream));
+        Ok(stream)
     }
 }

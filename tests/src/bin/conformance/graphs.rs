@@ -2200,6 +2200,41 @@ pub fn graph_memory(setup: &Setup) {
         )
     );
     must!(cuGraphDestroy, g);
+    // Memory that outlives its graph, and its instance.
+    for (what, launch) in [("launched", true), ("never launched", false)] {
+        let g = graph();
+        must!(
+            cuGraphAddMemAllocNode,
+            &mut allocate,
+            g,
+            NO_NODES,
+            0usize,
+            &mut params
+        );
+        let (_, memset) = add_memset(g, &[allocate], &memset_params(params.address, 23, 16));
+        let _ = memset;
+        let exec = instantiate(g);
+        must!(cuGraphDestroy, g);
+        if launch {
+            must!(cuGraphLaunch, exec, s);
+            must!(cuStreamSynchronize, s);
+            let status = cu!(cuMemcpyDtoDAsync_v2, out, params.address, 64usize, s);
+            must!(cuStreamSynchronize, s);
+            say!("without its graph", "{status} {:?}", read_i32(out, 2));
+        }
+        must!(cuGraphExecDestroy, exec);
+        if launch {
+            must!(cuMemsetD32_v2, out, 0u32, 16usize);
+            let status = cu!(cuMemcpyDtoDAsync_v2, out, params.address, 64usize, s);
+            must!(cuStreamSynchronize, s);
+            say!("without its instance", "{status} {:?}", read_i32(out, 2));
+        }
+        say!(
+            format!("free {what}"),
+            "{}",
+            cu!(cuMemFree_v2, params.address)
+        );
+    }
     // Captured stream-ordered allocation.
     must!(cuStreamBeginCapture_v2, s, 0u32);
     let mut pointer = 0u64;
@@ -2836,4 +2871,70 @@ pub fn memset_at(graph: CUgraph, to: u64) -> CUresult {
 /// What adding a copy between two addresses, of whatever memory, gives.
 pub fn copy_at(graph: CUgraph, to: u64, from: u64) -> CUresult {
     add_copy(graph, &[], &copy_params((from, 4), (to, 4), 64)).0
+}
+
+/// Copies of the program's memory whose ranges share pages, as neighbours of one heap do.
+pub fn graph_neighbours(_: &Setup) {
+    let device = alloc(1 << 16);
+    let mut heap = vec![0u8; 5 << 12];
+    for (at, byte) in heap.iter_mut().enumerate() {
+        *byte = (at % 251) as u8;
+    }
+    let base = heap.as_mut_ptr() as u64;
+    let pieces = [(0u64, 5000u64), (5000, 6000), (11000, 900), (3000, 4000)];
+    let to_device = graph();
+    for (index, (at, len)) in pieces.into_iter().enumerate() {
+        let target = device + at;
+        let copy = copy_params((base + at, 1), (target, 2), len);
+        say!(
+            format!("copy {index} there"),
+            "{}",
+            add_copy(to_device, &[], &copy).0
+        );
+    }
+    let exec = instantiate(to_device);
+    run(exec);
+    let mut found = vec![0u8; 11900];
+    must!(cuMemcpyDtoH_v2, found.as_mut_ptr(), device, found.len());
+    say!("arrived", "{}", found == heap[..found.len()]);
+    let s = stream(CU_STREAM_NON_BLOCKING);
+    must!(cuMemsetD8_v2, device, 77u8, 1usize << 16);
+    must!(cuCtxSynchronize);
+    must!(cuStreamBeginCapture_v2, s, 2u32);
+    for (index, (at, len)) in pieces.into_iter().enumerate() {
+        say!(
+            format!("captured copy {index} back"),
+            "{}",
+            cu!(
+                cuMemcpyDtoHAsync_v2,
+                base + at,
+                device + at,
+                len as usize,
+                s
+            )
+        );
+    }
+    let mut captured = CUgraph::NULL;
+    must!(cuStreamEndCapture, s, &mut captured);
+    let back = instantiate(captured);
+    must!(cuGraphLaunch, back, s);
+    must!(cuStreamSynchronize, s);
+    say!(
+        "came back",
+        "{} {}",
+        heap[..11900].iter().all(|byte| *byte == 77),
+        heap[11900] as usize == 11900 % 251
+    );
+    heap[..11900].fill(5);
+    run(exec);
+    must!(cuMemcpyDtoH_v2, found.as_mut_ptr(), device, found.len());
+    say!("changed since", "{}", found.iter().all(|byte| *byte == 5));
+    for exec in [exec, back] {
+        must!(cuGraphExecDestroy, exec);
+    }
+    for graph in [to_device, captured] {
+        must!(cuGraphDestroy, graph);
+    }
+    must!(cuStreamDestroy_v2, s);
+    free(device);
 }

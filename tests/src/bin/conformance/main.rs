@@ -240,6 +240,7 @@ const FURTHER: &[Section] = &[
     ("graph_exec", graphs::graph_exec),
     ("graph_host", graphs::graph_host),
     ("graph_memory", graphs::graph_memory),
+    ("graph_neighbours", graphs::graph_neighbours),
     ("graph_conditional", graphs::graph_conditional),
     ("user_objects", graphs::user_objects),
     ("pool_sharing", sharing::pool_sharing),

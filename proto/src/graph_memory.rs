@@ -1,0 +1,173 @@
+//! Memory that allocating nodes of graphs have given: where it is, and how long it may be used.
+//!
+//! The address of such a node is fixed when the node is added. It is memory while an instance runs and afterwards,
+//! unless a graph or the program frees it, even when graph and instance are gone (CUDA Programming Guide, "Graph Memory
+//! Nodes"). Client and server each keep one of these.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug)]
+struct Block {
+    len: u64,
+    /// The graphs and instances that allocate it.
+    holders: Vec<u64>,
+    /// Its own graph frees it.
+    freed_inside: bool,
+    /// A launch has left it allocated.
+    left: bool,
+}
+
+/// The blocks of one session, by address.
+#[derive(Clone, Debug, Default)]
+pub struct GraphMemory {
+    blocks: BTreeMap<u64, Block>,
+    /// Graphs and instances, and what they free.
+    frees: Vec<(u64, u64)>,
+}
+
+impl GraphMemory {
+    /// No blocks.
+    pub const fn new() -> GraphMemory {
+        GraphMemory {
+            blocks: BTreeMap::new(),
+            frees: Vec::new(),
+        }
+    }
+
+    /// Whether no graph allocates or frees anything, and nothing is left.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.frees.is_empty()
+    }
+
+    /// A node of `graph` allocates `len` bytes at `start`.
+    pub fn given(&mut self, start: u64, len: u64, graph: u64) {
+        let block = Block {
+            len,
+            holders: vec![graph],
+            freed_inside: false,
+            left: false,
+        };
+        self.blocks.insert(start, block);
+    }
+
+    /// A node of `graph` frees what begins at `start`.
+    pub fn freed_by(&mut self, start: u64, graph: u64) {
+        self.frees.push((graph, start));
+        if let Some(block) = self.blocks.get_mut(&start) {
+            block.freed_inside |= block.holders.contains(&graph);
+        }
+    }
+
+    /// What `from` allocates and frees, `to` does too: an instance, a clone, the graph around a child.
+    pub fn share(&mut self, from: u64, to: u64) {
+        for block in self.blocks.values_mut() {
+            if block.holders.contains(&from) && !block.holders.contains(&to) {
+                block.holders.push(to);
+            }
+        }
+        let frees: Vec<(u64, u64)> = self
+            .frees
+            .iter()
+            .filter(|(of, _)| *of == from)
+            .copied()
+            .collect();
+        self.frees
+            .extend(frees.into_iter().map(|(_, start)| (to, start)));
+    }
+
+    /// An instance is launched.
+    pub fn launched(&mut self, exec: u64) {
+        for (_, start) in self.frees.iter().filter(|(of, _)| *of == exec) {
+            if let Some(block) = self.blocks.get_mut(start) {
+                block.left = false;
+            }
+        }
+        for block in self.blocks.values_mut() {
+            block.left |= !block.freed_inside && block.holders.contains(&exec);
+        }
+        self.sweep();
+    }
+
+    /// The program frees what begins at `start`.
+    pub fn freed(&mut self, start: u64) {
+        if let Some(block) = self.blocks.get_mut(&start) {
+            block.left = false;
+        }
+        self.sweep();
+    }
+
+    /// A graph or an instance is destroyed.
+    pub fn ended(&mut self, holder: u64) {
+        self.frees.retain(|(of, _)| *of != holder);
+        for block in self.blocks.values_mut() {
+            block.holders.retain(|of| *of != holder);
+        }
+        self.sweep();
+    }
+
+    fn sweep(&mut self) {
+        self.blocks
+            .retain(|_, block| block.left || !block.holders.is_empty());
+    }
+
+    /// Whether a block begins here.
+    pub fn begins(&self, start: u64) -> bool {
+        self.blocks.contains_key(&start)
+    }
+
+    /// The bytes from an address to the end of its block.
+    pub fn behind(&self, address: u64) -> Option<u64> {
+        let (start, block) = self.blocks.range(..=address).next_back()?;
+        (address - start < block.len).then(|| block.len - (address - start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_lives_as_long_as_what_allocates_it() {
+        let mut memory = GraphMemory::new();
+        memory.given(0x1000, 64, 1);
+        memory.freed_by(0x1000, 1);
+        memory.share(1, 10);
+        memory.ended(1);
+        memory.launched(10);
+        assert_eq!(memory.behind(0x1010), Some(48));
+        assert_eq!(memory.behind(0x1040), None);
+        memory.ended(10);
+        assert!(memory.is_empty());
+    }
+
+    #[test]
+    fn what_a_launch_leaves_lives_until_it_is_freed() {
+        let mut memory = GraphMemory::new();
+        memory.given(0x1000, 64, 1);
+        memory.share(1, 10);
+        memory.ended(1);
+        memory.launched(10);
+        memory.ended(10);
+        assert!(memory.begins(0x1000));
+        memory.freed(0x1000);
+        assert!(memory.is_empty());
+        // Never launched: nothing was left.
+        memory.given(0x2000, 64, 2);
+        memory.ended(2);
+        assert!(memory.is_empty());
+    }
+
+    #[test]
+    fn another_graph_may_free_it() {
+        let mut memory = GraphMemory::new();
+        memory.given(0x1000, 64, 1);
+        memory.freed_by(0x1000, 2);
+        memory.launched(1);
+        memory.ended(1);
+        assert!(memory.begins(0x1000));
+        memory.launched(2);
+        assert!(!memory.begins(0x1000));
+        memory.ended(2);
+        assert!(memory.is_empty());
+    }
+}
