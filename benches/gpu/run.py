@@ -38,7 +38,7 @@ class Row:
     title: str
     unit: str
     digits: int
-    # ("at most" | "at least", number), ("within", factor of native), or None where nothing is asked for.
+    # ("at most" | "at least", number), ("within" | "times", factor of native), or None where nothing is asked for.
     target: tuple | None = None
 
     def target_text(self):
@@ -47,6 +47,8 @@ class Row:
         kind, number = self.target
         if kind == "within":
             return f"within {round((number - 1) * 100)}% of native"
+        if kind == "times":
+            return f"{number:g} times native"
         return f"{kind} {number:,g} {self.unit}"
 
     def reached(self, native, ours):
@@ -56,6 +58,8 @@ class Row:
         kind, number = self.target
         if kind == "within":
             return None if native is None else ours <= native * number
+        if kind == "times":
+            return None if native is None else ours >= native * number
         return ours <= number if kind == "at most" else ours >= number
 
 
@@ -89,6 +93,17 @@ MEASUREMENTS = {
         Row("h2d_pageable", "pageable copy, 256 MiB, to the device", "GB/s", 1),
         Row("d2h_pageable", "pageable copy, 256 MiB, from the device", "GB/s", 1),
     ],
+    "bert1": [Row("bert1", "BERT-base fp16, batch 1, one client", "/s", 0, ("times", 1.3))],
+    "bert2": [Row("bert2", "the same, 2 clients, total", "/s", 0, ("at least", 850))],
+    "bert4": [Row("bert4", "the same, 4 clients, total", "/s", 0, ("at least", 1600))],
+    "bert8": [
+        Row("bert8", "the same, 8 clients, total", "/s", 0, ("at least", 2800)),
+        Row("bert_memory", "device memory of the eighth", "MiB", 0, ("at most", 330)),
+        Row("bert_memory_all", "device memory of all eight", "MiB", 0, ("at most", 3000)),
+    ],
+    "bert4x8": [Row("bert4x8", "BERT-base fp16, batch 8, 4 clients, total", "/s", 0, ("at least", 10_900))],
+    "train1": [Row("train1", "training a small convnet, one client, steps", "/s", 0, ("times", 1))],
+    "train4": [Row("train4", "the same, 4 clients, total", "/s", 0, ("times", 1))],
     "idle": [Row("idle", "CPU of idle daemon and server, one idle client", "ms/s", 1, ("at most", 0))],
 }
 
@@ -124,8 +139,9 @@ def parse_nbody(text):
 class Bench:
     """The measurements, each a method that runs on one system and returns row key -> value."""
 
-    def __init__(self, processes, microbench, nbody, quick=False):
+    def __init__(self, processes, microbench, nbody, quick=False, python=None):
         self.processes = processes
+        self.python = python
         self.microbench = microbench and os.path.abspath(microbench)
         self.nbody = nbody and os.path.abspath(nbody)
         self.quick = quick
@@ -134,14 +150,18 @@ class Bench:
         """Why a measurement cannot run here, or None."""
         if name.startswith("nbody"):
             return None if self.nbody else "no --nbody"
+        if name.startswith(("bert", "train")):
+            return None if self.python else "no --python"
         return None if self.microbench else "no --microbench"
 
     def run(self, name, system):
         if name.startswith("small"):
             clients = int(name.removeprefix("small"))
-            return {name: self.total(system, clients, "small", "--blocks", "4" if clients >= 32 else "8")}
+            return {name: self.kernels(system, clients, "small", "--blocks", "4" if clients >= 32 else "8")}
         if name.startswith("empty"):
-            return {name: self.total(system, int(name.removeprefix("empty")), "empty", "--batch", "256")}
+            return {name: self.kernels(system, int(name.removeprefix("empty")), "empty", "--batch", "256")}
+        if name.startswith(("bert", "train")):
+            return self.torch(name, system)
         return getattr(self, name)(system)
 
     def micro(self, system, *arguments, timeout=60):
@@ -191,26 +211,49 @@ class Bench:
             "malloc_free": values["malloc_free_p50_us"],
         }
 
-    def total(self, system, clients, mode, *arguments):
+    def kernels(self, system, clients, *arguments):
         """Kernels a second of clients that begin together, added up."""
         seconds = "1" if self.quick else "2"
-        command = [self.microbench, mode, "--wait", "--seconds", seconds, *arguments]
-        running = [self.processes.start(command, system.env(), stdin=subprocess.PIPE) for _ in range(clients)]
+        command = [self.microbench, arguments[0], "--wait", "--seconds", seconds, *arguments[1:]]
+        return self.together(system, clients, command, "kernels_per_s")[0]
+
+    def torch(self, name, system):
+        """Sequences or training steps a second of PyTorch clients that begin together, added up."""
+        workload, clients, batch = re.fullmatch(r"(bert|train)(\d+)(?:x(\d+))?", name).groups()
+        seconds = "2" if self.quick else "4"
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_client.py")
+        command = [self.python, program, workload, "--wait", "--seconds", seconds, "--batch", batch or "1"]
+        rate, memory = self.together(system, int(clients), command, "per_s", memory=name == "bert8")
+        values = {name: rate}
+        if memory:
+            values |= {"bert_memory": memory[-1] - memory[-2], "bert_memory_all": memory[-1] - memory[0]}
+        return values
+
+    def together(self, system, clients, command, key, memory=False):
+        """What clients that begin together print as `key`, added up; the device's memory before and after each client."""
+        running, used = [], []
+        note = lambda: used.append(self.device_memory(None)) if memory else None  # noqa: E731
         try:
-            for process in running:
-                systems.read_until(process, "ready=", 60)
+            note()
+            for _ in range(clients):
+                running.append(self.processes.start(command, system.env(), stdin=subprocess.PIPE))
+                if memory:
+                    systems.read_until(running[-1], "ready=", 120)
+                    note()
+            for process in [] if memory else running:
+                systems.read_until(process, "ready=", 120)
             begin = time.time() + 0.2
             for process in running:
                 process.stdin.write(f"{begin}\n")
                 process.stdin.flush()
-            results = [parse_values(self.processes.finish(process, 30)) for process in running]
+            results = [parse_values(self.processes.finish(process, 60)) for process in running]
         finally:
             for process in running:
                 self.processes.end(process)
         late = max(result["late_ms"] for result in results)
         if late > 100:
             raise systems.Failure(f"a client began {late:.0f} ms late")
-        return sum(result["kernels_per_s"] for result in results)
+        return sum(result[key] for result in results), used
 
     def start(self, system):
         holder = self.hold(system)
@@ -241,6 +284,8 @@ class Bench:
             text = nvidia_smi("memory.used")
             if text and text.split()[0].isdigit():
                 return float(text.split()[0])
+        if holder is None:
+            raise systems.Failure("there is no nvidia-smi to ask")
         holder.stdin.write("?\n")
         holder.stdin.flush()
         return parse_values(systems.read_until(holder, "used_mib=", 10))["used_mib"]
@@ -399,6 +444,7 @@ def parse_arguments(arguments):
     parser.add_argument(
         "--only", type=comma_list(MEASUREMENTS), default=list(MEASUREMENTS), help=f"of {','.join(MEASUREMENTS)}"
     )
+    parser.add_argument("--python", help="a python with PyTorch and transformers; its rows are left out without it")
     names = list(systems.SYSTEM_TITLES)
     parser.add_argument("--systems", type=comma_list(names), default=names, help=f"of {','.join(names)}")
     parser.add_argument("--repetitions", type=int, default=None, help="rounds (2; 1 with --quick)")
@@ -411,12 +457,12 @@ def parse_arguments(arguments):
         options.repetitions = 1 if options.quick else 2
     if options.repetitions < 1:
         parser.error("--repetitions: at least 1")
-    for name in ("microbench", "nbody"):
+    for name in ("microbench", "nbody", "python"):
         path = getattr(options, name)
         if path and not os.access(path, os.X_OK):
             parser.error(f"--{name} {path}: no such program")
-    if not options.microbench and not options.nbody:
-        parser.error("give --microbench, --nbody or both")
+    if not (options.microbench or options.nbody or options.python):
+        parser.error("give at least one of --microbench, --nbody and --python")
     return options
 
 
@@ -470,7 +516,7 @@ def main(arguments):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     report = Report(options.systems, options.only, about(arguments, options.repetitions))
     processes = systems.Processes()
-    bench = Bench(processes, options.microbench, options.nbody, options.quick)
+    bench = Bench(processes, options.microbench, options.nbody, options.quick, options.python)
     with tempfile.TemporaryDirectory(prefix="mpsbench-") as directory:
         usable = [systems.make_system(name, processes, directory, options.build) for name in options.systems]
         try:

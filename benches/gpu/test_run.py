@@ -120,7 +120,7 @@ class Arguments(unittest.TestCase):
     def test_what_is_wrong_is_named(self):
         self.assertIn("'nbody9' is none of", self.refused("--microbench", sys.executable, "--only", "nbody9"))
         self.assertIn("no such program", self.refused("--microbench", "/nowhere/mb"))
-        self.assertIn("give --microbench", self.refused())
+        self.assertIn("give at least one of --microbench", self.refused())
         self.assertIn("at least 1", self.refused("--nbody", sys.executable, "--repetitions", "0"))
 
 

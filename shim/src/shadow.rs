@@ -8,11 +8,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use mpsshim_proto::cuda::CUDA_ERROR_NOT_SUPPORTED;
 use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::ffi::Status;
 use crate::memory;
+use crate::register;
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
 
@@ -51,7 +53,7 @@ static SHADOWS: Mutex<Option<Shadows>> = Mutex::new(None);
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
 /// What stands in for `[program, program + len)`.
-pub fn make(
+fn make(
     session: &Session,
     context: &Context,
     program: u64,
@@ -77,10 +79,22 @@ pub fn make(
     })
 }
 
-impl Shadow {
-    /// Where it lies, which the server reaches.
-    pub fn block(&self) -> u64 {
-        self.block
+/// Where the server reaches `[program, program + len)`, which a graph copies: registered, and where that cannot be,
+/// a shadow, which is noted.
+pub fn reach(
+    session: &Session,
+    context: &'static Context,
+    (program, len): (u64, u64),
+    written: bool,
+    shadows: &mut Vec<Shadow>,
+) -> Status<u64> {
+    match register::adopt(session, context, program, len) {
+        Err(CUDA_ERROR_NOT_SUPPORTED) => {
+            let shadow = make(session, context, program, len, written)?;
+            shadows.push(shadow);
+            Ok(shadow.block)
+        }
+        adopted => adopted,
     }
 }
 

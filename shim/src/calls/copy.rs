@@ -10,7 +10,7 @@ use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, register, shadow, staging};
+use crate::{capture, context, shadow, staging};
 
 entries! {
     cuMemcpy => copy::<false>,
@@ -150,14 +150,8 @@ fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u
     let mut shadows = Vec::new();
     let mut reach = |place: Place, written: bool| match place {
         Place::Pageable(address) => {
-            let arena = match register::adopt(session, stream.context(), address, len) {
-                Err(CUDA_ERROR_NOT_SUPPORTED) => {
-                    let shadow = shadow::make(session, stream.context(), address, len, written)?;
-                    shadows.push(shadow);
-                    shadow.block()
-                }
-                adopted => adopted?,
-            };
+            let context = stream.context();
+            let arena = shadow::reach(session, context, (address, len), written, &mut shadows)?;
             Ok((arena, Side::Host))
         }
         place => reachable(place).ok_or(CUDA_ERROR_NOT_SUPPORTED),

@@ -20,7 +20,7 @@ use crate::memory::{self, Place};
 use crate::shadow::{self, Shadow};
 use crate::submit::session;
 use crate::user_object::{self, Holder};
-use crate::{graph_host, module, register};
+use crate::{graph_host, module};
 
 entries! {
     cuGraphAddNode => add_any_v1,
@@ -477,14 +477,7 @@ fn side(
         Place::Pinned(address) => Ok((kind, 0, address)),
         Place::Pageable(_) if kind == CU_MEMORYTYPE_DEVICE => Err(CUDA_ERROR_INVALID_VALUE),
         Place::Pageable(address) => {
-            let arena = match register::adopt(session()?, context, address, len) {
-                Err(CUDA_ERROR_NOT_SUPPORTED) => {
-                    let shadow = shadow::make(session()?, context, address, len, written)?;
-                    shadows.push(shadow);
-                    shadow.block()
-                }
-                adopted => adopted?,
-            };
+            let arena = shadow::reach(session()?, context, (address, len), written, shadows)?;
             Ok((CU_MEMORYTYPE_HOST, arena, 0))
         }
     }

@@ -14,9 +14,10 @@ use super::entries;
 use crate::array::{self, ArrayRef};
 use crate::ffi::{In, Out, Status, guard};
 use crate::memory::{self, Place};
+use crate::shadow::{self, Shadow};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, register, staging};
+use crate::{capture, context, staging};
 
 entries! {
     cuMemcpy2D_v2 => copy_2d::<false>,
@@ -203,15 +204,24 @@ unsafe fn move_rows(
 }
 
 /// Host memory of the program that a graph will refer to, as the server reaches it.
-fn adopted(session: &Session, stream: StreamRef, side: Memory, size: Extent) -> Status<Memory> {
-    let Memory::Rows { place, pitch, rows } = side else {
-        return Ok(side);
-    };
-    let Place::Pageable(address) = place else {
+fn reached(
+    session: &Session,
+    stream: StreamRef,
+    side: Memory,
+    size: Extent,
+    written: bool,
+    shadows: &mut Vec<Shadow>,
+) -> Status<Memory> {
+    let Memory::Rows {
+        place: Place::Pageable(address),
+        pitch,
+        rows,
+    } = side
+    else {
         return Ok(side);
     };
     let len = side.offset([size[0], size[1] - 1, size[2] - 1]);
-    let arena = register::adopt(session, stream.context(), address, len)?;
+    let arena = shadow::reach(session, stream.context(), (address, len), written, shadows)?;
     let place = Place::Pinned(arena);
     Ok(Memory::Rows { place, pitch, rows })
 }
@@ -232,8 +242,12 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
         if when == When::Sync {
             return capture::forbid_wait(session, stream);
         }
-        let to = adopted(session, stream, to, size)?;
-        let from = adopted(session, stream, from, size)?;
+        let mut shadows = Vec::new();
+        let to = reached(session, stream, to, size, true, &mut shadows)?;
+        let from = reached(session, stream, from, size, false, &mut shadows)?;
+        if !shadows.is_empty() {
+            shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
+        }
         let body = message(to.side([0; 3]), from.side([0; 3]), size);
         return stream::post(session, stream, Op::CopyBox, &body, &[]);
     }
