@@ -603,7 +603,7 @@ impl Session {
         let check = |kind: u32, host: u64, device: u64, len: Option<u64>| {
             let len = len.ok_or(CUDA_ERROR_INVALID_VALUE)?;
             match kind {
-                CU_MEMORYTYPE_HOST => self.check_host(host, len),
+                CU_MEMORYTYPE_HOST => self.check_reachable(host, len),
                 CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => self.check_device(device, len),
                 CU_MEMORYTYPE_ARRAY => Ok(()),
                 _ => Err(CUDA_ERROR_INVALID_VALUE),

@@ -2929,10 +2929,21 @@ pub fn graph_neighbours(_: &Setup) {
     run(exec);
     must!(cuMemcpyDtoH_v2, found.as_mut_ptr(), device, found.len());
     say!("changed since", "{}", found.iter().all(|byte| *byte == 5));
-    for exec in [exec, back] {
+    // So large that the heap maps it by itself.
+    let large = vec![9u8; 4 << 20];
+    let far = alloc(4 << 20);
+    let one = graph();
+    let copy = copy_params((large.as_ptr() as u64, 1), (far, 2), 4 << 20);
+    say!("a large one", "{}", add_copy(one, &[], &copy).0);
+    let large_exec = instantiate(one);
+    run(large_exec);
+    must!(cuMemcpyDtoH_v2, found.as_mut_ptr(), far + 1000, found.len());
+    say!("it arrived", "{}", found.iter().all(|byte| *byte == 9));
+    free(far);
+    for exec in [exec, back, large_exec] {
         must!(cuGraphExecDestroy, exec);
     }
-    for graph in [to_device, captured] {
+    for graph in [to_device, captured, one] {
         must!(cuGraphDestroy, graph);
     }
     must!(cuStreamDestroy_v2, s);
