@@ -6,6 +6,7 @@
 mod account;
 mod arrays;
 mod calls;
+mod cubin;
 mod devices;
 mod dispatch;
 mod driver;
@@ -15,6 +16,7 @@ mod green;
 mod held;
 mod host;
 mod images;
+mod instances;
 mod jit;
 mod marks;
 mod pools;
@@ -37,11 +39,12 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use devices::{Device, Grant};
 use driver::{Driver, is_sticky};
 use host::{HostArena, Registration, ServerFlags};
-use images::{Image, ImageCache, Raw};
+use images::ImageCache;
+use instances::{Families, Image, Raw};
 use jit::JitOptions;
 pub use marks::MarkKind;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::shm::Doorbell;
 use parking_lot::Mutex;
@@ -139,6 +142,7 @@ struct Shared {
     arena: HostArena,
     virtual_arena: VirtualArena,
     images: ImageCache,
+    families: Families,
     shares: Shares,
     printing: Printing,
     shared_events: SharedEvents,
@@ -240,6 +244,7 @@ impl Engine {
             arena,
             virtual_arena,
             images: ImageCache::default(),
+            families: Families::default(),
             shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,
             shared_events: SharedEvents::default(),
@@ -390,10 +395,10 @@ impl Shared {
         }
     }
 
-    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of the handle.
+    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of handle.
     fn load_image(
         &self,
-        handle: u64,
+        kind: Option<Kind>,
         content: &[u8],
         options: &mut JitOptions,
     ) -> (Result<(), CUresult>, Raw) {
@@ -401,7 +406,7 @@ impl Shared {
             Ok(raw) => raw,
             Err(status) => return (Err(status), Raw::Module(CUmodule::NULL)),
         };
-        if Handle(handle).kind() == Some(Kind::Library) {
+        if kind == Some(Kind::Library) {
             let mut library = CUlibrary::NULL;
             let none = std::ptr::null_mut();
             let status = self.driver.library_load_data(

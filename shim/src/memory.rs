@@ -96,6 +96,7 @@ impl Source for DeviceSource<'_> {
             tracing::error!(?range, "the server granted memory that is none");
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
+        tracing::debug!(len = range.len, start = range.start, "device memory from the server");
         Ok((range.start, range.len))
     }
 
@@ -182,9 +183,11 @@ pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
     session.check()?;
     let device = context.server_device;
     let mut source = DeviceSource { session, device };
-    device_pool(device)?
+    let given = device_pool(device)?
         .lock()
-        .alloc(len, context.handle, 0, &mut source)
+        .alloc(len, context.handle, 0, &mut source);
+    tracing::debug!(len, ?given, "device memory");
+    given
 }
 
 /// Frees device memory, after the work that may use it.

@@ -37,6 +37,8 @@ pub struct Device {
     pub name: String,
     /// Its UUID.
     pub uuid: CUuuid,
+    /// Its compute capability, `10 * major + minor`.
+    pub capability: u32,
     ordinal: usize,
     context: OnceLock<CUcontext>,
     starting: Mutex<()>,
@@ -63,11 +65,23 @@ impl Device {
         let len = name.iter().position(|b| *b == 0).unwrap_or(name.len());
         let mut uuid = CUuuid::default();
         driver.device_get_uuid(&mut uuid, raw)?;
+        let (mut major, mut minor) = (0, 0);
+        driver.device_get_attribute(
+            &mut major,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            raw,
+        )?;
+        driver.device_get_attribute(
+            &mut minor,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            raw,
+        )?;
         let start = DEVICE_ARENA + ordinal as u64 * DEVICE_ARENA_STRIDE;
         Ok(Device {
             raw,
             name: String::from_utf8_lossy(&name[..len]).into_owned(),
             uuid,
+            capability: (10 * major + minor) as u32,
             ordinal,
             context: OnceLock::new(),
             starting: Mutex::new(()),

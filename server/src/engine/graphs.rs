@@ -5,7 +5,7 @@
 //! nodes, the graphs inside them) loses its handle here at the same moment, so no freed pointer is ever passed on.
 
 use super::Shared;
-use super::images::Image;
+use super::instances::Image;
 use super::session::Event;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::graph_memory::GraphMemory;

@@ -1,7 +1,6 @@
 //! Module and library images: received, checked, kept once per content.
 
 use super::host::is_affordable;
-use super::jit::JitOptions;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::shm::{Mapping, is_sealed};
 use parking_lot::Mutex;
@@ -15,31 +14,6 @@ const MAX_IMAGE: u64 = 4 << 30;
 
 /// Content of an image; a NUL follows it.
 pub type Content = Arc<[u8]>;
-
-/// A module or library in the driver.
-#[derive(Debug)]
-pub struct Image {
-    /// The driver's object.
-    pub raw: Raw,
-    /// Server's ordinal; of no meaning for a library, which is there for all devices.
-    pub device: usize,
-    /// Keeps the content as long as the driver may look at it.
-    pub _content: Content,
-    /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
-    /// says that the driver has forgotten them by then.
-    pub _options: Box<JitOptions>,
-    /// Its kernels print (`vprintf` is named in it).
-    pub prints: bool,
-}
-
-/// Which kind of object an image became.
-#[derive(Debug, Clone, Copy)]
-pub enum Raw {
-    /// `cuModuleLoadData`.
-    Module(CUmodule),
-    /// `cuLibraryLoadData`.
-    Library(CUlibrary),
-}
 
 /// Contents in use, by SHA-256.
 #[derive(Debug, Default)]

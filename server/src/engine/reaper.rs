@@ -10,7 +10,7 @@ use super::dispatch::any_busy;
 use super::files::FileRegistration;
 use super::green::{self, GreenRef};
 use super::host::HostBlock;
-use super::images::{Image, Raw};
+use super::instances::Image;
 use super::session::{Session, SessionShared};
 use super::{EngineEvent, Registration};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -192,14 +192,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
 fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Image(image) => {
-            let _ = shared.devices[image.device].make_current(&shared.driver);
-            let ended = match image.raw {
-                Raw::Module(module) => shared.driver.module_unload(module),
-                Raw::Library(library) => shared.driver.library_unload(library),
-            };
-            if let Err(status) = ended {
-                shared.note_status(status);
-            }
+            image.end(shared);
             None
         }
         Buried::Array(array) => {

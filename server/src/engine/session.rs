@@ -1,6 +1,7 @@
 //! One client as the server sees it.
 
 use super::ClientInfo;
+use super::Shared;
 use super::account::Account;
 use super::arrays::{Array, Objects, Reference};
 use super::devices::Grant;
@@ -9,7 +10,7 @@ use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
 use super::host::{HostBlock, Registration};
-use super::images::Image;
+use super::instances::{Image, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
 use super::pools::Pools;
@@ -177,6 +178,10 @@ impl SessionShared {
 pub struct Function {
     /// The driver's function, loaded in the device's context.
     pub raw: CUfunction,
+    /// The driver's function is the one to use: with the attributes that the session has set, and no others.
+    pub taken: bool,
+    /// Its name and device.
+    pub key: Key,
     /// Bytes its parameters take when packed.
     pub param_bytes: u32,
     /// Handle of the module or library it is in, and dies with.
@@ -455,12 +460,15 @@ impl Session {
         );
     }
 
-    /// The function behind a handle.
+    /// The function behind a handle, to be used.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE`.
     #[inline]
-    pub fn function(&self, handle: u64) -> Result<&Function, CUresult> {
+    pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CUresult> {
+        if !self.functions.get(handle)?.taken {
+            self.take_function(shared, handle)?;
+        }
         self.functions.get(handle)
     }
 

@@ -329,7 +329,8 @@ impl Session {
                     words[0] = array.0;
                 }
             }
-            CU_RESOURCE_TYPE_LINEAR => self.check_device(words[0], words[2])?,
+            // It may reach beyond the block, as natively, but must begin in it; a kernel could read as far.
+            CU_RESOURCE_TYPE_LINEAR => self.check_device(words[0], 1)?,
             CU_RESOURCE_TYPE_PITCH2D => {
                 let len = words[4].checked_mul(words[3]);
                 self.check_device(words[0], len.ok_or(CUDA_ERROR_INVALID_VALUE)?)?;

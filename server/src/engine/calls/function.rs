@@ -1,7 +1,7 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
 use super::super::Shared;
-use super::super::images::Raw;
+use super::super::instances::{Key, Raw};
 use super::super::session::{Function, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
@@ -42,18 +42,10 @@ impl Session {
         if body.function == 0 {
             return self.describe_kernel(shared, body.parent, &name);
         }
-        let (image, device, prints) = self.image_ready(shared, body.parent, body.device)?;
-        let mut raw = CUfunction::NULL;
-        match image {
-            Raw::Module(module) => {
-                driver.module_get_function(&mut raw, module, name.as_ptr().cast())?
-            }
-            Raw::Library(library) => {
-                let mut kernel = CUkernel::NULL;
-                driver.library_get_kernel(&mut kernel, library, name.as_ptr().cast())?;
-                driver.kernel_get_function(&mut raw, kernel)?;
-            }
-        }
+        let (_, device, prints) = self.image_ready(shared, body.parent, body.device)?;
+        let key: Key = (name.into(), device);
+        let image = self.image_mut(body.parent)?;
+        let raw = image.look(shared, &key)?;
         let mut info = FunctionInfo {
             attributes: [i32::MIN; 16],
             ..FunctionInfo::default()
@@ -61,6 +53,8 @@ impl Session {
         for (attribute, value) in info.attributes.iter_mut().enumerate() {
             let _ = driver.func_get_attribute(value, attribute as u32, raw);
         }
+        image.correct(&key, &mut info.attributes);
+        let taken = !image.is_shared();
         let params =
             params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
         info.params = params.len() as u32;
@@ -74,6 +68,8 @@ impl Session {
         payload.extend_from_slice(params.as_bytes());
         let function = Function {
             raw,
+            taken,
+            key,
             param_bytes,
             image: body.parent,
             device,
@@ -107,7 +103,7 @@ impl Session {
     }
 
     fn kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Result<CUkernel, CUresult> {
-        let Raw::Library(library) = self.libraries.get(library)?.raw else {
+        let Raw::Library(library) = self.libraries.get(library)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         };
         shared.use_any_device();
@@ -118,11 +114,43 @@ impl Session {
         Ok(kernel)
     }
 
+    /// The function that a handle's launches use from now on; what was set for it is then in force.
+    pub fn take_function(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
+        let function = self.functions.get(handle)?;
+        let (image, key) = (function.image, function.key.clone());
+        let raw = self.image_mut(image)?.take(shared, &key)?;
+        self.give_function(image, &key, raw);
+        Ok(())
+    }
+
+    fn give_function(&mut self, image: u64, key: &Key, raw: CUfunction) {
+        let same = |function: &&mut Function| function.image == image && function.key == *key;
+        for function in self.functions.iter_mut().filter(same) {
+            (function.raw, function.taken) = (raw, true);
+        }
+    }
+
     /// `cuKernelGetAttribute`, `cuKernelSetAttribute`.
     pub fn kernel_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: KernelAttribute = self.body(message)?;
         let name = self.name::<KernelAttribute>(message)?;
         let device = shared.device(body.device)?;
+        let image = self.libraries.get_mut(body.library)?;
+        if image.is_shared() {
+            let key: Key = (name.clone().into(), body.device as usize);
+            if body.set == 0 {
+                if let Some(value) = image.of_kernel(&key, body.attribute) {
+                    return Ok(super::value(value as i64 as u64));
+                }
+            } else if device.make_current(&shared.driver).is_ok() {
+                let set = (body.attribute, body.value);
+                let raw = image.set(shared, &key, set, true)?;
+                self.give_function(body.library, &key, raw);
+                return Ok(super::value(body.value as i64 as u64));
+            } else {
+                self.separate(shared, body.library)?;
+            }
+        }
         let kernel = self.kernel(shared, body.library, &name)?;
         // Only a preference: a device that nobody has attached to has no context.
         let _ = device.make_current(&shared.driver);
@@ -138,8 +166,8 @@ impl Session {
     }
 
     /// The driver's function behind a handle, its context made current.
-    pub fn function_ready(&self, shared: &Shared, handle: u64) -> Result<CUfunction, CUresult> {
-        let function = self.function(handle)?;
+    pub fn function_ready(&mut self, shared: &Shared, handle: u64) -> Result<CUfunction, CUresult> {
+        let function = self.function(shared, handle)?;
         shared.devices[function.device].make_current(&shared.driver)?;
         Ok(function.raw)
     }
@@ -166,6 +194,14 @@ impl Session {
     /// `cuFuncSetAttribute`.
     pub fn set_function_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: FunctionAttribute = self.body(message)?;
+        let known = self.functions.get(body.function)?;
+        let (of, key) = (known.image, known.key.clone());
+        let image = self.image_mut(of)?;
+        if image.is_shared() {
+            let raw = image.set(shared, &key, (body.attribute, body.value), false)?;
+            self.give_function(of, &key, raw);
+            return Ok(Vec::new());
+        }
         let function = self.function_ready(shared, body.function)?;
         shared
             .driver

@@ -429,7 +429,7 @@ impl Session {
         match kind {
             CU_GRAPH_NODE_TYPE_KERNEL => {
                 let body: KernelNode = one(&mut bytes)?;
-                let function = self.function(body.function)?;
+                let function = self.function(shared, body.function)?;
                 let len = body.param_len as usize;
                 if len > PARAMS_MAX || len > bytes.len() {
                     return Err(CallError::Violation(format!("{len} bytes of parameters")));

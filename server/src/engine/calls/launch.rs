@@ -19,7 +19,7 @@ impl Session {
     /// `cuLaunchKernel(Ex)`.
     pub fn launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Launch = self.body(message)?;
-        let function = self.function(body.function)?;
+        let function = self.function(shared, body.function)?;
         let (raw, prints, image) = (function.raw, function.prints, function.image);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {

@@ -1,9 +1,10 @@
 //! Modules and libraries.
 
 use super::super::Shared;
-use super::super::images::{Image, Raw, prints};
+use super::super::images::prints;
+use super::super::instances::{Family, Image, Raw};
 use super::super::jit::JitOptions;
-use super::super::session::{CallError, Global, Session};
+use super::super::session::{CallError, Function, Global, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -38,20 +39,24 @@ impl Session {
         let behind = self.trailing::<ImageLoad>(message)?;
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
+        // Logs are those of one load.
+        let asks = body.info_log != 0 || body.error_log != 0;
+        let family = (!asks && body.options < 0x100).then(|| Family {
+            hash: body.hash,
+            device: match Handle(body.image).kind() {
+                Some(Kind::Library) => None,
+                _ => Some(body.device as usize),
+            },
+            options: [&[body.options as u8][..], &behind].concat(),
+        });
         options.want(body.info_log, body.error_log);
-        let (status, raw) = shared.load_image(body.image, &content, &mut options);
-        let payload = options.outcome(0);
-        if let Err(status) = status {
-            return Ok((Err(status), payload));
-        }
-        let image = Image {
-            raw,
-            device: body.device as usize,
-            prints: prints(&content),
-            _content: content,
-            _options: Box::new(options),
+        let what = (content.clone(), body.device as usize, prints(&content));
+        let (image, payload) = Image::load(shared, body.image, what, family, options);
+        let image = match image {
+            Ok(image) => image,
+            Err(status) => return Ok((Err(status), payload)),
         };
-        let table = match raw {
+        let table = match image.raw() {
             Raw::Module(_) => &mut self.images,
             Raw::Library(_) => &mut self.libraries,
         };
@@ -103,7 +108,9 @@ impl Session {
     /// A client's context with a library in it is over: what was found there is not named any more.
     pub fn image_leave(&mut self, message: &Message) -> Result<(), CallError> {
         let body: Named = self.body(message)?;
-        self.libraries.get(body.parent)?;
+        self.libraries
+            .get_mut(body.parent)?
+            .leave(body.device as usize);
         let left =
             |image: u64, device: usize| image == body.parent && device == body.device as usize;
         self.functions
@@ -111,6 +118,36 @@ impl Session {
         self.globals
             .retain(|_, global| !left(global.image, global.device));
         Ok(())
+    }
+
+    /// Sees to it that an image shares nothing with other clients; says whether it did until now.
+    ///
+    /// # Errors
+    /// The driver's, from loading it once more.
+    pub fn separate(&mut self, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
+        let image = self.image_mut(handle)?;
+        if !image.is_shared() {
+            return Ok(false);
+        }
+        let moved = image.separate(shared)?;
+        let mine = |function: &&mut Function| function.image == handle;
+        for function in self.functions.iter_mut().filter(mine) {
+            let image = match Handle(handle).kind() {
+                Some(Kind::Library) => self.libraries.get_mut(handle)?,
+                _ => self.images.get_mut(handle)?,
+            };
+            function.raw = image.take(shared, &function.key)?;
+            function.taken = true;
+        }
+        Ok(moved)
+    }
+
+    /// The image behind a handle.
+    pub fn image_mut(&mut self, handle: u64) -> Result<&mut Image, CUresult> {
+        match Handle(handle).kind() {
+            Some(Kind::Library) => self.libraries.get_mut(handle),
+            _ => self.images.get_mut(handle),
+        }
     }
 
     fn image(&self, handle: u64) -> Result<&Image, CUresult> {
@@ -129,7 +166,7 @@ impl Session {
         device: u32,
     ) -> Result<(Raw, usize, bool), CUresult> {
         let image = self.image(handle)?;
-        let device = match image.raw {
+        let device = match image.raw() {
             Raw::Module(_) => image.device,
             Raw::Library(_) => device as usize,
         };
@@ -138,29 +175,31 @@ impl Session {
             .get(device)
             .ok_or(CUDA_ERROR_INVALID_DEVICE)?;
         context.make_current(&shared.driver)?;
-        Ok((image.raw, device, image.prints))
+        Ok((image.raw(), device, image.prints))
     }
 
     /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
     pub fn get_global(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Named = self.body(message)?;
         let name = self.name::<Named>(message)?;
-        let (mut start, mut len) = (0, 0);
+        let look = |raw: Raw| {
+            let (mut start, mut len, name) = (0, 0, name.as_ptr().cast());
+            let (driver, start_at, len_at) = (&shared.driver, &mut start, &mut len);
+            match raw {
+                Raw::Module(module) => driver.module_get_global(start_at, len_at, module, name)?,
+                Raw::Library(library) => {
+                    driver.library_get_global(start_at, len_at, library, name)?
+                }
+            }
+            Ok::<_, CUresult>((start, len))
+        };
         let (raw, device, _) = self.image_ready(shared, body.parent, body.device)?;
-        match raw {
-            Raw::Module(module) => shared.driver.module_get_global(
-                &mut start,
-                &mut len,
-                module,
-                name.as_ptr().cast(),
-            )?,
-            Raw::Library(library) => shared.driver.library_get_global(
-                &mut start,
-                &mut len,
-                library,
-                name.as_ptr().cast(),
-            )?,
+        let mut found = look(raw)?;
+        if self.separate(shared, body.parent)? {
+            let (raw, ..) = self.image_ready(shared, body.parent, body.device)?;
+            found = look(raw)?;
         }
+        let (start, len) = found;
         let global = Global {
             len: len as u64,
             image: body.parent,
@@ -179,7 +218,7 @@ impl Session {
     pub fn get_managed(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Named = self.body(message)?;
         let name = self.name::<Named>(message)?;
-        let Raw::Library(library) = self.libraries.get(body.parent)?.raw else {
+        let Raw::Library(library) = self.libraries.get(body.parent)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
         shared.use_any_device();
@@ -209,7 +248,7 @@ impl Session {
         let mut count = 0;
         let mut names: Vec<*const c_char> = Vec::new();
         let image = self.image(body.parent)?;
-        match image.raw {
+        match image.raw() {
             Raw::Module(module) => {
                 shared.devices[image.device].make_current(driver)?;
                 driver.module_get_function_count(&mut count, module)?;

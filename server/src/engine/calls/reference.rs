@@ -4,7 +4,7 @@ use super::super::Shared;
 use super::super::arrays::{RawArray, RawReference, Reference};
 use super::super::session::{CallError, Session};
 use super::Reply;
-use crate::engine::images::Raw;
+use crate::engine::instances::Raw;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
@@ -27,6 +27,8 @@ impl Session {
             driver.tex_ref_create(&mut texture)?;
             body.device as usize
         } else {
+            // What is bound to it stays.
+            self.separate(shared, body.module)?;
             let (raw, device, _) = self.image_ready(shared, body.module, body.device)?;
             let Raw::Module(module) = raw else {
                 return Err(CUDA_ERROR_INVALID_HANDLE.into());

@@ -1,0 +1,312 @@
+//! What the code in an image can write: whether clients that load the same content may have one copy of it.
+//!
+//! The layout of a fatbin's entries is NVIDIA's own and not documented; it is as `nvcc -fatbin` of CUDA 11 to 13 writes
+//! it. What is not as expected here is not shared, so that a mistake costs memory only.
+
+use super::host::is_affordable;
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolKind};
+use std::borrow::Cow;
+
+/// The largest code that is looked into, bytes.
+const MAX_CODE: u64 = 1 << 30;
+
+/// One entry of a fatbin.
+#[derive(Debug)]
+struct Entry<'a> {
+    kind: u16,
+    /// Compute capability, `10 * major + minor`.
+    arch: u32,
+    flags: u64,
+    code: &'a [u8],
+    /// Bytes when decompressed; 0 when it is not compressed.
+    whole: u64,
+}
+
+const FATBIN: u32 = 0xBA55_ED50;
+const KIND_TEXT: u16 = 1;
+const KIND_CUBIN: u16 = 2;
+const LZ4: u64 = 0x2000;
+const ZSTD: u64 = 0x8000;
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+/// The entries of a fatbin, or of several behind one another.
+fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
+    let mut found = Vec::new();
+    while bytes.len() >= 16 && field(bytes, 0).map(u32::from_le_bytes) == Some(FATBIN) {
+        let header = u16::from_le_bytes(field(bytes, 6)?) as usize;
+        let len = u64::from_le_bytes(field(bytes, 8)?) as usize;
+        let mut inside = bytes.get(header..header.checked_add(len)?)?;
+        while inside.len() >= 64 {
+            let head = u32::from_le_bytes(field(inside, 4)?) as usize;
+            let size = u64::from_le_bytes(field(inside, 8)?) as usize;
+            let compressed = u32::from_le_bytes(field(inside, 16)?) as usize;
+            let code = inside.get(head..head.checked_add(size)?)?;
+            let flags = u64::from_le_bytes(field(inside, 40)?);
+            let whole = u64::from_le_bytes(field(inside, 56)?);
+            let is_compressed = flags & (LZ4 | ZSTD) != 0;
+            found.push(Entry {
+                kind: u16::from_le_bytes(field(inside, 0)?),
+                arch: u32::from_le_bytes(field(inside, 28)?),
+                flags,
+                code: if is_compressed {
+                    code.get(..compressed)?
+                } else {
+                    code
+                },
+                whole: if is_compressed { whole } else { 0 },
+            });
+            inside = &inside[head + size..];
+        }
+        bytes = &bytes[header + len..];
+    }
+    Some(found)
+}
+
+impl<'a> Entry<'a> {
+    fn content(&self) -> Option<Cow<'a, [u8]>> {
+        if self.whole == 0 {
+            return Some(Cow::Borrowed(self.code));
+        }
+        if self.whole > MAX_CODE || !is_affordable(2 * self.whole) {
+            return None;
+        }
+        let whole = self.whole as usize;
+        if self.flags & ZSTD != 0 {
+            use std::io::Read;
+            let decoder = ruzstd::decoding::StreamingDecoder::new(self.code).ok()?;
+            let mut bytes = Vec::with_capacity(whole);
+            decoder.take(self.whole + 1).read_to_end(&mut bytes).ok()?;
+            (bytes.len() == whole).then_some(Cow::Owned(bytes))
+        } else {
+            let bytes = lz4_flex::block::decompress(self.code, whole).ok()?;
+            (bytes.len() == whole).then_some(Cow::Owned(bytes))
+        }
+    }
+}
+
+/// Whether a variable is never written: literals, and the empty objects that NVIDIA's own C++ libraries define in each
+/// file that includes them.
+fn is_constant(name: &str, size: u64) -> bool {
+    let of_library = ["4cuda3std", "6thrust", "3cub"]
+        .iter()
+        .any(|namespace| name.contains(namespace));
+    name.starts_with("$str")
+        || name.starts_with("__unnamed_")
+        || size == 1 && name.starts_with("_ZN") && name.contains("_INTERNAL_") && of_library
+}
+
+/// Whether no kernel of a cubin can change what another kernel sees of the cubin.
+fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
+    const EM_CUDA: u16 = 190;
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    if file.elf_header().e_machine(file.endian()) != EM_CUDA {
+        return Some(false);
+    }
+    let writable: Vec<_> = file
+        .sections()
+        .filter(|section| {
+            section
+                .name()
+                .is_ok_and(|name| name.starts_with(".nv.global"))
+        })
+        .filter(|section| section.size() > 0)
+        .map(|section| section.index())
+        .collect();
+    let mut named = 0;
+    for symbol in file.symbols() {
+        let Some(section) = symbol.section_index() else {
+            continue;
+        };
+        if !writable.contains(&section) || symbol.kind() == SymbolKind::Section {
+            continue;
+        }
+        named += 1;
+        if !is_constant(symbol.name().ok()?, symbol.size()) {
+            return Some(false);
+        }
+    }
+    // Variables without names would be nobody's known constants.
+    Some(writable.is_empty() || named > 0)
+}
+
+/// Whether a text for the driver's compiler declares no variable that kernels could write: `.global` that begins a
+/// statement. (`.const` is the host's to write, and behind a dot it is part of an instruction.)
+fn is_constant_text(bytes: &[u8]) -> bool {
+    let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'}' | b'{' | b'/');
+    memchr::memmem::find_iter(bytes, b".global").all(|at| {
+        let before = &bytes[..at];
+        let declares =
+            before.last().is_none_or(ends) && !before.trim_ascii_end().ends_with(b".ptr");
+        !declares || declared(&bytes[at..]).is_some_and(|(name, size)| is_constant(name, size))
+    })
+}
+
+/// Name and length of an array of bytes that a statement declares; any other variable has length 0.
+fn declared(statement: &[u8]) -> Option<(&str, u64)> {
+    let end = statement
+        .iter()
+        .position(|byte| matches!(byte, b'[' | b';' | b'='))?;
+    let words = std::str::from_utf8(&statement[..end]).ok()?;
+    let mut words = words.split_ascii_whitespace().rev();
+    let name = words.next()?;
+    let of_bytes = matches!(words.next(), Some(".b8" | ".u8" | ".s8"));
+    let behind = statement.get(end + 1..)?;
+    let digits = behind
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
+    let count = std::str::from_utf8(&behind[..digits]).ok()?;
+    let array = of_bytes && statement[end] == b'[';
+    Some((name, if array { count.parse().ok()? } else { 0 }))
+}
+
+/// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
+/// launches.
+pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
+    if image.starts_with(b"\x7fELF") {
+        return is_constant_cubin(image).unwrap_or(false);
+    }
+    let Some(entries) = entries(image) else {
+        return false;
+    };
+    if entries.is_empty() {
+        return is_constant_text(image);
+    }
+    let runs = |entry: &Entry<'_>| {
+        let fits = entry.arch / 10 == arch / 10 && entry.arch <= arch;
+        entry.kind == KIND_CUBIN && fits
+    };
+    // The driver compiles where no cubin fits, and any may be the one it takes.
+    let compiled = !entries.iter().any(runs);
+    let mut code = entries
+        .iter()
+        .filter(|entry| {
+            if compiled {
+                entry.kind == KIND_TEXT
+            } else {
+                runs(entry)
+            }
+        })
+        .peekable();
+    code.peek().is_some()
+        && code.all(|entry| {
+            let content = entry.content();
+            content.is_some_and(|bytes| match compiled {
+                true => is_constant_text(&bytes),
+                false => is_constant_cubin(&bytes).unwrap_or(false),
+            })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KERNEL: &str = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 .ptr .global .align 4 p)\n{ ld.global.u32 %r1, [%rd1]; cvta.to.global.u64 %rd1, %rd2; ret; }\n";
+
+    fn text(declaration: &str) -> bool {
+        let image = format!("{declaration}\n{KERNEL}\0");
+        keeps_nothing(image.as_bytes(), 90)
+    }
+
+    #[test]
+    fn text_with_variables_keeps_something() {
+        assert!(text(""));
+        assert!(text(".const .align 4 .b8 table[16];"));
+        assert!(text(
+            ".global .align 1 .b8 $str[6] = {105, 32, 62, 32, 48, 0};"
+        ));
+        assert!(text(
+            ".global .align 1 .b8 _ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE[1];"
+        ));
+        assert!(!text(
+            ".global .align 1 .b8 _ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE[2];"
+        ));
+        assert!(!text(".visible .global .align 4 .u32 counter;"));
+        assert!(!text(".global .align 4 .u32 counter = 5;"));
+        assert!(!text(".shared .b32 s;\t.global .align 4 .b8 buffer[400];"));
+        assert!(!text(".global"));
+    }
+
+    /// A fatbin with one entry of text.
+    fn fatbin(text: &[u8], flags: u64, whole: usize, kind: u16, arch: u32) -> Vec<u8> {
+        let size = text.len().next_multiple_of(8);
+        let mut bytes = vec![0; 16 + 64];
+        bytes[..4].copy_from_slice(&FATBIN.to_le_bytes());
+        bytes[6..8].copy_from_slice(&16u16.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(64 + size as u64).to_le_bytes());
+        let entry = &mut bytes[16..];
+        entry[..2].copy_from_slice(&kind.to_le_bytes());
+        entry[4..8].copy_from_slice(&64u32.to_le_bytes());
+        entry[8..16].copy_from_slice(&(size as u64).to_le_bytes());
+        entry[16..20].copy_from_slice(&(text.len() as u32).to_le_bytes());
+        entry[28..32].copy_from_slice(&arch.to_le_bytes());
+        entry[40..48].copy_from_slice(&flags.to_le_bytes());
+        entry[56..64].copy_from_slice(&(whole as u64).to_le_bytes());
+        bytes.extend_from_slice(text);
+        bytes.resize(16 + 64 + size, 0);
+        bytes
+    }
+
+    #[test]
+    fn compressed_text_is_read() {
+        let (good, bad) = (KERNEL.to_string(), format!(".global .u32 x;\n{KERNEL}"));
+        for (text, expected) in [(good, true), (bad, false)] {
+            let packed = lz4_flex::block::compress(text.as_bytes());
+            let image = fatbin(&packed, LZ4, text.len(), KIND_TEXT, 75);
+            assert_eq!(keeps_nothing(&image, 90), expected);
+            // Of another length than it says.
+            assert!(!keeps_nothing(
+                &fatbin(&packed, LZ4, text.len() + 1, KIND_TEXT, 75),
+                90
+            ));
+            let zstd = ruzstd::encoding::compress_to_vec(
+                text.as_bytes(),
+                ruzstd::encoding::CompressionLevel::Fastest,
+            );
+            let image = fatbin(&zstd, ZSTD, text.len(), KIND_TEXT, 75);
+            assert_eq!(keeps_nothing(&image, 90), expected);
+            assert!(!keeps_nothing(
+                &fatbin(&zstd, ZSTD, text.len() - 1, KIND_TEXT, 75),
+                90
+            ));
+            let image = fatbin(text.as_bytes(), 0, 0, KIND_TEXT, 75);
+            assert_eq!(keeps_nothing(&image, 90), expected);
+        }
+    }
+
+    #[test]
+    fn code_for_this_device_comes_before_text() {
+        // It is no cubin, so nothing is known of it; for another device it does not count.
+        let mut image = fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75);
+        image.extend(fatbin(b"junk", 0, 0, KIND_CUBIN, 80));
+        assert!(keeps_nothing(&image, 90));
+        assert!(!keeps_nothing(&image, 86));
+        assert!(keeps_nothing(&image, 75));
+    }
+
+    #[test]
+    fn a_file_that_is_no_cubin_is_not_shared() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(!keeps_nothing(&own, 90));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..600), magic in 0..3, len in 0u64..600) {
+            let head = fatbin(b"", LZ4 | ZSTD, 100, KIND_TEXT, 75);
+            let start: &[u8] = match magic { 0 => b"\x7fELF\x02\x01\x01", 1 => &head, _ => b"" };
+            let n = start.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&start[..n]);
+            if magic == 1 && bytes.len() >= 40 {
+                bytes[8..16].copy_from_slice(&len.to_le_bytes());
+            }
+            keeps_nothing(&bytes, 90);
+        }
+    }
+}

@@ -1,0 +1,514 @@
+//! Modules and libraries in the driver, and which clients have them together.
+//!
+//! What kernels keep nothing between launches ([`super::cubin`]) needs to be loaded once for all clients that load the
+//! same content with the same options. The driver's functions have attributes, though, which a client may set: a
+//! function of an instance is used together by clients that set the same; one that sets something else uses the
+//! function of another instance. A function has taken a client's attributes when the client first uses it, so that
+//! clients which set attributes before they launch come together. A client that asks for a variable gets an instance
+//! of its own.
+
+use super::Shared;
+use super::cubin;
+use super::images::Content;
+use super::jit::JitOptions;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::{Handle, Kind};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Which kind of object an image became.
+#[derive(Debug, Clone, Copy)]
+pub enum Raw {
+    /// `cuModuleLoadData`.
+    Module(CUmodule),
+    /// `cuLibraryLoadData`.
+    Library(CUlibrary),
+}
+
+/// A kernel's name, its NUL included, and the server's ordinal of a device.
+pub type Key = (Box<[u8]>, usize);
+/// Attributes of a function that were set.
+type Attributes = BTreeMap<CUfunction_attribute, i32>;
+
+/// A module or library in the driver.
+#[derive(Debug)]
+pub struct Instance {
+    /// The driver's object.
+    pub raw: Raw,
+    /// Server's ordinal; of no meaning for a library, which is there for all devices.
+    pub device: usize,
+    /// Keeps the content as long as the driver may look at it.
+    _content: Content,
+    /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
+    /// says that the driver has forgotten them by then.
+    _options: Box<JitOptions>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// One image has it for itself.
+    closed: bool,
+    functions: HashMap<Key, Use>,
+}
+
+/// How a function of an instance is used.
+#[derive(Debug, Default)]
+struct Use {
+    /// Images.
+    by: HashSet<u64>,
+    set: Attributes,
+    /// What was there before it was set.
+    usual: Attributes,
+}
+
+impl Instance {
+    fn function(&self, shared: &Shared, (name, device): &Key) -> Result<CUfunction, CUresult> {
+        let driver = &shared.driver;
+        let device = shared
+            .devices
+            .get(*device)
+            .ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        device.make_current(driver)?;
+        let mut function = CUfunction::NULL;
+        let name = name.as_ptr().cast();
+        match self.raw {
+            Raw::Module(module) => driver.module_get_function(&mut function, module, name)?,
+            Raw::Library(library) => {
+                let mut kernel = CUkernel::NULL;
+                driver.library_get_kernel(&mut kernel, library, name)?;
+                driver.kernel_get_function(&mut function, kernel)?;
+            }
+        }
+        Ok(function)
+    }
+
+    /// Has an image use a function with these attributes, if nobody else uses it with others.
+    fn take(
+        &self,
+        shared: &Shared,
+        image: u64,
+        key: &Key,
+        wanted: &Attributes,
+    ) -> Option<Result<CUfunction, CUresult>> {
+        let mut state = self.state.lock();
+        let used = state.functions.entry(key.clone()).or_default();
+        if used.set != *wanted && used.by.iter().any(|user| *user != image) {
+            return None;
+        }
+        let taken = self.function(shared, key).and_then(|function| {
+            if used.set != *wanted {
+                used.change(shared, function, wanted)?;
+            }
+            used.by.insert(image);
+            Ok(function)
+        });
+        Some(taken)
+    }
+
+    fn leave(&self, image: u64, which: impl Fn(&Key) -> bool) {
+        for (key, used) in self.state.lock().functions.iter_mut() {
+            if which(key) {
+                used.by.remove(&image);
+            }
+        }
+    }
+
+    /// Unloads it.
+    fn end(self, shared: &Shared) {
+        let _ = shared.devices[self.device].make_current(&shared.driver);
+        let ended = match self.raw {
+            Raw::Module(module) => shared.driver.module_unload(module),
+            Raw::Library(library) => shared.driver.library_unload(library),
+        };
+        if let Err(status) = ended {
+            shared.note_status(status);
+        }
+    }
+}
+
+impl Use {
+    fn change(
+        &mut self,
+        shared: &Shared,
+        function: CUfunction,
+        wanted: &Attributes,
+    ) -> Result<(), CUresult> {
+        let driver = &shared.driver;
+        for (attribute, value) in wanted {
+            if !self.usual.contains_key(attribute) {
+                let mut before = 0;
+                driver.func_get_attribute(&mut before, *attribute, function)?;
+                self.usual.insert(*attribute, before);
+            }
+            if self.set.get(attribute) != Some(value) {
+                driver.func_set_attribute(function, *attribute, *value)?;
+                self.set.insert(*attribute, *value);
+            }
+        }
+        for attribute in self.set.keys().filter(|set| !wanted.contains_key(set)) {
+            if let Some(before) = self.usual.get(attribute) {
+                driver.func_set_attribute(function, *attribute, *before)?;
+            }
+        }
+        self.set = wanted.clone();
+        Ok(())
+    }
+}
+
+/// What an image has of one function.
+#[derive(Debug, Default)]
+struct Chosen {
+    /// Set for the kernel, and for the function, which counts.
+    of_kernel: Attributes,
+    of_function: Attributes,
+    /// The instance, once the function was used.
+    instance: Option<usize>,
+}
+
+impl Chosen {
+    fn wanted(&self) -> Attributes {
+        let mut wanted = self.of_kernel.clone();
+        wanted.extend(&self.of_function);
+        wanted
+    }
+}
+
+/// A module or library of a session.
+#[derive(Debug)]
+pub struct Image {
+    /// Unique in the life of the server.
+    id: u64,
+    /// Where its functions are. Variables are looked for in the first.
+    instances: Vec<Arc<Instance>>,
+    /// Of which family; `None` when it has an instance for itself.
+    family: Option<Family>,
+    content: Content,
+    chosen: HashMap<Key, Chosen>,
+    /// Server's ordinal; of no meaning for a library.
+    pub device: usize,
+    /// Its kernels print.
+    pub prints: bool,
+}
+
+/// Contents that are the same, loaded the same way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Family {
+    /// SHA-256 of the content.
+    pub hash: [u8; 32],
+    /// The device of a module, `None` for a library.
+    pub device: Option<usize>,
+    /// Options, as the message had them.
+    pub options: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    instances: Vec<Weak<Instance>>,
+    keeps_nothing: Option<bool>,
+}
+
+/// All instances that clients may have together.
+#[derive(Debug, Default)]
+pub struct Families(Mutex<HashMap<Family, Members>>);
+
+static NEXT_IMAGE: AtomicU64 = AtomicU64::new(1);
+
+impl Families {
+    /// An instance that may be had together with those who have it, if there is one. Only now, when a second client
+    /// wants it, the content is looked into.
+    fn another(
+        &self,
+        shared: &Shared,
+        family: &Family,
+        content: &Content,
+    ) -> Option<Arc<Instance>> {
+        let known = {
+            let mut families = self.0.lock();
+            families.retain(|_, members| {
+                members.instances.retain(|one| one.strong_count() > 0);
+                !members.instances.is_empty()
+            });
+            families.get(family)?.keeps_nothing
+        };
+        let keeps_nothing = known.unwrap_or_else(|| {
+            let found = shared.keeps_nothing(family, content);
+            tracing::debug!(
+                bytes = content.len(),
+                "an image is wanted by a second client: {}",
+                if found { "shared" } else { "not shared" }
+            );
+            found
+        });
+        let mut families = self.0.lock();
+        let members = families.get_mut(family)?;
+        members.keeps_nothing = Some(keeps_nothing);
+        let mut open = members.instances.iter().filter_map(Weak::upgrade);
+        open.find(|one| keeps_nothing && !one.state.lock().closed)
+    }
+
+    /// The open instances of a family.
+    fn all(&self, family: &Family) -> Vec<Arc<Instance>> {
+        let families = self.0.lock();
+        let members = families.get(family).map(|members| &members.instances[..]);
+        let alive = members.unwrap_or(&[]).iter().filter_map(Weak::upgrade);
+        alive.filter(|one| !one.state.lock().closed).collect()
+    }
+
+    fn add(&self, family: &Family, instance: &Arc<Instance>) {
+        let mut families = self.0.lock();
+        let members = families.entry(family.clone()).or_default();
+        members.instances.push(Arc::downgrade(instance));
+    }
+}
+
+impl Shared {
+    fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
+        let bytes = &content[..content.len() - 1];
+        let mut devices = self.devices.iter().enumerate();
+        devices.all(|(ordinal, device)| {
+            let other = family.device.is_some_and(|device| device != ordinal);
+            other || cubin::keeps_nothing(bytes, device.capability)
+        })
+    }
+}
+
+impl Image {
+    /// Loads an image for a session, or finds it loaded. `family` is `None` for what must not be shared. Gives the status
+    /// of the load with the image or without.
+    pub fn load(
+        shared: &Shared,
+        handle: u64,
+        (content, device, prints): (Content, usize, bool),
+        family: Option<Family>,
+        mut options: JitOptions,
+    ) -> (Result<Image, CUresult>, Vec<u8>) {
+        let family = family.filter(|_| !prints);
+        let found = family
+            .as_ref()
+            .and_then(|family| shared.families.another(shared, family, &content));
+        let (instance, said) = match found {
+            Some(instance) => (instance, options.outcome(0)),
+            None => {
+                let (status, raw) =
+                    shared.load_image(Handle(handle).kind(), &content, &mut options);
+                let said = options.outcome(0);
+                if let Err(status) = status {
+                    return (Err(status), said);
+                }
+                let instance = Arc::new(Instance {
+                    raw,
+                    device,
+                    _content: content.clone(),
+                    _options: Box::new(options),
+                    state: Mutex::default(),
+                });
+                if let Some(family) = &family {
+                    shared.families.add(family, &instance);
+                }
+                (instance, said)
+            }
+        };
+        let image = Image {
+            id: NEXT_IMAGE.fetch_add(1, Ordering::Relaxed),
+            instances: vec![instance],
+            family,
+            content,
+            chosen: HashMap::new(),
+            device,
+            prints,
+        };
+        (Ok(image), said)
+    }
+
+    /// The driver's object to ask about names.
+    pub fn raw(&self) -> Raw {
+        self.instances[0].raw
+    }
+
+    /// Whether other clients may have its instances too.
+    pub fn is_shared(&self) -> bool {
+        self.family.is_some()
+    }
+
+    /// A function to ask about, before it is used.
+    pub fn look(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+        let at = self.chosen.get(key).and_then(|chosen| chosen.instance);
+        self.instances[at.unwrap_or(0)].function(shared, key)
+    }
+
+    /// Puts what the session set, or what is usual, in the place of what others have set.
+    pub fn correct(&self, key: &Key, attributes: &mut [i32]) {
+        let chosen = self.chosen.get(key);
+        let at = chosen.and_then(|chosen| chosen.instance).unwrap_or(0);
+        let state = self.instances[at].state.lock();
+        let usual = state.functions.get(key).map(|used| &used.usual);
+        let own = chosen.map(Chosen::wanted);
+        for (attribute, value) in usual.into_iter().flatten().chain(own.iter().flatten()) {
+            if let Some(place) = attributes.get_mut(*attribute as usize) {
+                *place = *value;
+            }
+        }
+    }
+
+    /// The function as the session uses it from now on.
+    pub fn take(&mut self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+        let chosen = self.chosen.entry(key.clone()).or_default();
+        let wanted = chosen.wanted();
+        let here = chosen.instance.unwrap_or(0);
+        let order = std::iter::once(here).chain((0..self.instances.len()).filter(|at| *at != here));
+        for at in order {
+            if let Some(taken) = self.instances[at].take(shared, self.id, key, &wanted) {
+                chosen.instance = Some(at);
+                return taken;
+            }
+        }
+        let others = self
+            .family
+            .iter()
+            .flat_map(|family| shared.families.all(family));
+        for other in others {
+            if self.instances.iter().any(|one| Arc::ptr_eq(one, &other)) {
+                continue;
+            }
+            if let Some(taken) = other.take(shared, self.id, key, &wanted) {
+                self.instances.push(other);
+                chosen.instance = Some(self.instances.len() - 1);
+                return taken;
+            }
+        }
+        let more = self.load_again(shared)?;
+        if let Some(family) = &self.family {
+            shared.families.add(family, &more);
+        }
+        let chosen = self.chosen.entry(key.clone()).or_default();
+        chosen.instance = Some(self.instances.len());
+        self.instances.push(more.clone());
+        more.take(shared, self.id, key, &wanted)
+            .unwrap_or(Err(CUDA_ERROR_UNKNOWN))
+    }
+
+    fn load_again(&self, shared: &Shared) -> Result<Arc<Instance>, CUresult> {
+        let kind = match self.raw() {
+            Raw::Module(_) => Kind::Module,
+            Raw::Library(_) => Kind::Library,
+        };
+        shared.devices[self.device].make_current(&shared.driver)?;
+        let options = self
+            .family
+            .as_ref()
+            .map_or(&[][..], |family| &family.options);
+        let count = options.first().copied().unwrap_or(0);
+        let mut options = JitOptions::read(options.get(1..).unwrap_or(&[]), count.into())
+            .map_or_else(|_| JitOptions::default(), |(options, _)| options);
+        let (status, raw) = shared.load_image(Some(kind), &self.content, &mut options);
+        status?;
+        Ok(Arc::new(Instance {
+            raw,
+            device: self.device,
+            _content: self.content.clone(),
+            _options: Box::new(options),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Sets an attribute for this session alone; gives the function, which may be another one now.
+    pub fn set(
+        &mut self,
+        shared: &Shared,
+        key: &Key,
+        (attribute, value): (CUfunction_attribute, i32),
+        of_kernel: bool,
+    ) -> Result<CUfunction, CUresult> {
+        let chosen = self.chosen.entry(key.clone()).or_default();
+        let table = if of_kernel {
+            &mut chosen.of_kernel
+        } else {
+            &mut chosen.of_function
+        };
+        let before = table.insert(attribute, value);
+        let left = chosen.instance;
+        match self.take(shared, key) {
+            Ok(function) => {
+                let now = self.chosen.get(key).and_then(|chosen| chosen.instance);
+                if let Some(left) = left.filter(|left| Some(*left) != now) {
+                    self.instances[left].leave(self.id, |other| other == key);
+                }
+                Ok(function)
+            }
+            Err(status) => {
+                let chosen = self.chosen.entry(key.clone()).or_default();
+                chosen.instance = left;
+                let table = if of_kernel {
+                    &mut chosen.of_kernel
+                } else {
+                    &mut chosen.of_function
+                };
+                match before {
+                    Some(before) => table.insert(attribute, before),
+                    None => table.remove(&attribute),
+                };
+                Err(status)
+            }
+        }
+    }
+
+    /// What the session set for a kernel.
+    pub fn of_kernel(&self, key: &Key, attribute: CUfunction_attribute) -> Option<i32> {
+        self.chosen.get(key)?.of_kernel.get(&attribute).copied()
+    }
+
+    /// Gives the image an instance of its own, where its variables are; says whether functions are others now.
+    pub fn separate(&mut self, shared: &Shared) -> Result<bool, CUresult> {
+        if self.family.is_none() {
+            return Ok(false);
+        }
+        if let [only] = &self.instances[..] {
+            let mut state = only.state.lock();
+            // Whoever is about to have it too holds it already.
+            if Arc::strong_count(only) == 1 {
+                state.closed = true;
+                drop(state);
+                self.family = None;
+                return Ok(false);
+            }
+        }
+        let own = self.load_again(shared)?;
+        own.state.lock().closed = true;
+        for other in &self.instances {
+            other.leave(self.id, |_| true);
+        }
+        // What is in flight, and graphs, still use the others.
+        self.instances.insert(0, own);
+        self.family = None;
+        for chosen in self.chosen.values_mut() {
+            chosen.instance = Some(0);
+        }
+        Ok(true)
+    }
+
+    /// The session's context on a device is over, and what was set for functions there.
+    pub fn leave(&mut self, device: usize) {
+        for instance in &self.instances {
+            instance.leave(self.id, |(_, of)| *of == device);
+        }
+        for ((_, of), chosen) in &mut self.chosen {
+            if *of == device {
+                chosen.of_function.clear();
+                chosen.instance = None;
+            }
+        }
+    }
+
+    /// Ends the session's use; unloads what nobody else has.
+    pub fn end(self, shared: &Shared) {
+        for instance in self.instances {
+            instance.leave(self.id, |_| true);
+            if let Some(last) = Arc::into_inner(instance) {
+                last.end(shared);
+            }
+        }
+    }
+}
