@@ -96,7 +96,11 @@ impl Source for DeviceSource<'_> {
             tracing::error!(?range, "the server granted memory that is none");
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
-        tracing::debug!(len = range.len, start = range.start, "device memory from the server");
+        tracing::debug!(
+            len = range.len,
+            start = range.start,
+            "device memory from the server"
+        );
         Ok((range.start, range.len))
     }
 

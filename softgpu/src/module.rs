@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
@@ -43,6 +43,8 @@ pub struct Kernel {
     pub index: usize,
     name: CString,
     dynamic_shared: AtomicU32,
+    /// Kept for whoever asks; memory is not divided here.
+    carveout: AtomicI32,
 }
 
 impl Kernel {
@@ -63,6 +65,9 @@ impl Kernel {
             CU_FUNC_ATTRIBUTE_PTX_VERSION => self.module.program.target as i32,
             CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => self.max_dynamic_shared() as i32,
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => {
+                self.carveout.load(Ordering::Relaxed)
+            }
             n if n < CU_FUNC_ATTRIBUTE_MAX => 0,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         })
@@ -76,7 +81,13 @@ impl Kernel {
                 self.dynamic_shared.store(value, Ordering::Relaxed);
                 Ok(())
             }
-            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => Ok(()),
+            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => {
+                if !(-1..=100).contains(&value) {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                self.carveout.store(value, Ordering::Relaxed);
+                Ok(())
+            }
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
@@ -130,6 +141,7 @@ impl Module {
             index,
             name: CString::new(f.name.as_str()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?,
             dynamic_shared: AtomicU32::new(dynamic),
+            carveout: AtomicI32::new(-1),
         };
         driver()?.kernels.insert(handle, Arc::new(kernel));
         Ok(handle)

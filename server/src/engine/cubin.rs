@@ -88,15 +88,26 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Whether a variable is never written: literals, and the empty objects that NVIDIA's own C++ libraries define in each
-/// file that includes them.
+/// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
+/// empty objects that NVIDIA's C++ libraries define in each file that includes them.
 fn is_constant(name: &str, size: u64) -> bool {
-    let of_library = ["4cuda3std", "6thrust", "3cub"]
-        .iter()
-        .any(|namespace| name.contains(namespace));
-    name.starts_with("$str")
-        || name.starts_with("__unnamed_")
-        || size == 1 && name.starts_with("_ZN") && name.contains("_INTERNAL_") && of_library
+    const LITERALS: [&str; 2] = ["$str", "__unnamed_"];
+    const TABLES: [&str; 5] = [
+        "__cudart_i2opi_",
+        "__cudart_sin_cos_coeffs",
+        "precalc_xorwow_",
+        "mrg32k3aM",
+        "__cr_lgamma_table",
+    ];
+    const NAMESPACES: [&str; 5] = ["4cuda3std", "6thrust", "3cub", "4cute", "7cutlass"];
+    let begins = |with: &[&str]| with.iter().any(|start| name.starts_with(start));
+    let is_empty = || {
+        size == 1
+            && name.starts_with("_ZN")
+            && name.contains("_INTERNAL_")
+            && NAMESPACES.iter().any(|namespace| name.contains(namespace))
+    };
+    begins(&LITERALS) || begins(&TABLES) || is_empty()
 }
 
 /// Whether no kernel of a cubin can change what another kernel sees of the cubin.

@@ -289,6 +289,15 @@ impl Image {
         let found = family
             .as_ref()
             .and_then(|family| shared.families.another(shared, family, &content));
+        tracing::debug!(
+            bytes = content.len(),
+            "an image: {}",
+            if found.is_some() {
+                "another client's"
+            } else {
+                "loaded"
+            }
+        );
         let (instance, said) = match found {
             Some(instance) => (instance, options.outcome(0)),
             None => {
@@ -391,6 +400,7 @@ impl Image {
     }
 
     fn load_again(&self, shared: &Shared) -> Result<Arc<Instance>, CUresult> {
+        tracing::debug!(bytes = self.content.len(), "an image: loaded once more");
         let kind = match self.raw() {
             Raw::Module(_) => Kind::Module,
             Raw::Library(_) => Kind::Library,

@@ -1,0 +1,213 @@
+//! Images that several clients load: which of them the driver has once, and that no client sees what another does.
+
+mod control_daemon;
+mod scene;
+
+use control_daemon::Place;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{Attach, FunctionAttribute, Named, Object, Op, Range, Value};
+use mpsshim_tests::peer::{PTX, Peer, Status, fill_params, launch};
+use scene::{control, daemon_with};
+
+const SHARED: CUfunction_attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+const CARVEOUT: CUfunction_attribute = CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+
+fn place() -> Place {
+    daemon_with(&[("MPSSHIM_LOG", "debug")])
+}
+
+/// How often the driver got an image, and how often a client was given another's.
+fn loads(place: &Place) -> (usize, usize) {
+    let log = place.log("server.log");
+    (
+        log.matches("an image: loaded").count(),
+        log.matches("an image: another client's").count(),
+    )
+}
+
+/// A client with the module, its function, memory and a stream.
+struct Client {
+    peer: Peer,
+    module: u64,
+    function: u64,
+    memory: Range,
+    stream: u64,
+}
+
+impl Client {
+    fn new(place: &Place, text: &str) -> Client {
+        let mut peer = Peer::connect(&control(place)).expect("a session");
+        peer.ask_as(0, Op::Attach, &Attach::default(), &[])
+            .expect("attach");
+        let module = peer.module(text.as_bytes()).expect("a module");
+        let function = peer.function(module, "fill").expect("a function");
+        let memory = peer.memory(2 << 20).expect("memory");
+        let stream = peer.stream().expect("a stream");
+        Client {
+            peer,
+            module,
+            function,
+            memory,
+            stream,
+        }
+    }
+
+    /// Runs the kernel and looks at what it wrote.
+    fn computes(&mut self, seed: u32) {
+        let params = fill_params(self.memory.start, seed, 1);
+        let body = launch(self.function, self.stream, 1, params.len());
+        self.peer.post(Op::Launch, &body, &params).expect("launch");
+        let read = self.peer.read(self.stream, self.memory.start, 128);
+        let expected: Vec<u8> = (0..32u32).flat_map(|i| (i * seed).to_le_bytes()).collect();
+        assert_eq!(read, Ok(expected));
+    }
+
+    fn attribute(&mut self, attribute: CUfunction_attribute) -> i32 {
+        let body = FunctionAttribute {
+            function: self.function,
+            attribute,
+            value: 0,
+        };
+        let value: Value = self
+            .peer
+            .ask(Op::GetFunctionAttribute, &body, &[])
+            .expect("an attribute");
+        value.value as i32
+    }
+
+    fn set(&mut self, attribute: CUfunction_attribute, value: i32) -> Status {
+        let body = FunctionAttribute {
+            function: self.function,
+            attribute,
+            value,
+        };
+        self.peer
+            .ask_as(0, Op::SetFunctionAttribute, &body, &[])
+            .map(drop)
+    }
+
+    fn variable(&mut self, name: &str) -> Range {
+        let body = Named {
+            parent: self.module,
+            ..Named::default()
+        };
+        let name = [name.as_bytes(), b"\0"].concat();
+        self.peer
+            .ask(Op::GetGlobal, &body, &name)
+            .expect("a variable")
+    }
+}
+
+fn with(declaration: &str) -> String {
+    PTX.replace(
+        ".address_size 64\n",
+        &format!(".address_size 64\n{declaration}\n"),
+    )
+}
+
+#[test]
+fn code_without_variables_is_loaded_once() {
+    let place = place();
+    let mut first = Client::new(&place, PTX);
+    let before = loads(&place);
+    let mut second = Client::new(&place, PTX);
+    assert_eq!(loads(&place), (before.0, before.1 + 1));
+    first.computes(3);
+    second.computes(5);
+    // The first may go; the second keeps what both had.
+    let unload = Object {
+        object: first.module,
+    };
+    first
+        .peer
+        .post(Op::ImageUnload, &unload, &[])
+        .expect("unload");
+    second.computes(7);
+    drop(first);
+    second.computes(9);
+    let mut third = Client::new(&place, PTX);
+    third.computes(11);
+    assert_eq!(loads(&place), (before.0, before.1 + 2));
+    // When nobody has it, it is gone; the next one loads it.
+    drop((second, third));
+    control_daemon::wait_until("both have gone", || {
+        place.log("server.log").contains("contexts is 0.")
+    });
+    let mut again = Client::new(&place, PTX);
+    again.computes(13);
+}
+
+#[test]
+fn attributes_are_each_clients_own() {
+    let place = place();
+    let (mut first, mut second) = (Client::new(&place, PTX), Client::new(&place, PTX));
+    let usual = first.attribute(SHARED);
+    let before = loads(&place).0;
+    // Both ask for the same: they stay together, though one has used the function before.
+    assert_eq!(second.set(SHARED, 60_000), Ok(()));
+    assert_eq!(first.attribute(SHARED), usual);
+    assert_eq!(second.attribute(SHARED), 60_000);
+    assert_eq!(first.set(SHARED, 60_000), Ok(()));
+    assert_eq!(first.attribute(SHARED), 60_000);
+    let mut third = Client::new(&place, PTX);
+    assert_eq!(third.attribute(SHARED), usual);
+    assert_eq!(third.set(SHARED, 60_000), Ok(()));
+    assert_eq!(third.set(CARVEOUT, 50), Ok(()));
+    assert_eq!(third.attribute(SHARED), 60_000);
+    assert_eq!(third.attribute(CARVEOUT), 50);
+    assert_eq!(first.attribute(CARVEOUT), -1);
+    for (client, seed) in [(&mut first, 2), (&mut second, 4), (&mut third, 6)] {
+        client.computes(seed);
+    }
+    // What the driver refuses changes nothing.
+    assert_eq!(third.set(SHARED, 1 << 30), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(third.attribute(SHARED), 60_000);
+    third.computes(8);
+    // Not more copies than there are ways to set it: none, one attribute, two.
+    assert!(loads(&place).0 - before <= 2);
+    drop(third);
+    let mut fourth = Client::new(&place, PTX);
+    assert_eq!(fourth.set(CARVEOUT, 50), Ok(()));
+    assert_eq!(fourth.attribute(SHARED), usual);
+    fourth.computes(10);
+    first.computes(12);
+}
+
+#[test]
+fn constants_are_each_clients_own() {
+    let place = place();
+    let text = with(".visible .const .align 4 .b8 table[16];");
+    let (mut first, mut second) = (Client::new(&place, &text), Client::new(&place, &text));
+    assert_eq!(loads(&place).1, 1);
+    // Used before and after one of them asks for the variable.
+    second.computes(3);
+    let (a, b) = (first.variable("table"), second.variable("table"));
+    assert_ne!(a.start, b.start);
+    for (client, range, value) in [(&mut first, a, 1u8), (&mut second, b, 2)] {
+        client
+            .peer
+            .write(client.stream, range.start, &[value; 16])
+            .expect("written");
+        client.computes(value.into());
+    }
+    for (client, range, value) in [(&mut first, a, 1u8), (&mut second, b, 2)] {
+        let read = client.peer.read(client.stream, range.start, 16);
+        assert_eq!(read, Ok(vec![value; 16]));
+    }
+    // Nobody comes to what one of them has for itself.
+    let mut third = Client::new(&place, &text);
+    let c = third.variable("table");
+    assert!(![a.start, b.start].contains(&c.start));
+}
+
+#[test]
+fn code_with_variables_is_not_shared() {
+    let place = place();
+    let text = with(".visible .global .align 4 .u32 counter;");
+    let (mut first, mut second) = (Client::new(&place, &text), Client::new(&place, &text));
+    assert_eq!(loads(&place).1, 0);
+    assert_ne!(
+        first.variable("counter").start,
+        second.variable("counter").start
+    );
+}
