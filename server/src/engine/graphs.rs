@@ -350,15 +350,13 @@ impl Graphs {
     }
 
     /// Whether an unloaded image has to stay for now; if so it is kept here.
-    ///
-    /// # Errors
-    /// The image, when no graph can refer to it.
-    pub fn keep_image(&mut self, handle: u64, image: Image) -> Result<(), Image> {
+    /// Gives the image back when no graph can refer to it.
+    pub fn keep_image(&mut self, handle: u64, image: Image) -> Option<Image> {
         if self.referred.remove(&handle) && self.any() {
             self.images.push(image);
-            return Ok(());
+            return None;
         }
-        Err(image)
+        Some(image)
     }
 
     /// As [`Graphs::keep_image`] for a destroyed event.

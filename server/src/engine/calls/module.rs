@@ -99,7 +99,7 @@ impl Session {
             .retain(|reference| reference.image != body.object);
         self.surface_references
             .retain(|reference| reference.image != body.object);
-        if let Err(image) = self.graphs.keep_image(body.object, image) {
+        if let Some(image) = self.graphs.keep_image(body.object, image) {
             shared.discard_image(image);
         }
         Ok(())
