@@ -50,6 +50,7 @@ use mpsshim_proto::shm::Doorbell;
 use parking_lot::Mutex;
 use printing::Printing;
 use reaper::{Buried, ReaperTask};
+use serde::{Deserialize, Serialize};
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
 use shares::Shares;
@@ -319,13 +320,24 @@ impl Engine {
         clients
     }
 
-    /// Names of the devices served, by ordinal, with their UUIDs (`GPU-…`).
-    pub fn devices(&self) -> Vec<(String, String)> {
-        self.shared
-            .devices
-            .iter()
-            .map(|device| (device.name.clone(), uuid_text(&device.uuid)))
-            .collect()
+    /// The devices served, by ordinal.
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        let info = |device: &Device| DeviceInfo {
+            name: device.name.clone(),
+            uuid: uuid_text(&device.uuid),
+            pci: device.pci.clone(),
+        };
+        self.shared.devices.iter().map(info).collect()
+    }
+
+    /// Ends a session: its client's calls return `CUDA_ERROR_MPS_CLIENT_TERMINATED` from now on, what it had is freed
+    /// when its work on the device is done. [`EngineEvent::Gone`] follows. One that is not there is none's loss.
+    pub fn terminate(&self, session: u64) {
+        if let Some(session) = self.shared.session(session) {
+            session.terminated.store(true, Ordering::SeqCst);
+            session.hung_up.store(true, Ordering::SeqCst);
+            session.bell.ring();
+        }
     }
 
     /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and
@@ -345,6 +357,17 @@ impl Engine {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// A device as others are told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// Such as `NVIDIA H200`.
+    pub name: String,
+    /// `GPU-…`.
+    pub uuid: String,
+    /// Domain, bus and device, such as `0000:00:06.0`.
+    pub pci: String,
 }
 
 /// A UUID as `nvidia-smi` and CUDA_VISIBLE_DEVICES write it.

@@ -4,7 +4,7 @@
 //! Neither side answers the other directly, so neither can wait for the other: the daemon gives orders, the
 //! server reports what has happened.
 
-use crate::engine::{ClientInfo, Credentials};
+use crate::engine::{ClientInfo, Credentials, DeviceInfo};
 use crate::seqpacket;
 use mpsshim_proto::handshake::ClientHello;
 use serde::de::DeserializeOwned;
@@ -35,13 +35,21 @@ pub enum ToServer {
         /// Do not wait for clients.
         force: bool,
     },
+    /// End a client.
+    Terminate {
+        /// Number of its session.
+        session: u64,
+    },
 }
 
 /// Server to daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDaemon {
     /// The contexts exist; clients may come.
-    Ready,
+    Ready {
+        /// What it serves, by ordinal.
+        devices: Vec<DeviceInfo>,
+    },
     /// A client that was handed over has a session.
     Connected {
         /// Number of the session.
@@ -125,6 +133,8 @@ pub enum Order {
         /// Do not wait for clients.
         force: bool,
     },
+    /// End the client with this session.
+    Terminate(u64),
 }
 
 /// One end of the link.
@@ -196,6 +206,11 @@ impl Link {
         self.send(&ToServer::Shutdown { force }, None)
     }
 
+    /// Tells the server to end a client.
+    pub fn order_termination(&self, session: u64) -> Result<(), LinkError> {
+        self.send(&ToServer::Terminate { session }, None)
+    }
+
     /// Tells the daemon.
     pub fn report(&self, report: &ToDaemon) -> Result<(), LinkError> {
         self.send(report, None)
@@ -206,6 +221,7 @@ impl Link {
         match self.receive()? {
             None => Ok(None),
             Some((ToServer::Shutdown { force }, _)) => Ok(Some(Order::Shutdown { force })),
+            Some((ToServer::Terminate { session }, _)) => Ok(Some(Order::Terminate(session))),
             Some((
                 ToServer::NewClient {
                     hello,
@@ -302,11 +318,17 @@ mod tests {
     #[test]
     fn what_a_dying_server_had_said_is_heard() {
         let (daemon, server) = links();
-        server.report(&ToDaemon::Ready).expect("report");
+        let ready = ToDaemon::Ready {
+            devices: Vec::new(),
+        };
+        server.report(&ready).expect("report");
         // It dies with an order unread: the socket then says that the connection was reset, once.
         daemon.order_shutdown(false).expect("order");
         drop(server);
-        assert!(matches!(daemon.next_report(), Ok(Some(ToDaemon::Ready))));
+        assert!(matches!(
+            daemon.next_report(),
+            Ok(Some(ToDaemon::Ready { .. }))
+        ));
         assert!(matches!(daemon.next_report(), Ok(None)));
     }
 
@@ -314,7 +336,13 @@ mod tests {
     fn reports_come_back_as_they_were_sent() {
         let (daemon, server) = links();
         let reports = [
-            ToDaemon::Ready,
+            ToDaemon::Ready {
+                devices: vec![DeviceInfo {
+                    name: "NVIDIA H200".into(),
+                    uuid: "GPU-0".into(),
+                    pci: "0000:00:06.0".into(),
+                }],
+            },
             ToDaemon::Connected {
                 session: u64::MAX,
                 pid: 5,

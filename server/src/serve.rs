@@ -4,7 +4,7 @@
 //! It ends when it is told to, when its context is lost, and when the daemon has gone and no client is left: a
 //! daemon that dies takes no running program with it.
 
-use crate::engine::{ClientInfo, Credentials, Engine, EngineEvent};
+use crate::engine::{ClientInfo, Credentials, DeviceInfo, Engine, EngineEvent};
 use crate::link::{Arrival, Link, LinkError, Order, ToDaemon};
 use crossbeam_channel::{Receiver, RecvTimeoutError, select, unbounded};
 use mpsshim_proto::cuda::CUresult;
@@ -22,7 +22,9 @@ pub trait Host {
     /// See [`Engine::add_client`].
     fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials);
     /// See [`Engine::devices`].
-    fn devices(&self) -> Vec<(String, String)>;
+    fn devices(&self) -> Vec<DeviceInfo>;
+    /// See [`Engine::terminate`].
+    fn terminate(&self, session: u64);
     /// See [`Engine::shutdown`].
     fn shutdown(self);
 }
@@ -31,8 +33,11 @@ impl Host for Engine {
     fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
         Engine::add_client(self, socket, hello, who);
     }
-    fn devices(&self) -> Vec<(String, String)> {
+    fn devices(&self) -> Vec<DeviceInfo> {
         Engine::devices(self)
+    }
+    fn terminate(&self, session: u64) {
+        Engine::terminate(self, session);
     }
     fn shutdown(self) {
         Engine::shutdown(self);
@@ -66,8 +71,11 @@ pub fn serve<H: Host>(link: Link, host: H, events: &Receiver<EngineEvent>) -> En
             serving.report(&ToDaemon::Stopping);
             let devices = serving.host.devices();
             serving.host.shutdown();
-            for (ordinal, (name, _)) in devices.iter().enumerate() {
-                tracing::info!("Destroy server context on device {ordinal} ({name})");
+            for (ordinal, device) in devices.iter().enumerate() {
+                tracing::info!(
+                    "Destroy server context on device {ordinal} ({})",
+                    device.name
+                );
             }
             tracing::info!("Exiting");
             End::Orderly
@@ -124,7 +132,9 @@ impl<H: Host> Serving<H> {
         tracing::info!("Active Threads Percentage set to 100.0");
         tracing::info!("Server Priority set to 0");
         tracing::info!("Server has started");
-        self.report(&ToDaemon::Ready);
+        self.report(&ToDaemon::Ready {
+            devices: self.host.devices(),
+        });
     }
 
     fn report(&self, report: &ToDaemon) {
@@ -150,6 +160,12 @@ impl<H: Host> Serving<H> {
                             return Ok(());
                         }
                         self.stop_after_clients();
+                    }
+                    Some(Order::Terminate(session)) => {
+                        if let Some(client) = self.clients.get(&session) {
+                            tracing::info!("Terminating client {}", context_name(client));
+                        }
+                        self.host.terminate(session);
                     }
                     None => {
                         tracing::info!("The control daemon has gone");
@@ -189,8 +205,8 @@ impl<H: Host> Serving<H> {
             EngineEvent::Connected(client) => {
                 let name = context_name(&client);
                 tracing::info!("Client {name} connected");
-                for (device, uuid) in self.host.devices() {
-                    tracing::info!("Device {device} (uuid {uuid}) is associated");
+                for DeviceInfo { name, uuid, .. } in self.host.devices() {
+                    tracing::info!("Device {name} (uuid {uuid}) is associated");
                 }
                 tracing::info!("Status of client {name} is ACTIVE");
                 self.report(&ToDaemon::from(&client));
@@ -291,8 +307,17 @@ mod tests {
                 .send(EngineEvent::Connected(info(held.len() as u64)))
                 .expect("serving");
         }
-        fn devices(&self) -> Vec<(String, String)> {
-            vec![("Test device".into(), "GPU-0".into())]
+        fn devices(&self) -> Vec<DeviceInfo> {
+            vec![DeviceInfo {
+                name: "Test device".into(),
+                uuid: "GPU-0".into(),
+                pci: "0000:00:06.0".into(),
+            }]
+        }
+        fn terminate(&self, session: u64) {
+            let reason = Some("terminated".into());
+            let gone = EngineEvent::Gone(info(session), reason);
+            self.events.send(gone).expect("serving");
         }
         fn shutdown(self) {}
     }
@@ -317,7 +342,10 @@ mod tests {
                 events,
                 thread,
             };
-            assert_eq!(running.report(), ToDaemon::Ready);
+            assert!(matches!(
+                running.report(),
+                ToDaemon::Ready { devices } if devices.len() == 1
+            ));
             running
         }
 
@@ -398,6 +426,26 @@ mod tests {
             .send(EngineEvent::Gone(info(1), None))
             .expect("serving");
         assert_eq!(thread.join().expect("end"), End::Orderly);
+    }
+
+    #[test]
+    fn a_client_is_terminated_and_the_others_stay() {
+        let running = Running::start();
+        running.add_client(1);
+        running.add_client(2);
+        running.daemon.order_termination(1).expect("order");
+        assert!(matches!(
+            running.report(),
+            ToDaemon::Gone { session: 1, .. }
+        ));
+        running.daemon.order_shutdown(false).expect("order");
+        running.leave(2);
+        assert!(matches!(
+            running.report(),
+            ToDaemon::Gone { session: 2, .. }
+        ));
+        assert_eq!(running.report(), ToDaemon::Stopping);
+        assert_eq!(running.thread.join().expect("end"), End::Orderly);
     }
 
     #[test]

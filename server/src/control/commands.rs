@@ -36,9 +36,33 @@ pub const TABLE: &[Row] = &[
         privileged: false,
     },
     Row {
+        name: "get_device_client_list",
+        arguments: "[PID]",
+        meaning: "per device the clients, process id and context id, of one server or of all",
+        privileged: false,
+    },
+    Row {
+        name: "ps",
+        arguments: "[-p PID]",
+        meaning: "a row for each client: process, context, server, device, PID namespace and program",
+        privileged: false,
+    },
+    Row {
         name: "start_server",
         arguments: "-uid UID",
         meaning: "start a server for a user before its first client comes",
+        privileged: true,
+    },
+    Row {
+        name: "shutdown_server",
+        arguments: "PID [-f]",
+        meaning: "end a server when its clients have gone, with -f at once",
+        privileged: true,
+    },
+    Row {
+        name: "terminate_client",
+        arguments: "SERVER_PID CLIENT_PID",
+        meaning: "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED, what it had is freed; prints 0",
         privileged: true,
     },
     Row {
@@ -64,6 +88,27 @@ pub enum Command {
     ServerStatus(Server),
     /// `get_client_list PID`
     ClientList(Server),
+    /// `get_device_client_list [PID]`
+    DeviceClientList(Option<Server>),
+    /// `ps [-p PID]`
+    Processes {
+        /// Only this client process.
+        pid: Option<i32>,
+    },
+    /// `shutdown_server PID [-f]`
+    ShutdownServer {
+        /// Which one.
+        server: Server,
+        /// Do not wait for its clients.
+        force: bool,
+    },
+    /// `terminate_client SERVER_PID CLIENT_PID`
+    TerminateClient {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+    },
     /// `start_server -uid UID`
     StartServer {
         /// Whose server.
@@ -142,9 +187,40 @@ pub fn parse(line: &str, privileged: bool) -> Result<Option<Command>, CommandErr
         [pid] => Ok(Server((*pid).to_owned())),
         _ => Err(wrong("one process id expected".into())),
     };
+    let process = |text: &str| -> Result<i32, CommandError> {
+        let pid: Option<i32> = text.parse().ok().filter(|pid| *pid > 0);
+        pid.ok_or_else(|| wrong(format!("\"{text}\" is not a process id")))
+    };
     let command = match (row.name, arguments.as_slice()) {
         ("get_server_status", arguments) => Command::ServerStatus(server(arguments)?),
         ("get_client_list", arguments) => Command::ClientList(server(arguments)?),
+        ("get_device_client_list", []) => Command::DeviceClientList(None),
+        ("get_device_client_list", arguments) => {
+            Command::DeviceClientList(Some(server(arguments)?))
+        }
+        ("ps", []) => Command::Processes { pid: None },
+        ("ps", ["-p", pid]) => Command::Processes {
+            pid: Some(process(pid)?),
+        },
+        ("ps", _) => return Err(wrong("-p and a process id expected".into())),
+        ("shutdown_server", [pid]) => Command::ShutdownServer {
+            server: server(&[*pid])?,
+            force: false,
+        },
+        ("shutdown_server", [pid, "-f"] | ["-f", pid]) => Command::ShutdownServer {
+            server: server(&[*pid])?,
+            force: true,
+        },
+        ("shutdown_server", _) => return Err(wrong("one process id expected".into())),
+        ("terminate_client", [of, pid]) => Command::TerminateClient {
+            server: server(&[*of])?,
+            client: process(pid)?,
+        },
+        ("terminate_client", _) => {
+            return Err(wrong(
+                "the server's process id and the client's expected".into(),
+            ));
+        }
         ("start_server", ["-uid", uid]) => Command::StartServer {
             uid: uid
                 .parse()

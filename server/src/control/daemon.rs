@@ -3,6 +3,7 @@
 use super::commands::{self, Command};
 use super::directory::{self, DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
+use super::listing;
 use super::servers::Servers;
 use super::spawn::Launcher;
 use super::wire::{self, Answer};
@@ -54,6 +55,17 @@ struct Peer {
     silent_until: Option<Instant>,
 }
 
+/// A command whose answer must wait.
+struct Awaiting {
+    /// The user interface that gave it.
+    by: u64,
+    /// Process id of the server.
+    server: i32,
+    /// What has to be gone: these sessions, or, without any, the server.
+    sessions: Vec<u64>,
+    answer: Answer,
+}
+
 /// A daemon that was told to end.
 struct Quit {
     /// User interfaces that wait for it.
@@ -83,6 +95,7 @@ pub struct Daemon {
     peers: BTreeMap<u64, Peer>,
     next_peer: u64,
     accept_from: Option<Instant>,
+    awaiting: Vec<Awaiting>,
     quit: Option<Quit>,
 }
 
@@ -119,6 +132,7 @@ impl Daemon {
             peers: BTreeMap::new(),
             next_peer: 1,
             accept_from: None,
+            awaiting: Vec::new(),
             quit: None,
         })
     }
@@ -133,6 +147,7 @@ impl Daemon {
             for source in self.wait()? {
                 self.handle(source);
             }
+            self.settle();
         }
         for peer in self
             .quit
@@ -368,6 +383,7 @@ impl Daemon {
         {
             tracing::info!("UI closed");
         }
+        self.awaiting.retain(|awaiting| awaiting.by != number);
         if let Some(quit) = &mut self.quit {
             quit.asked_by.retain(|asked| *asked != number);
         }
@@ -391,10 +407,62 @@ impl Daemon {
         let answer = match commands::parse(line, peer.privileged) {
             Ok(None) => Answer::done(""),
             Ok(Some(Command::Quit { patience })) => return self.begin_quit(Some(number), patience),
+            Ok(Some(Command::ShutdownServer { server, force })) => match self.find(&server) {
+                Ok(pid) => {
+                    self.servers.shut_down(pid, force);
+                    return self.await_end(number, pid, Vec::new(), Answer::done(""));
+                }
+                Err(answer) => answer,
+            },
+            Ok(Some(Command::TerminateClient { server, client })) => {
+                let sessions = self.find(&server).and_then(|pid| {
+                    let sessions = self.servers.terminate(pid, client);
+                    Ok((pid, sessions.map_err(Answer::failed)?))
+                });
+                match sessions {
+                    Ok((pid, sessions)) => {
+                        return self.await_end(number, pid, sessions, Answer::done("0"));
+                    }
+                    Err(answer) => answer,
+                }
+            }
             Ok(Some(command)) => self.execute(&command),
             Err(error) => Answer::failed(error.to_string()),
         };
         self.answer(number, &answer);
+    }
+
+    /// Process id of the server that is meant.
+    fn find(&self, wanted: &commands::Server) -> Result<i32, Answer> {
+        let found = self.servers.iter().find(|server| wanted.is(server.pid));
+        found
+            .map(|server| server.pid)
+            .ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
+    }
+
+    fn await_end(&mut self, by: u64, server: i32, sessions: Vec<u64>, answer: Answer) {
+        self.awaiting.push(Awaiting {
+            by,
+            server,
+            sessions,
+            answer,
+        });
+    }
+
+    /// Answers commands whose time has come.
+    fn settle(&mut self) {
+        let servers = &self.servers;
+        let over = |awaiting: &mut Awaiting| match servers.by_pid(awaiting.server) {
+            None => true,
+            Some(server) => {
+                !awaiting.sessions.is_empty()
+                    && !awaiting.sessions.iter().any(|id| server.has_session(*id))
+            }
+        };
+        let done: Vec<Awaiting> = self.awaiting.extract_if(.., over).collect();
+        for awaiting in done {
+            self.answer(awaiting.by, &awaiting.answer);
+        }
     }
 
     fn execute(&mut self, command: &Command) -> Answer {
@@ -418,8 +486,22 @@ impl Daemon {
                 Ok(()) => Answer::done(""),
                 Err(why) => Answer::failed(format!("start_server: {why}")),
             },
+            Command::DeviceClientList(wanted) => {
+                let servers = match wanted.as_ref().map(find) {
+                    Some(Err(answer)) => return answer,
+                    Some(Ok(server)) => vec![server],
+                    None => self.servers.iter().collect(),
+                };
+                Answer::done(listing::device_clients(&servers))
+            }
+            Command::Processes { pid } => {
+                Answer::done(listing::processes(self.servers.iter(), *pid))
+            }
             Command::Help => Answer::done(commands::help()),
-            Command::Quit { .. } => Answer::done(""),
+            // These wait for what they cause.
+            Command::Quit { .. }
+            | Command::ShutdownServer { .. }
+            | Command::TerminateClient { .. } => Answer::done(""),
         }
     }
 

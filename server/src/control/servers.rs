@@ -5,6 +5,7 @@
 
 use super::greeting;
 use super::spawn::{Launcher, Owner};
+use crate::engine::DeviceInfo;
 use crate::link::{Arrival, Link, ToDaemon};
 use crate::seqpacket;
 use mpsshim_proto::cuda::{
@@ -67,6 +68,8 @@ pub struct Server {
     link_full: bool,
     /// Process id by session.
     sessions: BTreeMap<u64, i32>,
+    /// What it serves, once it is ready.
+    pub devices: Vec<DeviceInfo>,
     /// Clients handed over whose fate is not reported yet.
     handed_over: usize,
     kill_at: Option<Instant>,
@@ -76,6 +79,16 @@ impl Server {
     /// Process ids of the clients, in order of their coming.
     pub fn clients(&self) -> impl Iterator<Item = i32> + '_ {
         self.sessions.values().copied()
+    }
+
+    /// Sessions and process ids of the clients, in order of their coming.
+    pub fn sessions(&self) -> impl Iterator<Item = (u64, i32)> + '_ {
+        self.sessions.iter().map(|(session, pid)| (*session, *pid))
+    }
+
+    /// Whether a session is alive.
+    pub fn has_session(&self, session: u64) -> bool {
+        self.sessions.contains_key(&session)
     }
 
     /// Whether the link should be watched for room.
@@ -122,7 +135,8 @@ impl Server {
     fn note(&mut self, report: ToDaemon) {
         let pid = self.pid;
         match report {
-            ToDaemon::Ready => {
+            ToDaemon::Ready { devices } => {
+                self.devices = devices;
                 if self.state == State::Initializing {
                     self.state = State::Active;
                 }
@@ -405,6 +419,43 @@ impl Servers {
         }
     }
 
+    /// Tells a server to end when its clients have gone, with `force` at once. Its user's next client gets another one.
+    pub fn shut_down(&mut self, pid: i32, force: bool) {
+        if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
+            tracing::info!("Try shutting down server {pid}, backoff is disabled");
+            server.stop(force);
+        }
+    }
+
+    /// Tells a server to end the clients of a process; gives their sessions.
+    ///
+    /// # Errors
+    /// Why that is impossible, in words.
+    pub fn terminate(&mut self, pid: i32, client: i32) -> Result<Vec<u64>, String> {
+        let server = self.running.iter_mut().find(|server| server.pid == pid);
+        let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
+        let sessions: Vec<u64> = server
+            .sessions()
+            .filter(|(_, of)| *of == client)
+            .map(|(session, _)| session)
+            .collect();
+        if sessions.is_empty() {
+            return Err(format!("Client {client} of server {pid} not found"));
+        }
+        let link = server.link.as_ref();
+        let link = link.ok_or_else(|| format!("Server {pid} is ending"))?;
+        for session in &sessions {
+            link.order_termination(*session)
+                .map_err(|error| format!("Server {pid}: {error}"))?;
+        }
+        Ok(sessions)
+    }
+
+    /// The server with this process id.
+    pub fn by_pid(&self, pid: i32) -> Option<&Server> {
+        self.running.iter().find(|server| server.pid == pid)
+    }
+
     /// Whether no server is left.
     pub fn all_ended(&self) -> bool {
         self.running.is_empty()
@@ -519,6 +570,7 @@ impl Servers {
                     link: Some(link),
                     link_full: false,
                     sessions: BTreeMap::new(),
+                    devices: Vec::new(),
                     handed_over: 0,
                     kill_at: None,
                 });

@@ -37,6 +37,8 @@ pub struct Device {
     pub name: String,
     /// Its UUID.
     pub uuid: CUuuid,
+    /// Where it is on the bus, such as `0000:00:06.0`.
+    pub pci: String,
     /// Its compute capability, `10 * major + minor`.
     pub capability: u32,
     ordinal: usize,
@@ -65,22 +67,25 @@ impl Device {
         let len = name.iter().position(|b| *b == 0).unwrap_or(name.len());
         let mut uuid = CUuuid::default();
         driver.device_get_uuid(&mut uuid, raw)?;
-        let (mut major, mut minor) = (0, 0);
-        driver.device_get_attribute(
-            &mut major,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            raw,
-        )?;
-        driver.device_get_attribute(
-            &mut minor,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            raw,
-        )?;
+        let number = |attribute| {
+            let mut value = 0;
+            driver.device_get_attribute(&mut value, attribute, raw)?;
+            Ok::<i32, CUresult>(value)
+        };
+        let pci = format!(
+            "{:04x}:{:02x}:{:02x}.0",
+            number(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            number(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            number(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        );
+        let major = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let start = DEVICE_ARENA + ordinal as u64 * DEVICE_ARENA_STRIDE;
         Ok(Device {
             raw,
             name: String::from_utf8_lossy(&name[..len]).into_owned(),
             uuid,
+            pci,
             capability: (10 * major + minor) as u32,
             ordinal,
             context: OnceLock::new(),

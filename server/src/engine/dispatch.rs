@@ -12,7 +12,7 @@ use super::session::Session;
 use super::slow::SlowTask;
 use super::{Dispatcher, Shared};
 use crossbeam_channel::Receiver;
-use mpsshim_proto::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_proto::message::Op;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -228,7 +228,8 @@ fn sleep(
 #[inline]
 fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.hung_up.load(Ordering::Relaxed) {
-        return Visit::Ended(None);
+        let terminated = session.shared.terminated.load(Ordering::SeqCst);
+        return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
     }
     let mut wrote = session.marks.is_waiting() && session.ask_marks(shared);
     if session.held.any() {
@@ -316,9 +317,11 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
 
 /// Ends a session: its client is told, the reaper gets what it owned.
 pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
-    session
-        .shared
-        .end(shared.lost_status().unwrap_or(CUDA_ERROR_MPS_RPC_FAILURE));
+    let status = match session.shared.terminated.load(Ordering::SeqCst) {
+        true => CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        false => CUDA_ERROR_MPS_RPC_FAILURE,
+    };
+    session.shared.end(shared.lost_status().unwrap_or(status));
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
     shared.forget(&session.shared);

@@ -79,8 +79,10 @@ pub struct SessionShared {
     pub bell: Doorbell,
     /// The client's connection.
     pub socket: OwnedFd,
-    /// Its other end is closed.
+    /// Its other end is closed, or it is to be ended.
     pub hung_up: AtomicBool,
+    /// The operator ended it.
+    pub terminated: AtomicBool,
 }
 
 impl SessionShared {

@@ -176,6 +176,7 @@ fn prepare(
         bell,
         socket,
         hung_up: AtomicBool::new(false),
+        terminated: AtomicBool::new(false),
     });
     let mut welcome = Welcome::new_zeroed();
     welcome.magic = MAGIC_WELCOME;

@@ -9,7 +9,7 @@ use crossbeam_channel::{Sender, unbounded};
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
 use mpsshim_proto::handshake::{ClientHello, Welcome};
 use mpsshim_server::control::greeting::refusal;
-use mpsshim_server::engine::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_server::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};
 use mpsshim_server::link::Link;
 use mpsshim_server::logging;
 use mpsshim_server::seqpacket;
@@ -58,12 +58,15 @@ impl Host for Fake {
         std::thread::spawn(move || attend(&socket, client, &events));
     }
 
-    fn devices(&self) -> Vec<(String, String)> {
-        vec![(
-            "Fake device".into(),
-            "GPU-00000000-0000-0000-0000-000000000000".into(),
-        )]
+    fn devices(&self) -> Vec<DeviceInfo> {
+        vec![DeviceInfo {
+            name: "Fake device".into(),
+            uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
+            pci: "0000:00:06.0".into(),
+        }]
     }
+
+    fn terminate(&self, _: u64) {}
 
     fn shutdown(self) {}
 }
