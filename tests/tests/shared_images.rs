@@ -181,6 +181,7 @@ fn constants_are_each_clients_own() {
     assert_eq!(loads(&place).1, 1);
     // Used before and after one of them asks for the variable.
     second.computes(3);
+    assert_eq!(second.set(SHARED, 60_000), Ok(()));
     let (a, b) = (first.variable("table"), second.variable("table"));
     assert_ne!(a.start, b.start);
     for (client, range, value) in [(&mut first, a, 1u8), (&mut second, b, 2)] {
@@ -193,6 +194,13 @@ fn constants_are_each_clients_own() {
     for (client, range, value) in [(&mut first, a, 1u8), (&mut second, b, 2)] {
         let read = client.peer.read(client.stream, range.start, 16);
         assert_eq!(read, Ok(vec![value; 16]));
+    }
+    // What they set before and set now is in force.
+    assert_eq!(second.attribute(SHARED), 60_000);
+    for (client, bytes) in [(&mut first, 50_000), (&mut second, 70_000)] {
+        assert_eq!(client.set(SHARED, bytes), Ok(()));
+        assert_eq!(client.attribute(SHARED), bytes);
+        client.computes(5);
     }
     // Nobody comes to what one of them has for itself.
     let mut third = Client::new(&place, &text);

@@ -11,6 +11,7 @@ use super::Shared;
 use super::cubin;
 use super::images::Content;
 use super::jit::JitOptions;
+use super::reaper::Buried;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
@@ -117,7 +118,7 @@ impl Instance {
     }
 
     /// Unloads it.
-    fn end(self, shared: &Shared) {
+    pub fn end(self, shared: &Shared) {
         let _ = shared.devices[self.device].make_current(&shared.driver);
         let ended = match self.raw {
             Raw::Module(module) => shared.driver.module_unload(module),
@@ -185,6 +186,8 @@ pub struct Image {
     instances: Vec<Arc<Instance>>,
     /// Of which family; `None` when it has an instance for itself.
     family: Option<Family>,
+    /// Attributes go through [`Image::set`]: it is, or was, of a family.
+    tracked: bool,
     content: Content,
     chosen: HashMap<Key, Chosen>,
     /// Server's ordinal; of no meaning for a library.
@@ -242,25 +245,41 @@ impl Families {
             );
             found
         });
-        let mut families = self.0.lock();
-        let members = families.get_mut(family)?;
-        members.keeps_nothing = Some(keeps_nothing);
-        let mut open = members.instances.iter().filter_map(Weak::upgrade);
-        open.find(|one| keeps_nothing && !one.state.lock().closed)
+        self.0.lock().get_mut(family)?.keeps_nothing = Some(keeps_nothing);
+        if !keeps_nothing {
+            return None;
+        }
+        let mut open = self.all(shared, family).into_iter();
+        let found = open.next();
+        open.for_each(|other| let_go(shared, other));
+        found
     }
 
-    /// The open instances of a family.
-    fn all(&self, family: &Family) -> Vec<Arc<Instance>> {
-        let families = self.0.lock();
-        let members = families.get(family).map(|members| &members.instances[..]);
-        let alive = members.unwrap_or(&[]).iter().filter_map(Weak::upgrade);
-        alive.filter(|one| !one.state.lock().closed).collect()
+    /// The open instances of a family. Whoever does not keep one lets go of it.
+    fn all(&self, shared: &Shared, family: &Family) -> Vec<Arc<Instance>> {
+        let alive: Vec<_> = {
+            let families = self.0.lock();
+            let members = families.get(family).map(|members| &members.instances[..]);
+            let members = members.unwrap_or(&[]).iter();
+            members.filter_map(Weak::upgrade).collect()
+        };
+        let (open, closed): (Vec<_>, Vec<_>) =
+            alive.into_iter().partition(|one| !one.state.lock().closed);
+        closed.into_iter().for_each(|one| let_go(shared, one));
+        open
     }
 
     fn add(&self, family: &Family, instance: &Arc<Instance>) {
         let mut families = self.0.lock();
         let members = families.entry(family.clone()).or_default();
         members.instances.push(Arc::downgrade(instance));
+    }
+}
+
+/// Gives up a hold of an instance; the last one to do so has it unloaded. Nothing else may drop one.
+fn let_go(shared: &Shared, instance: Arc<Instance>) {
+    if let Some(last) = Arc::into_inner(instance) {
+        shared.bury(Buried::Instance(last));
     }
 }
 
@@ -323,6 +342,7 @@ impl Image {
         let image = Image {
             id: NEXT_IMAGE.fetch_add(1, Ordering::Relaxed),
             instances: vec![instance],
+            tracked: family.is_some(),
             family,
             content,
             chosen: HashMap::new(),
@@ -337,8 +357,13 @@ impl Image {
         self.instances[0].raw
     }
 
+    /// Whether attributes of its functions are set by [`Image::set`], and functions got by [`Image::take`].
+    pub fn is_tracked(&self) -> bool {
+        self.tracked
+    }
+
     /// Whether other clients may have its instances too.
-    pub fn is_shared(&self) -> bool {
+    pub fn may_be_shared(&self) -> bool {
         self.family.is_some()
     }
 
@@ -374,19 +399,23 @@ impl Image {
                 return taken;
             }
         }
-        let others = self
-            .family
-            .iter()
-            .flat_map(|family| shared.families.all(family));
-        for other in others {
-            if self.instances.iter().any(|one| Arc::ptr_eq(one, &other)) {
-                continue;
+        let family = self.family.as_ref();
+        let others = family.map(|family| shared.families.all(shared, family));
+        let mut done = None;
+        for other in others.into_iter().flatten() {
+            let known = self.instances.iter().any(|one| Arc::ptr_eq(one, &other));
+            if !known && done.is_none() {
+                done = other.take(shared, self.id, key, &wanted);
+                if done.is_some() {
+                    chosen.instance = Some(self.instances.len());
+                    self.instances.push(other);
+                    continue;
+                }
             }
-            if let Some(taken) = other.take(shared, self.id, key, &wanted) {
-                self.instances.push(other);
-                chosen.instance = Some(self.instances.len() - 1);
-                return taken;
-            }
+            let_go(shared, other);
+        }
+        if let Some(done) = done {
+            return done;
         }
         let more = self.load_again(shared)?;
         if let Some(family) = &self.family {
@@ -493,8 +522,10 @@ impl Image {
         // What is in flight, and graphs, still use the others.
         self.instances.insert(0, own);
         self.family = None;
-        for chosen in self.chosen.values_mut() {
-            chosen.instance = Some(0);
+        let keys: Vec<Key> = self.chosen.keys().cloned().collect();
+        for key in keys {
+            self.chosen.entry(key.clone()).or_default().instance = None;
+            self.take(shared, &key)?;
         }
         Ok(true)
     }

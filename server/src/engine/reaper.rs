@@ -10,7 +10,7 @@ use super::dispatch::any_busy;
 use super::files::FileRegistration;
 use super::green::{self, GreenRef};
 use super::host::HostBlock;
-use super::instances::Image;
+use super::instances::{Image, Instance};
 use super::session::{Session, SessionShared};
 use super::{EngineEvent, Registration};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -36,6 +36,8 @@ pub enum ReaperTask {
 pub enum Buried {
     /// A module or library.
     Image(Image),
+    /// One in the driver, when no image has it any more.
+    Instance(Instance),
     /// A green context, which its streams may still hold.
     Green(GreenRef),
     /// Pinned memory.
@@ -193,6 +195,10 @@ fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Image(image) => {
             image.end(shared);
+            None
+        }
+        Buried::Instance(instance) => {
+            instance.end(shared);
             None
         }
         Buried::Array(array) => {

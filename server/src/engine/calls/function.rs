@@ -54,7 +54,7 @@ impl Session {
             let _ = driver.func_get_attribute(value, attribute as u32, raw);
         }
         image.correct(&key, &mut info.attributes);
-        let taken = !image.is_shared();
+        let taken = !image.is_tracked();
         let params =
             params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
         info.params = params.len() as u32;
@@ -136,7 +136,7 @@ impl Session {
         let name = self.name::<KernelAttribute>(message)?;
         let device = shared.device(body.device)?;
         let image = self.libraries.get_mut(body.library)?;
-        if image.is_shared() {
+        if image.is_tracked() {
             let key: Key = (name.clone().into(), body.device as usize);
             if body.set == 0 {
                 if let Some(value) = image.of_kernel(&key, body.attribute) {
@@ -197,7 +197,7 @@ impl Session {
         let known = self.functions.get(body.function)?;
         let (of, key) = (known.image, known.key.clone());
         let image = self.image_mut(of)?;
-        if image.is_shared() {
+        if image.is_tracked() {
             let raw = image.set(shared, &key, (body.attribute, body.value), false)?;
             self.give_function(of, &key, raw);
             return Ok(Vec::new());

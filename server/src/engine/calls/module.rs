@@ -126,7 +126,7 @@ impl Session {
     /// The driver's, from loading it once more.
     pub fn separate(&mut self, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
         let image = self.image_mut(handle)?;
-        if !image.is_shared() {
+        if !image.may_be_shared() {
             return Ok(false);
         }
         let moved = image.separate(shared)?;
