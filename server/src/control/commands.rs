@@ -250,7 +250,7 @@ pub fn help() -> String {
     for row in TABLE {
         let _ = writeln!(
             text,
-            "  {:<30} {}",
+            "  {:<39} {}",
             format!("{} {}", row.name, row.arguments),
             row.meaning
         );
@@ -292,6 +292,23 @@ mod tests {
                 patience: Some(Duration::from_secs(5))
             }
         );
+        assert!(
+            matches!(ok("shutdown_server 7"), Command::ShutdownServer { server, force: false } if server.is(7))
+        );
+        for line in ["shutdown_server 7 -f", "shutdown_server -f 7"] {
+            assert!(
+                matches!(ok(line), Command::ShutdownServer { server, force: true } if server.is(7))
+            );
+        }
+        assert!(
+            matches!(ok("terminate_client 7 8"), Command::TerminateClient { server, client: 8 } if server.is(7))
+        );
+        assert_eq!(ok("ps"), Command::Processes { pid: None });
+        assert_eq!(ok("ps -p 9"), Command::Processes { pid: Some(9) });
+        assert_eq!(
+            ok("get_device_client_list"),
+            Command::DeviceClientList(None)
+        );
         assert_eq!(ok("help"), Command::Help);
         assert_eq!(parse(" \t", true), Ok(None));
     }
@@ -309,6 +326,9 @@ mod tests {
         );
         assert!(error("start_server -uid -1").contains("\"-1\" is not a user id"));
         assert!(error("get_server_list 1").contains("unexpected \"1\""));
+        assert!(error("terminate_client 1 x").contains("\"x\" is not a process id"));
+        assert!(error("ps -p 0").contains("\"0\" is not a process id"));
+        assert!(error("shutdown_server 1 2").contains("one process id expected"));
         assert!(error("quit now").contains("unexpected \"now\""));
     }
 
@@ -317,6 +337,8 @@ mod tests {
         for row in TABLE {
             let arguments = match row.arguments {
                 "-uid UID" => "-uid 1",
+                "PID [-f]" => "1 -f",
+                "SERVER_PID CLIENT_PID" => "1 2",
                 _ => "",
             };
             let command = ok(&format!("{} {arguments}", row.name));
