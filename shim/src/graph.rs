@@ -70,6 +70,12 @@ pub fn ask_nothing(session: &Session, op: Op, object: u64) -> Status {
     session.ask(op, &Object { object }, &[])?.status.ok()
 }
 
+/// What one graph copies, allocates and frees, another graph or an instance does too.
+pub fn inherit(from: u64, to: u64) {
+    shadow::share(from, to);
+    memory::follow_graph_memory(|memory| memory.share(from, to));
+}
+
 /// `cuGraphDestroy`.
 pub fn destroy(session: &Session, graph: u64) -> Status {
     ask_nothing(session, Op::GraphDestroy, graph)?;
@@ -230,8 +236,7 @@ pub fn instantiate(session: &Session, body: &GraphInstantiate) -> Status<GraphIn
         .get_or_insert_default()
         .insert(made.exec, exec);
     user_object::copy(body.graph, Holder::Exec(made.exec));
-    shadow::share(body.graph, made.exec);
-    memory::follow_graph_memory(|memory| memory.share(body.graph, made.exec));
+    inherit(body.graph, made.exec);
     Ok(made)
 }
 
@@ -290,8 +295,7 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
     let updated: GraphUpdated = session.ask(Op::GraphExecUpdate, &body, &[])?.read()?;
     if updated.status == 0 {
         shadow::forget(exec);
-        shadow::share(graph, exec);
-        memory::follow_graph_memory(|memory| memory.share(graph, exec));
+        inherit(graph, exec);
     }
     if updated.prints != 0
         && let Some(execs) = EXECS.write().as_mut()
@@ -306,8 +310,7 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
 pub fn clone(session: &Session, graph: u64) -> Status<u64> {
     let clone = ask_value(session, Op::GraphClone, graph)?;
     user_object::copy(graph, Holder::Graph(clone));
-    shadow::share(graph, clone);
-    memory::follow_graph_memory(|memory| memory.share(graph, clone));
+    inherit(graph, clone);
     Ok(clone)
 }
 

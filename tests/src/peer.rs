@@ -216,6 +216,15 @@ impl Peer {
         }
     }
 
+    /// Has the server make the first device ready.
+    ///
+    /// # Errors
+    /// The server's status.
+    pub fn attach(&mut self) -> Status {
+        self.ask_as(0, Op::Attach, &Attach::default(), &[])
+            .map(drop)
+    }
+
     /// Writes any message. A long one waits for room.
     ///
     /// # Errors
@@ -551,7 +560,7 @@ impl Worker {
     pub fn connect(control: &Path) -> io::Result<Worker> {
         let mut peer = Peer::connect(control)?;
         let made = || -> Status<Worker> {
-            peer.ask_as(0, Op::Attach, &Attach::default(), &[])?;
+            peer.attach()?;
             let stream = peer.stream()?;
             let module = peer.module(PTX.as_bytes())?;
             let fill = peer.function(module, "fill")?;

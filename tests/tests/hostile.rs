@@ -1100,8 +1100,7 @@ fn memory_freed_under_running_work_stays_until_that_is_done() {
 fn memory_beyond_all_reason_is_refused() {
     Scene::new().beside_a_worker(|scene| {
         let mut peer = scene.peer();
-        peer.ask_as(0, Op::Attach, &Attach::default(), &[])
-            .expect("attach");
+        peer.attach().expect("attach");
         for len in [1 << 39, 1 << 40, 1 << 50, u64::MAX - 4095, u64::MAX] {
             assert_eq!(peer.memory(len), Err(CUDA_ERROR_OUT_OF_MEMORY), "{len:#x}");
             let body = HostAlloc {
@@ -1184,8 +1183,7 @@ fn a_client_that_leaves_at_once_leaves_nothing() {
 fn a_client_that_asks_and_never_listens_stops_nobody() {
     Scene::new().beside_a_worker(|scene| {
         let mut peer = scene.peer();
-        peer.ask_as(0, Op::Attach, &Attach::default(), &[])
-            .expect("attach");
+        peer.attach().expect("attach");
         // Descriptors pile up in its socket until there is no room.
         let body = HostAlloc {
             len: 4096,
@@ -1202,8 +1200,7 @@ fn a_printing_client_that_dies_leaves_its_turn() {
         let image = format!("// vprintf\n{PTX}");
         for round in 0..3 {
             let mut peer = scene.peer();
-            peer.ask_as(0, Op::Attach, &Attach::default(), &[])
-                .expect("attach");
+            peer.attach().expect("attach");
             let stream = peer.stream().expect("stream");
             let module = peer.module(image.as_bytes()).expect("module");
             let fill = peer.function(module, "fill").expect("function");

@@ -51,13 +51,7 @@ fn a_terminated_client_is_told_and_the_others_go_on() {
 fn what_a_terminated_client_had_is_freed() {
     let mut scene = Scene::new();
     let mut peer = scene.peer();
-    peer.ask_as(
-        0,
-        mpsshim_proto::message::Op::Attach,
-        &mpsshim_proto::message::Attach::default(),
-        &[],
-    )
-    .expect("attach");
+    peer.attach().expect("attach");
     peer.memory(64 << 20).expect("memory");
     // All of this process's sessions have its process id: the observer's ends too.
     let (server, me) = (scene.server().to_string(), std::process::id().to_string());
@@ -69,15 +63,7 @@ fn what_a_terminated_client_had_is_freed() {
     );
     let free = scene.before.free;
     scene.observer = scene.peer();
-    scene
-        .observer
-        .ask_as(
-            0,
-            mpsshim_proto::message::Op::Attach,
-            &mpsshim_proto::message::Attach::default(),
-            &[],
-        )
-        .expect("attach");
+    scene.observer.attach().expect("attach");
     wait_until("it is free again", || scene.held().free == free);
 }
 

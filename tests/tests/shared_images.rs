@@ -5,7 +5,7 @@ mod scene;
 
 use control_daemon::Place;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::{Attach, FunctionAttribute, Named, Object, Op, Range, Value};
+use mpsshim_proto::message::{FunctionAttribute, Named, Object, Op, Range, Value};
 use mpsshim_tests::peer::{PTX, Peer, Status, fill_params, launch};
 use scene::{control, daemon_with};
 
@@ -37,8 +37,7 @@ struct Client {
 impl Client {
     fn new(place: &Place, text: &str) -> Client {
         let mut peer = Peer::connect(&control(place)).expect("a session");
-        peer.ask_as(0, Op::Attach, &Attach::default(), &[])
-            .expect("attach");
+        peer.attach().expect("attach");
         let module = peer.module(text.as_bytes()).expect("a module");
         let function = peer.function(module, "fill").expect("a function");
         let memory = peer.memory(2 << 20).expect("memory");

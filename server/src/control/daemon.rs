@@ -4,7 +4,7 @@ use super::commands::{self, Command};
 use super::directory::{self, DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
 use super::listing;
-use super::servers::Servers;
+use super::servers::{Server, Servers};
 use super::spawn::Launcher;
 use super::wire::{self, Answer};
 use crate::engine::Credentials;
@@ -408,14 +408,14 @@ impl Daemon {
             Ok(None) => Answer::done(""),
             Ok(Some(Command::Quit { patience })) => return self.begin_quit(Some(number), patience),
             Ok(Some(Command::ShutdownServer { server, force })) => match self.find(&server) {
-                Ok(pid) => {
+                Ok(&Server { pid, .. }) => {
                     self.servers.shut_down(pid, force);
                     return self.await_end(number, pid, Vec::new(), Answer::done(""));
                 }
                 Err(answer) => answer,
             },
             Ok(Some(Command::TerminateClient { server, client })) => {
-                let sessions = self.find(&server).and_then(|pid| {
+                let sessions = self.find(&server).and_then(|&Server { pid, .. }| {
                     let sessions = self.servers.terminate(pid, client);
                     Ok((pid, sessions.map_err(Answer::failed)?))
                 });
@@ -432,12 +432,10 @@ impl Daemon {
         self.answer(number, &answer);
     }
 
-    /// Process id of the server that is meant.
-    fn find(&self, wanted: &commands::Server) -> Result<i32, Answer> {
+    /// The server that is meant.
+    fn find(&self, wanted: &commands::Server) -> Result<&Server, Answer> {
         let found = self.servers.iter().find(|server| wanted.is(server.pid));
-        found
-            .map(|server| server.pid)
-            .ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
+        found.ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
     }
 
     fn await_end(&mut self, by: u64, server: i32, sessions: Vec<u64>, answer: Answer) {
@@ -466,19 +464,15 @@ impl Daemon {
     }
 
     fn execute(&mut self, command: &Command) -> Answer {
-        let find = |wanted: &commands::Server| {
-            let found = self.servers.iter().find(|server| wanted.is(server.pid));
-            found.ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
-        };
         match command {
             Command::ServerList => {
                 Answer::done(lines(self.servers.iter().map(|server| server.pid)))
             }
-            Command::ServerStatus(wanted) => match find(wanted) {
+            Command::ServerStatus(wanted) => match self.find(wanted) {
                 Ok(server) => Answer::done(server.state.to_string()),
                 Err(answer) => answer,
             },
-            Command::ClientList(wanted) => match find(wanted) {
+            Command::ClientList(wanted) => match self.find(wanted) {
                 Ok(server) => Answer::done(lines(server.clients())),
                 Err(answer) => answer,
             },
@@ -487,7 +481,7 @@ impl Daemon {
                 Err(why) => Answer::failed(format!("start_server: {why}")),
             },
             Command::DeviceClientList(wanted) => {
-                let servers = match wanted.as_ref().map(find) {
+                let servers = match wanted.as_ref().map(|wanted| self.find(wanted)) {
                     Some(Err(answer)) => return answer,
                     Some(Ok(server)) => vec![server],
                     None => self.servers.iter().collect(),

@@ -2,9 +2,8 @@
 //!
 //! [`daemon`] waits on its sockets in one thread and passes on what it hears: a client to [`servers`], a
 //! command to [`commands`]. [`directory`] is its place in the file system, [`greeting`] tells the first packet
-//! of a connection, [`wire`] is how a command and its answer travel, [`listing`] what
-//! some of them list. [`launch`] starts a daemon, [`ui`] is the
-//! other side of a command.
+//! of a connection, [`wire`] is how a command and its answer travel, [`listing`] what some of them list. [`launch`]
+//! starts a daemon, [`ui`] is the other side of a command.
 
 pub mod commands;
 pub mod daemon;

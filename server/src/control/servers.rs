@@ -319,7 +319,7 @@ impl Servers {
 
     /// The link of a server has something to read, or room to write.
     pub fn link_ready(&mut self, pid: i32) {
-        if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
+        if let Some(server) = self.by_pid_mut(pid) {
             server.link_full = false;
             server.read_reports(REPORTS_A_TURN);
         }
@@ -421,7 +421,7 @@ impl Servers {
 
     /// Tells a server to end when its clients have gone, with `force` at once. Its user's next client gets another one.
     pub fn shut_down(&mut self, pid: i32, force: bool) {
-        if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
+        if let Some(server) = self.by_pid_mut(pid) {
             tracing::info!("Try shutting down server {pid}, backoff is disabled");
             server.stop(force);
         }
@@ -431,8 +431,8 @@ impl Servers {
     ///
     /// # Errors
     /// Why that is impossible, in words.
-    pub fn terminate(&mut self, pid: i32, client: i32) -> Result<Vec<u64>, String> {
-        let server = self.running.iter_mut().find(|server| server.pid == pid);
+    pub fn terminate(&self, pid: i32, client: i32) -> Result<Vec<u64>, String> {
+        let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
         let sessions: Vec<u64> = server
             .sessions()
@@ -454,6 +454,10 @@ impl Servers {
     /// The server with this process id.
     pub fn by_pid(&self, pid: i32) -> Option<&Server> {
         self.running.iter().find(|server| server.pid == pid)
+    }
+
+    fn by_pid_mut(&mut self, pid: i32) -> Option<&mut Server> {
+        self.running.iter_mut().find(|server| server.pid == pid)
     }
 
     /// Whether no server is left.

@@ -66,6 +66,16 @@ struct Use {
 }
 
 impl Instance {
+    fn new(raw: Raw, device: usize, content: &Content, options: JitOptions) -> Arc<Instance> {
+        Arc::new(Instance {
+            raw,
+            device,
+            _content: content.clone(),
+            _options: Box::new(options),
+            state: Mutex::default(),
+        })
+    }
+
     fn function(&self, shared: &Shared, (name, device): &Key) -> Result<CUfunction, CUresult> {
         let driver = &shared.driver;
         let device = shared
@@ -170,6 +180,14 @@ struct Chosen {
 }
 
 impl Chosen {
+    fn set_for(&mut self, kernel: bool) -> &mut Attributes {
+        if kernel {
+            &mut self.of_kernel
+        } else {
+            &mut self.of_function
+        }
+    }
+
     fn wanted(&self) -> Attributes {
         let mut wanted = self.of_kernel.clone();
         wanted.extend(&self.of_function);
@@ -326,13 +344,7 @@ impl Image {
                 if let Err(status) = status {
                     return (Err(status), said);
                 }
-                let instance = Arc::new(Instance {
-                    raw,
-                    device,
-                    _content: content.clone(),
-                    _options: Box::new(options),
-                    state: Mutex::default(),
-                });
+                let instance = Instance::new(raw, device, &content, options);
                 if let Some(family) = &family {
                     shared.families.add(family, &instance);
                 }
@@ -444,13 +456,7 @@ impl Image {
             .map_or_else(|_| JitOptions::default(), |(options, _)| options);
         let (status, raw) = shared.load_image(Some(kind), &self.content, &mut options);
         status?;
-        Ok(Arc::new(Instance {
-            raw,
-            device: self.device,
-            _content: self.content.clone(),
-            _options: Box::new(options),
-            state: Mutex::default(),
-        }))
+        Ok(Instance::new(raw, self.device, &self.content, options))
     }
 
     /// Sets an attribute for this session alone; gives the function, which may be another one now.
@@ -462,11 +468,7 @@ impl Image {
         of_kernel: bool,
     ) -> Result<CUfunction, CUresult> {
         let chosen = self.chosen.entry(key.clone()).or_default();
-        let table = if of_kernel {
-            &mut chosen.of_kernel
-        } else {
-            &mut chosen.of_function
-        };
+        let table = chosen.set_for(of_kernel);
         let before = table.insert(attribute, value);
         let left = chosen.instance;
         match self.take(shared, key) {
@@ -480,11 +482,7 @@ impl Image {
             Err(status) => {
                 let chosen = self.chosen.entry(key.clone()).or_default();
                 chosen.instance = left;
-                let table = if of_kernel {
-                    &mut chosen.of_kernel
-                } else {
-                    &mut chosen.of_function
-                };
+                let table = chosen.set_for(of_kernel);
                 match before {
                     Some(before) => table.insert(attribute, before),
                     None => table.remove(&attribute),

@@ -178,8 +178,7 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
                 shadow::attach(graph, added.node, &does.shadows);
             }
             if does.child != 0 {
-                shadow::share(does.child, graph);
-                memory::follow_graph_memory(|memory| memory.share(does.child, graph));
+                graph::inherit(does.child, graph);
                 let holder = Holder::Node {
                     node: added.node,
                     graph,

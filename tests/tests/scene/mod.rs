@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::control_daemon::{Place, wait_until};
-use mpsshim_proto::message::{Attach, Op};
 use mpsshim_tests::artifacts::{artifact, driver};
 use mpsshim_tests::peer::{Peer, Worker};
 use std::fs;
@@ -37,9 +36,7 @@ impl Scene {
         let ended = Worker::connect(&control(&place)).expect("a second client at a time");
         drop((first, ended));
         let mut observer = Peer::connect(&control(&place)).expect("observer");
-        observer
-            .ask_as(0, Op::Attach, &Attach::default(), &[])
-            .expect("attach");
+        observer.attach().expect("attach");
         wait_until("both have gone", || {
             place.log("server.log").contains("contexts is 1.")
         });

@@ -29,10 +29,7 @@ impl Session {
                 .driver
                 .memcpy_htod_async(body.to, data as u64, len, stream)
         };
-        match self.elsewhere(shared, index, body.to)? {
-            Some(device) => self.copy_elsewhere(shared, (device, index), copy)?,
-            None => copy(stream)?,
-        }
+        self.copy_with_host(shared, (index, stream), body.to, copy)?;
         self.submitted(shared, index)
     }
 
@@ -57,17 +54,11 @@ impl Session {
             }
             (Side::Device, _) => {
                 let copy = |stream| driver.memcpy_htod_async(to, from, len, stream);
-                match self.elsewhere(shared, index, to)? {
-                    Some(device) => self.copy_elsewhere(shared, (device, index), copy)?,
-                    None => copy(stream)?,
-                }
+                self.copy_with_host(shared, (index, stream), to, copy)?;
             }
             (_, Side::Device) => {
                 let copy = |stream| driver.memcpy_dtoh_async(to, from, len, stream);
-                match self.elsewhere(shared, index, from)? {
-                    Some(device) => self.copy_elsewhere(shared, (device, index), copy)?,
-                    None => copy(stream)?,
-                }
+                self.copy_with_host(shared, (index, stream), from, copy)?;
             }
             _ if self.streams.at(index)?.capturing => {
                 driver.graph.memcpy_async(to, from, len, stream)?
@@ -81,18 +72,21 @@ impl Session {
         self.submitted(shared, index)
     }
 
-    /// The device whose memory lies at an address, where a stream is of another one.
-    fn elsewhere(
-        &self,
+    /// Does a copy between host memory and what lies at `address` on a device, be it the stream's or another.
+    fn copy_with_host(
+        &mut self,
         shared: &Shared,
-        index: usize,
+        (index, stream): (usize, CUstream),
         address: u64,
-    ) -> Result<Option<usize>, CUresult> {
-        if shared.devices.len() == 1 {
-            return Ok(None);
+        copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
+    ) -> Result<(), CUresult> {
+        if shared.devices.len() > 1 {
+            let home = self.streams.at(index)?.device;
+            if let Some(device) = self.device_at(address).filter(|device| *device != home) {
+                return self.copy_elsewhere(shared, (device, index), copy);
+            }
         }
-        let home = self.streams.at(index)?.device;
-        Ok(self.device_at(address).filter(|device| *device != home))
+        copy(stream)
     }
 
     fn resolve(&self, side: Side, address: u64, len: u64) -> Result<u64, CallError> {

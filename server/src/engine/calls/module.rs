@@ -125,17 +125,16 @@ impl Session {
     /// # Errors
     /// The driver's, from loading it once more.
     pub fn separate(&mut self, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
-        let image = self.image_mut(handle)?;
+        let image = match Handle(handle).kind() {
+            Some(Kind::Library) => self.libraries.get_mut(handle)?,
+            _ => self.images.get_mut(handle)?,
+        };
         if !image.may_be_shared() {
             return Ok(false);
         }
         let moved = image.separate(shared)?;
         let mine = |function: &&mut Function| function.image == handle;
         for function in self.functions.iter_mut().filter(mine) {
-            let image = match Handle(handle).kind() {
-                Some(Kind::Library) => self.libraries.get_mut(handle)?,
-                _ => self.images.get_mut(handle)?,
-            };
             function.raw = image.take(shared, &function.key)?;
             function.taken = true;
         }
