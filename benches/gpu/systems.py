@@ -3,16 +3,18 @@
 Starts and ends their daemons and all client processes. Used by run.py beside it and by tests/gpu/samples.py.
 """
 
+import contextlib
 import glob
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
-SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim"}
+SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim", "direct": "mpsshim, direct"}
 
 # --------------------------------------------------------------------------------------------------------------------
 # Processes
@@ -153,7 +155,8 @@ class System:
         self.directory = directory
 
     def env(self):
-        ours = ("LD_PRELOAD", "MPSSHIM_PIPE_DIRECTORY", "MPSSHIM_LOG_DIRECTORY", "MPSSHIM_DISABLE")
+        ours = ("LD_PRELOAD", "MPSSHIM_PIPE_DIRECTORY", "MPSSHIM_LOG_DIRECTORY", "MPSSHIM_DISABLE",
+                "MPSSHIM_MODE")
         env = {k: v for k, v in os.environ.items() if k not in ours and not k.startswith("CUDA_MPS_")}
         # Nothing listens there: no program may join an MPS that happens to run on this machine.
         env["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(self.directory, "none")
@@ -308,12 +311,43 @@ class Mpsshim(Daemon):
         super().start()
 
 
+class Direct(Mpsshim):
+    """mpsshim with programs that use contexts of their own, in turns."""
+
+    name = "direct"
+
+    def env(self):
+        return super().env() | {"MPSSHIM_MODE": "direct"}
+
+
 def make_system(name, processes, directory, build):
     directory = os.path.join(directory, name)
     os.makedirs(directory)
-    if name == "mpsshim":
-        return Mpsshim(processes, directory, build)
+    if name in ("mpsshim", "direct"):
+        return (Mpsshim if name == "mpsshim" else Direct)(processes, directory, build)
     return NvidiaMps(processes, directory) if name == "nvidia" else System(processes, directory)
+
+
+# What the programs in tests/gpu call the two modes, and the system of each.
+MODES = {"proxy": "mpsshim", "direct": "direct"}
+
+
+@contextlib.contextmanager
+def running(mode, build):
+    """A daemon of mpsshim's in a folder of its own whose clients run in `mode`; native and its environment beside it.
+
+    Gives (native, system). Both and all processes are ended, however the block ends.
+    """
+    processes = Processes()
+    with tempfile.TemporaryDirectory(prefix="mps-") as directory:
+        native = make_system("native", processes, directory, build)
+        system = make_system(MODES[mode], processes, directory, build)
+        try:
+            system.start()
+            yield native, system
+        finally:
+            system.stop()
+            processes.end_all()
 
 
 def show_log(system):

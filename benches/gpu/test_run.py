@@ -115,7 +115,7 @@ class Arguments(unittest.TestCase):
     def test_defaults_and_choices(self):
         options = run.parse_arguments(["--microbench", sys.executable, "--only", "start,idle", "--quick"])
         self.assertEqual((options.only, options.repetitions), (["start", "idle"], 1))
-        self.assertEqual(options.systems, ["native", "nvidia", "mpsshim"])
+        self.assertEqual(options.systems, ["native", "nvidia", "mpsshim", "direct"])
 
     def test_what_is_wrong_is_named(self):
         self.assertIn("'nbody9' is none of", self.refused("--microbench", sys.executable, "--only", "nbody9"))

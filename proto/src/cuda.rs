@@ -57,6 +57,22 @@ pub const CU_STREAM_PER_THREAD: CUstream = CUstream(2);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CUuuid(pub [u8; 16]);
 
+impl std::fmt::Display for CUuuid {
+    /// As `nvidia-smi` and CUDA_VISIBLE_DEVICES write it: `GPU-…`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GPU")?;
+        for (at, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(at, 0 | 4 | 6 | 8 | 10) {
+                "-"
+            } else {
+                ""
+            };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
 /// `CUlaunchAttribute`: an id and a 64-byte value, 72 bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]

@@ -110,6 +110,13 @@ impl GraphMemory {
             .retain(|_, block| block.left || !block.holders.is_empty());
     }
 
+    /// The blocks that a graph or an instance allocates: address and bytes.
+    pub fn of(&self, holder: u64) -> impl Iterator<Item = (u64, u64)> {
+        let blocks = self.blocks.iter();
+        let held = blocks.filter(move |(_, block)| block.holders.contains(&holder));
+        held.map(|(start, block)| (*start, block.len))
+    }
+
     /// Whether a block begins here.
     pub fn begins(&self, start: u64) -> bool {
         self.blocks.contains_key(&start)

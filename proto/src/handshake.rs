@@ -18,7 +18,7 @@ pub const MAGIC_UI: [u8; 4] = *b"MPSU";
 pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// What the descriptors of a [`Welcome`] are, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
@@ -38,8 +38,8 @@ pub struct ClientHello {
     pub table_hash: u64,
     /// The client's process id as it sees it itself (another PID namespace may see another one; for logs only).
     pub pid: u32,
-    /// 0; later flags.
-    pub flags: u32,
+    /// The mode that the client asks for: [`crate::direct::PROXY`], [`crate::direct::DIRECT`], or 0: as the server is set.
+    pub mode: u32,
     /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in hundredths of a percent, 0 when not set.
     pub active_thread_centipercent: u32,
     /// `CUDA_MPS_CLIENT_PRIORITY`, or -1 when not set.
@@ -58,11 +58,11 @@ pub struct Welcome {
     pub protocol: u32,
     /// `CUresult`: 0, or why the client is refused (805, 807, 808, …).
     pub status: u32,
-    /// 1: proxy mode. 2: direct mode (not served yet).
+    /// [`crate::direct::PROXY`] or [`crate::direct::DIRECT`].
     pub mode: u32,
     /// Number of the session, unique in this server's life.
     pub session: u64,
-    /// Bytes of the segment.
+    /// Bytes of the segment, or in direct mode of the page ([`crate::direct::Page`]).
     pub segment_len: u64,
     /// First address of the host arena; the same in the server.
     pub host_arena: u64,
@@ -78,6 +78,10 @@ pub struct Welcome {
     pub device_count: u32,
     /// `CUuuid` of the server's devices by the server's ordinal.
     pub devices: [[u8; 16]; MAX_DEVICES],
+    /// Multiprocessors that the client may use of each; 0: all.
+    pub multiprocessors: [u32; MAX_DEVICES],
+    /// Bytes of memory that it may have of each; 0: all.
+    pub memory: [u64; MAX_DEVICES],
 }
 
 /// Packet on the session's socket that carries one descriptor for the ring message of the same token.

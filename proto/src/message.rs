@@ -298,6 +298,10 @@ opcodes! {
     GreenCreate = 603, Ask;
     /// [`Object`]: its streams were destroyed before.
     GreenDestroy = 604, Post;
+    /// [`context::Confine`] -> [`Value`]: multiprocessors.
+    Confine = 605, Ask;
+    /// [`context::LimitMemory`].
+    LimitMemory = 606, Post;
 }
 
 const _: () = assert!(WRAP == 1);
@@ -398,7 +402,7 @@ plain_structs! {
     HostAlloc {
         /// Bytes; rounded up to pages.
         len: u64,
-        /// `CU_MEMHOSTALLOC_*`.
+        /// `CU_MEMHOSTALLOC_*`, or [`MANAGED`] and `CU_MEM_ATTACH_*`.
         flags: u32,
         /// Server's ordinal.
         device: u32,
@@ -498,6 +502,8 @@ impl Side {
 /// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).
 pub const INLINE_COPY_MAX: usize = 4 << 10;
 
+/// In [`HostAlloc::flags`]: it is managed memory. Beside it stand `CU_MEM_ATTACH_*`.
+pub const MANAGED: u32 = 1 << 31;
 /// In [`FunctionInfo::flags`]: its module may print, so that a client that has launched it asks for [`Op::Printed`]
 /// when it has waited.
 pub const FUNCTION_PRINTS: u32 = 1;

@@ -10,6 +10,7 @@ mod cubin;
 mod devices;
 mod dispatch;
 mod driver;
+mod fairness;
 mod files;
 mod graphs;
 mod green;
@@ -19,6 +20,8 @@ mod images;
 mod instances;
 mod jit;
 mod marks;
+mod open;
+mod partition;
 mod pools;
 mod printing;
 mod ranges;
@@ -35,9 +38,12 @@ mod watcher;
 // Public for the fuzz target.
 pub use images::is_whole;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crate::admission::Admission;
+use crate::limits::{Limits, Usage};
+use crossbeam_channel::{Sender, unbounded};
 use devices::{Device, Grant};
 use driver::{Driver, is_sticky};
+use fairness::Fairness;
 use host::{HostArena, Registration, ServerFlags};
 use images::ImageCache;
 use instances::{Families, Image, Raw};
@@ -45,8 +51,9 @@ use jit::JitOptions;
 pub use marks::MarkKind;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
-use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
+use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
+pub use open::OpenDriver;
 use parking_lot::Mutex;
 use printing::Printing;
 use reaper::{Buried, ReaperTask};
@@ -56,8 +63,9 @@ use shared_events::SharedEvents;
 use shares::Shares;
 use slow::SlowTask;
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -96,6 +104,14 @@ pub struct ClientInfo {
     pub uid: u32,
 }
 
+impl fmt::Display for ClientInfo {
+    /// As logs name it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pid, session) = (self.pid, self.session);
+        write!(f, "{{PID: {pid}, Context ID: {session}}}")
+    }
+}
+
 /// What the engine tells its owner.
 #[derive(Clone, Debug)]
 pub enum EngineEvent {
@@ -112,12 +128,8 @@ pub enum EngineEvent {
 /// Settings of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// The genuine driver, when not the one the loader finds.
-    pub cuda_library: Option<std::path::PathBuf>,
     /// Dispatch threads; 0: chosen from the number of CPUs.
     pub dispatch_threads: usize,
-    /// Sessions at a time; one more is refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
-    pub max_clients: usize,
     /// How streams tell the server and its clients that they got to a point.
     pub marks: MarkKind,
 }
@@ -149,15 +161,17 @@ struct Shared {
     shared_events: SharedEvents,
     events: Sender<EngineEvent>,
     sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
+    /// For clients that come now.
+    limits: Mutex<Limits>,
+    fairness: Fairness,
     dispatchers: Vec<Dispatcher>,
     slow: Sender<SlowTask>,
     reaper: Sender<ReaperTask>,
     epoll: OwnedFd,
     watcher: OnceLock<Thread>,
     watcher_idle: AtomicBool,
-    next_session: AtomicU64,
-    /// Sessions set up and not yet reaped.
-    alive: AtomicUsize,
+    /// Shared with the clients of the other mode.
+    admission: Arc<Admission>,
     cpus: usize,
     /// More threads want to run than there are CPUs.
     crowded: AtomicBool,
@@ -176,28 +190,23 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the driver, makes the context of the first device, starts the threads. Blocks until ready, some
-    /// hundred milliseconds on a GPU.
+    /// Makes the context of the first device and starts the threads. Blocks until ready, some hundred milliseconds on a
+    /// GPU. What happens is told to `events`.
     ///
     /// # Errors
-    /// When there is no driver, no device, or the driver refuses.
-    pub fn start(config: EngineConfig) -> anyhow::Result<(Engine, Receiver<EngineEvent>)> {
+    /// When the driver refuses.
+    pub fn start(
+        opened: OpenDriver,
+        config: EngineConfig,
+        admission: Arc<Admission>,
+        events: Sender<EngineEvent>,
+    ) -> anyhow::Result<Engine> {
         use anyhow::Context;
-        // Before the driver lays out its own address space.
-        let arena = HostArena::new().context("cannot reserve the host arena's addresses")?;
-        let driver = Driver::open(config.cuda_library.as_deref())?;
-        driver
-            .init(0)
-            .with_context(|| format!("cuInit of {}", driver.path()))?;
-        let mut count = 0;
-        driver
-            .device_get_count(&mut count)
-            .context("cuDeviceGetCount")?;
-        let count = (count.max(0) as usize).min(MAX_DEVICES);
-        let devices = (0..count)
-            .map(|ordinal| Device::new(&driver, ordinal))
-            .collect::<Result<Vec<_>, _>>()
-            .context("devices")?;
+        let OpenDriver {
+            arena,
+            driver,
+            devices,
+        } = opened;
         devices
             .first()
             .context("the driver has no device")?
@@ -210,7 +219,6 @@ impl Engine {
             0 => (cpus / 4).clamp(1, 4),
             n => n,
         };
-        let (events, event_receiver) = unbounded();
         let (slow, slow_tasks) = unbounded();
         let (reaper, reaper_tasks) = unbounded();
         let mut inboxes = Vec::new();
@@ -251,14 +259,15 @@ impl Engine {
             shared_events: SharedEvents::default(),
             events,
             sessions: Mutex::default(),
+            limits: Mutex::default(),
+            fairness: Fairness::default(),
             dispatchers,
             slow,
             reaper,
             epoll,
             watcher: OnceLock::new(),
             watcher_idle: AtomicBool::new(false),
-            next_session: AtomicU64::new(1),
-            alive: AtomicUsize::new(0),
+            admission,
             cpus,
             crowded: AtomicBool::new(false),
             loads_waiting: AtomicU32::new(0),
@@ -300,7 +309,7 @@ impl Engine {
         let _ = shared
             .watcher
             .set(threads[dispatch_threads].thread().clone());
-        Ok((Engine { shared, threads }, event_receiver))
+        Ok(Engine { shared, threads })
     }
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
@@ -320,16 +329,6 @@ impl Engine {
         clients
     }
 
-    /// The devices served, by ordinal.
-    pub fn devices(&self) -> Vec<DeviceInfo> {
-        let info = |device: &Device| DeviceInfo {
-            name: device.name.clone(),
-            uuid: uuid_text(&device.uuid),
-            pci: device.pci.clone(),
-        };
-        self.shared.devices.iter().map(info).collect()
-    }
-
     /// Ends a session: its client's calls return `CUDA_ERROR_MPS_CLIENT_TERMINATED` from now on, what it had is freed
     /// when its work on the device is done. [`EngineEvent::Gone`] follows. One that is not there is none's loss.
     pub fn terminate(&self, session: u64) {
@@ -338,6 +337,30 @@ impl Engine {
             session.hung_up.store(true, Ordering::SeqCst);
             session.bell.ring();
         }
+    }
+
+    /// What clients that come from now on may have.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.shared.limits.lock() = limits;
+    }
+
+    /// Gives a client its share of dispatch. One that is not there is none's loss.
+    pub fn set_weight(&self, session: u64, weight: u32) {
+        if let Some(session) = self.shared.session(session) {
+            self.shared.fairness.set_weight(&session.standing, weight);
+        }
+    }
+
+    /// What the clients have, in order of their coming.
+    pub fn usage(&self) -> Vec<Usage> {
+        let mut usage: Vec<Usage> = self
+            .shared
+            .session_list()
+            .iter()
+            .map(|session| session.usage())
+            .collect();
+        usage.sort_by_key(|client| client.session);
+        usage
     }
 
     /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and
@@ -353,7 +376,7 @@ impl Engine {
         }
         shared.wake_watcher();
         let patience = Instant::now() + Duration::from_secs(2);
-        while shared.alive.load(Ordering::Relaxed) > 0 && Instant::now() < patience {
+        while shared.admission.alive() > 0 && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -368,19 +391,6 @@ pub struct DeviceInfo {
     pub uuid: String,
     /// Domain, bus and device, such as `0000:00:06.0`.
     pub pci: String,
-}
-
-/// A UUID as `nvidia-smi` and CUDA_VISIBLE_DEVICES write it.
-fn uuid_text(uuid: &CUuuid) -> String {
-    let hex: String = uuid.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!(
-        "GPU-{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )
 }
 
 impl Shared {
@@ -478,19 +488,6 @@ impl Shared {
         dispatcher.bell.ring();
     }
 
-    /// A number for a new session, unless there are as many as there may be.
-    fn admit(&self) -> Option<u64> {
-        let limit = self.config.max_clients;
-        let room = |alive: usize| (alive < limit).then_some(alive + 1);
-        self.alive
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, room)
-            .ok()?;
-        Some(self.next_session.fetch_add(1, Ordering::Relaxed))
-    }
-    /// Takes an admission back.
-    fn retract(&self) {
-        self.alive.fetch_sub(1, Ordering::AcqRel);
-    }
     fn least_loaded(&self) -> usize {
         let load = |at: &usize| self.dispatchers[*at].load.load(Ordering::Relaxed);
         let home = (0..self.dispatchers.len()).min_by_key(load).unwrap_or(0);

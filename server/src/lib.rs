@@ -1,9 +1,17 @@
 //! The server side of mpsshim: the engine that executes clients' calls, and the control daemon.
 
+pub mod admission;
+pub mod amount;
+pub mod arbiter;
+pub mod cli;
 pub mod control;
 pub mod engine;
+pub mod hosting;
+pub mod limits;
 pub mod link;
 pub mod logging;
+pub mod mode;
 pub mod seqpacket;
 pub mod serve;
 pub mod settings;
+pub mod takeover;

@@ -5,6 +5,7 @@
 //! server reports what has happened.
 
 use crate::engine::{ClientInfo, Credentials, DeviceInfo};
+use crate::limits::{Limits, Usage};
 use crate::seqpacket;
 use mpsshim_proto::handshake::ClientHello;
 use serde::de::DeserializeOwned;
@@ -13,6 +14,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
+pub const LINK_VERSION: u32 = 3;
 /// Longest packet, bytes.
 const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -40,12 +43,30 @@ pub enum ToServer {
         /// Number of its session.
         session: u64,
     },
+    /// What clients that come from now on may have.
+    Limits(Limits),
+    /// Give a client this share of dispatch or turns.
+    Weight {
+        /// Number of its session.
+        session: u64,
+        /// Its weight.
+        weight: u32,
+    },
+    /// Write server.log into the file that comes with this packet.
+    Log,
+    /// An operator asks for the devices. Only a line for the log: the daemon knows them.
+    DeviceQuery,
+    /// Report what the clients have.
+    Usage {
+        /// To be repeated in the report.
+        question: u64,
+    },
 }
 
 /// Server to daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDaemon {
-    /// The contexts exist; clients may come.
+    /// Clients may come.
     Ready {
         /// What it serves, by ordinal.
         devices: Vec<DeviceInfo>,
@@ -84,6 +105,15 @@ pub enum ToDaemon {
     },
     /// The server is ending as it was told to.
     Stopping,
+    /// What clients have; several reports make one answer.
+    Usage {
+        /// As it was asked.
+        question: u64,
+        /// Some of the clients.
+        clients: Vec<Usage>,
+        /// No further report belongs to the question.
+        last: bool,
+    },
 }
 
 /// What can go wrong on the link.
@@ -100,8 +130,8 @@ pub enum LinkError {
         "the link between daemon and server carried a packet of over {PACKET_LIMIT} bytes or descriptors too many"
     )]
     TooLong,
-    /// A client without its connection, or one whose hello has a wrong length.
-    #[error("the link between daemon and server carried a client without {0}")]
+    /// A message without its descriptor, or a hello of a wrong length.
+    #[error("the link between daemon and server carried a message without {0}")]
     Incomplete(&'static str),
 }
 
@@ -135,6 +165,16 @@ pub enum Order {
     },
     /// End the client with this session.
     Terminate(u64),
+    /// What clients that come from now on may have.
+    Limits(Limits),
+    /// The weight of the client with this session.
+    Weight(u64, u32),
+    /// Write server.log into this file.
+    Log(OwnedFd),
+    /// An operator has asked for the devices.
+    DeviceQuery,
+    /// Report what clients have, as the answer to this question.
+    Usage(u64),
 }
 
 /// One end of the link.
@@ -155,7 +195,8 @@ impl Link {
         Link { socket }
     }
 
-    fn send(
+    /// Sends one packet.
+    pub(crate) fn send(
         &self,
         message: &impl Serialize,
         descriptor: Option<BorrowedFd<'_>>,
@@ -168,7 +209,9 @@ impl Link {
     }
 
     /// `None`: the other end is closed.
-    fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Option<OwnedFd>)>, LinkError> {
+    pub(crate) fn receive<T: DeserializeOwned>(
+        &self,
+    ) -> Result<Option<(T, Option<OwnedFd>)>, LinkError> {
         let mut buffer = vec![0; PACKET_LIMIT];
         let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer);
         // Said once of a peer that died before it had read everything; what it had sent is still there.
@@ -211,6 +254,31 @@ impl Link {
         self.send(&ToServer::Terminate { session }, None)
     }
 
+    /// Tells the server what clients that come from now on may have.
+    pub fn order_limits(&self, limits: &Limits) -> Result<(), LinkError> {
+        self.send(&ToServer::Limits(limits.clone()), None)
+    }
+
+    /// Gives a client a share of dispatch.
+    pub fn order_weight(&self, session: u64, weight: u32) -> Result<(), LinkError> {
+        self.send(&ToServer::Weight { session, weight }, None)
+    }
+
+    /// Hands the server another server.log.
+    pub fn hand_log(&self, log: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.send(&ToServer::Log, Some(log))
+    }
+
+    /// Tells the server that an operator has asked for the devices.
+    pub fn tell_device_query(&self) -> Result<(), LinkError> {
+        self.send(&ToServer::DeviceQuery, None)
+    }
+
+    /// Asks what the clients have; [`ToDaemon::Usage`] follows.
+    pub fn ask_usage(&self, question: u64) -> Result<(), LinkError> {
+        self.send(&ToServer::Usage { question }, None)
+    }
+
     /// Tells the daemon.
     pub fn report(&self, report: &ToDaemon) -> Result<(), LinkError> {
         self.send(report, None)
@@ -222,6 +290,15 @@ impl Link {
             None => Ok(None),
             Some((ToServer::Shutdown { force }, _)) => Ok(Some(Order::Shutdown { force })),
             Some((ToServer::Terminate { session }, _)) => Ok(Some(Order::Terminate(session))),
+            Some((ToServer::Limits(limits), _)) => Ok(Some(Order::Limits(limits))),
+            Some((ToServer::Weight { session, weight }, _)) => {
+                Ok(Some(Order::Weight(session, weight)))
+            }
+            Some((ToServer::Log, log)) => Ok(Some(Order::Log(
+                log.ok_or(LinkError::Incomplete("the log"))?,
+            ))),
+            Some((ToServer::DeviceQuery, _)) => Ok(Some(Order::DeviceQuery)),
+            Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
             Some((
                 ToServer::NewClient {
                     hello,
@@ -231,7 +308,8 @@ impl Link {
                 },
                 descriptor,
             )) => {
-                let connection = descriptor.ok_or(LinkError::Incomplete("its connection"))?;
+                let connection =
+                    descriptor.ok_or(LinkError::Incomplete("the client's connection"))?;
                 let hello = ClientHello::read_from_bytes(&hello)
                     .map_err(|_| LinkError::Incomplete("a whole hello"))?;
                 let who = Credentials { pid, uid, gid };
@@ -276,7 +354,7 @@ mod tests {
             protocol: PROTOCOL_VERSION,
             table_hash: 0x1234_5678_9abc_def0,
             pid: 77,
-            flags: 0,
+            mode: 0,
             active_thread_centipercent: 3300,
             priority: -1,
             reserved: [0; 4],
@@ -400,7 +478,7 @@ mod tests {
         daemon.send(&bare, None).expect("send");
         assert!(matches!(
             server.next_order(),
-            Err(LinkError::Incomplete("its connection"))
+            Err(LinkError::Incomplete("the client's connection"))
         ));
         let short = ToServer::NewClient {
             hello: vec![1, 2, 3],

@@ -9,6 +9,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -51,10 +52,44 @@ pub fn open(directory: &Path, name: &str) -> Result<File, LogError> {
     })
 }
 
+/// Where lines go.
+#[derive(Clone, Debug)]
+pub enum Sink {
+    /// Whatever standard error is when the line is written.
+    StandardError,
+    /// A file that can be replaced while the process runs.
+    File(Arc<RwLock<File>>),
+}
+
+impl Sink {
+    /// Writes into this file.
+    pub fn file(file: File) -> Sink {
+        Sink::File(Arc::new(RwLock::new(file)))
+    }
+
+    /// Writes into this file from now on. A line that is being written goes where it began.
+    pub fn replace(&self, file: File) {
+        if let Sink::File(held) = self {
+            *held.write().unwrap_or_else(PoisonError::into_inner) = file;
+        }
+    }
+
+    /// One write a line: daemon and server append to one file.
+    fn write(&self, line: &str) -> io::Result<()> {
+        match self {
+            Sink::StandardError => io::stderr().write_all(line.as_bytes()),
+            Sink::File(held) => {
+                let held = held.read().unwrap_or_else(PoisonError::into_inner);
+                (&*held).write_all(line.as_bytes())
+            }
+        }
+    }
+}
+
 /// Sends every event of this process to `sinks` from now on.
 ///
 /// `filter` is the value of `MPSSHIM_LOG`; without one, and for what it does not mention, `info` holds.
-pub fn install(source: &'static str, sinks: Vec<File>, filter: Option<&str>) {
+pub fn install(source: &'static str, sinks: Vec<Sink>, filter: Option<&str>) {
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
         .parse_lossy(filter.unwrap_or_default());
@@ -68,7 +103,7 @@ pub fn install(source: &'static str, sinks: Vec<File>, filter: Option<&str>) {
 /// Writes events as lines.
 pub struct LineLayer {
     source: &'static str,
-    sinks: Vec<File>,
+    sinks: Vec<Sink>,
 }
 
 impl<S: Subscriber> Layer<S> for LineLayer {
@@ -82,9 +117,9 @@ impl<S: Subscriber> Layer<S> for LineLayer {
         };
         let pid = text.as_pid.unwrap_or_else(|| u64::from(std::process::id()));
         let line = line(&chrono::Local::now(), source, pid, &text.finish());
-        for mut sink in &self.sinks {
-            // One write a line: daemon and server append to one file. There is nowhere to report a full disk.
-            let _ = sink.write_all(line.as_bytes());
+        for sink in &self.sinks {
+            // There is nowhere to report a full disk.
+            let _ = sink.write(&line);
         }
     }
 }
@@ -176,7 +211,7 @@ mod tests {
         let sink = open(&directory.path().join("a/b"), "x.log").expect("open");
         let subscriber = tracing_subscriber::registry().with(LineLayer {
             source: "Control",
-            sinks: vec![sink],
+            sinks: vec![Sink::file(sink)],
         });
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(
@@ -198,6 +233,22 @@ mod tests {
                 format!("Other  {pid:>5}] evil\\n[forged] line"),
                 format!("Control {pid:>5}] fault status=700"),
             ]
+        );
+    }
+
+    #[test]
+    fn a_sink_s_file_is_replaced() {
+        let directory = tempfile::tempdir().expect("directory");
+        let file = |name| open(directory.path(), name).expect("open");
+        let sink = Sink::file(file("first"));
+        let other = sink.clone();
+        other.write("one\n").expect("write");
+        sink.replace(file("second"));
+        other.write("two\n").expect("write");
+        let read = |name| std::fs::read_to_string(directory.path().join(name)).expect("read");
+        assert_eq!(
+            (read("first").as_str(), read("second").as_str()),
+            ("one\n", "two\n")
         );
     }
 

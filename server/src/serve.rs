@@ -2,46 +2,47 @@
 //! to its clients, and writes server.log.
 //!
 //! It ends when it is told to, when its context is lost, and when the daemon has gone and no client is left: a
-//! daemon that dies takes no running program with it.
+//! daemon that dies takes no running program with it, and the next one in its place takes the server over.
 
-use crate::engine::{ClientInfo, Credentials, DeviceInfo, Engine, EngineEvent};
+use crate::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};
+use crate::limits::{Limits, Quantum, Usage};
 use crate::link::{Arrival, Link, LinkError, Order, ToDaemon};
-use crossbeam_channel::{Receiver, RecvTimeoutError, select, unbounded};
+use crate::takeover::{self, Introduction, Versions};
+use crossbeam_channel::{Receiver, RecvTimeoutError, never, select, unbounded};
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::handshake::ClientHello;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long clients have to see the error of a lost context before the process ends.
 const FAULT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What serves clients: the engine, or a stand-in in a test.
-pub trait Host {
-    /// See [`Engine::add_client`].
-    fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials);
-    /// See [`Engine::devices`].
-    fn devices(&self) -> Vec<DeviceInfo>;
-    /// See [`Engine::terminate`].
-    fn terminate(&self, session: u64);
-    /// See [`Engine::shutdown`].
-    fn shutdown(self);
-}
+/// Clients described in one report: with limits for all devices each takes up to 1.2 KiB.
+const USAGE_A_REPORT: usize = 32;
 
-impl Host for Engine {
-    fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
-        Engine::add_client(self, socket, hello, who);
+/// What serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
+pub trait Host {
+    /// Takes over a client's connection. Never blocks; the outcome comes as an event.
+    fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials);
+    /// The devices served, by ordinal.
+    fn devices(&self) -> Vec<DeviceInfo>;
+    /// Whether there are contexts here that clients share.
+    fn has_contexts(&self) -> bool {
+        true
     }
-    fn devices(&self) -> Vec<DeviceInfo> {
-        Engine::devices(self)
-    }
-    fn terminate(&self, session: u64) {
-        Engine::terminate(self, session);
-    }
-    fn shutdown(self) {
-        Engine::shutdown(self);
-    }
+    /// Ends a session; its end comes as an event. One that is not there is none's loss.
+    fn terminate(&self, session: u64);
+    /// What clients that come from now on may have.
+    fn set_limits(&self, limits: Limits);
+    /// Gives a client its share. One that is not there is none's loss.
+    fn set_weight(&self, session: u64, weight: u32);
+    /// What the clients have.
+    fn usage(&self) -> Vec<Usage>;
+    /// Ends every session.
+    fn shutdown(self);
 }
 
 /// How serving has ended.
@@ -53,23 +54,36 @@ pub enum End {
     Fault,
 }
 
-/// Serves until the end. `events` are the host's.
-pub fn serve<H: Host>(link: Link, host: H, events: &Receiver<EngineEvent>) -> End {
+/// Serves until the end, at first with these limits. `events` are the host's; at `control` another daemon may listen
+/// when the one behind `link` has gone.
+pub fn serve<H: Host>(
+    link: Link,
+    host: H,
+    events: &Receiver<EngineEvent>,
+    limits: Limits,
+    control: &Path,
+) -> End {
     let link = Arc::new(link);
+    host.set_limits(limits.clone());
     let orders = read_orders(Arc::clone(&link));
     let mut serving = Serving {
-        link,
+        link: Some(link),
+        control: control.to_owned(),
         host,
+        limits,
         clients: BTreeMap::new(),
         expected: 0,
         stopping: false,
     };
     serving.announce();
-    let end = serving.run(&orders, events);
+    let end = serving.run(orders, events);
     match end {
         Ok(()) => {
             serving.report(&ToDaemon::Stopping);
-            let devices = serving.host.devices();
+            let devices = match serving.host.has_contexts() {
+                true => serving.host.devices(),
+                false => Vec::new(),
+            };
             serving.host.shutdown();
             for (ordinal, device) in devices.iter().enumerate() {
                 tracing::info!(
@@ -118,8 +132,12 @@ fn read_orders(link: Arc<Link>) -> Receiver<Option<Order>> {
 }
 
 struct Serving<H> {
-    link: Arc<Link>,
+    /// `None`: the daemon has gone. The server then ends with the last client.
+    link: Option<Arc<Link>>,
+    control: PathBuf,
     host: H,
+    /// In force for clients that come now.
+    limits: Limits,
     clients: BTreeMap<u64, ClientInfo>,
     /// Clients given to the host whose outcome is not known yet.
     expected: usize,
@@ -129,28 +147,65 @@ struct Serving<H> {
 
 impl<H: Host> Serving<H> {
     fn announce(&self) {
-        tracing::info!("Active Threads Percentage set to 100.0");
-        tracing::info!("Server Priority set to 0");
+        self.announce_limits();
         tracing::info!("Server has started");
         self.report(&ToDaemon::Ready {
             devices: self.host.devices(),
         });
     }
 
+    fn announce_limits(&self) {
+        let Limits {
+            threads,
+            memory,
+            priority,
+            quantum,
+        } = &self.limits;
+        tracing::info!("Active Threads Percentage set to {threads}");
+        for (device, bytes) in memory {
+            tracing::info!(
+                "Device pinned memory limit for device {device} set to {bytes:#x} bytes"
+            );
+        }
+        tracing::info!("Server Priority set to {priority}");
+        // NVIDIA's has none: of the usual one nothing is said.
+        if *quantum != Quantum::DEFAULT {
+            tracing::info!("Quantum of direct mode set to {quantum} ms");
+        }
+    }
+
+    fn report_usage(&self, question: u64) {
+        let clients = self.host.usage();
+        let mut parts = clients.chunks(USAGE_A_REPORT).peekable();
+        loop {
+            let part = parts.next().unwrap_or_default();
+            let last = parts.peek().is_none();
+            self.report(&ToDaemon::Usage {
+                question,
+                clients: part.to_vec(),
+                last,
+            });
+            if last {
+                return;
+            }
+        }
+    }
+
     fn report(&self, report: &ToDaemon) {
+        let Some(link) = &self.link else { return };
         // A daemon that has gone is noticed where its orders are read.
-        if let Err(error) = self.link.report(report) {
+        if let Err(error) = link.report(report) {
             tracing::debug!("{error}");
         }
     }
 
     fn run(
         &mut self,
-        orders: &Receiver<Option<Order>>,
+        mut orders: Receiver<Option<Order>>,
         events: &Receiver<EngineEvent>,
     ) -> Result<(), Lost> {
-        let mut orders = orders.clone();
-        while !(self.stopping && self.clients.is_empty() && self.expected == 0) {
+        let mut next_daemon = never();
+        while !self.is_over() {
             select! {
                 recv(orders) -> order => match order.ok().flatten() {
                     Some(Order::NewClient(client)) => self.take(client),
@@ -163,16 +218,38 @@ impl<H: Host> Serving<H> {
                     }
                     Some(Order::Terminate(session)) => {
                         if let Some(client) = self.clients.get(&session) {
-                            tracing::info!("Terminating client {}", context_name(client));
+                            tracing::info!("Terminating client {client}");
                         }
                         self.host.terminate(session);
                     }
+                    Some(Order::Limits(limits)) => {
+                        self.host.set_limits(limits.clone());
+                        self.limits = limits;
+                        self.announce_limits();
+                    }
+                    Some(Order::Weight(session, weight)) => self.host.set_weight(session, weight),
+                    // What the process itself writes on standard error is in server.log as well.
+                    Some(Order::Log(log)) => match nix::unistd::dup2_stderr(log) {
+                        Ok(()) => tracing::info!("Continuing in this file"),
+                        Err(error) => tracing::error!("Cannot change to another log: {error}"),
+                    },
+                    Some(Order::DeviceQuery) => tracing::info!(
+                        "Received device query command. There are {} devices",
+                        self.host.devices().len()
+                    ),
+                    Some(Order::Usage(question)) => self.report_usage(question),
                     None => {
-                        tracing::info!("The control daemon has gone");
-                        self.stop_after_clients();
-                        orders = crossbeam_channel::never();
+                        orders = never();
+                        next_daemon = self.daemon_gone();
                     }
                 },
+                recv(next_daemon) -> link => {
+                    next_daemon = never();
+                    // None comes from one that refuses.
+                    if let Ok(link) = link {
+                        orders = self.taken_over(link);
+                    }
+                }
                 recv(events) -> event => match event {
                     Ok(event) => self.note(event)?,
                     // The engine has ended by itself, which only a lost context can explain.
@@ -183,11 +260,56 @@ impl<H: Host> Serving<H> {
         Ok(())
     }
 
+    fn has_clients(&self) -> bool {
+        !self.clients.is_empty() || self.expected > 0
+    }
+
+    fn is_over(&self) -> bool {
+        (self.stopping || self.link.is_none()) && !self.has_clients()
+    }
+
     fn stop_after_clients(&mut self) {
         self.stopping = true;
-        if !self.clients.is_empty() || self.expected > 0 {
+        if self.has_clients() {
             tracing::info!("Waiting for current clients to finish");
         }
+    }
+
+    /// Looks for the next daemon as long as there are clients.
+    fn daemon_gone(&mut self) -> Receiver<Link> {
+        tracing::info!("The control daemon has gone");
+        self.link = None;
+        if !self.has_clients() {
+            return never();
+        }
+        tracing::info!("Waiting for current clients to finish, or for another control daemon");
+        let introduction = Introduction {
+            versions: Versions::OWN,
+            clients: self.clients.len() + self.expected,
+            limits: self.limits.clone(),
+        };
+        takeover::seek(self.control.clone(), &introduction).unwrap_or_else(|error| {
+            tracing::error!("Cannot look for another control daemon: {error}");
+            never()
+        })
+    }
+
+    /// Tells the new daemon what the old one knew; the clients first, so that a server that is ready is known to have
+    /// them.
+    fn taken_over(&mut self, link: Link) -> Receiver<Option<Order>> {
+        tracing::info!("Taken over by another control daemon");
+        let link = Arc::new(link);
+        self.link = Some(Arc::clone(&link));
+        for client in self.clients.values() {
+            self.report(&ToDaemon::from(client));
+        }
+        if self.stopping {
+            self.report(&ToDaemon::Stopping);
+        }
+        self.report(&ToDaemon::Ready {
+            devices: self.host.devices(),
+        });
+        read_orders(link)
     }
 
     fn take(&mut self, client: Arrival) {
@@ -203,7 +325,7 @@ impl<H: Host> Serving<H> {
     fn note(&mut self, event: EngineEvent) -> Result<(), Lost> {
         match event {
             EngineEvent::Connected(client) => {
-                let name = context_name(&client);
+                let name = client.to_string();
                 tracing::info!("Client {name} connected");
                 for DeviceInfo { name, uuid, .. } in self.host.devices() {
                     tracing::info!("Device {name} (uuid {uuid}) is associated");
@@ -225,14 +347,10 @@ impl<H: Host> Serving<H> {
             EngineEvent::Gone(client, reason) => {
                 self.clients.remove(&client.session);
                 if let Some(reason) = &reason {
-                    tracing::warn!(
-                        "Client {} ended by the server: {reason}",
-                        context_name(&client)
-                    );
+                    tracing::warn!("Client {client} ended by the server: {reason}");
                 }
                 tracing::info!(
-                    "Client {} exiting. Number of active client contexts is {}.",
-                    context_name(&client),
+                    "Client {client} exiting. Number of active client contexts is {}.",
                     self.clients.len()
                 );
                 tracing::info!("Client process {} disconnected", client.pid);
@@ -272,17 +390,18 @@ impl<H: Host> Serving<H> {
     }
 }
 
-fn context_name(client: &ClientInfo) -> String {
-    format!("{{PID: {}, Context ID: {}}}", client.pid, client.session)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{Percentage, TurnUsage};
+    use crate::mode::Mode;
     use crate::seqpacket;
+    use crate::takeover::{MAGIC_SERVER, Verdict};
     use crossbeam_channel::Sender;
     use parking_lot::Mutex;
+    use std::os::fd::AsFd;
     use std::thread::JoinHandle;
+    use tempfile::TempDir;
     use zerocopy::FromZeros;
 
     /// Connects every client at once as session 1, 2, …
@@ -319,10 +438,32 @@ mod tests {
             let gone = EngineEvent::Gone(info(session), reason);
             self.events.send(gone).expect("serving");
         }
+        fn set_limits(&self, _: Limits) {}
+        fn set_weight(&self, _: u64, _: u32) {}
+        fn usage(&self) -> Vec<Usage> {
+            let usage = |index: usize| Usage {
+                session: index as u64 + 1,
+                threads: Percentage::ALL,
+                priority: 0,
+                weight: 100,
+                memory: (0..16).map(|device| (device, u64::MAX)).collect(),
+                memory_limit: (0..16).map(|device| (device, u64::MAX)).collect(),
+                host: u64::MAX,
+                mode: Mode::Direct,
+                turns: Some(TurnUsage {
+                    turns: u64::MAX,
+                    held_ns: u64::MAX,
+                    waited_ns: u64::MAX,
+                    not_draining: false,
+                }),
+            };
+            (0..self.held.lock().len()).map(usage).collect()
+        }
         fn shutdown(self) {}
     }
 
     struct Running {
+        directory: TempDir,
         daemon: Link,
         events: Sender<EngineEvent>,
         thread: JoinHandle<End>,
@@ -331,13 +472,24 @@ mod tests {
     impl Running {
         fn start() -> Running {
             let (ours, theirs) = seqpacket::pair().expect("pair");
+            let directory = tempfile::tempdir().expect("directory");
+            let control = directory.path().join("control");
             let (events, receiver) = unbounded();
             let host = Fake {
                 events: events.clone(),
                 held: Mutex::default(),
             };
-            let thread = std::thread::spawn(move || serve(Link::new(theirs), host, &receiver));
+            let thread = std::thread::spawn(move || {
+                serve(
+                    Link::new(theirs),
+                    host,
+                    &receiver,
+                    Limits::default(),
+                    &control,
+                )
+            });
             let running = Running {
+                directory,
                 daemon: Link::new(ours),
                 events,
                 thread,
@@ -369,6 +521,29 @@ mod tests {
                 })
                 .expect("hand over");
             assert_eq!(self.report(), ToDaemon::from(&info(session)));
+        }
+
+        /// The daemon dies, and another one that listens is spoken to; what the server says first.
+        fn next_daemon(&mut self, verdict: &Verdict) -> Vec<u8> {
+            let control = self.directory.path().join("control");
+            // What a dead daemon leaves is in nobody's way.
+            std::fs::remove_file(&control).unwrap_or_default();
+            let (unused, _) = seqpacket::pair().expect("pair");
+            drop(std::mem::replace(&mut self.daemon, Link::new(unused)));
+            let listener = seqpacket::listen(&control).expect("listen");
+            let connection = loop {
+                match seqpacket::accept(listener.as_fd()) {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            seqpacket::set_nonblocking(&connection, false).expect("blocking");
+            let mut buffer = vec![0; 4096];
+            let len = seqpacket::receive(connection.as_fd(), &mut buffer).expect("introduction");
+            buffer.truncate(len);
+            self.daemon = Link::new(connection);
+            self.daemon.send(verdict, None).expect("verdict");
+            buffer
         }
 
         fn leave(&self, session: u64) {
@@ -414,6 +589,7 @@ mod tests {
             daemon,
             events,
             thread,
+            directory: _directory,
         } = {
             let running = Running::start();
             running.add_client(1);
@@ -426,6 +602,84 @@ mod tests {
             .send(EngineEvent::Gone(info(1), None))
             .expect("serving");
         assert_eq!(thread.join().expect("end"), End::Orderly);
+    }
+
+    #[test]
+    fn another_daemon_takes_the_server_over_as_often_as_need_be() {
+        let mut running = Running::start();
+        running.add_client(1);
+        for session in 2..4 {
+            let said = running.next_daemon(&Verdict::TakenOver);
+            let json = said.strip_prefix(&MAGIC_SERVER).expect("a server");
+            let said = Introduction::read(json).expect("introduction");
+            assert_eq!(said.clients as u64, session - 1);
+            for client in 1..session {
+                assert_eq!(running.report(), ToDaemon::from(&info(client)));
+            }
+            assert!(matches!(running.report(), ToDaemon::Ready { devices } if devices.len() == 1));
+            running.add_client(session);
+        }
+        running.daemon.order_shutdown(false).expect("order");
+        running.leave(2);
+        assert!(matches!(
+            running.report(),
+            ToDaemon::Gone { session: 2, .. }
+        ));
+        // It was told to end, and the next daemon hears of it.
+        running.next_daemon(&Verdict::TakenOver);
+        assert_eq!(running.report(), ToDaemon::from(&info(1)));
+        assert_eq!(running.report(), ToDaemon::from(&info(3)));
+        assert_eq!(running.report(), ToDaemon::Stopping);
+        assert!(matches!(running.report(), ToDaemon::Ready { .. }));
+        for session in [1, 3] {
+            running.leave(session);
+            assert!(matches!(running.report(), ToDaemon::Gone { .. }));
+        }
+        assert_eq!(running.report(), ToDaemon::Stopping);
+        assert_eq!(running.thread.join().expect("end"), End::Orderly);
+    }
+
+    #[test]
+    fn a_server_that_is_refused_ends_with_its_clients() {
+        let mut running = Running::start();
+        running.add_client(1);
+        let reason = "too old".to_owned();
+        running.next_daemon(&Verdict::Refused { reason });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!running.thread.is_finished());
+        running.leave(1);
+        assert_eq!(running.thread.join().expect("end"), End::Orderly);
+    }
+
+    #[test]
+    fn many_clients_usage_comes_in_parts() {
+        let running = Running::start();
+        let ask = |question| {
+            running.daemon.ask_usage(question).expect("ask");
+            let mut sessions = Vec::new();
+            loop {
+                let ToDaemon::Usage {
+                    question: of,
+                    clients,
+                    last,
+                } = running.report()
+                else {
+                    panic!("no usage")
+                };
+                assert_eq!(of, question);
+                sessions.extend(clients.iter().map(|client| client.session));
+                if last {
+                    return sessions;
+                }
+            }
+        };
+        assert_eq!(ask(7), [0; 0]);
+        for session in 1..=70 {
+            running.add_client(session);
+        }
+        assert_eq!(ask(8), (1..=70).collect::<Vec<u64>>());
+        running.daemon.order_shutdown(true).expect("order");
+        assert_eq!(running.report(), ToDaemon::Stopping);
     }
 
     #[test]

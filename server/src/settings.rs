@@ -2,6 +2,8 @@
 //!
 //! `--help` of the binaries and docs/settings.md are made from the table.
 
+use crate::mode::Mode;
+use clap::ValueEnum;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,20 @@ pub const DISABLE: &str = "MPSSHIM_DISABLE";
 pub const SERVER: &str = "MPSSHIM_SERVER";
 /// The shim.
 pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
+/// Clients that a server takes.
+pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
+
+/// Proxy or direct.
+pub const MODE: &str = "MPSSHIM_MODE";
+
+/// Clients that a server takes when nothing else is set.
+pub const DEFAULT_MAX_CLIENTS: usize = 256;
+/// Default active-thread percentage; a client's own.
+pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// Default limits of device memory; a client's own.
+pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// Default client priority; a client's own.
+pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
 /// Every setting.
 pub const TABLE: &[Setting] = &[
@@ -76,6 +92,35 @@ pub const TABLE: &[Setting] = &[
         default: "libmpsshim.so next to mps-run, in ../lib/mpsshim or ../lib",
         meaning: "The library that mps-run preloads.",
     },
+    Setting {
+        name: MAX_CLIENTS,
+        default: "256",
+        meaning: "Clients of one server at a time; one more is refused with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED (808). \
+                  Read by the daemon.",
+    },
+    Setting {
+        name: MODE,
+        default: "proxy",
+        meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, in a client's \
+                  environment what it asks for.",
+    },
+    Setting {
+        name: ACTIVE_THREAD_PERCENTAGE,
+        default: "100",
+        meaning: "Share of a device's multiprocessors that a client may use. In the daemon: for servers without a \
+                  command that says otherwise, read at its start. In a program: can only lower that.",
+    },
+    Setting {
+        name: PINNED_DEVICE_MEM_LIMIT,
+        default: "none",
+        meaning: "Device memory that a client may have, such as `0=1G,1=512MB`; a device is an ordinal or a UUID. \
+                  In daemon and program as above.",
+    },
+    Setting {
+        name: CLIENT_PRIORITY,
+        default: "0",
+        meaning: "0: normal, 1: below normal. In daemon and program as above.",
+    },
 ];
 
 /// What can be wrong with the settings.
@@ -94,6 +139,17 @@ pub enum SettingsError {
         /// Bytes of the socket's path.
         length: usize,
     },
+    /// Not a number over 0.
+    #[error("{name}={value} is not a number over 0")]
+    Number {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// Neither mode.
+    #[error("{MODE}={0} is neither proxy nor direct")]
+    Mode(String),
     /// The working directory is gone, so that a relative path means nothing.
     #[error(
         "{name}={path} is relative and the working directory cannot be read; give an absolute path"
@@ -123,6 +179,10 @@ pub struct Settings {
     pub server: Option<PathBuf>,
     /// [`LIBRARY`].
     pub library: Option<PathBuf>,
+    /// [`MAX_CLIENTS`].
+    pub max_clients: usize,
+    /// [`MODE`].
+    pub mode: Option<Mode>,
 }
 
 impl Settings {
@@ -158,6 +218,11 @@ impl Settings {
             disable: get(DISABLE).is_some_and(|value| value != "0"),
             server: path(SERVER)?,
             library: path(LIBRARY)?,
+            max_clients: match get(MAX_CLIENTS) {
+                Some(value) => positive(MAX_CLIENTS, &value)?,
+                None => DEFAULT_MAX_CLIENTS,
+            },
+            mode: get(MODE).map(|value| mode(&value)).transpose()?,
         })
     }
 
@@ -177,6 +242,20 @@ fn absolute(name: &'static str, value: &OsStr) -> Result<PathBuf, SettingsError>
         name,
         path: value.to_string_lossy().into_owned(),
     })
+}
+
+fn positive(name: &'static str, value: &OsStr) -> Result<usize, SettingsError> {
+    let text = value.to_string_lossy();
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| SettingsError::Number {
+        name,
+        value: text.into_owned(),
+    })
+}
+
+fn mode(value: &OsStr) -> Result<Mode, SettingsError> {
+    let text = value.to_string_lossy();
+    Mode::from_str(&text, false).map_err(|_| SettingsError::Mode(text.into_owned()))
 }
 
 fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
@@ -215,7 +294,7 @@ pub fn markdown() -> String {
          rewrites it.\n\n\
          All settings are environment variables. A relative path is relative to the working directory of the \
          process that reads it; an empty value counts as not set. The variables `CUDA_MPS_*` and \
-         `CUDA_VISIBLE_DEVICES` keep the meaning that NVIDIA gives them, see [operations](operations.md).\n\n\
+         `CUDA_VISIBLE_DEVICES` have the meaning that NVIDIA gives them, see [operations](operations.md).\n\n\
          | variable | default | meaning |\n|---|---|---|\n",
     );
     for setting in TABLE {
@@ -253,6 +332,35 @@ mod tests {
         let user = settings(&[(PIPE_DIRECTORY, "/run/x"), (LOG, "")], false).expect("defaults");
         assert_eq!(user.log_directory, Path::new("/run/x/logs"));
         assert_eq!(user.log, None);
+    }
+
+    #[test]
+    fn a_number_of_clients_is_over_zero() {
+        let clients =
+            |value| settings(&[(MAX_CLIENTS, value)], true).map(|found| found.max_clients);
+        assert_eq!(
+            (clients(""), clients("3")),
+            (Ok(DEFAULT_MAX_CLIENTS), Ok(3))
+        );
+        for value in ["0", "-1", "many", "2.5"] {
+            let error = clients(value).expect_err(value).to_string();
+            assert_eq!(
+                error,
+                format!("MPSSHIM_MAX_CLIENTS={value} is not a number over 0")
+            );
+        }
+        let row = TABLE.iter().find(|row| row.name == MAX_CLIENTS);
+        assert_eq!(row.expect("row").default, DEFAULT_MAX_CLIENTS.to_string());
+    }
+
+    #[test]
+    fn a_mode_is_one_of_two() {
+        let mode = |value| settings(&[(MODE, value)], true).map(|found| found.mode);
+        assert_eq!(mode(""), Ok(None));
+        assert_eq!(mode("proxy"), Ok(Some(Mode::Proxy)));
+        assert_eq!(mode("direct"), Ok(Some(Mode::Direct)));
+        let error = mode("both").expect_err("no mode").to_string();
+        assert_eq!(error, "MPSSHIM_MODE=both is neither proxy nor direct");
     }
 
     #[test]

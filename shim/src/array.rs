@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::ffi::Status;
+use crate::memory;
 use crate::objects::{Entry, Table};
 use crate::stream;
 use crate::submit::Session;
@@ -113,7 +114,7 @@ pub fn create(
         device: context.server_device,
         ..State::default()
     };
-    let answer = session.ask(Op::ArrayCreate, &body, &[]);
+    let answer = memory::ask_with_room(session, Op::ArrayCreate, &body, &[]);
     publish(table, entry, state, answer.and_then(|answer| answer.read()))
 }
 

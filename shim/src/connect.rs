@@ -15,17 +15,22 @@ use mpsshim_proto::arena::{
 use mpsshim_proto::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
 };
+use mpsshim_proto::direct::{DIRECT, PROXY};
 use mpsshim_proto::handshake::{
     ClientHello, MAGIC_CLIENT, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, WELCOME_DESCRIPTORS,
     Welcome,
 };
+use mpsshim_proto::message::Op;
+use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::segment::SEGMENT_LEN;
 use mpsshim_proto::shm::{self, Doorbell, Mapping, Reservation};
 use mpsshim_proto::table;
+use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::mode::Mode;
 use crate::submit::{self, Session};
-use crate::{context, genuine, memory, settings};
+use crate::{context, direct, genuine, memory, settings};
 
 /// How long a client waits for its server, which may only be starting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,24 +38,36 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const REPLACEMENT: Duration = Duration::from_secs(5);
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_millis(20);
-/// [`Welcome::mode`].
-const PROXY: u32 = 1;
 
 /// Whether a daemon listens in the pipe directory.
 pub fn daemon_reachable() -> bool {
     matches!(open(), Ok(Some(_)))
 }
 
-/// Opens a session. `Ok(false)`: there is no daemon after all, and the program runs on the genuine driver.
+/// Opens a session. `None`: there is no daemon after all, and the program runs on the genuine driver.
 ///
 /// # Errors
 /// A daemon is there, but the session is refused or cannot be used.
-pub fn connect() -> Result<bool, CUresult> {
-    let Some((socket, (welcome, segment, doorbell))) = welcomed()? else {
-        return Ok(false);
+pub fn connect() -> Result<Option<Mode>, CUresult> {
+    let Some((socket, (welcome, segment, doorbell))) = early_or_new()? else {
+        return Ok(None);
     };
     // A defect of the shim is for its log, not for the program's standard error.
     std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
+    let count = (welcome.device_count as usize).min(MAX_DEVICES);
+    if welcome.mode == DIRECT {
+        let own = own_devices();
+        let devices = device_map(&welcome.devices[..count], own.as_deref());
+        direct::begin(&segment, doorbell, socket, devices)
+            .map_err(|reason| refuse(format_args!("{reason}")))?;
+        each_limit(own.as_deref().unwrap_or_default(), direct::lower_limit);
+        tracing::info!(
+            session = welcome.session,
+            server = welcome.server_pid,
+            "connected, in direct mode"
+        );
+        return Ok(Some(Mode::Direct));
+    }
     let mapping = Mapping::new(segment.as_fd(), SEGMENT_LEN)
         .map_err(|error| refuse(format_args!("the segment cannot be mapped: {error}")))?;
     reserve_arenas(&welcome);
@@ -59,8 +76,12 @@ pub fn connect() -> Result<bool, CUresult> {
     mem::forget(mapping);
     // SAFETY: a mapping of a whole segment, sealed against shrinking, that is never unmapped; it is new to us.
     let session = unsafe { Session::new(base, socket, Doorbell::from_fd(doorbell)) };
-    let count = (welcome.device_count as usize).min(MAX_DEVICES);
-    context::set_devices(device_map(&welcome.devices[..count]));
+    let own = own_devices();
+    context::set_devices(
+        device_map(&welcome.devices[..count], own.as_deref()),
+        &welcome,
+    );
+    limit_memory(&session, own.as_deref().unwrap_or_default());
     tracing::info!(
         session = welcome.session,
         server = welcome.server_pid,
@@ -68,7 +89,35 @@ pub fn connect() -> Result<bool, CUresult> {
         "connected"
     );
     submit::install(session);
-    Ok(true)
+    Ok(Some(Mode::Proxy))
+}
+
+/// A session that was opened before `cuInit`, and the process that did: a forked child must not use it.
+static EARLY: Mutex<Option<(u32, OwnedFd, Welcomed)>> = Mutex::new(None);
+
+/// Whether a program that will have a session runs on the genuine driver: it is asked for the driver's export tables before
+/// `cuInit`, and those differ. The server has the last word, so the session is opened now.
+pub fn will_be_direct() -> bool {
+    let mut early = EARLY.lock();
+    let own = std::process::id();
+    if early.as_ref().is_none_or(|(process, ..)| *process != own) {
+        *early = match welcomed() {
+            Ok(Some((socket, welcomed))) => Some((own, socket, welcomed)),
+            // cuInit will say why.
+            Ok(None) | Err(_) => None,
+        };
+    }
+    let mode = early.as_ref().map(|(_, _, (welcome, ..))| welcome.mode);
+    mode == Some(DIRECT)
+}
+
+fn early_or_new() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
+    match EARLY.lock().take() {
+        Some((process, socket, early)) if process == std::process::id() => {
+            Ok(Some((socket, early)))
+        }
+        _ => welcomed(),
+    }
 }
 
 /// A connection and what it was welcomed with; `None` when nobody listens. Handed to a server that is just ending,
@@ -218,8 +267,11 @@ fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
         protocol: PROTOCOL_VERSION,
         table_hash: table::fingerprint(),
         pid: std::process::id(),
-        flags: 0,
-        active_thread_centipercent: settings::active_thread_centipercent(),
+        mode: settings::mode(),
+        active_thread_centipercent: match settings::percentage_per_context() {
+            true => 0,
+            false => settings::active_thread_centipercent(),
+        },
         priority: settings::client_priority(),
         reserved: [0; 4],
     };
@@ -242,11 +294,18 @@ fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
             _ => Unwelcome::Final(status),
         });
     }
-    if welcome.protocol != PROTOCOL_VERSION || welcome.mode != PROXY {
+    if welcome.protocol != PROTOCOL_VERSION || !matches!(welcome.mode, PROXY | DIRECT) {
         return Err(Unwelcome::new(format_args!(
             "the server speaks version {} and mode {}",
             welcome.protocol, welcome.mode
         )));
+    }
+    let descriptors: [OwnedFd; WELCOME_DESCRIPTORS.len()] = descriptors
+        .try_into()
+        .map_err(|_| Unwelcome::new(format_args!("the welcome lacks descriptors")))?;
+    let [segment, doorbell] = descriptors;
+    if welcome.mode == DIRECT {
+        return Ok((welcome, segment, doorbell));
     }
     let arenas = (
         welcome.host_arena,
@@ -259,10 +318,6 @@ fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
             "the server's arenas lie elsewhere: {arenas:x?}"
         )));
     }
-    let descriptors: [OwnedFd; WELCOME_DESCRIPTORS.len()] = descriptors
-        .try_into()
-        .map_err(|_| Unwelcome::new(format_args!("the welcome lacks descriptors")))?;
-    let [segment, doorbell] = descriptors;
     let sound = welcome.segment_len == SEGMENT_LEN as u64
         && shm::is_sealed(segment.as_fd(), SEGMENT_LEN as u64);
     if !sound {
@@ -295,8 +350,8 @@ fn reserve_arenas(welcome: &Welcome) {
 }
 
 /// For each device of the program, in the order of its own `CUDA_VISIBLE_DEVICES`, the server's ordinal.
-fn device_map(server: &[[u8; 16]]) -> Vec<Option<u32>> {
-    let Some(own) = own_devices() else {
+fn device_map(server: &[[u8; 16]], own: Option<&[CUuuid]>) -> Vec<Option<u32>> {
+    let Some(own) = own else {
         // Without a genuine driver the server's order is all there is.
         return (0..server.len() as u32).map(Some).collect();
     };
@@ -309,6 +364,47 @@ fn device_map(server: &[[u8; 16]]) -> Vec<Option<u32>> {
             found.map(|ordinal| ordinal as u32)
         })
         .collect()
+}
+
+/// Tells the server of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
+fn limit_memory(session: &Session, own: &[CUuuid]) {
+    each_limit(own, |ordinal, bytes| {
+        let device = context::device(ordinal).ok()?;
+        device.lower_memory(bytes);
+        if let Some(server) = device.server {
+            let body = LimitMemory {
+                device: server,
+                pad: 0,
+                bytes,
+            };
+            // An error means that the server is gone.
+            let _ = session.post(Op::LimitMemory, &body);
+        }
+        Some(())
+    });
+}
+
+/// Takes each limit of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`, in which devices are numbered as the program numbers them or
+/// named by the beginning of their UUID. `lower` gives `None` for an ordinal that is no device.
+fn each_limit(own: &[CUuuid], mut lower: impl FnMut(i32, u64) -> Option<()>) {
+    let limits = settings::memory_limits().unwrap_or_default();
+    for limit in mpsshim_proto::limits::of_devices(&limits) {
+        let lowered = limit.ok().and_then(|(name, bytes)| {
+            let named = |uuid: &CUuuid| uuid.to_string().starts_with(name);
+            let ordinal = match name.parse() {
+                Ok(ordinal) => ordinal,
+                Err(_) if name.len() > "GPU-".len() => own.iter().position(named)? as i32,
+                Err(_) => return None,
+            };
+            lower(ordinal, bytes)
+        });
+        if lowered.is_none() {
+            tracing::warn!(
+                ?limit,
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: neither device nor limit"
+            );
+        }
+    }
 }
 
 /// The program's devices.

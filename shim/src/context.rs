@@ -12,12 +12,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{
-    CU_CTX_MAP_HOST, CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_LIMIT_MAX, CUDA_ERROR_CONTEXT_IS_DESTROYED,
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED,
-    CUDA_ERROR_NOT_PERMITTED, CUresult, CUuuid,
+    CU_CTX_MAP_HOST, CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CU_LIMIT_MAX, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED,
+    CUDA_ERROR_NOT_SUPPORTED, CUresult, CUuuid,
 };
 use mpsshim_proto::handle::{Handle, Kind};
-use mpsshim_proto::message::{Attach, Object, Op};
+use mpsshim_proto::handshake::{MAX_DEVICES, Welcome};
+use mpsshim_proto::message::context::Confine;
+use mpsshim_proto::message::{Attach, Object, Op, Value};
 use parking_lot::{Mutex, RwLock};
 
 use crate::ffi::Status;
@@ -25,7 +28,7 @@ use crate::objects::Entry;
 use crate::stream::{self, Stream, StreamRef};
 use crate::submit::{Session, session};
 use crate::wait::Policy;
-use crate::{array, event, genuine, hostfn, memory, module};
+use crate::{array, event, genuine, hostfn, memory, module, settings};
 
 /// A device as the program numbers them.
 #[derive(Debug)]
@@ -34,6 +37,10 @@ pub struct Device {
     pub server: Option<u32>,
     /// `CU_DEVICE_ATTRIBUTE_MAX_*`.
     pub limits: Limits,
+    /// Multiprocessors that the program may use; 0: all.
+    multiprocessors: u32,
+    /// Bytes of memory that it may have.
+    memory: AtomicU64,
     primary: OnceLock<&'static Context>,
     attached: Mutex<bool>,
 }
@@ -50,14 +57,21 @@ pub struct Limits {
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 
-/// Sets the map of devices: for each of the program's, in order, its ordinal in the server.
-pub fn set_devices(servers: Vec<Option<u32>>) {
+/// Sets the map of devices: for each of the program's, in order, its ordinal in the server, which has granted so much of
+/// each.
+pub fn set_devices(servers: Vec<Option<u32>>, granted: &Welcome) {
+    let of = |server: Option<u32>| server.map_or(0, |server| server as usize % MAX_DEVICES);
     let devices = servers
         .into_iter()
         .enumerate()
         .map(|(ordinal, server)| Device {
             server,
             limits: limits_of(ordinal as i32),
+            multiprocessors: granted.multiprocessors[of(server)],
+            memory: AtomicU64::new(match granted.memory[of(server)] {
+                0 => u64::MAX,
+                bytes => bytes,
+            }),
             primary: OnceLock::new(),
             attached: Mutex::new(false),
         })
@@ -92,6 +106,24 @@ pub fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
     unsafe { get(&mut value, attribute, ordinal) }
         .is_ok()
         .then_some(value)
+}
+
+/// To how many multiprocessors of a device the program is limited, in a context of that device if one is given; `None`: it
+/// may use all.
+pub fn granted_multiprocessors(ordinal: i32, context: Option<&Context>) -> Option<i32> {
+    let in_context = context
+        .filter(|context| context.device == ordinal)
+        .map(|context| context.part_count.load(Ordering::Relaxed));
+    let granted = || Some(DEVICES.get()?.get(ordinal as usize)?.multiprocessors);
+    let count = in_context.filter(|count| *count > 0).or_else(granted)?;
+    (count > 0).then_some(count as i32)
+}
+
+/// How many multiprocessors of a device the program may use in a context.
+pub fn multiprocessors(context: &Context) -> Option<i32> {
+    let ordinal = context.device;
+    granted_multiprocessors(ordinal, Some(context))
+        .or_else(|| device_attribute(ordinal, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT))
 }
 
 /// How many devices the program has.
@@ -140,6 +172,10 @@ pub struct Context {
     pub version: u32,
     /// Handle of the green context that it is; 0 for others.
     pub green: u64,
+    /// Handle of the part of the device that it has for itself; 0: what the process has.
+    part: AtomicU64,
+    /// Multiprocessors of that part.
+    part_count: AtomicU32,
     /// The primary context of which a green context is a part.
     home: Option<&'static Context>,
     /// `CU_CTX_*`.
@@ -249,6 +285,8 @@ impl Context {
             primary,
             version,
             green,
+            part: AtomicU64::new(0),
+            part_count: AtomicU32::new(0),
             home,
             flags: AtomicU32::new(flags),
             id: AtomicU64::new(next_id()),
@@ -281,6 +319,39 @@ impl Context {
     #[inline]
     pub fn home(&'static self) -> &'static Context {
         self.home.unwrap_or(self)
+    }
+
+    /// Handle of the green context, or the part of the device, that its streams are in; 0: neither.
+    pub fn streams_in(&self) -> u64 {
+        match self.green {
+            0 => self.part.load(Ordering::Relaxed),
+            green => green,
+        }
+    }
+
+    /// Gives it a part of the device for itself, as the environment now says, if each context is to have one.
+    fn take_part(&self, session: &Session) -> Status {
+        if !settings::percentage_per_context() {
+            return Ok(());
+        }
+        let hundredths = settings::active_thread_centipercent();
+        if !(1..10_000).contains(&hundredths) {
+            return Ok(());
+        }
+        let body = Confine {
+            green: next_green_handle(),
+            device: self.server_device,
+            hundredths,
+        };
+        let count: Value = match session.ask(Op::Confine, &body, &[])?.read() {
+            Ok(count) => count,
+            // Such devices cannot be parted.
+            Err(CUDA_ERROR_NOT_SUPPORTED) => return Ok(()),
+            Err(status) => return Err(status),
+        };
+        self.part.store(body.green, Ordering::Relaxed);
+        self.part_count.store(count.value as u32, Ordering::Relaxed);
+        Ok(())
     }
 
     /// How threads wait in it.
@@ -397,6 +468,11 @@ impl Context {
         for limit in &self.known_limits {
             limit.store(UNKNOWN, Ordering::Relaxed);
         }
+        self.part_count.store(0, Ordering::Relaxed);
+        let part = self.part.swap(0, Ordering::Relaxed);
+        if part != 0 {
+            let _ = session.post(Op::GreenDestroy, &Object { object: part });
+        }
     }
 
     /// `cuCtxDestroy` of a context that the program made.
@@ -440,6 +516,7 @@ impl Context {
         if self.alive.load(Ordering::Relaxed) {
             self.end(session()?);
             if *retained > 0 {
+                self.take_part(session()?)?;
                 self.revive();
             }
         }
@@ -453,6 +530,16 @@ impl Context {
 }
 
 impl Device {
+    /// Bytes of its memory that the program may have; `u64::MAX`: all.
+    pub fn memory(&self) -> u64 {
+        self.memory.load(Ordering::Relaxed)
+    }
+
+    /// The program lets itself have no more than so much of its memory.
+    pub fn lower_memory(&self, bytes: u64) {
+        self.memory.fetch_min(bytes, Ordering::Relaxed);
+    }
+
     /// Makes sure that the server has a context on it; the server's ordinal.
     pub fn attach(&self, session: &Session) -> Status<u32> {
         let server = self.server.ok_or(CUDA_ERROR_INVALID_DEVICE)?;
@@ -486,6 +573,7 @@ pub fn retain(ordinal: i32) -> Status<&'static Context> {
     let mut retained = context.retained.lock();
     device.attach(session()?)?;
     if *retained == 0 {
+        context.take_part(session()?)?;
         context.revive();
     }
     *retained += 1;
@@ -497,8 +585,15 @@ pub fn create(ordinal: i32, flags: u32, version: u32) -> Status<&'static Context
     let server = device(ordinal)?.attach(session()?)?;
     let handle = next_handle();
     let context = Context::make(handle, ordinal, server, false, version, flags);
+    context.take_part(session()?)?;
     push(context);
     Ok(context)
+}
+
+/// A handle for a green context or a part of a device.
+pub fn next_green_handle() -> u64 {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    Handle::new(Kind::GreenContext, 0, MADE.fetch_add(1, Ordering::Relaxed)).0
 }
 
 /// The context that a new green context is (`cuGreenCtxCreate`); its device's primary context is retained for it.

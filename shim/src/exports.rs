@@ -8,9 +8,9 @@
 //! it is its index everywhere in the shim.
 
 use std::arch::naked_asm;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::mode;
+use crate::{direct, mode};
 
 /// The address of a function that takes some driver call's arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,12 +57,29 @@ pub fn install(index: usize, target: Target) {
     SLOTS[index].store(target.address().cast_mut(), Ordering::Release);
 }
 
+/// Not 0: the gates are open.
+pub static GATE: AtomicU32 = AtomicU32::new(0);
+/// About how often a gate was passed: threads that pass at the same time may count as one.
+pub static SUBMISSIONS: AtomicU32 = AtomicU32::new(0);
+
+/// Makes calls of the symbol go through its gate to `target` from now on.
+pub fn install_gated(index: usize, target: Target) {
+    BEHIND[index].store(target.address().cast_mut(), Ordering::Release);
+    install(index, GATES[index]);
+}
+
+/// What is behind the gate of a symbol.
+pub fn behind(index: usize) -> *const () {
+    BEHIND[index].load(Ordering::Acquire)
+}
+
 macro_rules! entry_points {
     ($($index:literal $symbol:ident)*) => {
         const NAMES: [&str; COUNT] = [$(stringify!($symbol)),*];
         /// How many symbols there are.
         pub const COUNT: usize = [$($index),*].len();
 
+        static BEHIND: [AtomicPtr<()>; COUNT] = [$(AtomicPtr::new(absent::$symbol as *mut ())),*];
         static SLOTS: [AtomicPtr<()>; COUNT] = [$(AtomicPtr::new(lazy::$symbol as *mut ())),*];
         static EXPORTED: [Target; COUNT] = [$(Target::new(export::$symbol as *const ())),*];
         static ABSENT: [Target; COUNT] = [$(Target::new(absent::$symbol as *const ())),*];
@@ -92,6 +109,33 @@ macro_rules! entry_points {
             )*
         }
 
+        /// What a slot leads to in direct mode for an entry point that submits work.
+        #[allow(non_snake_case)]
+        mod gate {
+            use super::*;
+            $(
+                #[unsafe(naked)]
+                pub unsafe extern "C" fn $symbol() {
+                    naked_asm!(
+                        "cmp dword ptr [rip + {gate}], 0",
+                        "je 2f",
+                        "inc dword ptr [rip + {submissions}]",
+                        "jmp qword ptr [rip + {behind} + 8 * {index}]",
+                        "2:",
+                        "push {index}",
+                        "jmp {wait}",
+                        gate = sym GATE,
+                        submissions = sym SUBMISSIONS,
+                        behind = sym BEHIND,
+                        index = const $index,
+                        wait = sym super::wait,
+                    )
+                }
+            )*
+        }
+
+        static GATES: [Target; COUNT] = [$(Target::new(gate::$symbol as *const ())),*];
+
         /// What a slot leads to when proxy mode does not serve the call.
         #[allow(non_snake_case)]
         mod absent {
@@ -107,10 +151,13 @@ macro_rules! entry_points {
 
 include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
 
-/// Entered with a symbol's index on top of the stack, above the caller's return address: asks where the call
-/// goes and jumps there with every argument register as it was.
-#[unsafe(naked)]
-unsafe extern "C" fn forward() {
+/// A function that is entered with a symbol's index on top of the stack, above the caller's return address, has
+/// `resolve` say where the call goes, and jumps there with every argument register as it was.
+macro_rules! ask_and_jump {
+    ($(#[$doc:meta])* $name:ident, $resolve:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
     // The caller left rsp at 16n + 8, the index took 8, seven registers 56, the vector registers and the padding
     // 136: 16-byte aligned at the call. rax carries the number of vector registers of a variadic call.
     naked_asm!(
@@ -151,9 +198,22 @@ unsafe extern "C" fn forward() {
         "pop rax",
         "add rsp, 8",
         "jmp r11",
-        resolve = sym mode::resolve,
+        resolve = sym $resolve,
     )
+        }
+    };
 }
+
+ask_and_jump!(
+    /// The way of a call whose slot has not been written.
+    forward,
+    mode::resolve
+);
+ask_and_jump!(
+    /// The way of a call whose gate is closed.
+    wait,
+    direct::pass
+);
 
 #[cfg(test)]
 mod tests {

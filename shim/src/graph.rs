@@ -204,7 +204,7 @@ pub fn instantiate(session: &Session, body: &GraphInstantiate) -> Status<GraphIn
             slots: slots.len() as u32,
             ..*body
         };
-        let answer = session.ask(Op::GraphInstantiate, &body, slots.as_bytes());
+        let answer = memory::ask_with_room(session, Op::GraphInstantiate, &body, slots.as_bytes());
         let made: Status<GraphInstantiated> = answer.and_then(|answer| answer.read());
         match made {
             // It has host nodes, which need a slot each.

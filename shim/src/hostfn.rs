@@ -23,6 +23,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::ffi::Status;
 use crate::stream::StreamRef;
 use crate::submit::Session;
+use crate::thread;
 use crate::wait::{self, Policy};
 use crate::{capture, graph_host};
 
@@ -130,22 +131,15 @@ fn start(session: &'static Session, slot: u32, queue: &'static Queue) -> Status 
 /// Starts a thread that runs host functions. The program's signals are for the program's threads.
 pub fn spawn(body: impl FnOnce() + Send + 'static) -> Status {
     ANY_THREAD.store(true, Ordering::Relaxed);
-    // SAFETY: both sets are ours; the calling thread gets its own mask back.
-    let before = unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        before
-    };
-    let started = std::thread::Builder::new()
-        .name("cuda-hostfn".into())
-        .stack_size(STACK)
-        .spawn(move || {
-            IS_OURS.set(true);
-            body();
-        });
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    let started = thread::without_signals(|| {
+        std::thread::Builder::new()
+            .name("cuda-hostfn".into())
+            .stack_size(STACK)
+            .spawn(move || {
+                IS_OURS.set(true);
+                body();
+            })
+    });
     started.map(drop).map_err(|error| {
         tracing::error!(%error, "no thread for host functions");
         CUDA_ERROR_OPERATING_SYSTEM

@@ -12,8 +12,7 @@ use crate::memory;
 use crate::stream;
 use crate::submit::Session;
 
-/// In a pinned block's flags: it is managed memory. Beside it stand `CU_MEM_ATTACH_*`.
-pub const MANAGED: u32 = 1 << 31;
+pub use mpsshim_proto::message::MANAGED;
 /// Advice holds for whole pages.
 const PAGE: u64 = 4096;
 

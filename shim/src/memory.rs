@@ -22,7 +22,8 @@ use crate::managed;
 use crate::pool::{Block, Pool, Source};
 use crate::pools;
 use crate::stream::{self, StreamRef};
-use crate::submit::Session;
+use crate::submit::{Answer, Session};
+use zerocopy::{Immutable, IntoBytes};
 
 /// Bytes that large device blocks are rounded up to: the driver's granularity.
 const DEVICE_ROUND: u64 = 2 << 20;
@@ -308,9 +309,50 @@ pub fn unused(device: u32) -> u64 {
     device_pool(device).map_or(0, |pool| pool.lock().unused())
 }
 
+/// Gives back what was granted and nobody uses, which counts against a limit (host memory too, which may have been
+/// managed memory); whether there was anything.
+pub fn give_back_unused(session: &Session) -> bool {
+    let mut source = HostSource {
+        session,
+        device: 0,
+        flags: 0,
+    };
+    let mut any = HOST.lock().give_back_all(&mut source);
+    for (device, pool) in DEVICE.iter().enumerate() {
+        let device = device as u32;
+        let mut source = DeviceSource { session, device };
+        any |= pool.lock().give_back_all(&mut source);
+    }
+    any
+}
+
+/// Asks for something that takes device memory: once more when there was too little, and some could be given back.
+pub fn ask_with_room(
+    session: &Session,
+    op: Op,
+    body: &(impl IntoBytes + Immutable),
+    trailing: &[u8],
+) -> Status<Answer> {
+    let answer = session.ask(op, body, trailing)?;
+    if answer.status == CUDA_ERROR_OUT_OF_MEMORY && give_back_unused(session) {
+        return session.ask(op, body, trailing);
+    }
+    Ok(answer)
+}
+
 /// Allocates pinned host memory in a context.
 pub fn host_alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
     session.check()?;
+    match host_alloc_once(session, context, len, flags) {
+        // Managed memory counts as its device's.
+        Err(CUDA_ERROR_OUT_OF_MEMORY) if give_back_unused(session) => {
+            host_alloc_once(session, context, len, flags)
+        }
+        given => given,
+    }
+}
+
+fn host_alloc_once(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
     let mut source = HostSource {
         session,
         device: context.server_device,

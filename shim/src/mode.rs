@@ -19,7 +19,7 @@ use parking_lot::ReentrantMutex;
 use crate::calls::{GENUINE, SERVED};
 use crate::exports::{self, COUNT, SYMBOLS, Target};
 use crate::genuine::{self, Driver, Error};
-use crate::{connect, log, procaddr, settings};
+use crate::{connect, direct, log, procaddr, settings};
 
 /// Where calls go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +31,8 @@ pub enum Mode {
     PassThrough,
     /// To the handlers of [`SERVED`].
     Proxy,
+    /// To the genuine driver, when and as far as the server lets it ([`crate::direct`]).
+    Direct,
 }
 
 /// The calls that are the shim's own in every mode.
@@ -68,6 +70,7 @@ pub fn current() -> Mode {
     match MODE.load(Ordering::Acquire) {
         mode if mode == Mode::PassThrough as u8 => Mode::PassThrough,
         mode if mode == Mode::Proxy as u8 => Mode::Proxy,
+        mode if mode == Mode::Direct as u8 => Mode::Direct,
         _ => Mode::Undecided,
     }
 }
@@ -77,7 +80,7 @@ pub fn goes_to_genuine() -> bool {
     // cudart asks for some hundred functions before cuInit: one connection that finds a daemon is enough.
     static DAEMON_SEEN: AtomicBool = AtomicBool::new(false);
     match current() {
-        Mode::PassThrough => true,
+        Mode::PassThrough | Mode::Direct => true,
         Mode::Proxy => false,
         Mode::Undecided if DAEMON_SEEN.load(Ordering::Relaxed) => false,
         Mode::Undecided => {
@@ -111,7 +114,7 @@ pub unsafe extern "C" fn cu_init(flags: u32) -> CUresult {
     match current() {
         Mode::Proxy if flags != 0 => CUDA_ERROR_INVALID_VALUE,
         Mode::Proxy => CUDA_SUCCESS,
-        Mode::PassThrough => {
+        Mode::PassThrough | Mode::Direct => {
             drop(deciding);
             genuine_init(flags).map_or_else(Error::status, |(_, status)| status)
         }
@@ -142,16 +145,23 @@ fn decide(flags: u32) -> Result<(), CUresult> {
         Err(Error::NotFound) if daemon => return Err(CUDA_ERROR_INVALID_VALUE),
         Err(error) => return Err(error.status()),
     };
-    if daemon && connect::connect()? {
-        install_proxy();
-        return Ok(());
-    }
-    match driver {
-        Some(driver) => {
+    let connected = if daemon { connect::connect()? } else { None };
+    match (connected, driver) {
+        (Some(Mode::Direct), Some(driver)) => {
+            install_direct(driver);
+            Ok(())
+        }
+        // The server can have the calls done; this process cannot.
+        (Some(Mode::Direct), None) => Err(Error::NotFound.status()),
+        (Some(_), _) => {
+            install_proxy();
+            Ok(())
+        }
+        (None, Some(driver)) => {
             install_pass_through(driver);
             Ok(())
         }
-        None => Err(Error::NotFound.status()),
+        (None, None) => Err(Error::NotFound.status()),
     }
 }
 
@@ -166,19 +176,38 @@ fn genuine_init(flags: u32) -> Result<(&'static Driver, CUresult), &'static Erro
     Ok((driver, init(flags)))
 }
 
+/// What a driver has for each symbol. What it lacks a program would not have found; it gets told when it calls.
+fn genuine_targets(driver: &Driver) -> Vec<Target> {
+    let absent = Target::new(not_supported as *const ());
+    let target = |symbol: &&str| driver.symbol(symbol).map_or(absent, Target::new);
+    SYMBOLS.iter().map(target).collect()
+}
+
 fn install_pass_through(driver: &Driver) {
-    let mut targets: Vec<Target> = SYMBOLS
-        .iter()
-        // What this driver lacks a program would not have found; it gets told when it calls.
-        .map(|symbol| {
-            driver
-                .symbol(symbol)
-                .map_or(Target::new(not_supported as *const ()), Target::new)
-        })
-        .collect();
+    let mut targets = genuine_targets(driver);
     // Still the shim's, so that one symbol keeps one address.
     overwrite(&mut targets, &OWN[1..3]);
     install(&targets, Mode::PassThrough);
+}
+
+fn install_direct(driver: &Driver) {
+    let mut targets = genuine_targets(driver);
+    let absent = Target::new(not_supported as *const ());
+    let has = |symbol: &str| exports::index_of(symbol).is_some_and(|at| targets[at] != absent);
+    let mut wrapped = direct::wrapped();
+    wrapped.retain(|(symbol, _)| has(symbol));
+    overwrite(&mut targets, &wrapped);
+    // `cuInit` and what looks functions up stay the shim's, as in pass-through.
+    overwrite(&mut targets, OWN);
+    MODE.store(Mode::Direct as u8, Ordering::Release);
+    for (index, target) in targets.iter().enumerate() {
+        if direct::submits(SYMBOLS[index]) && *target != absent {
+            exports::install_gated(index, *target);
+        } else {
+            exports::install(index, *target);
+        }
+    }
+    direct::start();
 }
 
 fn install_proxy() {
@@ -220,7 +249,8 @@ unsafe extern "C" fn cu_get_export_table(
 ) -> CUresult {
     type GetExportTable = unsafe extern "C" fn(*mut *const c_void, *const CUuuid) -> CUresult;
     let served = || served("cuGetExportTable").map(Target::address);
-    let target = if goes_to_genuine() { None } else { served() };
+    let genuine = goes_to_genuine() || current() == Mode::Undecided && connect::will_be_direct();
+    let target = if genuine { None } else { served() };
     match target.or_else(|| genuine::symbol("cuGetExportTable")) {
         Some(address) => {
             // SAFETY: both are functions of this signature.
@@ -292,6 +322,11 @@ fn register_fork_handler() {
 /// Runs in a forked child before anything else does. The session is the parent's, and whatever lock another
 /// thread held stays held: no handler may run any more.
 unsafe extern "C" fn after_fork_in_child() {
+    if current() == Mode::Direct {
+        // The genuine driver says that a forked child cannot use it.
+        direct::leave();
+        return;
+    }
     if current() != Mode::Proxy && !DECIDING.load(Ordering::SeqCst) {
         return;
     }
@@ -308,9 +343,11 @@ mod tests {
 
     #[test]
     fn every_named_symbol_exists() {
+        let wrapped = direct::wrapped();
         let named = OWN
             .iter()
             .chain(SERVED)
+            .chain(&wrapped)
             .map(|(symbol, _)| *symbol)
             .chain(WORKS_AFTER_FORK);
         for symbol in named {

@@ -202,11 +202,15 @@ impl Load<'_> {
         } else {
             None
         };
-        let answer = asked.unwrap_or_else(|| {
+        let sent = || {
             let file = sealed(self.content)?;
             let len = self.content.len() as u64;
             session.ask_sending(Op::ImageLoad, &body, options, file.as_fd(), len)
-        })?;
+        };
+        let mut answer = asked.unwrap_or_else(sent)?;
+        if answer.status == CUDA_ERROR_OUT_OF_MEMORY && memory::give_back_unused(session) {
+            answer = sent()?;
+        }
         *said = Said::read(&answer.payload);
         answer.status.ok()
     }
@@ -230,7 +234,9 @@ pub fn load_known(
         info_log: 0,
         error_log: 0,
     };
-    session.ask(Op::ImageLoad, &body, options)?.status.ok()
+    memory::ask_with_room(session, Op::ImageLoad, &body, options)?
+        .status
+        .ok()
 }
 
 /// A sealed memory file with this content.

@@ -180,7 +180,7 @@ impl Pool {
     }
 
     /// Gives back everything that is not in use; whether there was anything.
-    fn give_back_all(&mut self, source: &mut dyn Source) -> bool {
+    pub fn give_back_all(&mut self, source: &mut dyn Source) -> bool {
         let mut any = false;
         for (len, start) in std::mem::take(&mut self.kept) {
             source.release(start, len);

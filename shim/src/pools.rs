@@ -163,7 +163,7 @@ pub fn alloc(session: &Session, len: u64, handle: u64, stream: StreamRef) -> Sta
         len,
         stream: stream.handle(),
     };
-    let range: Range = session.ask(Op::PoolAlloc, &body, &[])?.read()?;
+    let range: Range = memory::ask_with_room(session, Op::PoolAlloc, &body, &[])?.read()?;
     let start = range.start;
     note(Range { start, len }, handle, entry);
     Ok(start)

@@ -1,6 +1,7 @@
 //! The environment variables the shim reads. A program that runs with raised privileges
 //! (set-user-id) has none of them, as the loader ignores its own variables there.
 
+use mpsshim_proto::direct::{DIRECT, PROXY};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -19,12 +20,39 @@ pub fn pipe_directory() -> PathBuf {
     read("MPSSHIM_PIPE_DIRECTORY").map_or("/tmp/mpsshim".into(), PathBuf::from)
 }
 
+/// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it.
+pub fn mode() -> u32 {
+    let value = read("MPSSHIM_MODE").map(|value| value.to_string_lossy().into_owned());
+    match value.as_deref() {
+        None => 0,
+        Some("proxy") => PROXY,
+        Some("direct") => DIRECT,
+        Some(other) => {
+            tracing::warn!(other, "MPSSHIM_MODE is neither proxy nor direct");
+            0
+        }
+    }
+}
+
+/// Whether each context has the percentage that is set when it is made, and the process as such none:
+/// `CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING`.
+pub fn percentage_per_context() -> bool {
+    read("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING")
+        .is_some_and(|value| value != "0")
+}
+
+/// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
+pub fn memory_limits() -> Option<String> {
+    read("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").map(|value| value.to_string_lossy().into_owned())
+}
+
 /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in hundredths of a percent; 0 when not set or no percentage.
 pub fn active_thread_centipercent() -> u32 {
     let percent = read("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
         .and_then(|value| value.to_str()?.trim().parse::<f64>().ok())
         .filter(|percent| *percent > 0.0 && *percent <= 100.0);
-    percent.map_or(0, |percent| (percent * 100.0).round() as u32)
+    // 33.3 is 3,330, though binary fractions only come near to it; a trace is not nothing.
+    percent.map_or(0, |percent| ((percent * 100.0 + 1e-6) as u32).max(1))
 }
 
 /// `CUDA_MPS_CLIENT_PRIORITY`; -1 when not set or no number.

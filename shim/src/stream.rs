@@ -350,7 +350,7 @@ pub fn create(
         Op::StreamCreate,
         &StreamCreate {
             stream: handle,
-            green: context.green,
+            green: context.streams_in(),
             legacy: if legacy { handle } else { after },
             priority,
             device: context.server_device,

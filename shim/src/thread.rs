@@ -29,6 +29,22 @@ thread_local! {
     static STREAMS_OF_THREAD: RefCell<Streams> = const { RefCell::new(Streams { made: Vec::new() }) };
 }
 
+/// Does something, such as starting a thread, with all signals blocked: the program's signals are for the program's
+/// threads, and a new thread has the mask of the one that starts it.
+pub fn without_signals<T>(what: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are ours; the calling thread gets its own mask back.
+    let before = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    };
+    let done = what();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    done
+}
+
 fn find_or_make(session: &Session, context: &'static Context, waits: bool) -> Status<StreamRef> {
     STREAMS_OF_THREAD
         .try_with(|streams| {

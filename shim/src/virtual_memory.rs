@@ -21,6 +21,7 @@ use zerocopy::IntoBytes;
 use crate::context;
 use crate::extents::{self, Extent, Source};
 use crate::ffi::Status;
+use crate::memory;
 use crate::objects::{Entry, Table};
 use crate::stream;
 use crate::submit::Session;
@@ -201,7 +202,9 @@ pub fn create(
             flags,
             properties: Properties::of(properties, location),
         };
-        session.ask(Op::PhysicalCreate, &body, &[])?.status.ok()
+        memory::ask_with_room(session, Op::PhysicalCreate, &body, &[])?
+            .status
+            .ok()
     })?;
     let id = extents::next_id();
     Ok(publish(entry, len, id, location.id as u32, *properties))

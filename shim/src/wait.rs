@@ -56,8 +56,8 @@ impl Policy {
     }
 }
 
-/// How long a sleeper trusts that it will be woken.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long a sleeper trusts that it will be woken: a server that has died is noticed within 100 ms.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Waits until the flag of `slot` has reached `value`.
 ///

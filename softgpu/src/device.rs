@@ -12,6 +12,8 @@ use crate::driver::{device, driver, new_handle, start};
 use crate::pool::Pools;
 
 pub const SM_COUNT: u32 = 4;
+/// A bit for each.
+pub const ALL_SMS: u64 = (1 << SM_COUNT) - 1;
 pub const MAX_THREADS: u32 = 1024;
 pub const THREADS_PER_SM: u32 = 2048;
 pub const BLOCKS_PER_SM: u32 = 32;

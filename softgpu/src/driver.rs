@@ -12,6 +12,7 @@ use crate::array::{Array, Mipmap, Object};
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
+use crate::green::{Description, Green};
 use crate::library::{Library, LibraryKernel};
 use crate::link::Link;
 use crate::memory::{Physical, Ranges};
@@ -82,6 +83,8 @@ pub struct Driver {
     pub arrays: Table<Array>,
     pub mipmaps: Table<Mipmap>,
     pub objects: Table<Object>,
+    pub greens: Table<Green>,
+    pub descriptions: Table<Description>,
     pub ranges: Ranges,
 }
 
@@ -104,6 +107,8 @@ pub fn start() -> &'static Driver {
         arrays: Table::default(),
         mipmaps: Table::default(),
         objects: Table::default(),
+        greens: Table::default(),
+        descriptions: Table::default(),
         ranges: Ranges::default(),
     })
 }

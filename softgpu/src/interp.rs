@@ -37,6 +37,20 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     pub dynamic_shared: u32,
     pub memory: &'a dyn Memory,
+    /// The multiprocessors it may use, a bit each; at least one.
+    pub sms: u64,
+}
+
+impl Launch<'_> {
+    /// The multiprocessor of a block: they take turns.
+    fn sm_of(&self, [x, y, z]: [u32; 3]) -> u64 {
+        let [width, height, _] = self.grid;
+        let block =
+            u64::from(x) + u64::from(width) * (u64::from(y) + u64::from(height) * u64::from(z));
+        let nth = block % u64::from(self.sms.count_ones().max(1));
+        let mut bits = (0..64).filter(|bit| self.sms & 1 << bit != 0);
+        bits.nth(nth as usize).unwrap_or(0)
+    }
 }
 
 /// Why a launch ended early: the status, and the line of the module's text.
@@ -272,6 +286,7 @@ impl<'a> Runner<'a> {
                 Special::DynamicSharedSize => u64::from(launch.dynamic_shared),
                 Special::LocalBase => t.local.as_ptr() as u64,
                 Special::FrameBase => u64::from(t.frame),
+                Special::SmId => launch.sm_of(t.ctaid),
                 Special::Zero => 0,
             };
         }
@@ -799,6 +814,7 @@ mod tests {
             block: [threads, 1, 1],
             dynamic_shared: 0,
             memory: &memory,
+            sms: 1,
         };
         run(&launch).map(|()| memory.0.clone())
     }

@@ -6,12 +6,12 @@ use mpsshim_proto::cuda::*;
 
 use crate::api::{In, Out, R, api, api_streams, log};
 use crate::context::{Context, live};
-use crate::device::{BLOCKS_PER_SM, SHARED_PER_SM, SM_COUNT, THREADS_PER_SM};
+use crate::device::{ALL_SMS, BLOCKS_PER_SM, SHARED_PER_SM, SM_COUNT, THREADS_PER_SM};
 use crate::driver::start;
 use crate::graph::{self, Does};
 use crate::interp::{self, Memory};
 use crate::module::{Kernel, kernel, kernel_in};
-use crate::stream::resolve;
+use crate::stream::{Stream, resolve};
 
 /// Device memory as a kernel of one context sees it.
 struct View<'a>(&'a Context);
@@ -94,6 +94,8 @@ pub struct Launch {
     kernel: Arc<Kernel>,
     shape: Shape,
     params: Vec<u8>,
+    /// The multiprocessors it may use, a bit each.
+    sms: u64,
 }
 
 impl Launch {
@@ -108,7 +110,16 @@ impl Launch {
             params: params.pack(&kernel)?,
             kernel,
             shape,
+            sms: ALL_SMS,
         })
+    }
+
+    /// The same on the multiprocessors of a stream.
+    fn on(self, stream: &Stream) -> Launch {
+        Launch {
+            sms: stream.sms,
+            ..self
+        }
     }
 
     pub fn shape(&self) -> Shape {
@@ -139,6 +150,7 @@ impl Launch {
             block: self.shape.block,
             dynamic_shared: self.shape.shared,
             memory: &View(context),
+            sms: self.sms,
         };
         interp::run(&launch).map_err(|fault| {
             let (name, status) = (&self.kernel.function().name, CUresult(fault.status));
@@ -178,7 +190,8 @@ fn check_shape(kernel: &Kernel, shape: Shape) -> R<()> {
 
 fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Params) -> R<()> {
     let (context, stream) = resolve(stream, own)?;
-    let launch = Arc::new(Launch::new(function, &context, shape, params)?);
+    let launch = Launch::new(function, &context, shape, params)?.on(&stream);
+    let launch = Arc::new(launch);
     if graph::captured(&stream, || Does::Kernel(function, launch.clone()))? {
         return Ok(());
     }

@@ -6,7 +6,7 @@
 //! code that `module` had `ptx` make from the text that `image` found.
 //!
 //! Environment: SOFTGPU_DEVICES (how many, default 1), SOFTGPU_MEMORY (bytes per device, with K, M or G,
-//! default 4G), SOFTGPU_LOG (anything but 0: errors and refusals to standard error).
+//! default 4G), SOFTGPU_GREEN (0: no green contexts), SOFTGPU_LOG (anything but 0: errors and refusals to standard error).
 
 #![allow(non_snake_case)]
 
@@ -18,6 +18,7 @@ mod device;
 mod driver;
 mod event;
 mod graph;
+mod green;
 mod image;
 mod interp;
 mod launch;

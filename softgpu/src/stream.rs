@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{Context, live};
+use crate::device::ALL_SMS;
 use crate::driver::{driver, new_handle, start};
 use crate::graph::{self, Does};
 
@@ -50,6 +51,8 @@ pub struct Stream {
     kind: Kind,
     flags: u32,
     priority: i32,
+    /// The multiprocessors that its kernels run on, a bit each.
+    pub sms: u64,
     queue: Mutex<Queue>,
     changed: Condvar,
     /// What it has of a capture.
@@ -84,6 +87,7 @@ impl Stream {
             kind,
             flags,
             priority,
+            sms: ALL_SMS,
             queue: Mutex::default(),
             changed: Condvar::new(),
             part: Mutex::new(None),
@@ -292,19 +296,28 @@ pub fn resolve(stream: CUstream, own: bool) -> R<(Arc<Context>, Arc<Stream>)> {
     Ok((context, stream))
 }
 
-fn create(out: Out<CUstream>, flags: u32, priority: i32) -> R<()> {
+/// Makes a stream whose kernels run on these multiprocessors.
+pub fn create(
+    out: Out<CUstream>,
+    context: &Arc<Context>,
+    flags: u32,
+    priority: i32,
+    sms: u64,
+) -> R<()> {
     if out.is_null() || flags & !CU_STREAM_NON_BLOCKING != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let context = live()?;
     let priority = priority.clamp(GREATEST_PRIORITY, 0);
-    let stream = Stream::new(
-        Arc::downgrade(&context),
+    let mut stream = Stream::new(
+        Arc::downgrade(context),
         context.handle,
         Kind::Created,
         flags,
         priority,
     );
+    if let Some(stream) = Arc::get_mut(&mut stream) {
+        stream.sms = sms;
+    }
     out.set(CUstream(stream.handle))?;
     start().streams.insert(stream.handle, stream);
     Ok(())
@@ -461,8 +474,8 @@ pub type HostFn = extern "C" fn(*mut c_void);
 type CallbackFn = extern "C" fn(CUstream, CUresult, *mut c_void);
 
 api! { TABLE;
-    fn cuStreamCreate(out: Out<CUstream>, flags: u32) { create(out, flags, 0) }
-    fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32) { create(out, flags, priority) }
+    fn cuStreamCreate(out: Out<CUstream>, flags: u32) { create(out, &live()?, flags, 0, ALL_SMS) }
+    fn cuStreamCreateWithPriority(out: Out<CUstream>, flags: u32, priority: i32) { create(out, &live()?, flags, priority, ALL_SMS) }
     fn cuStreamDestroy_v2(stream: CUstream) { destroy(stream) }
 }
 

@@ -40,7 +40,7 @@ pub fn hello() -> ClientHello {
         protocol: PROTOCOL_VERSION,
         table_hash: table::fingerprint(),
         pid: std::process::id(),
-        flags: 0,
+        mode: 0,
         active_thread_centipercent: 0,
         priority: -1,
         reserved: [0; 4],

@@ -42,7 +42,7 @@ fn a_terminated_client_is_told_and_the_others_go_on() {
     assert!(log.contains(&format!("Terminating client {{PID: {pid}, Context ID: 1}}")));
     assert!(log.contains("ended by the server: terminated by the operator"));
     let again = place.control(&["terminate_client", &server, &pid]);
-    let missing = format!("Client {pid} of server {server} not found\n");
+    let missing = format!("Client {pid} of server {server} not found\n1\n");
     assert_eq!((again.code, again.out), (1, missing));
     other.kill();
 }
@@ -127,8 +127,11 @@ fn clients_are_listed_by_device_and_by_process() {
     assert!(words[3].starts_with("GPU-") && words[3].len() == 22);
     assert_eq!(format!("pid:[{}]", words[4]), namespace.to_string_lossy());
     assert!(words[5].ends_with("client"), "{}", words[5]);
-    assert_eq!(place.control(&["ps", "-p", &pid.to_string()]).out, table);
-    assert_eq!(outcome(&place.control(&["ps", "-p", "1"])), (0, "", ""));
+    for of in [&pid.to_string(), &server] {
+        assert_eq!(place.control(&["ps", "-p", of]).out, table);
+    }
+    let nobody = place.control(&["ps", "-p", "99999"]);
+    assert_eq!(outcome(&nobody), (1, "Server 99999 not found\n", ""));
     run.kill();
     wait_until("nobody is listed", || place.control(&["ps"]).out.is_empty());
 }
@@ -154,9 +157,11 @@ fn what_cannot_be_done_is_said() {
             &["terminate_client", "1"],
             "the server's process id and the client's expected",
         ),
-        (&["shutdown_server"], "one process id expected"),
+        (&["shutdown_server"], "Server 0 not found"),
+        (&["shutdown_server", "1", "2"], "one process id expected"),
+        (&["get_server_status"], "A server PID is required"),
         (&["ps", "-p"], "-p and a process id expected"),
-        (&["ps", "-p", "abc"], "\"abc\" is not a process id"),
+        (&["ps", "-p", "abc"], "Server abc not found"),
     ] {
         let done = place.control(command);
         assert_eq!(done.code, 1, "{command:?}");

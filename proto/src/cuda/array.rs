@@ -206,17 +206,34 @@ impl CUDA_ARRAY3D_DESCRIPTOR {
         }
     }
 
-    /// About the bytes of device memory that the array takes.
-    pub fn bytes(&self) -> u64 {
-        let elements = || {
-            [
-                self.width.saturating_mul(2),
-                self.height.max(1),
-                self.depth.max(1),
-            ]
+    /// About the bytes of device memory that an array of this kind takes, with that many levels, each half as wide,
+    /// high and deep as the one before it; 1 for one without.
+    pub fn bytes(&self, levels: u32) -> u64 {
+        let level = |level: u32| {
+            let halved = |extent: u64| extent.checked_shr(level).unwrap_or(0);
+            let layered = self.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0;
+            let level = CUDA_ARRAY3D_DESCRIPTOR {
+                width: halved(self.width).max(1),
+                height: halved(self.height).max(self.height.min(1)),
+                depth: match layered {
+                    true => self.depth,
+                    false => halved(self.depth).max(self.depth.min(1)),
+                },
+                ..*self
+            };
+            let elements = || {
+                [
+                    level.width.saturating_mul(2),
+                    level.height.max(1),
+                    level.depth.max(1),
+                ]
+            };
+            let [row, rows, slices] = level.rows().unwrap_or_else(elements);
+            row.saturating_mul(rows).saturating_mul(slices)
         };
-        let [row, rows, slices] = self.rows().unwrap_or_else(elements);
-        row.saturating_mul(rows).saturating_mul(slices)
+        (0..levels.clamp(1, 64))
+            .map(level)
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -265,3 +282,27 @@ pub const CU_TRSF_NORMALIZED_COORDINATES: u32 = 0x02;
 // CUmemcpy3DOperandType
 pub const CU_MEMCPY_OPERAND_TYPE_POINTER: u32 = 1;
 pub const CU_MEMCPY_OPERAND_TYPE_ARRAY: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_counted() {
+        let of = |width, height, depth, flags| CUDA_ARRAY3D_DESCRIPTOR {
+            width,
+            height,
+            depth,
+            format: CU_AD_FORMAT_FLOAT,
+            channels: 1,
+            flags,
+            pad: 0,
+        };
+        assert_eq!(of(64, 0, 0, 0).bytes(1), 256);
+        assert_eq!(of(4, 4, 0, 0).bytes(3), 64 + 16 + 4);
+        assert_eq!(of(2, 2, 2, 0).bytes(2), 32 + 4);
+        assert_eq!(of(2, 2, 6, CUDA_ARRAY3D_CUBEMAP).bytes(2), 96 + 24);
+        assert_eq!(of(1, 1, 1, 0).bytes(u32::MAX), 64 * 4);
+        assert_eq!(of(u64::MAX, u64::MAX, 1, 0).bytes(1), u64::MAX);
+    }
+}

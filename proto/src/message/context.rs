@@ -36,6 +36,16 @@ plain_structs! {
     ResourceGroups { groups: u32, pad: u32, remaining: Resource, }
     /// `cuDevResourceGenerateDesc`: so many tokens follow.
     ResourceJoin { count: u32, device: u32, }
+    /// A part of a device for one context.
+    Confine {
+        /// Handle of a green context that stands for it.
+        green: u64,
+        device: u32,
+        /// Percentage of the multiprocessors in hundredths of a percent.
+        hundredths: u32,
+    }
+    /// The client lets itself have no more memory of a device than so many bytes.
+    LimitMemory { device: u32, pad: u32, bytes: u64, }
     /// `cuGreenCtxCreate`.
     GreenCreate {
         green: u64,

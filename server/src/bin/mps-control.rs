@@ -2,51 +2,30 @@
 
 use anyhow::Context;
 use clap::Parser;
-use mpsshim_server::control::daemon::Daemon;
+use mpsshim_server::cli::{Control, as_long_options, documents};
+use mpsshim_server::control::commands::{Format, in_format};
+use mpsshim_server::control::daemon::{Daemon, Manner};
+use mpsshim_server::control::launch;
+use mpsshim_server::control::prompt::Prompt;
 use mpsshim_server::control::ui::{Ui, UiError};
 use mpsshim_server::control::wire::Answer;
-use mpsshim_server::control::{commands, launch};
-use mpsshim_server::logging;
-use mpsshim_server::settings::{self, Settings};
-use std::fs::File;
-use std::io::{self, BufRead, Write};
-use std::os::fd::AsFd;
+use mpsshim_server::settings::Settings;
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
-/// Starts the mpsshim control daemon, or gives it commands.
-///
-/// Without an option, commands are read from standard input, one a line; a command given as arguments is done
-/// alone, and the exit status then says whether it succeeded.
-#[derive(Parser)]
-#[command(name = "mps-control", version, disable_version_flag = true, after_help = after_help())]
-struct Options {
-    /// Start the daemon in the background; return when it listens
-    #[arg(short = 'd', conflicts_with_all = ["foreground", "command"])]
-    daemon: bool,
-    /// Run the daemon in the foreground and log to standard error too
-    #[arg(short = 'f', conflicts_with = "command")]
-    foreground: bool,
-    /// Print the version
-    #[arg(short = 'v', long = "version", action = clap::ArgAction::Version)]
-    version: (),
-    /// The daemon itself, as `-d` starts it
-    #[arg(long, hide = true, requires = "daemon")]
-    detached: bool,
-    /// A command and its arguments
-    #[arg(
-        value_name = "COMMAND",
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    command: Vec<String>,
-}
-
-fn after_help() -> String {
-    format!("{}\n\n{}", commands::help(), settings::help_text())
-}
-
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = Control::parse_from(as_long_options(std::env::args_os()));
+    let starts = options.daemon || options.foreground;
+    for (given, name) in [
+        (options.multi_user, "-M"),
+        (options.ready_devices, "-q"),
+        (options.mode.is_some(), "--mode"),
+    ] {
+        if given && !starts {
+            eprintln!("{name} is an option of the daemon: give -d or -f with it");
+            return ExitCode::from(2);
+        }
+    }
     match run(&options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -62,26 +41,35 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> anyhow::Result<bool> {
-    let settings = Settings::from_env()?;
+fn run(options: &Control) -> anyhow::Result<bool> {
+    if documents::print::<Control>(&options.documents)? {
+        return Ok(true);
+    }
+    let mut settings = Settings::from_env()?;
+    settings.mode = options.mode.or(settings.mode);
     if options.detached {
         launch::leave_session();
-        let daemon = Daemon::open(&settings, None)?;
-        // The last words of a bug.
-        nix::unistd::dup2_stderr(logging::open(&settings.log_directory, "control.log")?)?;
+        let mut daemon = Daemon::open(&settings, options.users(), Manner::Detached)?;
         launch::tell_ready()?;
+        if options.ready_devices {
+            daemon.search_devices();
+        }
         daemon.run()?;
     } else if options.daemon {
         let executable =
             std::env::current_exe().context("cannot find the executable of this process")?;
-        launch::start_detached(&executable, &settings)?;
+        launch::start_detached(&executable, &settings, &options.daemon_options())?;
     } else if options.foreground {
-        let echo = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-        Daemon::open(&settings, Some(echo))?.run()?;
+        let mut daemon = Daemon::open(&settings, options.users(), Manner::Foreground)?;
+        if options.ready_devices {
+            daemon.search_devices();
+        }
+        daemon.run()?;
     } else if options.command.is_empty() {
-        commands_of_standard_input(&settings)?;
+        commands_of_standard_input(&settings, options.format)?;
     } else {
-        let answer = Ui::connect(&settings)?.command(&options.command.join(" "))?;
+        let line = in_format(&options.command.join(" "), options.format);
+        let answer = Ui::connect(&settings)?.command(&line)?;
         print(&answer)?;
         return Ok(answer.ok);
     }
@@ -89,32 +77,54 @@ fn run(options: &Options) -> anyhow::Result<bool> {
 }
 
 /// As NVIDIA's: a command that fails says so and does not end the session, and the exit status is 0.
-fn commands_of_standard_input(settings: &Settings) -> anyhow::Result<()> {
+fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Result<()> {
     let mut ui = Ui::connect(settings)?;
-    for line in io::stdin().lock().lines() {
-        let line = line.context("cannot read standard input")?;
-        let name = line.split_whitespace().next();
-        if name.is_none() {
-            continue;
-        }
-        match ui.command(&line) {
-            Ok(answer) => {
-                print(&answer)?;
-                if answer.ok && name == Some("quit") {
-                    break;
-                }
+    if io::stdin().is_terminal() && io::stdout().is_terminal() {
+        let mut prompt = Prompt::new()?;
+        while let Some(line) = prompt.line()? {
+            if !obey(&mut ui, &line, format)? {
+                break;
             }
-            Err(error @ UiError::TooLong) => println!("{error}"),
-            Err(error) => return Err(error.into()),
         }
+        return Ok(());
+    }
+    let mut input = io::stdin().lock();
+    let mut line = Vec::new();
+    while input
+        .read_until(b'\n', &mut line)
+        .context("cannot read standard input")?
+        > 0
+    {
+        if !obey(&mut ui, &String::from_utf8_lossy(&line), format)? {
+            break;
+        }
+        line.clear();
     }
     Ok(())
 }
 
+/// Has a line done and prints the answer; `false`: there is nobody left to give commands to.
+fn obey(ui: &mut Ui, line: &str, format: Format) -> anyhow::Result<bool> {
+    let line = line.trim_end_matches(['\n', '\r']);
+    let Some(name) = line.split_whitespace().next() else {
+        return Ok(true);
+    };
+    match ui.command(&in_format(line, format)) {
+        Ok(answer) => {
+            print(&answer)?;
+            Ok(!(answer.ok && name == "quit"))
+        }
+        Err(error @ UiError::TooLong) => {
+            println!("{error}");
+            Ok(true)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn print(answer: &Answer) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    if !answer.text.is_empty() {
-        writeln!(out, "{}", answer.text)?;
-    }
-    out.flush()
+    out.write_all(answer.text.as_bytes())?;
+    out.flush()?;
+    io::stderr().write_all(answer.note.as_bytes())
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use mpsshim_server::cli::{RUN_FAILURE, Run, documents};
 use mpsshim_server::control::launch::ensure_daemon;
 use mpsshim_server::control::spawn::beside_this_executable;
 use mpsshim_server::settings::{self, Settings};
@@ -12,60 +13,28 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Exit status when mps-run itself fails; 126 and 127 are about the program, as with a shell.
-const OWN_FAILURE: u8 = 125;
-
-/// Runs PROGRAM with the mpsshim library, so that it shares its GPU with other programs run this way.
-///
-/// Starts a control daemon when none listens in the pipe directory. mps-run becomes the program: process id,
-/// exit status and signals are the program's.
-#[derive(Parser)]
-#[command(name = "mps-run", version, after_help = after_help())]
-struct Options {
-    /// Pipe directory of the daemon (sets MPSSHIM_PIPE_DIRECTORY)
-    #[arg(long, value_name = "DIR")]
-    pipe_dir: Option<PathBuf>,
-    /// The genuine CUDA driver (sets MPSSHIM_CUDA_LIBRARY)
-    #[arg(long, value_name = "PATH")]
-    cuda_library: Option<PathBuf>,
-    /// What is logged (sets MPSSHIM_LOG)
-    #[arg(long, value_name = "FILTER")]
-    log: Option<OsString>,
-    /// The library to preload
-    #[arg(long, value_name = "PATH")]
-    shim: Option<PathBuf>,
-    /// The program and its arguments
-    #[arg(
-        value_name = "PROGRAM",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    program: Vec<OsString>,
-}
-
-fn after_help() -> String {
-    format!(
-        "Exit status: the program's; 127 if there is no such program, 126 if it cannot be run, {OWN_FAILURE} if \
-         mps-run itself fails.\n\nExample: mps-run ./nbody -benchmark\n\n{}",
-        settings::help_text()
-    )
-}
-
 fn main() -> ExitCode {
-    let options = match Options::try_parse() {
+    let options = match Run::try_parse() {
         Ok(options) => options,
         Err(told) => {
             // Help and version are no failure. Where standard error is closed nobody can be told.
             let _ = told.print();
-            return ExitCode::from(if told.use_stderr() { OWN_FAILURE } else { 0 });
+            return ExitCode::from(if told.use_stderr() { RUN_FAILURE } else { 0 });
         }
     };
+    match documents::print::<Run>(&options.documents) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => {}
+        Err(error) => {
+            eprintln!("mps-run: {error}");
+            return ExitCode::from(RUN_FAILURE);
+        }
+    }
     let command = match prepare(&options) {
         Ok(command) => command,
         Err(error) => {
             eprintln!("mps-run: {error:#}");
-            return ExitCode::from(OWN_FAILURE);
+            return ExitCode::from(RUN_FAILURE);
         }
     };
     run(command)
@@ -85,7 +54,7 @@ fn run(mut command: Command) -> ExitCode {
     })
 }
 
-fn prepare(options: &Options) -> anyhow::Result<Command> {
+fn prepare(options: &Run) -> anyhow::Result<Command> {
     let [program, arguments @ ..] = options.program.as_slice() else {
         bail!("no program given")
     };

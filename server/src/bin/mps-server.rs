@@ -2,43 +2,33 @@
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use mpsshim_server::engine::{Engine, EngineConfig, MarkKind};
+use crossbeam_channel::unbounded;
+use mpsshim_server::cli::{Server, documents};
+use mpsshim_server::engine::DeviceInfo;
+use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::link::Link;
-use mpsshim_server::logging;
+use mpsshim_server::logging::{self, Sink};
 use mpsshim_server::serve::{End, serve};
-use mpsshim_server::settings::{self, Settings};
+use mpsshim_server::settings::Settings;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Executes the CUDA calls of mpsshim's clients. Started by mps-control, not by hand.
-#[derive(Parser)]
-#[command(name = "mps-server", version, after_help = settings::help_text())]
-struct Options {
-    /// Descriptor of the link to the control daemon
-    #[arg(long, value_name = "FD")]
-    link_fd: Option<RawFd>,
-    /// Threads that execute clients' calls; 0: chosen from the number of CPUs
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    dispatch_threads: usize,
-    /// Clients at a time
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    max_clients: usize,
-    /// How a stream tells that it got to a point: by a word the GPU writes, by an event the server asks about, or
-    /// as suits the number of clients
-    #[arg(long, value_name = "KIND", default_value = "auto")]
-    marks: MarkKind,
-}
-
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = Server::parse();
+    let said = |error: &anyhow::Error| {
+        eprintln!("mps-server: {error:#}");
+        ExitCode::FAILURE
+    };
+    match describe(&options) {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => {}
+        Err(error) => return said(&error),
+    }
     let (link, settings) = match prepare(&options) {
         Ok(prepared) => prepared,
-        Err(error) => {
-            eprintln!("mps-server: {error:#}");
-            return ExitCode::FAILURE;
-        }
+        Err(error) => return said(&error),
     };
     match run(&options, link, settings) {
         Ok(End::Orderly) => ExitCode::SUCCESS,
@@ -54,33 +44,48 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints what there is to know without serving; `false`: nothing was asked for.
+fn describe(options: &Server) -> anyhow::Result<bool> {
+    if !options.list_devices {
+        return Ok(documents::print::<Server>(&options.documents)?);
+    }
+    let settings = Settings::from_env()?;
+    let devices = DeviceInfo::list(settings.cuda_library.as_deref())?;
+    println!("{}", serde_json::to_string(&devices)?);
+    Ok(true)
+}
+
 /// Link, settings and log: what is wrong until here is said on standard error.
-fn prepare(options: &Options) -> anyhow::Result<(Link, Settings)> {
+fn prepare(options: &Server) -> anyhow::Result<(Link, Settings)> {
     let by_hand = "mps-server is started by the control daemon with a link to it; start `mps-control -d`, \
                    or run a program with `mps-run`";
     let link = take_link(options.link_fd.context(by_hand)?).context(by_hand)?;
     let settings = Settings::from_env()?;
     // The daemon has opened server.log, which this user may not be able to do, as standard error.
-    let log = File::from(std::io::stderr().as_fd().try_clone_to_owned()?);
-    logging::install("Server", vec![log], settings.log.as_deref());
+    let sinks = vec![Sink::StandardError];
+    logging::install("Server", sinks, settings.log.as_deref());
     Ok((link, settings))
 }
 
-fn run(options: &Options, link: Link, settings: Settings) -> anyhow::Result<End> {
+fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> {
     tracing::info!(target: logging::OTHER, "Startup");
     tracing::info!(
         target: logging::OTHER,
         "Connecting to control daemon on socket: {}",
         settings.control_socket().display()
     );
-    let config = EngineConfig {
+    let control = settings.control_socket();
+    let config = HostingConfig {
         cuda_library: settings.cuda_library,
-        dispatch_threads: options.dispatch_threads,
         max_clients: options.max_clients,
+        mode: options.mode,
+        dispatch_threads: options.dispatch_threads,
         marks: options.marks,
     };
-    let (engine, events) = Engine::start(config).context("cannot start the engine")?;
-    Ok(serve(link, engine, &events))
+    let (events, receiver) = unbounded();
+    let host = Hosting::start(config, events).context("cannot start the engine")?;
+    let limits = options.limits.clone().unwrap_or_default();
+    Ok(serve(link, host, &receiver, limits, &control))
 }
 
 /// The link as an own descriptor that children do not inherit.

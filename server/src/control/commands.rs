@@ -1,7 +1,19 @@
-//! The commands of the control daemon, each declared once in [`TABLE`].
+//! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] understands them.
 
+use crate::limits::Quantum;
 use std::fmt::Write as _;
 use std::time::Duration;
+
+/// What sort of command a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Prints a text.
+    Tells,
+    /// Lists something, in a form that can be chosen.
+    Lists,
+    /// Changes something: only for the daemon's owner and root.
+    Acts,
+}
 
 /// One row of [`TABLE`].
 pub struct Row {
@@ -11,73 +23,257 @@ pub struct Row {
     pub arguments: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    /// Only for the daemon's owner and root.
-    pub privileged: bool,
+    /// What sort of command it is.
+    pub kind: Kind,
+}
+
+const fn row(
+    kind: Kind,
+    name: &'static str,
+    arguments: &'static str,
+    meaning: &'static str,
+) -> Row {
+    Row {
+        name,
+        arguments,
+        meaning,
+        kind,
+    }
 }
 
 /// Every command.
 pub const TABLE: &[Row] = &[
-    Row {
-        name: "get_server_list",
-        arguments: "",
-        meaning: "process ids of the servers, one a line",
-        privileged: false,
-    },
-    Row {
-        name: "get_server_status",
-        arguments: "PID",
-        meaning: "state of a server: INITIALIZING, ACTIVE or FAULT",
-        privileged: false,
-    },
-    Row {
-        name: "get_client_list",
-        arguments: "PID",
-        meaning: "process ids of a server's clients, one a line",
-        privileged: false,
-    },
-    Row {
-        name: "get_device_client_list",
-        arguments: "[PID]",
-        meaning: "per device the clients, process id and context id, of one server or of all",
-        privileged: false,
-    },
-    Row {
-        name: "ps",
-        arguments: "[-p PID]",
-        meaning: "a row for each client: process, context, server, device, PID namespace and program",
-        privileged: false,
-    },
-    Row {
-        name: "start_server",
-        arguments: "-uid UID",
-        meaning: "start a server for a user before its first client comes",
-        privileged: true,
-    },
-    Row {
-        name: "shutdown_server",
-        arguments: "PID [-f]",
-        meaning: "end a server when its clients have gone, with -f at once",
-        privileged: true,
-    },
-    Row {
-        name: "terminate_client",
-        arguments: "SERVER_PID CLIENT_PID",
-        meaning: "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED, what it had is freed; prints 0",
-        privileged: true,
-    },
-    Row {
-        name: "quit",
-        arguments: "[-t SECONDS]",
-        meaning: "end the servers when their clients have gone, after SECONDS at the latest, then the daemon",
-        privileged: true,
-    },
-    Row {
-        name: "help",
-        arguments: "",
-        meaning: "this list",
-        privileged: false,
-    },
+    row(
+        Kind::Lists,
+        "get_server_list",
+        "",
+        "process ids of the servers, one a line",
+    ),
+    row(
+        Kind::Lists,
+        "get_server_status",
+        "PID",
+        "state of a server: INITIALIZING, ACTIVE or FAULT",
+    ),
+    row(
+        Kind::Lists,
+        "get_client_list",
+        "PID",
+        "process ids of a server's clients, one a line",
+    ),
+    row(
+        Kind::Lists,
+        "get_device_client_list",
+        "[PID]",
+        "per device the clients, process id and context id, of one server or of all",
+    ),
+    row(
+        Kind::Lists,
+        "ps",
+        "[-p PID]",
+        "a row for each client, of all or of the server or client with this process id: process, context, server, device, PID namespace and program; as csv or json also \
+         user, mode, limits, memory and turns",
+    ),
+    row(
+        Kind::Lists,
+        "users",
+        "",
+        "a row for each user and device: clients, those that wait for a server, device and pinned host memory of all together",
+    ),
+    row(
+        Kind::Lists,
+        "device_query",
+        "[PID] [--csv]",
+        "the devices, of the daemon and of each server, or of one server",
+    ),
+    row(
+        Kind::Acts,
+        "start_server",
+        "-uid UID",
+        "start a server for a user before its first client comes",
+    ),
+    row(
+        Kind::Acts,
+        "shutdown_server",
+        "PID [-f]",
+        "end a server when its clients have gone, with -f at once",
+    ),
+    row(
+        Kind::Acts,
+        "terminate_client",
+        "SERVER_PID CLIENT_PID",
+        "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED, what it had is freed; prints 0",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_active_thread_percentage",
+        "",
+        "share of a device that clients of servers started from now on may use",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_active_thread_percentage",
+        "PERCENTAGE",
+        "set it, over 0 to 100; prints what is in force",
+    ),
+    row(
+        Kind::Lists,
+        "get_active_thread_percentage",
+        "PID",
+        "the same of a running server, for clients that come from now on",
+    ),
+    row(
+        Kind::Acts,
+        "set_active_thread_percentage",
+        "PID PERCENTAGE",
+        "set it; prints what is in force",
+    ),
+    row(
+        Kind::Lists,
+        "get_active_thread_percentage_all",
+        "",
+        "the same of each running server, after its process id",
+    ),
+    row(
+        Kind::Acts,
+        "set_active_thread_percentage_all",
+        "PERCENTAGE",
+        "set it for each running server",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_device_pinned_mem_limit",
+        "DEVICE",
+        "device memory that a client of a server started from now on may have; an empty line when there is no limit",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_device_pinned_mem_limit",
+        "DEVICE AMOUNT",
+        "set it: such as 3G or 512M (a number alone is MiB), or none; a device is an ordinal, a UUID or the beginning of one",
+    ),
+    row(
+        Kind::Lists,
+        "get_device_pinned_mem_limit",
+        "PID DEVICE",
+        "the same of a running server, for clients that come from now on",
+    ),
+    row(
+        Kind::Acts,
+        "set_device_pinned_mem_limit",
+        "PID DEVICE AMOUNT",
+        "set it",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_client_priority",
+        "",
+        "priority of clients of servers started from now on: 0 normal, 1 below normal",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_client_priority",
+        "PRIORITY",
+        "set it",
+    ),
+    row(
+        Kind::Lists,
+        "get_client_weight",
+        "SERVER_PID CLIENT_PID",
+        "share of dispatch, in direct mode of turns, of a running client in relation to the others'",
+    ),
+    row(
+        Kind::Acts,
+        "set_client_weight",
+        "SERVER_PID CLIENT_PID WEIGHT",
+        "set it, 1 to 10000; 100 where none was set",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_quantum",
+        "",
+        "milliseconds for which a client in direct mode has its turn while others wait, of servers started from now on",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_quantum",
+        "MILLISECONDS",
+        "set it, 0.1 to 10000",
+    ),
+    row(
+        Kind::Lists,
+        "get_quantum",
+        "PID",
+        "the same of a running server",
+    ),
+    row(
+        Kind::Acts,
+        "set_quantum",
+        "PID MILLISECONDS",
+        "set it, for the clients that are there too",
+    ),
+    row(
+        Kind::Acts,
+        "quit",
+        "[-t SECONDS]",
+        "end the servers when their clients have gone, after SECONDS at the latest, then the daemon",
+    ),
+    row(Kind::Tells, "help", "", "this list"),
 ];
+
+/// The row of a command.
+pub fn find(name: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.name == name)
+}
+
+/// What a command line names its form with.
+pub const FORMAT_OPTION: &str = "--format=";
+
+/// The form in which a command lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// As NVIDIA's daemon prints it
+    #[default]
+    Table,
+    /// A header and a line for each row, comma-separated
+    Csv,
+    /// An array with an object for each row
+    Json,
+}
+
+impl Format {
+    /// As it is written in a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Table => "table",
+            Format::Csv => "csv",
+            Format::Json => "json",
+        }
+    }
+}
+
+/// A command line that asks for this form, if the command lists something and the line names no form itself.
+pub fn in_format(line: &str, format: Format) -> String {
+    let lists = |name: &str| find(name).is_some_and(|row| row.kind == Kind::Lists);
+    let asks = line
+        .split_whitespace()
+        .any(|word| word.starts_with(FORMAT_OPTION));
+    let name = line.split_whitespace().next();
+    if format != Format::Table && !asks && name.is_some_and(lists) {
+        format!("{} {FORMAT_OPTION}{}", line.trim_end(), format.name())
+    } else {
+        line.to_owned()
+    }
+}
+
+/// A command and the form of its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What to do.
+    pub command: Command,
+    /// The form, where it lists something.
+    pub format: Format,
+}
 
 /// A command, understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,8 +288,17 @@ pub enum Command {
     DeviceClientList(Option<Server>),
     /// `ps [-p PID]`
     Processes {
-        /// Only this client process.
-        pid: Option<i32>,
+        /// Only this server, or this client process.
+        pid: Option<Server>,
+    },
+    /// `users`
+    Users,
+    /// `device_query [PID] [--csv]`
+    DeviceQuery {
+        /// Only this one's.
+        server: Option<Server>,
+        /// With commas, otherwise as the table.
+        commas: bool,
     },
     /// `shutdown_server PID [-f]`
     ShutdownServer {
@@ -114,6 +319,38 @@ pub enum Command {
         /// Whose server.
         uid: u32,
     },
+    /// `get_[default_]active_thread_percentage[_all]`
+    Percentage(Whose),
+    /// `set_[default_]active_thread_percentage[_all]`; what is no percentage changes nothing.
+    SetPercentage(Whose, String),
+    /// `get_[default_]device_pinned_mem_limit`
+    MemoryLimit(Whose, String),
+    /// `set_[default_]device_pinned_mem_limit`; bytes, `None`: no limit.
+    SetMemoryLimit(Whose, String, Option<u64>),
+    /// `get_default_client_priority`
+    Priority,
+    /// `set_default_client_priority PRIORITY`
+    SetPriority(u32),
+    /// `get_[default_]quantum`
+    Quantum(Whose),
+    /// `set_[default_]quantum`
+    SetQuantum(Whose, Quantum),
+    /// `get_client_weight SERVER_PID CLIENT_PID`
+    Weight {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+    },
+    /// `set_client_weight SERVER_PID CLIENT_PID WEIGHT`
+    SetWeight {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+        /// What it shall be.
+        weight: u32,
+    },
     /// `quit`
     Quit {
         /// How long clients are waited for; `None`: until they have gone.
@@ -123,9 +360,20 @@ pub enum Command {
     Help,
 }
 
+/// Whose limits are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Those that a server starts with.
+    Default,
+    /// One server's.
+    Server(Server),
+    /// Every server's.
+    All,
+}
+
 /// A server as named by the operator: a process id, or whatever was given in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server(String);
+pub struct Server(pub(super) String);
 
 impl Server {
     /// Whether this names the server of that process id.
@@ -140,122 +388,27 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// Why a line is no command.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CommandError {
-    /// No such name.
-    #[error("Unknown command \"{0}\"")]
-    Unknown(String),
-    /// Arguments that do not fit.
-    #[error("{name}: {what}; usage: {name} {usage}")]
-    Arguments {
-        /// The command.
-        name: &'static str,
-        /// What is wrong.
-        what: String,
-        /// Its arguments.
-        usage: &'static str,
-    },
-    /// Not for this user.
-    #[error("{0} is for root and the user who runs the daemon only")]
-    NotPermitted(&'static str),
-}
-
-fn row(name: &str) -> Option<&'static Row> {
-    TABLE.iter().find(|row| row.name == name)
-}
-
-/// Understands a line. `None`: it is empty.
-pub fn parse(line: &str, privileged: bool) -> Result<Option<Command>, CommandError> {
-    let mut words = line.split_whitespace();
-    let Some(name) = words.next() else {
-        return Ok(None);
-    };
-    let row = row(name).ok_or_else(|| CommandError::Unknown(name.to_owned()))?;
-    if row.privileged && !privileged {
-        return Err(CommandError::NotPermitted(row.name));
-    }
-    let arguments: Vec<&str> = words.collect();
-    let wrong = |what: String| CommandError::Arguments {
-        name: row.name,
-        what,
-        usage: row.arguments,
-    };
-    // NVIDIA's daemon takes a missing process id for 0.
-    let server = |arguments: &[&str]| match arguments {
-        [] => Ok(Server("0".into())),
-        [pid] => Ok(Server((*pid).to_owned())),
-        _ => Err(wrong("one process id expected".into())),
-    };
-    let process = |text: &str| -> Result<i32, CommandError> {
-        let pid: Option<i32> = text.parse().ok().filter(|pid| *pid > 0);
-        pid.ok_or_else(|| wrong(format!("\"{text}\" is not a process id")))
-    };
-    let command = match (row.name, arguments.as_slice()) {
-        ("get_server_status", arguments) => Command::ServerStatus(server(arguments)?),
-        ("get_client_list", arguments) => Command::ClientList(server(arguments)?),
-        ("get_device_client_list", []) => Command::DeviceClientList(None),
-        ("get_device_client_list", arguments) => {
-            Command::DeviceClientList(Some(server(arguments)?))
-        }
-        ("ps", []) => Command::Processes { pid: None },
-        ("ps", ["-p", pid]) => Command::Processes {
-            pid: Some(process(pid)?),
-        },
-        ("ps", _) => return Err(wrong("-p and a process id expected".into())),
-        ("shutdown_server", [pid]) => Command::ShutdownServer {
-            server: server(&[*pid])?,
-            force: false,
-        },
-        ("shutdown_server", [pid, "-f"] | ["-f", pid]) => Command::ShutdownServer {
-            server: server(&[*pid])?,
-            force: true,
-        },
-        ("shutdown_server", _) => return Err(wrong("one process id expected".into())),
-        ("terminate_client", [of, pid]) => Command::TerminateClient {
-            server: server(&[*of])?,
-            client: process(pid)?,
-        },
-        ("terminate_client", _) => {
-            return Err(wrong(
-                "the server's process id and the client's expected".into(),
-            ));
-        }
-        ("start_server", ["-uid", uid]) => Command::StartServer {
-            uid: uid
-                .parse()
-                .map_err(|_| wrong(format!("\"{uid}\" is not a user id")))?,
-        },
-        ("start_server", _) => return Err(wrong("a user id is missing".into())),
-        ("quit", []) => Command::Quit { patience: None },
-        ("quit", ["-t", seconds]) => {
-            let seconds: u32 = seconds
-                .parse()
-                .map_err(|_| wrong(format!("\"{seconds}\" is not a number of seconds")))?;
-            Command::Quit {
-                patience: Some(Duration::from_secs(seconds.into())),
-            }
-        }
-        (_, [unexpected, ..]) => return Err(wrong(format!("unexpected \"{unexpected}\""))),
-        ("get_server_list", []) => Command::ServerList,
-        // The one row that is left.
-        (_, []) => Command::Help,
-    };
-    Ok(Some(command))
-}
-
 /// What `help` prints; also the last part of `mps-control --help`.
 pub fn help() -> String {
+    let call = |row: &Row| {
+        format!("{} {}", row.name, row.arguments)
+            .trim_end()
+            .to_owned()
+    };
     let mut text = String::from("Commands:\n");
     for row in TABLE {
-        let _ = writeln!(
-            text,
-            "  {:<39} {}",
-            format!("{} {}", row.name, row.arguments),
-            row.meaning
-        );
+        // One that is too long for its column has a line of its own.
+        let call = call(row);
+        let gap = if call.len() > 38 {
+            format!("\n{:42}", "")
+        } else {
+            " ".repeat(40 - call.len())
+        };
+        let _ = writeln!(text, "  {call}{gap}{}", row.meaning);
     }
-    text.truncate(text.trim_end().len());
+    text.push_str(
+        "A command that lists (get_…, ps, device_query) takes --format=table, csv or json at its end.",
+    );
     text
 }
 
@@ -263,91 +416,14 @@ pub fn help() -> String {
 mod tests {
     use super::*;
 
-    fn ok(line: &str) -> Command {
-        parse(line, true).expect(line).expect("a command")
-    }
-
-    fn error(line: &str) -> String {
-        parse(line, true).expect_err(line).to_string()
-    }
-
     #[test]
-    fn commands_are_understood() {
-        assert_eq!(ok("get_server_list"), Command::ServerList);
-        assert!(
-            matches!(ok("  get_server_status  42 "), Command::ServerStatus(server) if server.is(42))
-        );
-        assert!(
-            matches!(ok("get_client_list"), Command::ClientList(server) if server.to_string() == "0")
-        );
-        assert!(matches!(ok("get_client_list abc"), Command::ClientList(server) if !server.is(0)));
-        assert_eq!(
-            ok("start_server -uid 1000"),
-            Command::StartServer { uid: 1000 }
-        );
-        assert_eq!(ok("quit"), Command::Quit { patience: None });
-        assert_eq!(
-            ok("quit -t 5"),
-            Command::Quit {
-                patience: Some(Duration::from_secs(5))
-            }
-        );
-        assert!(
-            matches!(ok("shutdown_server 7"), Command::ShutdownServer { server, force: false } if server.is(7))
-        );
-        for line in ["shutdown_server 7 -f", "shutdown_server -f 7"] {
-            assert!(
-                matches!(ok(line), Command::ShutdownServer { server, force: true } if server.is(7))
-            );
+    fn a_form_is_asked_for_where_there_is_one() {
+        let json = |line: &str| in_format(line, Format::Json);
+        assert_eq!(json("ps -p 7"), "ps -p 7 --format=json");
+        assert_eq!(json("ps --format=csv"), "ps --format=csv");
+        for line in ["quit", "", "frobnicate", "set_default_client_priority 1"] {
+            assert_eq!(json(line), line);
         }
-        assert!(
-            matches!(ok("terminate_client 7 8"), Command::TerminateClient { server, client: 8 } if server.is(7))
-        );
-        assert_eq!(ok("ps"), Command::Processes { pid: None });
-        assert_eq!(ok("ps -p 9"), Command::Processes { pid: Some(9) });
-        assert_eq!(
-            ok("get_device_client_list"),
-            Command::DeviceClientList(None)
-        );
-        assert_eq!(ok("help"), Command::Help);
-        assert_eq!(parse(" \t", true), Ok(None));
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        assert_eq!(error("frobnicate now"), "Unknown command \"frobnicate\"");
-        assert_eq!(
-            error("quit -t soon"),
-            "quit: \"soon\" is not a number of seconds; usage: quit [-t SECONDS]"
-        );
-        assert_eq!(
-            error("start_server"),
-            "start_server: a user id is missing; usage: start_server -uid UID"
-        );
-        assert!(error("start_server -uid -1").contains("\"-1\" is not a user id"));
-        assert!(error("get_server_list 1").contains("unexpected \"1\""));
-        assert!(error("terminate_client 1 x").contains("\"x\" is not a process id"));
-        assert!(error("ps -p 0").contains("\"0\" is not a process id"));
-        assert!(error("shutdown_server 1 2").contains("one process id expected"));
-        assert!(error("quit now").contains("unexpected \"now\""));
-    }
-
-    #[test]
-    fn every_row_is_understood_and_helped() {
-        for row in TABLE {
-            let arguments = match row.arguments {
-                "-uid UID" => "-uid 1",
-                "PID [-f]" => "1 -f",
-                "SERVER_PID CLIENT_PID" => "1 2",
-                _ => "",
-            };
-            let command = ok(&format!("{} {arguments}", row.name));
-            assert_eq!(command == Command::Help, row.name == "help");
-            assert!(help().contains(row.name));
-            assert_eq!(
-                parse(&format!("{} {arguments}", row.name), false).is_err(),
-                row.privileged
-            );
-        }
+        assert_eq!(in_format("ps", Format::Table), "ps");
     }
 }

@@ -1,23 +1,29 @@
 //! The control daemon: one thread that waits on its sockets and never blocks anywhere else.
 
-use super::commands::{self, Command};
+mod answering;
+mod room;
+
+use super::commands::Request;
+use super::defaults::Defaults;
+use super::devices::Devices;
 use super::directory::{self, DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
-use super::listing;
-use super::servers::{Server, Servers};
-use super::spawn::Launcher;
+use super::servers::Servers;
+use super::spawn::{Launcher, Users};
+use super::usage::Question;
 use super::wire::{self, Answer};
 use crate::engine::Credentials;
 use crate::link::Arrival;
-use crate::logging::{self, LogError};
+use crate::logging::{self, LogError, Sink};
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_proto::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
 use mpsshim_proto::handshake::MAGIC_UI;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -40,6 +46,9 @@ pub enum DaemonError {
     /// A log file.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// A server of all users has to be root's.
+    #[error("a server for all users at the same time (-M) runs as root; start mps-control as root")]
+    NotRoot,
     /// Signals or descriptors.
     #[error("cannot start the control daemon: {0}")]
     Io(#[from] io::Error),
@@ -57,13 +66,19 @@ struct Peer {
 
 /// A command whose answer must wait.
 struct Awaiting {
-    /// The user interface that gave it.
+    /// The user interface that gave it. It is not heard until it has its answer.
     by: u64,
-    /// Process id of the server.
-    server: i32,
-    /// What has to be gone: these sessions, or, without any, the server.
-    sessions: Vec<u64>,
-    answer: Answer,
+    until: Until,
+}
+
+/// What an answer waits for.
+enum Until {
+    /// The end of these sessions of the server with this process id, or, without any, of the server.
+    Gone(i32, Vec<u64>, Answer),
+    /// The list of the devices.
+    Devices(Request),
+    /// What clients have.
+    Usage(Question, Request),
 }
 
 /// A daemon that was told to end.
@@ -81,36 +96,69 @@ enum Source {
     LogPipe,
     EndSignal,
     ChildSignal,
+    LogSignal,
+    Devices,
     Peer(u64),
     Waiting(u64),
     Server(i32),
+    ServerEnd,
+}
+
+/// How a daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// On its own; standard error is control.log, for the last words of a bug.
+    Detached,
+    /// Under a supervisor or on a terminal: the log goes to standard error too, and whoever set `NOTIFY_SOCKET` is told
+    /// (sd_notify).
+    Foreground,
 }
 
 /// The control daemon.
 pub struct Daemon {
+    settings: Settings,
+    manner: Manner,
+    log: Sink,
     directory: PipeDirectory,
     end_signal: UnixStream,
     child_signal: UnixStream,
+    log_signal: UnixStream,
     servers: Servers,
+    devices: Devices,
     peers: BTreeMap<u64, Peer>,
+    /// How many peers and waiting clients there may be.
+    most_connections: usize,
     next_peer: u64,
     accept_from: Option<Instant>,
     awaiting: Vec<Awaiting>,
+    last_question: u64,
     quit: Option<Quit>,
 }
 
 impl Daemon {
-    /// Takes the pipe directory and listens; from here on nobody's connection fails. `echo` gets the log too.
-    pub fn open(settings: &Settings, echo: Option<File>) -> Result<Daemon, DaemonError> {
+    /// Takes the pipe directory and listens; from here on nobody's connection fails.
+    pub fn open(settings: &Settings, users: Users, manner: Manner) -> Result<Daemon, DaemonError> {
+        if users == Users::Together && !nix::unistd::geteuid().is_root() {
+            return Err(DaemonError::NotRoot);
+        }
         let held = PipeDirectory::take(settings)?;
         let control_log = logging::open(&settings.log_directory, "control.log")?;
         let server_log = logging::open(&settings.log_directory, "server.log")?;
-        let sinks = std::iter::once(control_log).chain(echo).collect();
+        let log = Sink::file(control_log.try_clone()?);
+        let echo = match manner {
+            Manner::Foreground => Some(Sink::StandardError),
+            Manner::Detached => {
+                nix::unistd::dup2_stderr(control_log).map_err(io::Error::from)?;
+                None
+            }
+        };
+        let sinks = std::iter::once(log.clone()).chain(echo).collect();
         logging::install("Control", sinks, settings.log.as_deref());
-        allow_many_descriptors();
+        let most_connections = room::most_connections();
 
         let end_signal = signal_pipe(&[SIGTERM, SIGINT])?;
         let child_signal = signal_pipe(&[SIGCHLD])?;
+        let log_signal = signal_pipe(&[SIGHUP])?;
         tracing::info!(
             "Starting control daemon using socket {}",
             settings.control_socket().display()
@@ -124,21 +172,45 @@ impl Daemon {
         if let Some(warning) = directory::warning(&settings.pipe_directory, uid) {
             tracing::warn!("{warning}");
         }
+        let (defaults, warnings) = Defaults::from_lookup(|name| std::env::var_os(name));
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        let launcher = Launcher::new(settings.clone(), users, server_log);
+        let mut servers = Servers::new(launcher, defaults);
+        if held.predecessor_died {
+            servers.expect_orphans();
+        }
         Ok(Daemon {
+            settings: settings.clone(),
+            manner,
+            log,
             directory: held,
             end_signal,
             child_signal,
-            servers: Servers::new(Launcher::new(settings.clone(), server_log)),
+            log_signal,
+            servers,
+            devices: Devices::default(),
             peers: BTreeMap::new(),
+            most_connections,
             next_peer: 1,
             accept_from: None,
             awaiting: Vec::new(),
+            last_question: 0,
             quit: None,
         })
     }
 
+    /// Begins to look for the devices, so that they are known when a command asks.
+    pub fn search_devices(&mut self) {
+        if let Err(error) = self.devices.search(self.servers.launcher()) {
+            tracing::error!("{error}");
+        }
+    }
+
     /// Serves until told to quit.
     pub fn run(mut self) -> io::Result<()> {
+        self.tell_supervisor(NotifyState::Ready);
         loop {
             self.expire(Instant::now());
             if self.quit.is_some() && self.servers.all_ended() {
@@ -177,8 +249,14 @@ impl Daemon {
         watch(Source::LogPipe, self.directory.log_pipe.as_fd(), input);
         watch(Source::EndSignal, self.end_signal.as_fd(), input);
         watch(Source::ChildSignal, self.child_signal.as_fd(), input);
+        watch(Source::LogSignal, self.log_signal.as_fd(), input);
+        if let Some(output) = self.devices.output() {
+            watch(Source::Devices, output, input);
+        }
         for (number, peer) in &self.peers {
-            watch(Source::Peer(*number), peer.connection.as_fd(), input);
+            let waits = self.awaiting.iter().any(|awaiting| awaiting.by == *number);
+            let events = if waits { PollFlags::empty() } else { input };
+            watch(Source::Peer(*number), peer.connection.as_fd(), events);
         }
         for (number, connection) in self.servers.waiting() {
             // Only its end matters; the server reads what it says.
@@ -192,6 +270,9 @@ impl Daemon {
                     PollFlags::empty()
                 };
                 watch(Source::Server(server.pid), link, input | room);
+            }
+            if let Some(end) = server.end() {
+                watch(Source::ServerEnd, end, input);
             }
         }
         match poll(&mut descriptors, self.timeout()) {
@@ -211,8 +292,17 @@ impl Daemon {
     fn timeout(&self) -> PollTimeout {
         let silent = self.peers.values().filter_map(|peer| peer.silent_until);
         let force = self.quit.as_ref().and_then(|quit| quit.force_at);
+        let answers = self
+            .awaiting
+            .iter()
+            .filter_map(|awaiting| match &awaiting.until {
+                Until::Usage(question, _) => Some(question.until),
+                Until::Gone(..) | Until::Devices(_) => None,
+            });
         let next = silent
             .chain(force)
+            .chain(answers)
+            .chain(self.devices.deadline())
             .chain(self.accept_from)
             .chain(self.servers.deadline())
             .min();
@@ -228,6 +318,7 @@ impl Daemon {
 
     fn expire(&mut self, now: Instant) {
         self.servers.expire(now);
+        self.devices.expire(now);
         self.accept_from.take_if(|at| *at <= now);
         self.peers.retain(|_, peer| {
             let expired = peer.silent_until.is_some_and(|at| at <= now);
@@ -262,20 +353,72 @@ impl Daemon {
             Source::ChildSignal => {
                 drain(&self.child_signal);
                 self.servers.reap();
+                self.devices.reap();
+                self.reap_orphans();
             }
+            Source::LogSignal => {
+                drain(&self.log_signal);
+                match self.reopen_logs() {
+                    Ok(()) => tracing::info!("Received a signal to reopen the logs"),
+                    Err(error) => tracing::error!("The logs stay as they are: {error}"),
+                }
+            }
+            Source::Devices => self.devices.hear(),
             Source::Peer(number) => self.hear(number),
             Source::Waiting(number) => self.servers.leave(number),
             Source::Server(pid) => self.servers.link_ready(pid),
+            Source::ServerEnd => {
+                self.servers.reap();
+                self.reap_orphans();
+            }
+        }
+    }
+
+    /// The logs have been renamed: goes on in new files. Nothing is changed unless both can be opened.
+    fn reopen_logs(&mut self) -> Result<(), DaemonError> {
+        let directory = &self.settings.log_directory;
+        let control_log = logging::open(directory, "control.log")?;
+        let server_log = logging::open(directory, "server.log")?;
+        if self.manner == Manner::Detached {
+            nix::unistd::dup2_stderr(&control_log).map_err(io::Error::from)?;
+        }
+        self.log.replace(control_log);
+        self.servers.change_log(server_log);
+        Ok(())
+    }
+
+    /// The first process of a container inherits whoever loses its parent and waits for their end. The daemon's own
+    /// children are left to those who know them.
+    fn reap_orphans(&self) {
+        let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        while let Ok(ended) = waitid(Id::All, look)
+            && ended != WaitStatus::StillAlive
+            && let Some(pid) = ended.pid()
+        {
+            let raw = pid.as_raw();
+            let own = self.servers.by_pid(raw).is_some() || self.devices.is_child(raw);
+            // One that has ended just now: its signal is on the way, and the next turn goes on behind it.
+            if own || waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn tell_supervisor(&self, state: NotifyState<'_>) {
+        if self.manner == Manner::Foreground
+            && let Err(error) = sd_notify::notify(&[state])
+        {
+            tracing::warn!("Cannot tell the supervisor: {error}");
         }
     }
 
     fn accept(&mut self, privileged_socket: bool) {
-        let listener = if privileged_socket {
-            &self.directory.privileged
-        } else {
-            &self.directory.control
-        };
         for _ in 0..ACCEPTS_A_TURN {
+            let listener = if privileged_socket {
+                &self.directory.privileged
+            } else {
+                &self.directory.control
+            };
             match accept_from(listener.as_fd()) {
                 Ok((connection, who)) => {
                     tracing::info!("Accepting connection...");
@@ -292,6 +435,7 @@ impl Daemon {
                         },
                     );
                     self.next_peer += 1;
+                    self.keep_room();
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(nix::libc::EAGAIN) => return,
@@ -299,26 +443,11 @@ impl Daemon {
                     _ => {
                         tracing::error!("Cannot accept a connection: {error}");
                         self.accept_from = Some(Instant::now() + ACCEPT_PAUSE);
-                        return self.drop_oldest_silent();
+                        self.make_room();
+                        return;
                     }
                 },
             }
-        }
-    }
-
-    /// Makes room when descriptors have run out.
-    fn drop_oldest_silent(&mut self) {
-        let oldest = self
-            .peers
-            .iter()
-            .find(|(_, peer)| peer.silent_until.is_some())
-            .map(|(number, _)| *number);
-        if let Some(peer) = oldest.and_then(|number| self.peers.remove(&number)) {
-            tracing::info!(
-                "Connection of silent process {} of user {} closed to make room",
-                peer.who.pid,
-                peer.who.uid
-            );
         }
     }
 
@@ -366,10 +495,23 @@ impl Daemon {
                 }
                 _ => tracing::warn!("A user interface that says hello as a client was closed"),
             },
+            Greeting::Server(said) => match self.peers.remove(&number) {
+                Some(Peer {
+                    connection,
+                    who,
+                    silent_until: Some(_),
+                    ..
+                }) => self.servers.meet(connection, who, said),
+                _ => tracing::warn!("A user interface that says it is a server was closed"),
+            },
             Greeting::Unfit(why) => {
                 let (pid, uid) = (peer.who.pid, peer.who.uid);
-                tracing::warn!("Connection of process {pid} of user {uid} refused: {why}");
-                let refusal = greeting::refusal(CUDA_ERROR_MPS_CONNECTION_FAILED);
+                let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
+                tracing::warn!(
+                    "Connection of process {pid} of user {uid} refused with status {}: {why}",
+                    status.0
+                );
+                let refusal = greeting::refusal(status);
                 // A peer that has gone needs no answer.
                 let _ = seqpacket::send(peer.connection.as_fd(), refusal.as_bytes(), None);
                 self.forget(number);
@@ -389,128 +531,6 @@ impl Daemon {
         }
     }
 
-    fn command(&mut self, number: u64, line: &str) {
-        let Some(peer) = self.peers.get_mut(&number) else {
-            return;
-        };
-        if peer.silent_until.take().is_some() {
-            tracing::info!("NEW UI");
-        }
-        if line.len() > wire::COMMAND_LIMIT {
-            let limit = wire::COMMAND_LIMIT;
-            return self.answer(
-                number,
-                &Answer::failed(format!("a command line may have {limit} bytes")),
-            );
-        }
-        tracing::info!("Cmd:{}", line.trim());
-        let answer = match commands::parse(line, peer.privileged) {
-            Ok(None) => Answer::done(""),
-            Ok(Some(Command::Quit { patience })) => return self.begin_quit(Some(number), patience),
-            Ok(Some(Command::ShutdownServer { server, force })) => match self.find(&server) {
-                Ok(&Server { pid, .. }) => {
-                    self.servers.shut_down(pid, force);
-                    return self.await_end(number, pid, Vec::new(), Answer::done(""));
-                }
-                Err(answer) => answer,
-            },
-            Ok(Some(Command::TerminateClient { server, client })) => {
-                let sessions = self.find(&server).and_then(|&Server { pid, .. }| {
-                    let sessions = self.servers.terminate(pid, client);
-                    Ok((pid, sessions.map_err(Answer::failed)?))
-                });
-                match sessions {
-                    Ok((pid, sessions)) => {
-                        return self.await_end(number, pid, sessions, Answer::done("0"));
-                    }
-                    Err(answer) => answer,
-                }
-            }
-            Ok(Some(command)) => self.execute(&command),
-            Err(error) => Answer::failed(error.to_string()),
-        };
-        self.answer(number, &answer);
-    }
-
-    /// The server that is meant.
-    fn find(&self, wanted: &commands::Server) -> Result<&Server, Answer> {
-        let found = self.servers.iter().find(|server| wanted.is(server.pid));
-        found.ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
-    }
-
-    fn await_end(&mut self, by: u64, server: i32, sessions: Vec<u64>, answer: Answer) {
-        self.awaiting.push(Awaiting {
-            by,
-            server,
-            sessions,
-            answer,
-        });
-    }
-
-    /// Answers commands whose time has come.
-    fn settle(&mut self) {
-        let servers = &self.servers;
-        let over = |awaiting: &mut Awaiting| match servers.by_pid(awaiting.server) {
-            None => true,
-            Some(server) => {
-                !awaiting.sessions.is_empty()
-                    && !awaiting.sessions.iter().any(|id| server.has_session(*id))
-            }
-        };
-        let done: Vec<Awaiting> = self.awaiting.extract_if(.., over).collect();
-        for awaiting in done {
-            self.answer(awaiting.by, &awaiting.answer);
-        }
-    }
-
-    fn execute(&mut self, command: &Command) -> Answer {
-        match command {
-            Command::ServerList => {
-                Answer::done(lines(self.servers.iter().map(|server| server.pid)))
-            }
-            Command::ServerStatus(wanted) => match self.find(wanted) {
-                Ok(server) => Answer::done(server.state.to_string()),
-                Err(answer) => answer,
-            },
-            Command::ClientList(wanted) => match self.find(wanted) {
-                Ok(server) => Answer::done(lines(server.clients())),
-                Err(answer) => answer,
-            },
-            Command::StartServer { uid } => match self.servers.want(*uid) {
-                Ok(()) => Answer::done(""),
-                Err(why) => Answer::failed(format!("start_server: {why}")),
-            },
-            Command::DeviceClientList(wanted) => {
-                let servers = match wanted.as_ref().map(|wanted| self.find(wanted)) {
-                    Some(Err(answer)) => return answer,
-                    Some(Ok(server)) => vec![server],
-                    None => self.servers.iter().collect(),
-                };
-                Answer::done(listing::device_clients(&servers))
-            }
-            Command::Processes { pid } => {
-                Answer::done(listing::processes(self.servers.iter(), *pid))
-            }
-            Command::Help => Answer::done(commands::help()),
-            // These wait for what they cause.
-            Command::Quit { .. }
-            | Command::ShutdownServer { .. }
-            | Command::TerminateClient { .. } => Answer::done(""),
-        }
-    }
-
-    fn answer(&mut self, number: u64, answer: &Answer) {
-        let Some(peer) = self.peers.get(&number) else {
-            return;
-        };
-        for packet in wire::answer_packets(answer) {
-            if seqpacket::send(peer.connection.as_fd(), &packet, None).is_err() {
-                // It does not read its answers, or has gone.
-                return self.forget(number);
-            }
-        }
-    }
-
     fn begin_quit(&mut self, asked_by: Option<u64>, patience: Option<Duration>) {
         let begun = self.quit.is_some();
         let quit = self.quit.get_or_insert_with(|| Quit {
@@ -522,6 +542,7 @@ impl Daemon {
             quit.force_at = Some(quit.force_at.map_or(at, |earlier| earlier.min(at)));
         }
         if !begun {
+            self.tell_supervisor(NotifyState::Stopping);
             self.servers.close(false);
         }
     }
@@ -547,13 +568,6 @@ fn accept_from(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, Credentials)> {
     Ok((connection, who))
 }
 
-fn lines(numbers: impl Iterator<Item = i32>) -> String {
-    numbers
-        .map(|number| number.to_string())
-        .collect::<Vec<_>>()
-        .join("\n")
-}
-
 /// A stream that becomes readable when one of the signals comes.
 fn signal_pipe(signals: &[i32]) -> io::Result<UnixStream> {
     let (reader, writer) = UnixStream::pair()?;
@@ -567,14 +581,4 @@ fn signal_pipe(signals: &[i32]) -> io::Result<UnixStream> {
 fn drain(mut stream: &UnixStream) {
     let mut buffer = [0; 64];
     while matches!(stream.read(&mut buffer), Ok(len) if len > 0) {}
-}
-
-/// A thousand clients may wait at once, one descriptor each.
-fn allow_many_descriptors() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!("Cannot raise the limit of open files: {error}");
-    }
 }

@@ -60,6 +60,8 @@ pub struct PipeDirectory {
     pub control: OwnedFd,
     /// Commands of the owner and root come here.
     pub privileged: OwnedFd,
+    /// The daemon before this one did not tidy up: it was killed, and its servers may go on.
+    pub predecessor_died: bool,
     /// Reading end of the pipe that others may log through. Never at its end: it is open for writing too.
     pub log_pipe: File,
     _lock: Flock<File>,
@@ -103,6 +105,7 @@ impl PipeDirectory {
         let log_pipe = path.join(LOG_PIPE);
         remove(&log_pipe, "pipe", FileTypeExt::is_fifo)?;
         let log_pipe = make_pipe(&log_pipe).map_err(failed(LOG_PIPE))?;
+        let predecessor_died = path.join(PID_FILE).exists();
         write_pid(&path.join(PID_FILE)).map_err(failed(PID_FILE))?;
 
         let listen = |file: &'static str, socket: &Path, mode| {
@@ -118,6 +121,7 @@ impl PipeDirectory {
             path: path.clone(),
             control,
             privileged,
+            predecessor_died,
             log_pipe,
             _lock: lock,
         })
@@ -228,13 +232,19 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let settings = settings(&directory.path().join("made/here"));
         let held = PipeDirectory::take(&settings).expect("take");
+        assert!(!held.predecessor_died);
         assert!(matches!(
             PipeDirectory::take(&settings),
             Err(DirectoryError::AlreadyRunning)
         ));
         seqpacket::connect(&settings.control_socket()).expect("still listening");
         drop(held);
-        PipeDirectory::take(&settings).expect("stale sockets are no obstacle");
+        let next = PipeDirectory::take(&settings).expect("stale sockets are no obstacle");
+        assert!(!next.predecessor_died);
+        drop(next);
+        fs::write(settings.pipe_directory.join(PID_FILE), "1\n").expect("write");
+        let next = PipeDirectory::take(&settings).expect("nor is a stale pid file");
+        assert!(next.predecessor_died);
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! The first packet of a connection: a client's hello, a command, or neither.
+//! The first packet of a connection: a client's hello, a command, the introduction of a server whose daemon has died,
+//! or nothing known.
 
+use crate::takeover::{self, Introduction, MAGIC_SERVER};
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::handshake::{
     ClientHello, MAGIC_CLIENT, MAGIC_UI, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, Welcome,
@@ -13,7 +15,9 @@ pub enum Greeting<'a> {
     Client(ClientHello),
     /// The command line of a user interface.
     Command(&'a [u8]),
-    /// Neither; the connection is to be refused with this reason.
+    /// A server to be taken over, if it is of this release.
+    Server(Result<Introduction, takeover::Unknown>),
+    /// None of these; the connection is to be refused with this reason.
     Unfit(Unfit),
 }
 
@@ -38,6 +42,9 @@ pub enum Unfit {
 pub fn read(packet: &[u8]) -> Greeting<'_> {
     if let Some(line) = packet.strip_prefix(&MAGIC_UI) {
         return Greeting::Command(line);
+    }
+    if let Some(json) = packet.strip_prefix(&MAGIC_SERVER) {
+        return Greeting::Server(Introduction::read(json));
     }
     let Some(rest) = packet.strip_prefix(&MAGIC_CLIENT) else {
         return Greeting::Unfit(Unfit::Garbage(packet.len()));
@@ -71,6 +78,8 @@ pub fn refusal(status: CUresult) -> Welcome {
         server_pid: 0,
         device_count: 0,
         devices: [[0; 16]; MAX_DEVICES],
+        multiprocessors: [0; MAX_DEVICES],
+        memory: [0; MAX_DEVICES],
     }
 }
 
@@ -85,7 +94,7 @@ mod tests {
             protocol,
             table_hash: 9,
             pid: 1,
-            flags: 0,
+            mode: 0,
             active_thread_centipercent: 0,
             priority: -1,
             reserved: [0; 4],
@@ -109,6 +118,14 @@ mod tests {
             read(b"MPSUget_server_list"),
             Greeting::Command(b"get_server_list")
         ));
+        let introduction = Introduction {
+            versions: takeover::Versions::OWN,
+            clients: 0,
+            limits: crate::limits::Limits::default(),
+        };
+        let packet = introduction.packet().expect("packet");
+        assert!(matches!(read(&packet), Greeting::Server(Ok(_))));
+        assert!(matches!(read(b"MPSV"), Greeting::Server(Err(_))));
     }
 
     #[test]

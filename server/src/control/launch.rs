@@ -43,8 +43,12 @@ pub enum LaunchError {
     Silent(PathBuf),
 }
 
-/// Starts `executable` (mps-control) as a daemon and returns when it listens.
-pub fn start_detached(executable: &Path, settings: &Settings) -> Result<(), LaunchError> {
+/// Starts `executable` (mps-control) as a daemon with these options and returns when it listens.
+pub fn start_detached(
+    executable: &Path,
+    settings: &Settings,
+    options: &[&str],
+) -> Result<(), LaunchError> {
     let failed = |source| LaunchError::Execute {
         path: executable.to_owned(),
         source,
@@ -52,7 +56,8 @@ pub fn start_detached(executable: &Path, settings: &Settings) -> Result<(), Laun
     let mut command = Command::new(executable);
     without_terminal(&mut command)
         .stdout(Stdio::piped())
-        .args(["-d", DETACHED_OPTION]);
+        .args(["-d", DETACHED_OPTION])
+        .args(options);
     let mut child = with_settings(&mut command, settings)
         .current_dir("/")
         .spawn()
@@ -99,6 +104,8 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     let mut command = Command::new(&executable);
     let result = with_settings(&mut command, settings)
         .arg("-d")
+        // What this program asks for is not what every other one gets.
+        .env_remove(settings::MODE)
         .stdin(Stdio::null())
         .output()
         .map_err(|source| LaunchError::Execute {

@@ -2,16 +2,24 @@
 //!
 //! [`daemon`] waits on its sockets in one thread and passes on what it hears: a client to [`servers`], a
 //! command to [`commands`]. [`directory`] is its place in the file system, [`greeting`] tells the first packet
-//! of a connection, [`wire`] is how a command and its answer travel, [`listing`] what some of them list. [`launch`]
-//! starts a daemon, [`ui`] is the other side of a command.
+//! of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is how a command and its
+//! answer travel, [`parse`] understands a command line, [`listing`] is what some commands list, [`usage`] asks servers
+//! for what their clients have, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the other side of
+//! a command, [`prompt`] reads commands from a terminal.
 
 pub mod commands;
 pub mod daemon;
+mod defaults;
+mod devices;
 pub mod directory;
 pub mod greeting;
 pub mod launch;
 mod listing;
+pub mod parse;
+mod process;
+pub mod prompt;
 pub mod servers;
 pub mod spawn;
 pub mod ui;
+mod usage;
 pub mod wire;

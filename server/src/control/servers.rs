@@ -3,9 +3,16 @@
 //! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after whatever
 //! has happened and brings every waiting client as far as it can go now.
 
+mod limits;
+mod orphans;
+
+use super::defaults::Defaults;
 use super::greeting;
+use super::process::Process;
 use super::spawn::{Launcher, Owner};
-use crate::engine::DeviceInfo;
+use super::usage::Report;
+use crate::engine::{Credentials, DeviceInfo};
+use crate::limits::Limits;
 use crate::link::{Arrival, Link, ToDaemon};
 use crate::seqpacket;
 use mpsshim_proto::cuda::{
@@ -13,9 +20,10 @@ use mpsshim_proto::cuda::{
 };
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -53,6 +61,14 @@ impl fmt::Display for State {
     }
 }
 
+/// A client that a server serves.
+pub struct Client {
+    /// Process id.
+    pub pid: i32,
+    /// User id.
+    pub uid: u32,
+}
+
 /// One server process.
 pub struct Server {
     /// Process id.
@@ -61,29 +77,70 @@ pub struct Server {
     pub uid: u32,
     /// How far it is.
     pub state: State,
-    child: Child,
+    process: Process,
     /// `None`: closed by the server.
     link: Option<Link>,
     /// The link had no room; the daemon waits until it has.
     link_full: bool,
-    /// Process id by session.
-    sessions: BTreeMap<u64, i32>,
+    sessions: BTreeMap<u64, Client>,
+    /// server.log is another file now, and it has not been handed over.
+    log_pending: bool,
     /// What it serves, once it is ready.
     pub devices: Vec<DeviceInfo>,
+    /// What clients may have that come from now on.
+    pub limits: Limits,
+    /// What it has said of its clients' share and the daemon has not looked at.
+    usage: Vec<Report>,
     /// Clients handed over whose fate is not reported yet.
-    handed_over: usize,
+    handed_over: Vec<Credentials>,
     kill_at: Option<Instant>,
 }
 
 impl Server {
-    /// Process ids of the clients, in order of their coming.
-    pub fn clients(&self) -> impl Iterator<Item = i32> + '_ {
-        self.sessions.values().copied()
+    fn new(pid: i32, uid: u32, process: Process, link: Link, limits: Limits) -> Server {
+        Server {
+            pid,
+            uid,
+            state: State::Initializing,
+            process,
+            link: Some(link),
+            link_full: false,
+            log_pending: false,
+            sessions: BTreeMap::new(),
+            devices: Vec::new(),
+            limits,
+            usage: Vec::new(),
+            handed_over: Vec::new(),
+            kill_at: None,
+        }
     }
 
-    /// Sessions and process ids of the clients, in order of their coming.
-    pub fn sessions(&self) -> impl Iterator<Item = (u64, i32)> + '_ {
-        self.sessions.iter().map(|(session, pid)| (*session, *pid))
+    /// Process ids of the clients, in order of their coming.
+    pub fn clients(&self) -> impl Iterator<Item = i32> + '_ {
+        self.sessions.values().map(|client| client.pid)
+    }
+
+    /// Sessions and their clients, in order of their coming.
+    pub fn sessions(&self) -> impl Iterator<Item = (u64, &Client)> + '_ {
+        self.sessions
+            .iter()
+            .map(|(session, client)| (*session, client))
+    }
+
+    /// The sessions of a process.
+    ///
+    /// # Errors
+    /// It has none, in words.
+    pub fn sessions_of(&self, client: i32) -> Result<Vec<u64>, String> {
+        let sessions: Vec<u64> = self
+            .sessions()
+            .filter(|(_, of)| of.pid == client)
+            .map(|(session, _)| session)
+            .collect();
+        if sessions.is_empty() {
+            return Err(format!("Client {client} of server {} not found", self.pid));
+        }
+        Ok(sessions)
     }
 
     /// Whether a session is alive.
@@ -101,8 +158,13 @@ impl Server {
         self.link.as_ref().map(Link::as_fd)
     }
 
+    /// Becomes readable when the process of a server that was taken over has ended.
+    pub fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.process.end()
+    }
+
     fn is_idle(&self) -> bool {
-        self.sessions.is_empty() && self.handed_over == 0
+        self.sessions.is_empty() && self.handed_over.is_empty()
     }
 
     fn stop(&mut self, force: bool) {
@@ -120,6 +182,18 @@ impl Server {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
+    fn hand_log(&mut self, log: BorrowedFd<'_>) {
+        match self.link.as_ref().map(|link| link.hand_log(log)) {
+            // When there is room.
+            Some(Err(error)) if error.would_block() => {
+                self.log_pending = true;
+                self.link_full = true;
+            }
+            Some(Err(error)) => tracing::warn!("Server {}: {error}", self.pid),
+            Some(Ok(())) | None => self.log_pending = false,
+        }
+    }
+
     fn close_link(&mut self) {
         self.link = None;
         self.link_full = false;
@@ -128,8 +202,7 @@ impl Server {
 
     fn kill(&mut self) {
         self.kill_at = None;
-        // Fails only for a process that has been reaped, and then there is nothing to kill.
-        let _ = self.child.kill();
+        self.process.kill();
     }
 
     fn note(&mut self, report: ToDaemon) {
@@ -145,19 +218,22 @@ impl Server {
             ToDaemon::Connected {
                 session,
                 pid: client,
-                ..
+                uid,
             } => {
-                self.handed_over = self.handed_over.saturating_sub(1);
-                self.sessions.insert(session, client);
+                self.settle(client);
+                self.sessions.insert(session, Client { pid: client, uid });
             }
             ToDaemon::Refused {
                 pid: client,
                 status,
                 reason,
             } => {
-                self.handed_over = self.handed_over.saturating_sub(1);
+                let user = self.settle(client).map_or_else(
+                    || "unknown user".to_owned(),
+                    |who| format!("user {}", who.uid),
+                );
                 tracing::info!(
-                    "Server {pid} refused client {client} with status {status}: {reason}"
+                    "Server {pid} refused client {client} of {user} with status {status}: {reason}"
                 );
             }
             ToDaemon::Gone {
@@ -176,7 +252,23 @@ impl Server {
                 tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
             }
             ToDaemon::Stopping => self.state = State::Stopping,
+            ToDaemon::Usage {
+                question,
+                clients,
+                last,
+            } => self.usage.push(Report {
+                server: pid,
+                question,
+                clients,
+                last,
+            }),
         }
+    }
+
+    /// The fate of a client is known.
+    fn settle(&mut self, client: i32) -> Option<Credentials> {
+        let index = self.handed_over.iter().position(|who| who.pid == client)?;
+        Some(self.handed_over.remove(index))
     }
 
     fn read_reports(&mut self, limit: usize) {
@@ -215,36 +307,48 @@ impl Failures {
 struct Waiting {
     number: u64,
     client: Arrival,
+    /// For whom its server has to be.
+    owner: Owner,
 }
 
 /// All servers and all clients that wait.
 pub struct Servers {
     launcher: Launcher,
+    defaults: Defaults,
     running: Vec<Server>,
     waiting: Vec<Waiting>,
-    /// Users for whom `start_server` asked.
-    wanted: Vec<u32>,
+    /// Owners of servers that `start_server` asked for.
+    wanted: Vec<Owner>,
     failures: Failures,
     next_number: u64,
+    /// Until then servers of a daemon that has died may come.
+    orphans_until: Option<Instant>,
     closing: bool,
 }
 
 impl Servers {
     /// None yet.
-    pub fn new(launcher: Launcher) -> Servers {
+    pub fn new(launcher: Launcher, defaults: Defaults) -> Servers {
         Servers {
             launcher,
+            defaults,
             running: Vec::new(),
             waiting: Vec::new(),
             wanted: Vec::new(),
             failures: Failures::default(),
             next_number: 1,
+            orphans_until: None,
             closing: false,
         }
     }
 
+    /// How servers are started.
+    pub fn launcher(&self) -> &Launcher {
+        &self.launcher
+    }
+
     /// The servers, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = &Server> {
+    pub fn iter(&self) -> impl Iterator<Item = &Server> + Clone {
         self.running.iter()
     }
 
@@ -269,10 +373,11 @@ impl Servers {
             let reason = "this daemon does not run as root and serves its own user only";
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
+        let owner = self.launcher.owner(uid, Some(client.who.gid));
         let ready = self
             .running
             .iter()
-            .any(|server| server.uid == uid && server.state == State::Active);
+            .any(|server| server.uid == owner.uid && server.state == State::Active);
         let what = if ready {
             "Server already exists"
         } else {
@@ -282,6 +387,7 @@ impl Servers {
         self.waiting.push(Waiting {
             number: self.next_number,
             client,
+            owner,
         });
         self.next_number += 1;
         self.advance();
@@ -302,6 +408,23 @@ impl Servers {
         }
     }
 
+    /// Users of the clients that wait.
+    pub fn waiting_users(&self) -> impl Iterator<Item = u32> {
+        self.waiting.iter().map(|waiting| waiting.client.who.uid)
+    }
+
+    /// Refuses the client of this user that came last; `false`: none waits.
+    pub fn turn_away(&mut self, uid: u32) -> bool {
+        let of_user = |waiting: &Waiting| waiting.client.who.uid == uid;
+        let Some(index) = self.waiting.iter().rposition(of_user) else {
+            return false;
+        };
+        let waiting = self.waiting.remove(index);
+        let reason = "the daemon has no room for so many connections";
+        refuse(&waiting.client, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
+        true
+    }
+
     /// A server for this user shall run; says why not when that is impossible.
     pub fn want(&mut self, uid: u32) -> Result<(), String> {
         if !self.launcher.serves(uid) {
@@ -312,25 +435,40 @@ impl Servers {
         if self.closing {
             return Err("the daemon is shutting down".into());
         }
-        self.wanted.push(uid);
+        self.wanted.push(self.launcher.owner(uid, None));
         self.advance();
         Ok(())
     }
 
     /// The link of a server has something to read, or room to write.
     pub fn link_ready(&mut self, pid: i32) {
-        if let Some(server) = self.by_pid_mut(pid) {
+        if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
             server.link_full = false;
             server.read_reports(REPORTS_A_TURN);
+            if server.log_pending {
+                server.hand_log(self.launcher.log());
+            }
+            let devices = server.devices.clone();
+            if !devices.is_empty() {
+                self.learn_devices(&devices);
+            }
         }
         self.advance();
+    }
+
+    /// server.log is this file from now on.
+    pub fn change_log(&mut self, log: File) {
+        self.launcher.set_log(log);
+        for server in &mut self.running {
+            server.hand_log(self.launcher.log());
+        }
     }
 
     /// Some child has ended.
     pub fn reap(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
-            match self.running[index].child.try_wait() {
+            match self.running[index].process.ended() {
                 Ok(Some(status)) => {
                     let server = self.running.remove(index);
                     self.ended(server, status);
@@ -348,18 +486,29 @@ impl Servers {
         self.advance();
     }
 
-    fn ended(&mut self, mut server: Server, status: ExitStatus) {
+    /// Without a status: another daemon's child.
+    fn ended(&mut self, mut server: Server, status: Option<ExitStatus>) {
         // Its last words may still be in the link.
         server.read_reports(usize::MAX);
         let pid = server.pid;
-        // As a shell has it: 128 and the signal.
-        let code = status
-            .code()
-            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-        tracing::info!("Server {pid} exited with status {code}");
-        let clients = server.sessions.len() + server.handed_over;
+        match status {
+            Some(status) => {
+                // As a shell has it: 128 and the signal.
+                let signal = || 128 + status.signal().unwrap_or(0);
+                let code = status.code().unwrap_or_else(signal);
+                tracing::info!("Server {pid} exited with status {code}");
+            }
+            None => tracing::info!("Server {pid} exited"),
+        }
+        let clients = server.sessions.len() + server.handed_over.len();
         match server.state {
             State::Stopping => {}
+            State::Initializing if status.is_none() => {
+                // With its last client, most likely.
+                tracing::info!(
+                    "Server {pid} ended as it was taken over; the next client gets a new server"
+                );
+            }
             State::Initializing => {
                 self.failures.add(server.uid, Instant::now());
                 tracing::error!("Server {pid} ended before it was ready; server.log says why");
@@ -382,6 +531,7 @@ impl Servers {
         self.running
             .iter()
             .filter_map(|server| server.kill_at)
+            .chain(self.orphans_until)
             .min()
     }
 
@@ -394,6 +544,9 @@ impl Servers {
         {
             tracing::warn!("Server {} has not ended in time, killing it", server.pid);
             server.kill();
+        }
+        if self.orphans_until.take_if(|at| *at <= now).is_some() {
+            self.advance();
         }
     }
 
@@ -432,23 +585,24 @@ impl Servers {
     /// # Errors
     /// Why that is impossible, in words.
     pub fn terminate(&self, pid: i32, client: i32) -> Result<Vec<u64>, String> {
-        let server = self.by_pid(pid);
-        let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
-        let sessions: Vec<u64> = server
-            .sessions()
-            .filter(|(_, of)| *of == client)
-            .map(|(session, _)| session)
-            .collect();
-        if sessions.is_empty() {
-            return Err(format!("Client {client} of server {pid} not found"));
-        }
-        let link = server.link.as_ref();
-        let link = link.ok_or_else(|| format!("Server {pid} is ending"))?;
+        let (link, sessions) = self.sessions_of(pid, client)?;
         for session in &sessions {
             link.order_termination(*session)
                 .map_err(|error| format!("Server {pid}: {error}"))?;
         }
         Ok(sessions)
+    }
+
+    /// The link to a server and the sessions there of a client process.
+    fn sessions_of(&self, pid: i32, client: i32) -> Result<(&Link, Vec<u64>), String> {
+        let server = self.by_pid(pid);
+        let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
+        let sessions = server.sessions_of(client)?;
+        let link = server.link.as_ref();
+        Ok((
+            link.ok_or_else(|| format!("Server {pid} is ending"))?,
+            sessions,
+        ))
     }
 
     /// The server with this process id.
@@ -472,8 +626,11 @@ impl Servers {
             let Some(owner) = self.without_server() else {
                 return;
             };
+            if self.orphans_until.is_some() {
+                return;
+            }
             if self.failures.too_many(owner.uid, Instant::now()) {
-                self.give_up(owner.uid);
+                self.give_up(owner);
             } else if self.running.is_empty() {
                 self.start(owner);
             } else {
@@ -504,7 +661,7 @@ impl Servers {
         let running = &mut self.running;
         self.waiting.retain(|waiting| {
             let takes = |server: &&mut Server| {
-                server.uid == waiting.client.who.uid
+                server.uid == waiting.owner.uid
                     && server.state == State::Active
                     && !server.link_full
             };
@@ -516,7 +673,7 @@ impl Servers {
             };
             match link.hand_over(&waiting.client) {
                 Ok(()) => {
-                    server.handed_over += 1;
+                    server.handed_over.push(waiting.client.who);
                     false
                 }
                 Err(error) if error.would_block() => {
@@ -531,23 +688,17 @@ impl Servers {
                 }
             }
         });
-        self.wanted.retain(|uid| {
+        self.wanted.retain(|owner| {
             !running
                 .iter()
-                .any(|server| server.uid == *uid && server.state != State::Stopping)
+                .any(|server| server.uid == owner.uid && server.state != State::Stopping)
         });
     }
 
     /// The first user who waits and has no server that will take clients.
     fn without_server(&self) -> Option<Owner> {
-        let clients = self.waiting.iter().map(|waiting| {
-            let who = waiting.client.who;
-            Owner {
-                uid: who.uid,
-                gid: Some(who.gid),
-            }
-        });
-        let wanted = self.wanted.iter().map(|&uid| Owner { uid, gid: None });
+        let clients = self.waiting.iter().map(|waiting| waiting.owner);
+        let wanted = self.wanted.iter().copied();
         let serves = |server: &Server, uid| {
             server.uid == uid && matches!(server.state, State::Initializing | State::Active)
         };
@@ -557,27 +708,19 @@ impl Servers {
     }
 
     fn start(&mut self, owner: Owner) {
-        match self.launcher.start(owner) {
+        let limits = self.defaults.limits.clone();
+        match self.launcher.start(owner, &limits) {
             Ok((child, link)) => {
                 let pid = child.id();
                 tracing::info!(
                     as_pid = u64::from(pid),
-                    "Starting new server {pid} for user {}",
-                    owner.uid
+                    "Starting new server {pid} for {}",
+                    self.launcher.served(owner)
                 );
-                self.running.push(Server {
-                    // Linux process ids have 22 bits.
-                    pid: pid as i32,
-                    uid: owner.uid,
-                    state: State::Initializing,
-                    child,
-                    link: Some(link),
-                    link_full: false,
-                    sessions: BTreeMap::new(),
-                    devices: Vec::new(),
-                    handed_over: 0,
-                    kill_at: None,
-                });
+                // Linux process ids have 22 bits.
+                let process = Process::Child(child);
+                let server = Server::new(pid as i32, owner.uid, process, link, limits);
+                self.running.push(server);
             }
             Err(error) => {
                 tracing::error!("{error}");
@@ -586,14 +729,15 @@ impl Servers {
         }
     }
 
-    fn give_up(&mut self, uid: u32) {
+    fn give_up(&mut self, owner: Owner) {
         tracing::error!(
-            "{FAILURE_LIMIT} servers for user {uid} failed to start within {} s, its clients are refused",
+            "{FAILURE_LIMIT} servers for {} failed to start within {} s, the clients are refused",
+            self.launcher.served(owner),
             FAILURE_WINDOW.as_secs()
         );
-        self.wanted.retain(|wanted| *wanted != uid);
+        self.wanted.retain(|wanted| wanted.uid != owner.uid);
         self.waiting.retain(|waiting| {
-            let refused = waiting.client.who.uid == uid;
+            let refused = waiting.owner.uid == owner.uid;
             if refused {
                 refuse(
                     &waiting.client,

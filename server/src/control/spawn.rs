@@ -1,11 +1,13 @@
 //! Starting a server process.
 
+use crate::limits::Limits;
 use crate::link::Link;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use nix::unistd::{Uid, User, geteuid};
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,16 +43,26 @@ pub struct Owner {
     pub gid: Option<u32>,
 }
 
+/// Whose clients one server takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// One user's; another user's wait until it is idle.
+    OneByOne,
+    /// Everyone's at the same time. The server runs as the daemon's user, which is root.
+    Together,
+}
+
 /// What every server is started with.
 pub struct Launcher {
     executable: PathBuf,
     settings: Settings,
+    users: Users,
     log: File,
 }
 
 impl Launcher {
     /// Servers log to `log`, which is opened for appending.
-    pub fn new(settings: Settings, log: File) -> Launcher {
+    pub fn new(settings: Settings, users: Users, log: File) -> Launcher {
         let executable = settings
             .server
             .clone()
@@ -58,8 +70,19 @@ impl Launcher {
         Launcher {
             executable,
             settings,
+            users,
             log,
         }
+    }
+
+    /// Servers that are started from now on log to this file.
+    pub fn set_log(&mut self, log: File) {
+        self.log = log;
+    }
+
+    /// Where servers log.
+    pub fn log(&self) -> BorrowedFd<'_> {
+        self.log.as_fd()
     }
 
     /// Whether this daemon may start servers for that user.
@@ -67,22 +90,38 @@ impl Launcher {
         geteuid().is_root() || geteuid().as_raw() == uid
     }
 
+    /// For whom the server has to be that takes this user's clients.
+    pub fn owner(&self, uid: u32, gid: Option<u32>) -> Owner {
+        match self.users {
+            Users::OneByOne => Owner { uid, gid },
+            Users::Together => Owner {
+                uid: geteuid().as_raw(),
+                gid: None,
+            },
+        }
+    }
+
+    /// Whom that owner's server serves, in words.
+    pub fn served(&self, owner: Owner) -> String {
+        match self.users {
+            Users::OneByOne => format!("user {}", owner.uid),
+            Users::Together => "all users".to_owned(),
+        }
+    }
+
     /// Starts a server and keeps the daemon's end of the link, which does not block.
-    pub fn start(&self, owner: Owner) -> Result<(Child, Link), SpawnError> {
+    pub fn start(&self, owner: Owner, limits: &Limits) -> Result<(Child, Link), SpawnError> {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
-        let mut command = Command::new(&self.executable);
+        let mut command = self.command()?;
+        let limits = serde_json::to_string(limits).map_err(io::Error::from)?;
         // The link is the server's standard input: an inheritable descriptor that no other child gets.
         command
-            .args(["--link-fd", "0"])
+            .args(["--link-fd", "0", "--limits", &limits, "--max-clients"])
+            .arg(self.settings.max_clients.to_string())
+            .args(["--mode", self.settings.mode.unwrap_or_default().name()])
             .stdin(theirs)
-            .stdout(self.log.try_clone()?)
-            .stderr(self.log.try_clone()?);
-        command.current_dir("/").process_group(0);
-        command.env(settings::PIPE_DIRECTORY, &self.settings.pipe_directory);
-        command.env(settings::LOG_DIRECTORY, &self.settings.log_directory);
-        // The server needs the genuine driver, whatever is preloaded here.
-        command.env_remove("LD_PRELOAD");
+            .stdout(self.log.try_clone()?);
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
             // The most hardware queues there are: clients' streams then seldom wait for each other's.
             command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
@@ -95,11 +134,46 @@ impl Launcher {
             // As root this also drops the supplementary groups.
             command.gid(gid).uid(owner.uid);
         }
-        let child = command.spawn().map_err(|source| SpawnError::Execute {
+        Ok((self.spawn(&mut command)?, Link::new(ours)))
+    }
+
+    /// Starts a process that prints the devices as one line of JSON.
+    pub fn list_devices(&self) -> Result<Child, SpawnError> {
+        let mut command = self.command()?;
+        command
+            .arg("--list-devices")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        self.spawn(&mut command)
+    }
+
+    /// What every process of the server's executable is started with.
+    fn command(&self) -> io::Result<Command> {
+        let mut command = Command::new(&self.executable);
+        command.stderr(self.log.try_clone()?);
+        command.current_dir("/").process_group(0);
+        command.env(settings::PIPE_DIRECTORY, &self.settings.pipe_directory);
+        command.env(settings::LOG_DIRECTORY, &self.settings.log_directory);
+        // The server needs the genuine driver, whatever is preloaded here, and has its limits from the daemon.
+        for name in [
+            "LD_PRELOAD",
+            // Who watches the daemon is not to hear of its children.
+            "NOTIFY_SOCKET",
+            settings::MODE,
+            settings::ACTIVE_THREAD_PERCENTAGE,
+            settings::PINNED_DEVICE_MEM_LIMIT,
+            settings::CLIENT_PRIORITY,
+        ] {
+            command.env_remove(name);
+        }
+        Ok(command)
+    }
+
+    fn spawn(&self, command: &mut Command) -> Result<Child, SpawnError> {
+        command.spawn().map_err(|source| SpawnError::Execute {
             path: self.executable.clone(),
             source,
-        })?;
-        Ok((child, Link::new(ours)))
+        })
     }
 }
 

@@ -64,17 +64,22 @@ impl Ui {
     pub fn command(&mut self, line: &str) -> Result<Answer, UiError> {
         let packet = wire::command_packet(line).ok_or(UiError::TooLong)?;
         seqpacket::send(self.connection.as_fd(), &packet, None).map_err(|_| UiError::Gone)?;
-        let mut text = Vec::new();
+        let (mut text, mut note) = (Vec::new(), Vec::new());
         let mut buffer = vec![0; wire::PACKET_LIMIT];
         loop {
             let len = seqpacket::receive(self.connection.as_fd(), &mut buffer)
                 .map_err(|_| UiError::Gone)?;
             let (mark, part) = wire::parse_answer(&buffer[..len]).ok_or(UiError::Gone)?;
+            if mark == Mark::Note {
+                note.extend_from_slice(part);
+                continue;
+            }
             text.extend_from_slice(part);
             if mark != Mark::More {
                 return Ok(Answer {
                     ok: mark == Mark::Done,
                     text: String::from_utf8_lossy(&text).into_owned(),
+                    note: String::from_utf8_lossy(&note).into_owned(),
                 });
             }
         }

@@ -22,6 +22,8 @@ pub enum Mark {
     Failed,
     /// Another packet.
     More,
+    /// Another packet; this one belongs to the note.
+    Note,
 }
 
 impl Mark {
@@ -30,11 +32,12 @@ impl Mark {
             Mark::Done => b'0',
             Mark::Failed => b'1',
             Mark::More => b'+',
+            Mark::Note => b'!',
         }
     }
 
     fn from_byte(byte: u8) -> Option<Mark> {
-        [Mark::Done, Mark::Failed, Mark::More]
+        [Mark::Done, Mark::Failed, Mark::More, Mark::Note]
             .into_iter()
             .find(|mark| mark.byte() == byte)
     }
@@ -45,26 +48,44 @@ impl Mark {
 pub struct Answer {
     /// Whether the command was done.
     pub ok: bool,
-    /// What to print; lines, the last one without its end.
+    /// What to print: whole lines.
     pub text: String,
+    /// What to say besides, on standard error: whole lines.
+    pub note: String,
 }
 
 impl Answer {
-    /// The command was done.
+    /// The command was done. The last line may come without its end.
     pub fn done(text: impl Into<String>) -> Answer {
         Answer {
             ok: true,
-            text: text.into(),
+            text: whole_lines(text.into()),
+            note: String::new(),
         }
     }
 
-    /// The command was not done.
+    /// The command was not done. The last line may come without its end.
     pub fn failed(text: impl Into<String>) -> Answer {
         Answer {
             ok: false,
-            text: text.into(),
+            ..Answer::done(text)
         }
     }
+
+    /// With a note.
+    pub fn with_note(self, note: impl Into<String>) -> Answer {
+        Answer {
+            note: whole_lines(note.into()),
+            ..self
+        }
+    }
+}
+
+fn whole_lines(mut text: String) -> String {
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
 }
 
 /// The packet of a command line. `None`: it is too long.
@@ -75,20 +96,19 @@ pub fn command_packet(line: &str) -> Option<Vec<u8>> {
 /// The packets of an answer.
 pub fn answer_packets(answer: &Answer) -> Vec<Vec<u8>> {
     let last = if answer.ok { Mark::Done } else { Mark::Failed };
-    let mut parts: Vec<&[u8]> = answer
-        .text
-        .as_bytes()
-        .chunks(PACKET_LIMIT - HEADER)
-        .collect();
-    if parts.is_empty() {
-        parts.push(b"");
+    let packet = |mark: Mark, part: &[u8]| [&MAGIC_ANSWER[..], &[mark.byte()], part].concat();
+    let room = PACKET_LIMIT - HEADER;
+    let note = answer.note.as_bytes().chunks(room);
+    let mut packets: Vec<Vec<u8>> = note.map(|part| packet(Mark::Note, part)).collect();
+    let mut parts = answer.text.as_bytes().chunks(room).peekable();
+    loop {
+        let part = parts.next().unwrap_or_default();
+        if parts.peek().is_none() {
+            packets.push(packet(last, part));
+            return packets;
+        }
+        packets.push(packet(Mark::More, part));
     }
-    let count = parts.len();
-    let packet = |(index, part): (usize, &[u8])| {
-        let mark = if index + 1 == count { last } else { Mark::More };
-        [&MAGIC_ANSWER[..], &[mark.byte()], part].concat()
-    };
-    parts.into_iter().enumerate().map(packet).collect()
 }
 
 /// Mark and text of one packet of an answer. `None`: it is none.
@@ -102,29 +122,49 @@ pub fn parse_answer(packet: &[u8]) -> Option<(Mark, &[u8])> {
 mod tests {
     use super::*;
 
-    fn joined(answer: &Answer) -> (Mark, String, usize) {
+    /// The last mark, text, note, and the number of packets.
+    fn joined(answer: &Answer) -> (Mark, String, String, usize) {
         let packets = answer_packets(answer);
-        let mut text = Vec::new();
+        let (mut text, mut note) = (Vec::new(), Vec::new());
         let mut mark = Mark::More;
         for packet in &packets {
-            assert_eq!(mark, Mark::More);
+            assert!(matches!(mark, Mark::More | Mark::Note));
             assert!(packet.len() <= PACKET_LIMIT);
             let (next, part) = parse_answer(packet).expect("an answer");
             mark = next;
-            text.extend_from_slice(part);
+            let to = if mark == Mark::Note {
+                &mut note
+            } else {
+                &mut text
+            };
+            to.extend_from_slice(part);
         }
-        (mark, String::from_utf8(text).expect("text"), packets.len())
+        let text = String::from_utf8(text).expect("text");
+        (
+            mark,
+            text,
+            String::from_utf8(note).expect("note"),
+            packets.len(),
+        )
     }
 
     #[test]
     fn answers_of_any_length() {
-        assert_eq!(joined(&Answer::done("")), (Mark::Done, String::new(), 1));
+        let none = String::new;
+        assert_eq!(joined(&Answer::done("")), (Mark::Done, none(), none(), 1));
         assert_eq!(
-            joined(&Answer::failed("no")),
-            (Mark::Failed, "no".into(), 1)
+            joined(&Answer::failed("no").with_note("never")),
+            (Mark::Failed, "no\n".into(), "never\n".into(), 2)
         );
-        let long = "é".repeat(PACKET_LIMIT);
-        assert_eq!(joined(&Answer::done(long.clone())), (Mark::Done, long, 3));
+        assert_eq!(
+            joined(&Answer::done("\n")),
+            (Mark::Done, "\n".into(), none(), 1)
+        );
+        let long = "é".repeat(PACKET_LIMIT) + "\n";
+        assert_eq!(
+            joined(&Answer::done(long.clone())),
+            (Mark::Done, long, none(), 3)
+        );
     }
 
     #[test]

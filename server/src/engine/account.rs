@@ -1,8 +1,10 @@
-//! What a session holds of each memory. Every path that allocates goes through [`Account::charge`], so that a limit
-//! has one place to stand.
+//! What a session holds of each memory, and how much it may. Every path that allocates goes through
+//! [`Account::charge`] or [`Account::take`]: a limit has one place to stand.
 
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handshake::MAX_DEVICES;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whose memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,37 +15,104 @@ pub enum Memory {
     Host,
 }
 
-/// Bytes held.
-#[derive(Debug, Default)]
+#[derive(Debug)]
+struct Holding {
+    bytes: AtomicU64,
+    /// `u64::MAX`: none.
+    limit: AtomicU64,
+}
+
+impl Default for Holding {
+    fn default() -> Holding {
+        Holding {
+            bytes: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+/// Bytes held. Clones are of the same account.
+#[derive(Debug, Clone, Default)]
 pub struct Account {
-    devices: [u64; MAX_DEVICES],
-    host: u64,
+    devices: Arc<[Holding; MAX_DEVICES]>,
+    host: Arc<Holding>,
+}
+
+/// Memory that is counted as long as this lives.
+#[derive(Debug)]
+pub struct Charge {
+    account: Account,
+    memory: Memory,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.credit(self.memory, self.bytes);
+    }
 }
 
 impl Account {
-    fn of(&mut self, memory: Memory) -> &mut u64 {
+    fn of(&self, memory: Memory) -> &Holding {
         match memory {
-            Memory::Device(ordinal) => &mut self.devices[ordinal],
-            Memory::Host => &mut self.host,
+            Memory::Device(ordinal) => &self.devices[ordinal],
+            Memory::Host => &self.host,
         }
+    }
+
+    /// Bytes held.
+    pub fn held(&self, memory: Memory) -> u64 {
+        self.of(memory).bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may be held, if there is a limit.
+    pub fn limit(&self, memory: Memory) -> Option<u64> {
+        let limit = self.of(memory).limit.load(Ordering::Relaxed);
+        (limit != u64::MAX).then_some(limit)
+    }
+
+    /// Lowers a limit; a higher one than the present changes nothing.
+    pub fn lower_limit(&self, memory: Memory, bytes: u64) {
+        self.of(memory).limit.fetch_min(bytes, Ordering::Relaxed);
     }
 
     /// Counts memory that is about to be allocated; what comes of it then is given back with [`Account::credit`]
     /// if the allocation fails, or when it is freed.
     ///
     /// # Errors
-    /// None so far: there are no limits yet.
-    pub fn charge(&mut self, memory: Memory, bytes: u64) -> Result<(), CUresult> {
-        let held = self.of(memory);
-        *held = held.saturating_add(bytes);
+    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit; then nothing is counted.
+    pub fn charge(&self, memory: Memory, bytes: u64) -> Result<(), CUresult> {
+        let Holding { bytes: held, limit } = self.of(memory);
+        let limit = limit.load(Ordering::Relaxed);
+        let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         Ok(())
     }
 
+    /// The same for memory that gives itself back.
+    ///
+    /// # Errors
+    /// As [`Account::charge`].
+    pub fn take(&self, memory: Memory, bytes: u64) -> Result<Charge, CUresult> {
+        self.charge(memory, bytes)?;
+        Ok(Charge {
+            account: self.clone(),
+            memory,
+            bytes,
+        })
+    }
+
     /// Counts memory that was freed.
-    pub fn credit(&mut self, memory: Memory, bytes: u64) {
-        let held = self.of(memory);
-        debug_assert!(*held >= bytes, "more was freed than allocated");
-        *held = held.saturating_sub(bytes);
+    pub fn credit(&self, memory: Memory, bytes: u64) {
+        let less = |held: u64| {
+            debug_assert!(held >= bytes, "more was freed than allocated");
+            Some(held.saturating_sub(bytes))
+        };
+        let _ = self
+            .of(memory)
+            .bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
 
@@ -53,14 +122,37 @@ mod tests {
 
     #[test]
     fn each_memory_is_counted_by_itself() {
-        let mut account = Account::default();
+        let account = Account::default();
         account.charge(Memory::Device(1), 100).unwrap();
         account.charge(Memory::Host, 7).unwrap();
-        account.charge(Memory::Device(1), 50).unwrap();
+        let charge = account.take(Memory::Device(1), 50).unwrap();
         account.credit(Memory::Device(1), 100);
+        let held = |account: &Account| {
+            [Memory::Device(0), Memory::Device(1), Memory::Host].map(|memory| account.held(memory))
+        };
+        assert_eq!(held(&account.clone()), [0, 50, 7]);
+        drop(charge);
+        assert_eq!(held(&account), [0, 0, 7]);
+    }
+
+    #[test]
+    fn a_limit_holds_and_only_goes_down() {
+        let account = Account::default();
+        let memory = Memory::Device(0);
+        assert_eq!(account.limit(memory), None);
+        account.lower_limit(memory, 100);
+        account.lower_limit(memory, 200);
+        assert_eq!(account.limit(memory), Some(100));
+        account.charge(memory, 60).unwrap();
+        assert_eq!(account.charge(memory, 41), Err(CUDA_ERROR_OUT_OF_MEMORY));
         assert_eq!(
-            (account.devices[0], account.devices[1], account.host),
-            (0, 50, 7)
+            account.charge(memory, u64::MAX),
+            Err(CUDA_ERROR_OUT_OF_MEMORY)
         );
+        assert_eq!(account.held(memory), 60, "a refusal counts nothing");
+        account.charge(memory, 40).unwrap();
+        account.credit(memory, 100);
+        account.charge(memory, 100).unwrap();
+        account.charge(Memory::Device(1), 1000).unwrap();
     }
 }

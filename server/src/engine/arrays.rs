@@ -4,6 +4,7 @@
 //! still look at it, and destroying waits for work in flight, everyone's.
 
 use super::Shared;
+use super::account::Charge;
 use super::reaper::Buried;
 use super::session::Session;
 use mpsshim_proto::cuda::*;
@@ -18,8 +19,8 @@ pub struct Array {
     pub device: usize,
     /// Handle of the array it is a part of, and dies with; 0: it stands for itself.
     pub parent: u64,
-    /// About the bytes of device memory it takes; 0 for a part.
-    pub bytes: u64,
+    /// About the memory it takes; `None` for a part.
+    pub charge: Option<Charge>,
     /// A texture or surface reference names it, or did: it stays until the session's end.
     pub bound: bool,
 }

@@ -1,13 +1,15 @@
 //! The devices: one primary context each, their memory, and streams kept for reuse.
 
 use super::driver::Driver;
+use super::green::Green;
+use super::partition::Partition;
 use super::ranges::RangeAllocator;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Streams made ahead: creating one while another client's kernels run can block until they are done.
 const STREAMS_AHEAD: usize = 32;
@@ -15,6 +17,22 @@ const STREAMS_AHEAD: usize = 32;
 /// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
 /// first module that allocates is loaded.
 const DEVICE_HEAP: usize = 512 << 20;
+
+/// Drained streams that are kept for who needs one next, by priority.
+#[derive(Debug, Default)]
+pub struct KeptStreams(Mutex<HashMap<i32, Vec<CUstream>>>);
+
+impl KeptStreams {
+    /// One that was kept.
+    pub fn take(&self, priority: i32) -> Option<CUstream> {
+        self.0.lock().get_mut(&priority)?.pop()
+    }
+
+    /// Keeps one.
+    pub fn keep(&self, priority: i32, stream: CUstream) {
+        self.0.lock().entry(priority).or_default().push(stream);
+    }
+}
 
 /// A mapping of device memory at an address of the device arena.
 #[derive(Debug)]
@@ -45,9 +63,10 @@ pub struct Device {
     context: OnceLock<CUcontext>,
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
-    streams: Mutex<HashMap<i32, Vec<CUstream>>>,
+    streams: KeptStreams,
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
+    partition: OnceLock<Result<Arc<Partition>, CUresult>>,
 }
 
 thread_local! {
@@ -91,9 +110,10 @@ impl Device {
             context: OnceLock::new(),
             starting: Mutex::new(()),
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
-            streams: Mutex::new(HashMap::new()),
+            streams: KeptStreams::default(),
             probe: OnceLock::new(),
             first_limits: OnceLock::new(),
+            partition: OnceLock::new(),
         })
     }
 
@@ -143,7 +163,9 @@ impl Device {
             ahead.push(stream);
         }
         let _ = self.probe.set(ahead.pop().expect("one more than ahead"));
-        self.streams.lock().insert(0, ahead);
+        for stream in ahead {
+            self.streams.keep(0, stream);
+        }
         let first = std::array::from_fn(|limit| {
             let mut value = 0;
             let status = driver.ctx_get_limit(&mut value, limit as CUlimit);
@@ -171,6 +193,32 @@ impl Device {
         driver.ctx_set_current(context)?;
         CURRENT.set(self.ordinal);
         Ok(())
+    }
+
+    /// How it can be parted.
+    ///
+    /// # Errors
+    /// The driver's, each time the same.
+    pub fn partition(&self, driver: &Driver) -> Result<&Arc<Partition>, CUresult> {
+        let made = || Partition::new(driver, self.raw).map(Arc::new);
+        self.partition
+            .get_or_init(made)
+            .as_ref()
+            .map_err(|status| *status)
+    }
+
+    /// Makes a part of this device the calling thread's, until a context is made current the next time.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn make_part_current(&self, driver: &Driver, green: &Green) -> Result<(), CUresult> {
+        match green.context() {
+            None => self.make_current(driver),
+            Some(context) => {
+                CURRENT.set(usize::MAX);
+                driver.ctx_set_current(context)
+            }
+        }
     }
 
     /// What a limit was before any client set it.
@@ -276,7 +324,7 @@ impl Device {
     /// # Errors
     /// The driver's.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
-        if let Some(stream) = self.streams.lock().get_mut(&priority).and_then(Vec::pop) {
+        if let Some(stream) = self.streams.take(priority) {
             return Ok(stream);
         }
         self.make_current(driver)?;
@@ -287,11 +335,7 @@ impl Device {
 
     /// Keeps a drained stream for the next session.
     pub fn keep_stream(&self, priority: i32, stream: CUstream) {
-        self.streams
-            .lock()
-            .entry(priority)
-            .or_default()
-            .push(stream);
+        self.streams.keep(priority, stream);
     }
 
     /// Has the GPU copy a word of device memory to registered memory, and then write a flag.

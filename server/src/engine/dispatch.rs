@@ -6,6 +6,7 @@
 //! health every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
 use super::calls::{self, Undone};
+use super::fairness;
 use super::held::Order;
 use super::reaper::ReaperTask;
 use super::session::Session;
@@ -79,9 +80,34 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             return;
         }
         let (mut worked, mut full) = (false, false);
+        let classes = shared.fairness.has_classes();
+        if classes {
+            // Stable: among equals the order stays.
+            sessions.sort_by_key(|session| session.shared.terms.priority);
+        }
+        shared.look_at_clocks(rounds);
         let mut at = 0;
         while at < sessions.len() {
-            match visit(shared, &mut sessions[at]) {
+            let session = &mut sessions[at];
+            if classes {
+                if !session.classed {
+                    session.join_class(shared);
+                }
+                let low = session.shared.terms.priority > 0;
+                if low && worked && !rounds.is_multiple_of(fairness::LOW_TURN) {
+                    break;
+                }
+            }
+            if !shared.may_go(&session.shared) {
+                // Others are behind; this one has something to do.
+                worked = true;
+                at += 1;
+                continue;
+            }
+            let before = session.dispatched;
+            let visited = visit(shared, session);
+            shared.note_dispatched(&session.shared, session.dispatched - before);
+            match visited {
                 Visit::Idle => {}
                 Visit::Worked => worked = true,
                 Visit::Full => full = true,
@@ -242,7 +268,10 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     while count < BUDGET {
         match step(shared, session, false) {
             Step::None | Step::Held => break,
-            Step::Done => count += 1,
+            Step::Done => {
+                count += 1;
+                session.dispatched += 1;
+            }
             Step::Full if count == 0 && !wrote => return Visit::Full,
             Step::Slow if count == 0 => return Visit::Slow,
             Step::Full | Step::Slow => return Visit::Worked,

@@ -5,12 +5,13 @@
 //! nodes, the graphs inside them) loses its handle here at the same moment, so no freed pointer is ever passed on.
 
 use super::Shared;
+use super::account::{Account, Charge, Memory};
 use super::instances::Image;
 use super::session::Event;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handle::{Handle, Kind};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Graphs a session may have at a time, those inside nodes included.
 const MAX_GRAPHS: usize = 1 << 18;
@@ -182,6 +183,8 @@ pub struct Graphs {
     pub captures: Vec<Capture>,
     /// Memory that allocating nodes have given.
     pub memory: GraphMemory,
+    /// What counts of that memory: blocks that an instance allocates or a launch has left.
+    pub charges: BTreeMap<u64, Charge>,
     /// Numbers of conditions that the session was given, and their graphs.
     pub conditions: HashMap<u64, u64>,
     /// There has been a host node.
@@ -208,6 +211,7 @@ impl Default for Graphs {
             execs: Made::new(Kind::GraphExec, MAX_EXECS),
             captures: Vec::new(),
             memory: Default::default(),
+            charges: BTreeMap::new(),
             conditions: HashMap::new(),
             hosts: false,
             waits: HashSet::new(),
@@ -298,6 +302,7 @@ impl Graphs {
         };
         self.by_graph.remove(&graph.raw);
         self.memory.ended(handle);
+        self.discharge();
         self.conditions.retain(|_, of| *of != handle);
         for node in graph.nodes {
             self.forget_node(node);
@@ -406,6 +411,27 @@ impl Graphs {
             ..Graphs::default()
         };
         self.take_kept()
+    }
+
+    /// Counts the memory that an instance allocates.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`; nothing more is counted then.
+    pub fn charge(&mut self, account: &Account, exec: u64, device: usize) -> Result<(), CUresult> {
+        let mut taken = Vec::new();
+        for (start, len) in self.memory.of(exec) {
+            if !self.charges.contains_key(&start) {
+                taken.push((start, account.take(Memory::Device(device), len)?));
+            }
+        }
+        self.charges.extend(taken);
+        Ok(())
+    }
+
+    /// Counts no more what is no memory any more.
+    pub fn discharge(&mut self) {
+        let memory = &self.memory;
+        self.charges.retain(|start, _| memory.begins(*start));
     }
 
     /// Whether `[address, address + len)` is memory that a node of the session has given.

@@ -5,12 +5,17 @@
 //! different ones; CUDA has no call that would take one off.
 
 use super::Shared;
+use super::devices::KeptStreams;
+use super::driver::Driver;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::context::Resource;
 use std::sync::Arc;
 
 /// Resources, and ways to put them together, that a session may have.
 const MAX_RESOURCES: usize = 4096;
+
+/// Streams made ahead in a lasting green context: creating one can block while other clients' kernels run.
+const STREAMS_AHEAD: usize = 8;
 
 /// A green context. Its streams hold it, so that it ends after them.
 #[derive(Debug)]
@@ -19,6 +24,87 @@ pub struct Green {
     pub raw: CUgreenCtx,
     /// Server's ordinal.
     pub device: usize,
+    /// The server's own, for clients with a percentage: it and its streams are there for as long as the server.
+    lasting: Option<Lasting>,
+}
+
+#[derive(Debug)]
+struct Lasting {
+    /// What a thread makes current for calls that take the current context's multiprocessors.
+    context: CUcontext,
+    streams: KeptStreams,
+}
+
+impl Green {
+    /// One that a client has made.
+    pub fn of_client(raw: CUgreenCtx, device: usize) -> Green {
+        Green {
+            raw,
+            device,
+            lasting: None,
+        }
+    }
+
+    /// One of the server's own, with some streams; its device's context is current.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn lasting(driver: &Driver, raw: CUgreenCtx, device: usize) -> Result<Green, CUresult> {
+        let mut context = CUcontext::NULL;
+        driver.context.ctx_from_green(&mut context, raw)?;
+        let green = Green {
+            raw,
+            device,
+            lasting: Some(Lasting {
+                context,
+                streams: KeptStreams::default(),
+            }),
+        };
+        for _ in 0..STREAMS_AHEAD {
+            let stream = green.create_stream(driver, 0)?;
+            green.end_stream(driver, 0, stream);
+        }
+        Ok(green)
+    }
+
+    /// What a thread makes current to work within it; `None` for a client's.
+    pub fn context(&self) -> Option<CUcontext> {
+        self.lasting.as_ref().map(|lasting| lasting.context)
+    }
+
+    /// A non-blocking stream, a kept one if there is one; the device's context is current.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
+        let lasting = self.lasting.as_ref();
+        match lasting.and_then(|lasting| lasting.streams.take(priority)) {
+            Some(stream) => Ok(stream),
+            None => self.create_stream(driver, priority),
+        }
+    }
+
+    fn create_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
+        let mut stream = CUstream::NULL;
+        let functions = &driver.context;
+        functions.green_stream_create(&mut stream, self.raw, CU_STREAM_NON_BLOCKING, priority)?;
+        Ok(stream)
+    }
+
+    /// Whether its streams are kept.
+    pub fn is_lasting(&self) -> bool {
+        self.lasting.is_some()
+    }
+
+    /// Keeps a drained stream, or destroys a client's.
+    pub fn end_stream(&self, driver: &Driver, priority: i32, stream: CUstream) {
+        match &self.lasting {
+            Some(lasting) => lasting.streams.keep(priority, stream),
+            None => {
+                let _ = driver.context.stream_destroy(stream);
+            }
+        }
+    }
 }
 
 /// Kept by session and streams.
@@ -90,10 +176,7 @@ impl Resources {
         if self.descriptions.len() >= MAX_RESOURCES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let mut description = CUdevResourceDesc::NULL;
-        let count = resources.len() as u32;
-        let driver = &shared.driver.context;
-        driver.generate_desc(&mut description, resources.as_mut_ptr(), count)?;
+        let description = description(&shared.driver, resources)?;
         self.descriptions.push((tokens, description, device));
         Ok(self.descriptions.len() - 1)
     }
@@ -110,8 +193,28 @@ impl Resources {
     }
 }
 
+/// What a green context of these resources is made from.
+///
+/// # Errors
+/// The driver's.
+pub fn description(
+    driver: &Driver,
+    mut resources: Vec<CUdevResource>,
+) -> Result<CUdevResourceDesc, CUresult> {
+    let mut description = CUdevResourceDesc::NULL;
+    let count = resources.len() as u32;
+    let first = resources.as_mut_ptr();
+    driver
+        .context
+        .generate_desc(&mut description, first, count)?;
+    Ok(description)
+}
+
 /// Ends a green context that nobody holds any more; gives it back while a stream does.
 pub fn end(shared: &Shared, green: GreenRef) -> Option<GreenRef> {
+    if green.is_lasting() {
+        return None;
+    }
     match Arc::try_unwrap(green) {
         Ok(green) => {
             let _ = shared.devices[green.device].make_current(&shared.driver);

@@ -1,5 +1,6 @@
 //! Memory that both the CPU of a client and the device reach: the arena, and the driver's registrations.
 
+use super::account::Charge;
 use super::devices::Device;
 use super::driver::Driver;
 use super::ranges::RangeAllocator;
@@ -87,6 +88,8 @@ pub struct HostBlock {
     pub registration: Registration,
     /// The memory file, to hand to the client.
     pub fd: OwnedFd,
+    /// Device memory that managed memory counts as.
+    pub charge: Option<Charge>,
 }
 
 impl HostBlock {
@@ -151,7 +154,11 @@ impl HostArena {
         });
         match registered.and_then(|(fd, mapping)| Ok((fd, Registration::new(driver, mapping, 0)?)))
         {
-            Ok((fd, registration)) => Ok(HostBlock { registration, fd }),
+            Ok((fd, registration)) => Ok(HostBlock {
+                registration,
+                fd,
+                charge: None,
+            }),
             Err(status) => {
                 self.retire(start, room);
                 Err(status)

@@ -125,7 +125,7 @@ impl Pools {
     }
 
     /// Notes that the allocation at this address was freed.
-    pub fn note_free(&mut self, account: &mut Account, address: u64) {
+    pub fn note_free(&mut self, account: &Account, address: u64) {
         if let Some(block) = self.blocks.remove(&address) {
             account.credit(Memory::Device(block.device), block.charged);
             if let Ok(pool) = self.pools.get_mut(block.pool) {
@@ -166,7 +166,7 @@ impl Pools {
     }
 
     /// Frees everything, on a stream with no work of the session's.
-    pub fn clear(&mut self, shared: &Shared, account: &mut Account) {
+    pub fn clear(&mut self, shared: &Shared, account: &Account) {
         for (address, block) in std::mem::take(&mut self.blocks) {
             account.credit(Memory::Device(block.device), block.charged);
             let device = &shared.devices[block.device];

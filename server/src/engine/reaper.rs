@@ -154,9 +154,9 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
             );
         }
     }
-    let mut account = std::mem::take(&mut session.account);
-    session.pools.clear(shared, &mut account);
-    session.virtual_memory.clear(shared, &mut account);
+    let account = session.account.clone();
+    session.pools.clear(shared, &account);
+    session.virtual_memory.clear(shared, &account);
     let greens = session.greens.drain().map(Buried::Green);
     graves.extend(greens.map(|green| (Instant::now(), green)));
     for link in session.links.drain() {
@@ -239,7 +239,7 @@ fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
 impl Shared {
     /// Tells the owner that a session's resources are gone.
     fn gone(&self, session: &SessionShared, why: Option<String>) {
-        self.retract();
+        self.admission.retract();
         self.tell(EngineEvent::Gone(session.info.clone(), why));
     }
 }

@@ -2,9 +2,10 @@
 
 use super::ClientInfo;
 use super::Shared;
-use super::account::Account;
+use super::account::{Account, Charge, Memory};
 use super::arrays::{Array, Objects, Reference};
 use super::devices::Grant;
+use super::fairness::Standing;
 use super::files::FileRegistration;
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
@@ -13,6 +14,7 @@ use super::host::{HostBlock, Registration};
 use super::instances::{Image, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
+use super::partition::Place;
 use super::pools::Pools;
 use super::printing::Printed;
 use super::shared_events::SharedEvent;
@@ -20,13 +22,16 @@ use super::shares::Sharing;
 use super::slots::Slots;
 use super::streams::Stream;
 use super::virtual_memory::VirtualMemory;
+use crate::limits::{Terms, Usage};
+use crate::mode::Mode;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
+use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Consumer, Message, Violation};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -83,9 +88,36 @@ pub struct SessionShared {
     pub hung_up: AtomicBool,
     /// The operator ended it.
     pub terminated: AtomicBool,
+    /// Bytes it holds and may hold.
+    pub account: Account,
+    /// Active-thread percentage and priority it came with.
+    pub terms: Terms,
+    /// Its share of dispatch in relation to others.
+    pub standing: Standing,
 }
 
 impl SessionShared {
+    /// What the client has and may have.
+    pub fn usage(&self) -> Usage {
+        let devices = 0..MAX_DEVICES;
+        let held = |device: usize| (device, self.account.held(Memory::Device(device)));
+        let limit = |device| Some((device, self.account.limit(Memory::Device(device))?));
+        Usage {
+            session: self.info.session,
+            threads: self.terms.threads,
+            priority: self.terms.priority,
+            weight: self.standing.weight(),
+            memory: devices
+                .clone()
+                .map(held)
+                .filter(|(_, bytes)| *bytes > 0)
+                .collect(),
+            memory_limit: devices.filter_map(limit).collect(),
+            host: self.account.held(Memory::Host),
+            mode: Mode::Proxy,
+            turns: None,
+        }
+    }
     fn base(&self) -> *mut u8 {
         self.registration.mapping().base()
     }
@@ -256,8 +288,14 @@ pub struct Session {
     pub events: Slots<Event>,
     /// Modules and libraries by handle.
     pub images: Slots<Image>,
+    /// What they count as device memory.
+    pub image_charges: HashMap<u64, Charge>,
     /// The same for libraries.
     pub libraries: Slots<Image>,
+    /// The part of each device that it may use, by the server's ordinal; `None`: all of it.
+    pub places: Vec<Option<Place>>,
+    /// The parts that contexts of its own have, by handle.
+    pub places_of_contexts: HashMap<u64, Place>,
     /// Green contexts by handle.
     pub greens: Slots<GreenRef>,
     /// Multiprocessors that the client was told of.
@@ -316,6 +354,10 @@ pub struct Session {
     pub fault: Option<String>,
     /// Dispatch thread it belongs to.
     pub home: usize,
+    /// Messages that dispatch threads have executed.
+    pub dispatched: u64,
+    /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
+    pub classed: bool,
 }
 
 impl Session {
@@ -323,11 +365,15 @@ impl Session {
     pub fn new(shared: Arc<SessionShared>, home: usize) -> Session {
         Session {
             consumer: Consumer::new(shared.ring()),
+            account: shared.account.clone(),
             shared,
             streams: Slots::new(Kind::Stream, MAX_STREAMS),
             events: Slots::new(Kind::Event, MAX_EVENTS),
             images: Slots::new(Kind::Module, MAX_IMAGES),
+            image_charges: HashMap::new(),
             libraries: Slots::new(Kind::Library, MAX_IMAGES),
+            places: Vec::new(),
+            places_of_contexts: HashMap::new(),
             greens: Slots::new(Kind::GreenContext, MAX_GREENS),
             resources: Resources::default(),
             links: Slots::new(Kind::Link, MAX_LINKS),
@@ -342,7 +388,6 @@ impl Session {
             host_spare: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pools: Pools::default(),
-            account: Account::default(),
             globals: BTreeMap::new(),
             arrays: Slots::new(Kind::Array, MAX_ARRAYS),
             mipmaps: Slots::new(Kind::MipmappedArray, MAX_ARRAYS),
@@ -357,6 +402,8 @@ impl Session {
             graphs: Graphs::default(),
             fault: None,
             home,
+            dispatched: 0,
+            classed: false,
         }
     }
 

@@ -1,23 +1,26 @@
 //! The slow lane: calls that take long or wait inside the driver, and the setting up of sessions.
 
 use super::Shared;
+use super::account::{Account, Memory};
 use super::dispatch::{self, Step};
+use super::fairness::Standing;
+use super::partition::Place;
 use super::session::{Session, SessionShared};
 use super::{ClientInfo, Credentials, EngineEvent};
+use crate::admission;
+use crate::limits::{Percentage, Terms};
+use crate::mode::Mode;
 use crate::seqpacket;
 use crossbeam_channel::Receiver;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::handshake::{
-    ClientHello, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, Welcome,
-};
+use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
-use mpsshim_proto::table;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Messages executed here before the session goes back to its dispatch thread.
 const BUDGET: usize = 256;
@@ -64,31 +67,19 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
 }
 
 fn refuse(shared: &Shared, socket: &OwnedFd, who: Credentials, status: CUresult, why: String) {
-    let mut welcome = Welcome::new_zeroed();
-    welcome.magic = MAGIC_WELCOME;
-    welcome.protocol = PROTOCOL_VERSION;
-    welcome.status = status.0;
-    welcome.server_pid = std::process::id();
-    let _ = shm::send_packet(socket.as_fd(), welcome.as_bytes(), &[]);
-    shared.tell(EngineEvent::Refused(who.pid, status.0, why));
+    admission::refuse(&shared.events, socket, who, status, why);
 }
 
 fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Credentials) {
-    if hello.protocol != PROTOCOL_VERSION || hello.table_hash != table::fingerprint() {
-        let why = format!(
-            "the client's library is of another version (protocol {}, table {:016x}; here {PROTOCOL_VERSION}, {:016x})",
-            hello.protocol,
-            hello.table_hash,
-            table::fingerprint()
-        );
+    if let Err(why) = admission::check_version(hello) {
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
     }
     if let Some(status) = shared.lost_status() {
         let why = format!("the server's context is lost ({status})");
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_SERVER_NOT_READY, why);
     }
-    let Some(id) = shared.admit() else {
-        let why = format!("there are {} clients already", shared.config.max_clients);
+    let Some(id) = shared.admission.admit() else {
+        let why = format!("there are {} clients already", shared.admission.limit());
         return refuse(
             shared,
             &socket,
@@ -97,7 +88,30 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
             why,
         );
     };
-    match prepare(shared, id, socket, who) {
+    let limits = shared.limits.lock().clone();
+    let mut terms = Terms::new(&limits, hello);
+    let places = (0..shared.devices.len()).map(|device| shared.place(device, terms.threads));
+    let places = match places.collect::<Result<Vec<_>, _>>() {
+        Ok(places) => places,
+        Err(status) => {
+            tracing::warn!(
+                "Client process {} should have {} percent of the active threads, but the driver cannot part the \
+                 device ({status}): it has all of them",
+                who.pid,
+                terms.threads
+            );
+            terms.threads = Percentage::ALL;
+            Vec::new()
+        }
+    };
+    shared.fairness.admit(terms.priority);
+    let account = Account::default();
+    for (device, bytes) in limits.memory {
+        if device < MAX_DEVICES {
+            account.lower_limit(Memory::Device(device), bytes);
+        }
+    }
+    match prepare(shared, id, socket, who, (terms, account, places)) {
         Ok(session) => {
             let info = session.shared.info.clone();
             if shared.watch_socket(&session.shared).is_err() {
@@ -108,7 +122,7 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
             shared.send_home(session);
         }
         Err((socket, status, why)) => {
-            shared.retract();
+            shared.admission.retract();
             shared.note_status(status);
             // A new server will do what one whose context is lost cannot.
             let status = match shared.lost_status() {
@@ -127,6 +141,7 @@ fn prepare(
     id: u64,
     socket: OwnedFd,
     who: Credentials,
+    (terms, account, places): (Terms, Account, Vec<Option<Place>>),
 ) -> Result<Box<Session>, Refusal> {
     let made = || -> std::io::Result<(OwnedFd, Mapping, Doorbell)> {
         let fd = sealed_memfd(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
@@ -177,21 +192,29 @@ fn prepare(
         socket,
         hung_up: AtomicBool::new(false),
         terminated: AtomicBool::new(false),
+        account,
+        terms,
+        standing: Standing::default(),
     });
-    let mut welcome = Welcome::new_zeroed();
-    welcome.magic = MAGIC_WELCOME;
-    welcome.protocol = PROTOCOL_VERSION;
-    welcome.mode = 1;
+    let mut welcome = admission::welcome(CUDA_SUCCESS);
+    welcome.mode = Mode::Proxy.number();
     welcome.session = id;
     welcome.segment_len = segment::SEGMENT_LEN as u64;
     (welcome.host_arena, welcome.host_arena_len) = (HOST_ARENA, HOST_ARENA_LEN);
     (welcome.device_arena, welcome.device_arena_len) = (DEVICE_ARENA, DEVICE_ARENA_LEN);
-    welcome.server_pid = std::process::id();
     welcome.device_count = shared.devices.len().min(MAX_DEVICES) as u32;
     for (to, device) in welcome.devices.iter_mut().zip(&shared.devices) {
         *to = device.uuid.0;
     }
-    let session = Box::new(Session::new(session_shared.clone(), home));
+    for (to, place) in welcome.multiprocessors.iter_mut().zip(&places) {
+        *to = place.as_ref().map_or(0, |place| place.count);
+    }
+    for (device, to) in welcome.memory.iter_mut().enumerate() {
+        let limit = session_shared.account.limit(Memory::Device(device));
+        *to = limit.unwrap_or(0);
+    }
+    let mut session = Box::new(Session::new(session_shared.clone(), home));
+    session.places = places;
     // Listed before the client can act: whoever sees its first call served finds it in the list.
     shared.remember(&session_shared);
     if let Err(error) = shm::send_packet(

@@ -38,8 +38,10 @@ pub struct Stream {
     pub raw: CUstream,
     /// Server's ordinal.
     pub device: usize,
-    /// Its priority, to find it again among the kept ones.
+    /// Its priority as the client gave it.
     pub priority: i32,
+    /// The driver's priority of it when it was made, to find it again among the kept ones.
+    pub raw_priority: i32,
     /// Its role.
     pub role: Role,
     /// Blocking streams of this legacy stream, by position.
@@ -70,11 +72,18 @@ pub struct Stream {
 
 impl Stream {
     /// A stream with no work.
-    pub fn new(shared: &Shared, raw: CUstream, device: usize, priority: i32, role: Role) -> Stream {
+    pub fn new(
+        shared: &Shared,
+        raw: CUstream,
+        device: usize,
+        (priority, raw_priority): (i32, i32),
+        role: Role,
+    ) -> Stream {
         Stream {
             raw,
             device,
             priority,
+            raw_priority,
             role,
             members: Vec::new(),
             capturing: false,
@@ -173,16 +182,13 @@ impl Stream {
         if let Some((slot, _)) = self.own_flag {
             shared.flags.give_back(slot);
         }
+        let kept = self.green.as_ref().is_none_or(|green| green.is_lasting());
+        if kept && self.has_attributes {
+            self.reset_attributes(shared);
+        }
         match self.green {
-            Some(_) => {
-                let _ = shared.driver.context.stream_destroy(self.raw);
-            }
-            None => {
-                if self.has_attributes {
-                    self.reset_attributes(shared);
-                }
-                shared.devices[self.device].keep_stream(self.priority, self.raw);
-            }
+            Some(green) => green.end_stream(&shared.driver, self.raw_priority, self.raw),
+            None => shared.devices[self.device].keep_stream(self.raw_priority, self.raw),
         }
     }
 
@@ -195,7 +201,7 @@ impl Stream {
 
     /// Makes the stream as the next session expects it.
     fn reset_attributes(&self, shared: &Shared) {
-        let priority = self.priority.to_ne_bytes();
+        let priority = self.raw_priority.to_ne_bytes();
         let each: [(u32, &[u8]); 4] = [
             (CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &[0; 32]),
             (CU_STREAM_ATTRIBUTE_PRIORITY, &priority),

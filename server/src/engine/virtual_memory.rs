@@ -281,7 +281,7 @@ impl VirtualMemory {
     pub fn unmap(
         &mut self,
         shared: &Shared,
-        account: &mut Account,
+        account: &Account,
         start: u64,
         len: u64,
     ) -> Result<(), CUresult> {
@@ -335,7 +335,7 @@ impl VirtualMemory {
     pub fn release(
         &mut self,
         shared: &Shared,
-        account: &mut Account,
+        account: &Account,
         handle: u64,
     ) -> Result<(), CUresult> {
         let allocation = self
@@ -348,7 +348,7 @@ impl VirtualMemory {
     }
 
     /// Frees everything. Nothing may be in flight.
-    pub fn clear(&mut self, shared: &Shared, account: &mut Account) {
+    pub fn clear(&mut self, shared: &Shared, account: &Account) {
         let note = |what: &str, result: Result<(), CUresult>| {
             if let Err(status) = result {
                 tracing::error!("{what} of a session that ended: {status}");
@@ -373,7 +373,7 @@ impl VirtualMemory {
 }
 
 /// Counts memory as freed when nothing holds it any more.
-fn settle(account: &mut Account, physical: Arc<Physical>) {
+fn settle(account: &Account, physical: Arc<Physical>) {
     if let Some(last) = Arc::into_inner(physical) {
         account.credit(last.memory, last.charged);
     }

@@ -16,7 +16,6 @@ const PORTABLE_CLUSTER: u64 = 8;
 const LARGEST_CLUSTER: u64 = 16;
 
 /// Device attributes (cuda.h).
-const MULTIPROCESSOR_COUNT: u32 = 16;
 const MAX_ACCESS_POLICY_WINDOW_SIZE: u32 = 109;
 const MEM_SYNC_DOMAIN_COUNT: u32 = 126;
 
@@ -160,7 +159,7 @@ fn check_cooperative(function: FunctionRef, shape: &Shape) -> Status {
         shape.shared.into(),
         0,
     )?;
-    let count = context::device_attribute(function.context().device, MULTIPROCESSOR_COUNT);
+    let count = context::multiprocessors(function.context());
     let fitting = one * count.unwrap_or(1) as u64;
     let blocks = shape.grid.iter().map(|side| *side as u64).product::<u64>();
     if blocks > fitting {

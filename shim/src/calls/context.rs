@@ -4,9 +4,8 @@ use std::sync::atomic::Ordering;
 
 use mpsshim_proto::cuda::{
     CU_CTX_COREDUMP_ENABLE, CU_CTX_FLAGS_MASK, CU_CTX_MAP_HOST, CU_CTX_SCHED_MASK,
-    CU_CTX_USER_COREDUMP_ENABLE, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
-    CUdevice, CUlimit, CUresult,
+    CU_CTX_USER_COREDUMP_ENABLE, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, CUdevice, CUlimit, CUresult,
 };
 use mpsshim_proto::message::{Limit, Op, Value};
 
@@ -295,8 +294,7 @@ pub unsafe extern "C" fn get_exec_affinity(out: Out<ExecAffinity>, kind: u32) ->
         if kind != 0 {
             return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
         }
-        let count =
-            context::device_attribute(context.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let count = context::multiprocessors(context);
         out.set([0, count.unwrap_or(1) as u32])
     })
 }

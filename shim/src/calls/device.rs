@@ -29,8 +29,6 @@ pub static GENUINE: &[&str] = &[
     "cuDeviceGetTexture1DLinearMaxWidth",
     "cuDeviceGetUuid",
     "cuDeviceGetUuid_v2",
-    "cuDeviceTotalMem",
-    "cuDeviceTotalMem_v2",
     "cuDriverGetVersion",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -47,6 +45,8 @@ pub static GENUINE: &[&str] = &[
 
 entries! {
     cuDeviceGetAttribute => get_attribute,
+    cuDeviceTotalMem => total_memory,
+    cuDeviceTotalMem_v2 => total_memory,
     cuDevicePrimaryCtxRetain => primary_retain,
     cuDevicePrimaryCtxRelease => primary_release,
     cuDevicePrimaryCtxRelease_v2 => primary_release,
@@ -94,6 +94,28 @@ pub unsafe extern "C" fn get_attribute(
         unsafe { genuine(out, attribute, device) }.ok()?;
         if WITHHELD.contains(&attribute) {
             out.set(0)?;
+        }
+        if attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+            && let Some(count) = context::granted_multiprocessors(device, context::top())
+        {
+            out.set(count)?;
+        }
+        Ok(())
+    })
+}
+
+/// `cuDeviceTotalMem`: what the genuine driver says, or the limit of the client's memory if that is less.
+pub unsafe extern "C" fn total_memory(out: Out<usize>, device: CUdevice) -> CUresult {
+    type Genuine = unsafe extern "C" fn(Out<usize>, CUdevice) -> CUresult;
+    guard(|| {
+        let address = genuine::symbol("cuDeviceTotalMem_v2").ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+        // SAFETY: the driver's function of this name has this signature.
+        let genuine = unsafe { std::mem::transmute::<*const (), Genuine>(address) };
+        // SAFETY: the program's arguments, unchanged.
+        unsafe { genuine(out, device) }.ok()?;
+        let limit = context::device(device)?.memory();
+        if (out.get()? as u64) > limit {
+            out.set(limit as usize)?;
         }
         Ok(())
     })

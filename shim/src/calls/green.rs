@@ -4,7 +4,7 @@
 //! the server's list: the driver's own structure stays there.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn ctx_get_resource(
 ) -> CUresult {
     guard(|| {
         let context = context::by_handle(handle)?.usable()?;
-        query(out, context.green, context.device, kind)
+        query(out, context.streams_in(), context.device, kind)
     })
 }
 
@@ -190,7 +190,6 @@ pub unsafe extern "C" fn create(
     device: CUdevice,
     flags: u32,
 ) -> CUresult {
-    static MADE: AtomicU32 = AtomicU32::new(0);
     guard(|| {
         out.required()?;
         let server = context::device(device)?;
@@ -203,8 +202,7 @@ pub unsafe extern "C" fn create(
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
         let session = session()?;
-        let index = MADE.fetch_add(1, Ordering::Relaxed);
-        let handle = Handle::new(Kind::GreenContext, 0, index).0;
+        let handle = context::next_green_handle();
         let body = GreenCreate {
             green: handle,
             description,

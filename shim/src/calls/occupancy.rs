@@ -32,7 +32,6 @@ entries! {
 /// Kind of [`ask`]: `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
 pub const MAX_BLOCKS: u32 = 0;
 const AVAILABLE_SHARED: u32 = 1;
-const MULTIPROCESSOR_COUNT: u32 = 16;
 const WARP_SIZE: u32 = 10;
 
 /// Asks the server unless the answer is known. A change of the function's attributes makes another question.
@@ -186,7 +185,8 @@ fn potential(
         }
         rounded -= warp;
     }
-    grid_out.set(best_blocks * attribute(MULTIPROCESSOR_COUNT, 1))?;
+    let count = context::multiprocessors(function.context());
+    grid_out.set(best_blocks * count.unwrap_or(1))?;
     block_out.set(best_block)
 }
 

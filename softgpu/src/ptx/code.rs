@@ -155,6 +155,7 @@ pub enum Special {
     DynamicSharedSize,
     LocalBase,
     FrameBase,
+    SmId,
     Zero,
 }
 

@@ -1,6 +1,5 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `exec`, `early`, `blocked`,
-//! `pending`, `share`, `threads`.
+//! `stray`, `fork`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -199,6 +198,14 @@ impl Client {
         self.enqueue(unreachable, 0)
     }
 
+    /// Sleeps for a word that nobody writes.
+    fn wait(&self) -> Status {
+        let (word, equal) = (self.memory, CU_STREAM_WAIT_VALUE_EQ);
+        cu!(cuStreamWaitValue32_v2, self.stream, word, 0x5eed_u32, equal).ok()?;
+        say("busy");
+        self.synchronize()
+    }
+
     fn enqueue(&self, function: HostFunction, data: usize) -> Status {
         cu!(cuLaunchHostFunc, self.stream, function, data as *mut c_void).ok()
     }
@@ -388,6 +395,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "exec" => client.exec(),
         "blocked" => client.blocked(),
         "pending" => client.pending(),
+        "wait" => client.wait(),
         "share" => client.share(),
         "threads" => client.threads(),
         _ => panic!("client {what:?}"),

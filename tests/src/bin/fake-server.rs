@@ -4,22 +4,31 @@
 //! connection and ends; wherever the file `FAKE_SERVER_DONE` is there it becomes the program `FAKE_SERVER_THEN` instead.
 //! `FAKE_SERVER=crash` ends before it is ready, `slow` takes half a second to get ready, `stuck` never does. A client may
 //! send `fault` (the context is lost) or `die` (the process ends as if it had crashed).
+//!
+//! `fake-server introduce` is no server: it says that it is one whose daemon has died, prints the daemon's answer, and
+//! keeps the connection until its standard input ends.
 
 use crossbeam_channel::{Sender, unbounded};
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
 use mpsshim_proto::handshake::{ClientHello, Welcome};
 use mpsshim_server::control::greeting::refusal;
 use mpsshim_server::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};
+use mpsshim_server::limits::{DEFAULT_WEIGHT, Limits, Usage};
 use mpsshim_server::link::Link;
-use mpsshim_server::logging;
+use mpsshim_server::logging::{self, Sink};
+use mpsshim_server::mode::Mode;
 use mpsshim_server::seqpacket;
 use mpsshim_server::serve::{End, Host, serve};
+use mpsshim_server::settings::Settings;
+use mpsshim_server::takeover::{Introduction, Versions};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{env, io};
 use zerocopy::IntoBytes;
@@ -28,6 +37,8 @@ struct Fake {
     sessions: AtomicU64,
     manner: String,
     events: Sender<EngineEvent>,
+    limits: Mutex<Limits>,
+    clients: Arc<Mutex<Vec<Usage>>>,
 }
 
 impl Host for Fake {
@@ -54,24 +65,64 @@ impl Host for Fake {
             pid: who.pid,
             uid: who.uid,
         };
-        let events = self.events.clone();
-        std::thread::spawn(move || attend(&socket, client, &events));
+        let limits = self.limits.lock().expect("limits").clone();
+        let usage = Usage {
+            session,
+            threads: limits.threads,
+            priority: limits.priority,
+            weight: DEFAULT_WEIGHT,
+            memory: BTreeMap::new(),
+            memory_limit: limits.memory,
+            host: 0,
+            mode: Mode::Proxy,
+            turns: None,
+        };
+        self.clients.lock().expect("clients").push(usage);
+        let (events, clients) = (self.events.clone(), self.clients.clone());
+        std::thread::spawn(move || {
+            attend(&socket, &client, &events);
+            let mut clients = clients.lock().expect("clients");
+            clients.retain(|usage| usage.session != client.session);
+            drop(clients);
+            events
+                .send(EngineEvent::Gone(client, None))
+                .unwrap_or_default();
+        });
     }
 
     fn devices(&self) -> Vec<DeviceInfo> {
-        vec![DeviceInfo {
-            name: "Fake device".into(),
-            uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
-            pci: "0000:00:06.0".into(),
-        }]
+        devices()
     }
 
     fn terminate(&self, _: u64) {}
 
+    fn set_limits(&self, limits: Limits) {
+        *self.limits.lock().expect("limits") = limits;
+    }
+
+    fn set_weight(&self, session: u64, weight: u32) {
+        let mut clients = self.clients.lock().expect("clients");
+        for usage in clients.iter_mut().filter(|usage| usage.session == session) {
+            usage.weight = weight;
+        }
+    }
+
+    fn usage(&self) -> Vec<Usage> {
+        self.clients.lock().expect("clients").clone()
+    }
+
     fn shutdown(self) {}
 }
 
-fn attend(socket: &OwnedFd, client: ClientInfo, events: &Sender<EngineEvent>) {
+fn devices() -> Vec<DeviceInfo> {
+    vec![DeviceInfo {
+        name: "Fake device".into(),
+        uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
+        pci: "0000:00:06.0".into(),
+    }]
+}
+
+fn attend(socket: &OwnedFd, client: &ClientInfo, events: &Sender<EngineEvent>) {
     // The other end is gone only when the process ends.
     let tell = |event| events.send(event).unwrap_or_default();
     let welcome = Welcome {
@@ -90,10 +141,31 @@ fn attend(socket: &OwnedFd, client: ClientInfo, events: &Sender<EngineEvent>) {
             }
         }
     }
-    tell(EngineEvent::Gone(client, None));
+}
+
+fn introduce() -> io::Result<ExitCode> {
+    let connection = seqpacket::connect(&control())?;
+    let introduction = Introduction {
+        versions: Versions::OWN,
+        clients: 1,
+        limits: Limits::default(),
+    };
+    seqpacket::send(connection.as_fd(), &introduction.packet()?, None)?;
+    let mut buffer = [0; 4096];
+    let len = seqpacket::receive(connection.as_fd(), &mut buffer)?;
+    println!("{}", String::from_utf8_lossy(&buffer[..len]));
+    io::stdin().read_line(&mut String::new())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn control() -> PathBuf {
+    Settings::from_env().expect("settings").control_socket()
 }
 
 fn main() -> io::Result<ExitCode> {
+    if env::args().nth(1).as_deref() == Some("introduce") {
+        return introduce();
+    }
     let manner = env::var("FAKE_SERVER").unwrap_or_default();
     match manner.as_str() {
         "refuse" | "drop" => {
@@ -109,17 +181,30 @@ fn main() -> io::Result<ExitCode> {
         "stuck" => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
     }
+    if env::args().nth(1).as_deref() == Some("--list-devices") {
+        println!("{}", serde_json::to_string(&devices())?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let link = io::stdin().as_fd().try_clone_to_owned()?;
-    let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    logging::install("Server", vec![log], None);
+    logging::install("Server", vec![Sink::StandardError], None);
     let (events, receiver) = unbounded();
     let host = Fake {
         sessions: AtomicU64::new(0),
         manner,
         events,
+        limits: Mutex::default(),
+        clients: Arc::default(),
     };
-    Ok(match serve(Link::new(link), host, &receiver) {
-        End::Orderly => ExitCode::SUCCESS,
-        End::Fault => ExitCode::FAILURE,
-    })
+    let limits = env::args()
+        .skip_while(|argument| argument != "--limits")
+        .nth(1);
+    let limits = limits.map_or_else(Limits::default, |json| {
+        serde_json::from_str(&json).expect("limits")
+    });
+    Ok(
+        match serve(Link::new(link), host, &receiver, limits, &control()) {
+            End::Orderly => ExitCode::SUCCESS,
+            End::Fault => ExitCode::FAILURE,
+        },
+    )
 }

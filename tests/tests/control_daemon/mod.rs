@@ -8,6 +8,7 @@ use mpsshim_server::seqpacket;
 use mpsshim_tests::artifacts::artifact;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::collections::HashMap;
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,6 +33,44 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// A user to test permissions with; `None` where this process is not root and cannot change its user.
 pub fn other_user() -> Option<u32> {
     nix::unistd::geteuid().is_root().then_some(65534)
+}
+
+/// Two users beside root.
+pub fn two_users() -> Option<[u32; 2]> {
+    if other_user().is_none() {
+        eprintln!("not root: two users are not tested");
+    }
+    other_user().map(|user| [user, user - 1])
+}
+
+/// Does something as that user and group, in a thread of its own: the kernel keeps credentials by thread.
+pub fn as_user<T: Send>(user: u32, work: impl FnOnce() -> T + Send) -> T {
+    let become_and_work = || {
+        // SAFETY: plain system calls, which change the credentials of this thread alone.
+        let refused = unsafe {
+            libc::syscall(libc::SYS_setresgid, user, user, user)
+                | libc::syscall(libc::SYS_setresuid, user, user, user)
+        };
+        assert_eq!(refused, 0, "cannot become user {user}");
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(become_and_work).join().expect("no panic"))
+}
+
+/// This process may have as many descriptors as the system lets it.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: plain system calls on a structure that lives through them.
+    let failed = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 || {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0
+        }
+    };
+    assert!(!failed, "{}", std::io::Error::last_os_error());
 }
 
 /// What a program has printed and returned.
@@ -81,12 +120,16 @@ impl Place {
     }
 
     pub fn with_daemon_env(env: &[(&str, &str)]) -> Place {
+        Place::with_daemon_options(&["-d"], env)
+    }
+
+    pub fn with_daemon_options(options: &[&str], env: &[(&str, &str)]) -> Place {
         let mut place = Place::new();
         place.env.extend(
             env.iter()
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
-        let result = place.control(&["-d"]);
+        let result = place.control(options);
         assert_eq!(
             (result.code, result.out.as_str(), result.err.as_str()),
             (0, "", "")
@@ -135,6 +178,18 @@ impl Place {
         command
     }
 
+    /// Another program with the environment of this one.
+    pub fn command_like(&self, command: &Command, program: &str) -> Command {
+        let mut other = Command::new(program);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => other.env(name, value),
+                None => other.env_remove(name),
+            };
+        }
+        other
+    }
+
     pub fn control(&self, arguments: &[&str]) -> Done {
         self.command("mps-control")
             .args(arguments)
@@ -151,6 +206,13 @@ impl Place {
             .output()
             .expect("run")
             .into()
+    }
+
+    /// A program of the product, as root in a place of another user.
+    pub fn command_of_root(&self, name: &str, arguments: &[&str]) -> Done {
+        let mut command = self.command(name);
+        let output = command.args(arguments).uid(0).gid(0).output();
+        output.expect("run").into()
     }
 
     pub fn control_stdin(&self, text: &str) -> Done {
@@ -192,6 +254,18 @@ impl Place {
             .collect();
         names.sort();
         names
+    }
+
+    /// What `ps` says of the clients: a row each, by the names of the columns.
+    pub fn ps(&self) -> Vec<HashMap<String, String>> {
+        let table = self.control(&["ps", "--format=csv"]).out;
+        let mut lines = table.lines();
+        let names: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
+        let row = |line: &str| -> HashMap<String, String> {
+            let names = names.iter().map(|name| name.to_string());
+            names.zip(line.split(',').map(str::to_owned)).collect()
+        };
+        lines.map(row).collect()
     }
 
     pub fn log(&self, name: &str) -> String {
@@ -241,7 +315,7 @@ pub fn hello(protocol: u32) -> Vec<u8> {
         protocol,
         table_hash: 0,
         pid: std::process::id(),
-        flags: 0,
+        mode: 0,
         active_thread_centipercent: 0,
         priority: -1,
         reserved: [0; 4],
@@ -259,6 +333,12 @@ impl Client {
         let connection = seqpacket::connect(&place.pipe().join("control")).expect("connect");
         seqpacket::send(connection.as_fd(), &hello(PROTOCOL_VERSION), None).expect("hello");
         Client { connection }
+    }
+
+    /// Whether no answer comes for a while.
+    pub fn is_kept_waiting(&self) -> bool {
+        std::thread::sleep(Duration::from_millis(200));
+        self.is_connected()
     }
 
     /// Waits for the welcome. `None`: the connection was closed instead.

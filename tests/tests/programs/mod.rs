@@ -86,10 +86,16 @@ impl Running {
     /// Starts it and waits for its first line.
     pub fn start_until(command: &mut Command, line: &str) -> Running {
         let mut running = Running::start(command);
-        let mut found = String::new();
-        running.out.read_line(&mut found).expect("read");
-        assert_eq!(found.trim_end(), line, "{:?}", running.rest());
+        let found = running.line();
+        assert_eq!(found, line, "{:?}", running.rest());
         running
+    }
+
+    /// The next line that it prints, without its end.
+    pub fn line(&mut self) -> String {
+        let mut found = String::new();
+        self.out.read_line(&mut found).expect("read");
+        found.trim_end().to_owned()
     }
 
     pub fn pid(&self) -> u32 {

@@ -120,6 +120,11 @@ pub fn daemon() -> Place {
 
 /// A daemon whose servers are real and run on [`driver`].
 pub fn daemon_with(env: &[(&str, &str)]) -> Place {
+    daemon_with_options(&["-d"], env)
+}
+
+/// The same, started with these options.
+pub fn daemon_with_options(options: &[&str], env: &[(&str, &str)]) -> Place {
     let text = |path: PathBuf| path.into_os_string().into_string().expect("UTF-8");
     let (server, driver) = (text(artifact("mps-server")), text(driver()));
     let mut all = vec![
@@ -127,7 +132,7 @@ pub fn daemon_with(env: &[(&str, &str)]) -> Place {
         ("MPSSHIM_CUDA_LIBRARY", driver.as_str()),
     ];
     all.extend(env);
-    Place::with_daemon_env(&all)
+    Place::with_daemon_options(options, &all)
 }
 
 pub fn control(place: &Place) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Arrays, texture and surface objects, two- and three-dimensional copies.
 
 use super::super::Shared;
-use super::super::account::Memory;
+use super::super::account::{Charge, Memory};
 use super::super::arrays::{Array, Object, RawArray};
 use super::super::reaper::Buried;
 use super::super::session::{CallError, Session};
@@ -135,15 +135,11 @@ impl Session {
             flags: body.flags,
             pad: 0,
         };
-        let bytes = descriptor.bytes();
-        self.account
-            .charge(Memory::Device(body.device as usize), bytes)?;
-        let made = self.make_array(shared, &body, &mut descriptor, bytes);
-        if made.is_err() {
-            self.account
-                .credit(Memory::Device(body.device as usize), bytes);
-        }
-        made?;
+        let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
+        let levels = if mipmapped { body.levels } else { 1 };
+        let memory = Memory::Device(body.device as usize);
+        let charge = self.account.take(memory, descriptor.bytes(levels))?;
+        self.make_array(shared, &body, &mut descriptor, charge)?;
         Ok(info(&descriptor))
     }
 
@@ -152,7 +148,7 @@ impl Session {
         shared: &Shared,
         body: &ArrayCreate,
         descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR,
-        bytes: u64,
+        charge: Charge,
     ) -> Result<(), CallError> {
         let driver = &shared.driver.array;
         let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
@@ -170,7 +166,7 @@ impl Session {
             raw,
             device: body.device as usize,
             parent: 0,
-            bytes,
+            charge: Some(charge),
             bound: false,
         };
         let table = if mipmapped {
@@ -208,7 +204,7 @@ impl Session {
             raw: RawArray::Plain(part),
             device,
             parent: body.parent,
-            bytes: 0,
+            charge: None,
             bound: false,
         };
         self.arrays
@@ -220,13 +216,12 @@ impl Session {
     /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`: the handles die at once.
     pub fn array_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: message::Object = self.body(message)?;
-        let array = match Handle(body.object).kind() {
+        let mut array = match Handle(body.object).kind() {
             Some(Kind::MipmappedArray) => self.mipmaps.remove(body.object)?,
             _ => self.arrays.remove(body.object)?,
         };
         self.arrays.retain(|part| part.parent != body.object);
-        self.account
-            .credit(Memory::Device(array.device), array.bytes);
+        array.charge = None;
         if array.bound {
             self.bound_arrays.push(array);
         } else {

@@ -26,6 +26,8 @@ impl Session {
     pub fn attach(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Attach = self.body(message)?;
         shared.device(body.device)?.attach(&shared.driver)?;
+        // Here, where it may take its time, and not with the first stream.
+        self.part_of(shared, body.device as usize)?;
         Ok(Vec::new())
     }
 

@@ -9,6 +9,7 @@ use super::super::graphs::{Exec, Owner};
 use super::super::session::{CallError, Session};
 use super::Reply;
 use super::capture::{all_nodes, take};
+use super::stream::{first_word, set_first_word};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{
@@ -322,11 +323,11 @@ impl Session {
                     return Err(CUDA_ERROR_NOT_SUPPORTED.into());
                 }
             }
+            self.part_current(shared, body.kind, body.device)?;
             if body.exec == 0 {
                 driver.node_set(node, &mut described.params)?;
             } else {
                 let exec = self.graphs.execs.get(body.exec)?;
-                shared.devices[exec.device].make_current(&shared.driver)?;
                 driver.exec_node_set(exec.raw, node, &mut described.params)?;
             }
             self.note_described(&described, body.exec);
@@ -337,6 +338,7 @@ impl Session {
         }
         let nodes = self.graphs.raw_nodes(&behind.nodes)?;
         let (graph, _) = self.graph_ready(shared, body.object)?;
+        self.part_current(shared, body.kind, body.device)?;
         let mut raw = CUgraphNode::NULL;
         driver.add_node(
             &mut raw,
@@ -346,6 +348,17 @@ impl Session {
             nodes.len(),
             &mut described.params,
         )?;
+        if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.classed {
+            let mut value = [0; 8];
+            set_first_word(value.as_mut_bytes(), self.raw_priority(0));
+            // It decides who goes first, not what comes of it.
+            if let Err(status) =
+                driver.kernel_attribute_set(raw, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value)
+            {
+                tracing::debug!(%status, "the priority of a kernel node was not set");
+                shared.note_status(status);
+            }
+        }
         self.note_described(&described, 0);
         let mut added = GraphNodeAdded {
             node: self.graphs.node_handle(raw, body.object)?,
@@ -397,6 +410,17 @@ impl Session {
             payload.extend_from_slice(handle.as_bytes());
         }
         Ok(payload)
+    }
+
+    /// Kernel nodes run where the current context's work runs: here a part of the device, if the session has but that.
+    fn part_current(&self, shared: &Shared, kind: u32, device: u32) -> Result<(), CUresult> {
+        if kind != CU_GRAPH_NODE_TYPE_KERNEL {
+            return Ok(());
+        }
+        match self.part_of(shared, device as usize)? {
+            Some(part) => shared.devices[part.device].make_part_current(&shared.driver, &part),
+            None => Ok(()),
+        }
     }
 
     fn note_described(&mut self, described: &Described, exec: u64) {
@@ -917,7 +941,15 @@ impl Session {
         if body.set == 0 {
             body.value = [0; 8];
             driver.kernel_attribute_get(node, body.id, &mut body.value)?;
+            if body.id == CU_LAUNCH_ATTRIBUTE_PRIORITY {
+                let value = body.value.as_mut_bytes();
+                set_first_word(value, self.own_priority(first_word(value)));
+            }
         } else {
+            if body.id == CU_LAUNCH_ATTRIBUTE_PRIORITY {
+                let value = body.value.as_mut_bytes();
+                set_first_word(value, self.raw_priority(first_word(value)));
+            }
             driver.kernel_attribute_set(node, body.id, &body.value)?;
         }
         Ok(body.as_bytes().to_vec())
@@ -995,6 +1027,12 @@ impl Session {
             Ok(handle) => {
                 made.exec = handle;
                 self.graphs.memory.share(body.graph, handle);
+                if let Err(status) = self.graphs.charge(&self.account, handle, device) {
+                    let _ = shared.driver.graph.exec_destroy(raw);
+                    self.graphs.execs.remove(handle);
+                    self.graphs.memory.ended(handle);
+                    return Err(status.into());
+                }
             }
             Err(status) => {
                 let _ = shared.driver.graph.exec_destroy(raw);
@@ -1016,6 +1054,7 @@ impl Session {
         shared.driver.graph.launch(raw, stream)?;
         if !self.graphs.memory.is_empty() {
             self.graphs.memory.launched(body.exec);
+            self.graphs.discharge();
         }
         self.submitted(shared, index)
     }
@@ -1042,6 +1081,7 @@ impl Session {
         shared.driver.graph.exec_destroy(raw)?;
         self.graphs.execs.remove(body.object);
         self.graphs.memory.ended(body.object);
+        self.graphs.discharge();
         self.drop_kept(shared);
         Ok(Vec::new())
     }

@@ -1,14 +1,16 @@
 //! Green contexts and device resources.
 
 use super::super::Shared;
-use super::super::green::Green;
+use super::super::green::{Green, GreenRef};
+use super::super::partition::Place;
 use super::super::reaper::Buried;
 use super::super::session::{CallError, Session};
 use super::Reply;
+use crate::limits::Percentage;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::context::{
-    GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,
+    Confine, GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,
 };
 use mpsshim_proto::ring::Message;
 use std::sync::Arc;
@@ -28,7 +30,10 @@ impl Session {
         let device = if body.green == 0 {
             let device = shared.device(body.device)?;
             device.make_current(&shared.driver)?;
-            driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?;
+            match self.part_of(shared, body.device as usize)? {
+                Some(part) => driver.green_get_dev_resource(part.raw, &mut resource, body.kind)?,
+                None => driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?,
+            }
             body.device as usize
         } else {
             let green = self.greens.get(body.green)?;
@@ -121,10 +126,7 @@ impl Session {
             .driver
             .context
             .green_create(&mut raw, description, device.raw, body.flags)?;
-        let green = Arc::new(Green {
-            raw,
-            device: ordinal,
-        });
+        let green = Arc::new(Green::of_client(raw, ordinal));
         if let Err((status, green)) = self.greens.insert(body.green, green) {
             shared.bury(Buried::Green(green));
             return Err(status.into());
@@ -132,10 +134,39 @@ impl Session {
         Ok(Vec::new())
     }
 
+    /// A part of a device for one of the client's contexts, which is named as green contexts are. Answers how many multiprocessors it has.
+    pub fn confine(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Confine = self.body(message)?;
+        let ordinal = body.device as usize;
+        let device = shared.device(body.device)?;
+        let partition = device.partition(&shared.driver)?;
+        let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
+        let threads = asked.min(self.shared.terms.threads);
+        let place = partition.place(threads.of(partition.total));
+        let count = place.count;
+        let green = place.green(&shared.driver, device, ordinal)?;
+        self.greens
+            .insert(body.green, green)
+            .map_err(|(status, _)| status)?;
+        self.places_of_contexts.insert(body.green, place);
+        Ok(super::value(count.into()))
+    }
+
+    /// The part of a device that the session may use; `None`: all of it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn part_of(&self, shared: &Shared, ordinal: usize) -> Result<Option<GreenRef>, CUresult> {
+        let place = self.places.get(ordinal).and_then(Option::as_ref);
+        let green = |place: &Place| place.green(&shared.driver, &shared.devices[ordinal], ordinal);
+        place.map(green).transpose()
+    }
+
     /// `cuGreenCtxDestroy`, once its last stream has drained.
     pub fn green_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
         let green = self.greens.remove(body.object)?;
+        self.places_of_contexts.remove(&body.object);
         shared.bury(Buried::Green(green));
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::session::{CallError, Session};
+use super::stream::{first_word, set_first_word};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
@@ -115,6 +116,10 @@ impl Session {
                     let event = self.events.get_mut(u64::from_le_bytes(handle))?;
                     event.recorded = true;
                     attribute.value[..8].copy_from_slice(&event.raw.0.to_le_bytes());
+                }
+                CU_LAUNCH_ATTRIBUTE_PRIORITY => {
+                    let priority = first_word(&attribute.value);
+                    set_first_word(&mut attribute.value, self.raw_priority(priority));
                 }
                 CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
                     return Err(CUDA_ERROR_NOT_SUPPORTED.into());

@@ -5,8 +5,9 @@ use super::super::account::Memory;
 use super::super::session::{CallError, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{Attach, HostAlloc, MemGrant, MemInfo, PointerQuery, Range};
+use mpsshim_proto::handshake::{DescriptorNote, MAX_DEVICES};
+use mpsshim_proto::message::context::LimitMemory;
+use mpsshim_proto::message::{Attach, HostAlloc, MANAGED, MemGrant, MemInfo, PointerQuery, Range};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::os::fd::AsFd;
@@ -80,12 +81,28 @@ impl Session {
         shared.device(body.device)?.make_current(&shared.driver)?;
         let (mut free, mut total) = (0, 0);
         shared.driver.mem_get_info(&mut free, &mut total)?;
-        Ok(MemInfo {
+        let mut info = MemInfo {
             free: free as u64,
             total: total as u64,
+        };
+        let memory = Memory::Device(body.device as usize);
+        if let Some(limit) = self.account.limit(memory) {
+            info.total = info.total.min(limit);
+            let left = limit.saturating_sub(self.account.held(memory));
+            info.free = info.free.min(left);
         }
-        .as_bytes()
-        .to_vec())
+        Ok(info.as_bytes().to_vec())
+    }
+
+    /// The client's own limit of device memory.
+    pub fn limit_memory(&mut self, message: &Message) -> Result<(), CallError> {
+        let body: LimitMemory = self.body(message)?;
+        if body.device as usize >= MAX_DEVICES {
+            return Err(CUDA_ERROR_INVALID_DEVICE.into());
+        }
+        let memory = Memory::Device(body.device as usize);
+        self.account.lower_limit(memory, body.bytes);
+        Ok(())
     }
 
     /// Pinned memory: a memory file mapped at one address here and in the client. The descriptor goes over the
@@ -98,7 +115,15 @@ impl Session {
             .max(1)
             .checked_next_multiple_of(4096)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let block = match self.host_spare.iter().position(|block| block.len() == len) {
+        // Counted where it would be, were it to move there.
+        let charge = match body.flags & MANAGED {
+            0 => None,
+            _ => Some(
+                self.account
+                    .take(Memory::Device(body.device as usize), len)?,
+            ),
+        };
+        let mut block = match self.host_spare.iter().position(|block| block.len() == len) {
             Some(at) => self.host_spare.swap_remove(at),
             None => {
                 self.account.charge(Memory::Host, len)?;
@@ -108,6 +133,7 @@ impl Session {
                     .inspect_err(|_| self.account.credit(Memory::Host, len))?
             }
         };
+        block.charge = charge;
         let note = DescriptorNote {
             token: message.token,
             len,
@@ -118,6 +144,7 @@ impl Session {
             len,
         };
         if sent.is_err() {
+            block.charge = None;
             self.host_spare.push(block);
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
@@ -128,10 +155,11 @@ impl Session {
     /// Pinned memory given back. It stays registered: unregistering waits for other clients' work.
     pub fn host_free(&mut self, message: &Message) -> Result<(), CallError> {
         let body: Range = self.body(message)?;
-        let block = self
+        let mut block = self
             .host
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        block.charge = None;
         self.host_spare.push(block);
         Ok(())
     }

@@ -46,6 +46,7 @@ pub fn is_slow(op: Op) -> bool {
             | Op::KernelAttribute
             | Op::GetManaged
             | Op::GreenCreate
+            | Op::Confine
             | Op::ResourceJoin
             | Op::ResourceSplit
             | Op::LinkCreate
@@ -129,6 +130,7 @@ pub fn execute(
         Op::MemRelease => session.mem_release(shared, message),
         Op::ImageUnload => session.image_unload(shared, message),
         Op::GreenDestroy => session.green_destroy(shared, message),
+        Op::LimitMemory => session.limit_memory(message),
         Op::LinkDestroy => session.link_destroy(shared, message),
         Op::ImageLeave => session.image_leave(message),
         Op::HostFree => session.host_free(message),
@@ -203,6 +205,7 @@ fn execute_ask(
         Op::ResourceSplit => session.resource_split(shared, message),
         Op::ResourceJoin => session.resource_join(shared, message),
         Op::GreenCreate => session.green_create(shared, message),
+        Op::Confine => session.confine(shared, message),
         Op::LinkCreate => session.link_create(shared, message),
         Op::LinkFetch => session.link_fetch(message),
         Op::GetManaged => session.get_managed(shared, message),

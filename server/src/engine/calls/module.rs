@@ -1,6 +1,7 @@
 //! Modules and libraries.
 
 use super::super::Shared;
+use super::super::account::Memory;
 use super::super::images::prints;
 use super::super::instances::{Family, Image, Raw};
 use super::super::jit::JitOptions;
@@ -50,6 +51,9 @@ impl Session {
             options: [&[body.options as u8][..], &behind].concat(),
         });
         options.want(body.info_log, body.error_log);
+        // About what it takes on the device; clients that share it are counted as if each had its own.
+        let memory = Memory::Device(body.device as usize);
+        let charge = self.account.take(memory, content.len() as u64)?;
         let what = (content.clone(), body.device as usize, prints(&content));
         let (image, payload) = Image::load(shared, body.image, what, family, options);
         let image = match image {
@@ -64,6 +68,7 @@ impl Session {
             shared.discard_image(image);
             return Ok((Err(status), payload));
         }
+        self.image_charges.insert(body.image, charge);
         Ok((Ok(()), payload))
     }
 
@@ -91,6 +96,7 @@ impl Session {
             Some(Kind::Library) => self.libraries.remove(body.object)?,
             _ => self.images.remove(body.object)?,
         };
+        self.image_charges.remove(&body.object);
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
             .retain(|function| function.image != body.object);

@@ -39,17 +39,25 @@ impl Session {
         let body: Launch = self.body(message)?;
         let function = self.function_ready(shared, body.function)?;
         let attributes = self.attributes(message, &body)?;
-        let config = attributes.config(&body, CUstream::NULL);
+        let device = self.functions.get(body.function)?.device;
+        let driver = &shared.driver;
+        // The driver looks at the stream's multiprocessors.
+        let part = self.part_of(shared, device)?;
+        let stream = match &part {
+            Some(part) => part.take_stream(driver, 0)?,
+            None => CUstream::NULL,
+        };
+        let config = attributes.config(&body, stream);
         let mut clusters = 0;
-        if body.flags == 0 {
-            shared
-                .driver
-                .occupancy_max_active_clusters(&mut clusters, function, &config)?;
+        let answered = if body.flags == 0 {
+            driver.occupancy_max_active_clusters(&mut clusters, function, &config)
         } else {
-            shared
-                .driver
-                .occupancy_max_cluster_size(&mut clusters, function, &config)?;
+            driver.occupancy_max_cluster_size(&mut clusters, function, &config)
+        };
+        if let Some(part) = part {
+            part.end_stream(driver, 0, stream);
         }
+        answered?;
         Ok(super::value(clusters as u64))
     }
 }

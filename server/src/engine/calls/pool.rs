@@ -100,9 +100,10 @@ impl Session {
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.memory.pool_free(body.address, stream)?;
         if pooled {
-            self.pools.note_free(&mut self.account, body.address);
+            self.pools.note_free(&self.account, body.address);
         } else {
             self.graphs.memory.freed(body.address);
+            self.graphs.discharge();
         }
         self.submitted(shared, index)
     }

@@ -14,6 +14,16 @@ use std::time::Instant;
 /// Priorities the driver has at most; a client cannot make the server keep streams of endless kinds.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
 
+/// The number that the value of an attribute begins with.
+pub fn first_word(value: &[u8]) -> i32 {
+    value.first_chunk().copied().map_or(0, i32::from_ne_bytes)
+}
+
+/// Puts another number there.
+pub fn set_first_word(value: &mut [u8], word: i32) {
+    value[..4].copy_from_slice(&word.to_ne_bytes());
+}
+
 impl Session {
     /// `cuStreamCreateWithPriority`, and the default streams of a context.
     pub fn stream_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
@@ -29,21 +39,18 @@ impl Session {
         let priority = body.priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
         self.reap_streams(shared);
         let green = match body.green {
-            0 => None,
+            0 => self.part_of(shared, ordinal)?,
             green => Some(self.greens.get(green)?.clone()),
         };
+        let raw_priority = self.raw_priority(priority);
         let raw = match &green {
-            None => device.take_stream(&shared.driver, priority)?,
+            None => device.take_stream(&shared.driver, raw_priority)?,
             Some(green) if green.device == ordinal => {
-                let mut raw = CUstream::NULL;
-                let flags = CU_STREAM_NON_BLOCKING;
-                let driver = &shared.driver.context;
-                driver.green_stream_create(&mut raw, green.raw, flags, priority)?;
-                raw
+                green.take_stream(&shared.driver, raw_priority)?
             }
             Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
         };
-        let mut stream = Stream::new(shared, raw, ordinal, priority, role);
+        let mut stream = Stream::new(shared, raw, ordinal, (priority, raw_priority), role);
         stream.green = green;
         if let Err((status, stream)) = self.streams.insert(body.stream, stream) {
             stream.release(shared);
@@ -149,7 +156,12 @@ impl Session {
         shared: &Shared,
         message: &Message,
     ) -> Result<(), CallError> {
-        let body: StreamAttribute = self.body(message)?;
+        let mut body: StreamAttribute = self.body(message)?;
+        if body.id == CU_STREAM_ATTRIBUTE_PRIORITY {
+            let priority = first_word(&body.value);
+            set_first_word(&mut body.value, self.raw_priority(priority));
+            self.streams.get_mut(body.stream)?.priority = priority;
+        }
         let stream = self.streams.get_mut(body.stream)?;
         let len = match body.id {
             CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW => size_of::<CUaccessPolicyWindow>(),

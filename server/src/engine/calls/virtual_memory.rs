@@ -122,7 +122,7 @@ impl Session {
         shared.use_any_device();
         Ok(self
             .virtual_memory
-            .release(shared, &mut self.account, body.object)?)
+            .release(shared, &self.account, body.object)?)
     }
 
     /// `cuMemMap`.
@@ -148,7 +148,7 @@ impl Session {
         }
         shared.use_any_device();
         self.virtual_memory
-            .unmap(shared, &mut self.account, body.start, body.len)?;
+            .unmap(shared, &self.account, body.start, body.len)?;
         Ok(Vec::new())
     }
 

@@ -12,6 +12,7 @@ functions! {
     split_by_count = "cuDevSmResourceSplitByCount" (groups: *mut CUdevResource, count: &mut u32, from: &CUdevResource, remaining: *mut CUdevResource, flags: u32, least: u32);
     generate_desc = "cuDevResourceGenerateDesc" (description: &mut CUdevResourceDesc, resources: *mut CUdevResource, count: u32);
     green_create = "cuGreenCtxCreate" (green: &mut CUgreenCtx, description: CUdevResourceDesc, device: CUdevice, flags: u32);
+    ctx_from_green = "cuCtxFromGreenCtx" (context: &mut CUcontext, green: CUgreenCtx);
     green_destroy = "cuGreenCtxDestroy" (green: CUgreenCtx);
     green_stream_create = "cuGreenCtxStreamCreate" (stream: &mut CUstream, green: CUgreenCtx, flags: u32, priority: i32);
     stream_destroy = "cuStreamDestroy_v2" (stream: CUstream);

@@ -107,7 +107,7 @@ impl<'a> Body<'_, 'a> {
             None => match special {
                 "laneid" => Some(Special::LaneId),
                 "warpid" => Some(Special::WarpId),
-                "smid" => Some(Special::Zero),
+                "smid" => Some(Special::SmId),
                 "lanemask_eq" => Some(Special::LaneBit),
                 "lanemask_lt" => Some(Special::LanesBelow),
                 "dynamic_smem_size" => Some(Special::DynamicSharedSize),

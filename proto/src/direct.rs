@@ -1,0 +1,92 @@
+//! The page that a client in direct mode shares with its server: whose turn it is, and how much memory is held.
+//!
+//! The client runs on the genuine driver with contexts of its own. What it may do is agreed upon here; nothing here keeps
+//! a program from going around it, as nothing keeps it from talking to the device without the shim.
+//!
+//! A turn is for all devices that the client uses. The states of [`Turn::state`]:
+//!
+//! ```text
+//!            client wants          server grants
+//!     IDLE ---------------> WANTS ---------------> HELD
+//!       ^                                           | others wait: the server sets `asked`
+//!       |              client drains                v
+//!       +---------------------------------------- GIVING
+//! ```
+//!
+//! From any state the server may go to TERMINATED, which stays.
+//!
+//! From HELD the client gives the turn up by itself when [`Turn::asked`] says so: it stops submitting (GIVING), waits for
+//! its work, and is IDLE, or WANTS again if a thread waits at the gate. Whoever changes what the other waits for wakes it:
+//! the client rings the server's doorbell, the server wakes the futex of `state` and of `asked`.
+
+use crate::handshake::MAX_DEVICES;
+use crate::segment::Line;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Bytes of the page.
+pub const PAGE_LEN: usize = 4096;
+/// [`crate::handshake::Welcome::mode`]: calls are executed by the server.
+pub const PROXY: u32 = 1;
+/// [`crate::handshake::Welcome::mode`]: the client has its own contexts, the server says when and how much.
+pub const DIRECT: u32 = 2;
+
+/// [`Turn::state`]: has no turn and wants none.
+pub const IDLE: u32 = 0;
+/// [`Turn::state`]: waits for a turn.
+pub const WANTS: u32 = 1;
+/// [`Turn::state`]: may submit.
+pub const HELD: u32 = 2;
+/// [`Turn::state`]: submits nothing more and waits for its work to be done.
+pub const GIVING: u32 = 3;
+
+/// [`Turn::state`]: the server has ended the session; the client may submit nothing any more.
+pub const TERMINATED: u32 = 4;
+
+/// [`Turn::asked`]: nobody else wants a turn.
+pub const NOT_ASKED: u32 = 0;
+/// [`Turn::asked`]: others wait; to be given up when there is nothing to do.
+pub const WHEN_IDLE: u32 = 1;
+/// [`Turn::asked`]: to be given up now.
+pub const NOW: u32 = 2;
+
+/// One client's turns.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// [`IDLE`] and the like. Both write it; see the module's documentation.
+    pub state: Line<AtomicU32>,
+    /// [`NOT_ASKED`] and the like; the server writes it.
+    pub asked: Line<AtomicU32>,
+    /// Devices that the client uses, a bit each by the server's ordinal; the client writes it before it wants a turn.
+    pub devices: AtomicU32,
+    /// 1: no turns are taken, everything may be submitted at any time. The server writes it before the welcome.
+    pub free: AtomicU32,
+    /// Turns had.
+    pub turns: AtomicU64,
+    /// Nanoseconds that turns were held, drains included; the server writes it.
+    pub held_ns: AtomicU64,
+    /// Nanoseconds that a turn was waited for; the server writes it.
+    pub waited_ns: AtomicU64,
+}
+
+/// Bytes of one device's memory.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// That the client holds; the client writes it.
+    pub held: AtomicU64,
+    /// That it may hold, `u64::MAX`: all there is; the server writes it.
+    pub limit: AtomicU64,
+}
+
+/// The whole page.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Page {
+    /// Turns.
+    pub turn: Turn,
+    /// Memory by the server's ordinal.
+    pub memory: [Memory; MAX_DEVICES],
+}
+
+const _: () = assert!(size_of::<Page>() <= PAGE_LEN);

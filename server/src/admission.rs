@@ -1,0 +1,105 @@
+//! What holds for every new client, in whichever mode: version, number of clients, number of the session.
+
+use crate::engine::{Credentials, EngineEvent};
+use crossbeam_channel::Sender;
+use mpsshim_proto::cuda::CUresult;
+use mpsshim_proto::handshake::{ClientHello, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome};
+use mpsshim_proto::{shm, table};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The clients of one server, of both modes.
+#[derive(Debug)]
+pub struct Admission {
+    limit: usize,
+    alive: AtomicUsize,
+    next_session: AtomicU64,
+}
+
+impl Admission {
+    /// So many clients at a time.
+    pub fn new(limit: usize) -> Admission {
+        Admission {
+            limit,
+            alive: AtomicUsize::new(0),
+            next_session: AtomicU64::new(1),
+        }
+    }
+
+    /// Clients at a time.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Clients admitted and not yet gone.
+    pub fn alive(&self) -> usize {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    /// A number for a new session, unless there are as many as there may be.
+    pub fn admit(&self) -> Option<u64> {
+        let room = |alive: usize| (alive < self.limit).then_some(alive + 1);
+        self.alive
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, room)
+            .ok()?;
+        Some(self.next_session.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Takes an admission back.
+    pub fn retract(&self) {
+        self.alive.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Whether client and server are of the same version.
+///
+/// # Errors
+/// How they differ, in words.
+pub fn check_version(hello: &ClientHello) -> Result<(), String> {
+    if hello.protocol == PROTOCOL_VERSION && hello.table_hash == table::fingerprint() {
+        return Ok(());
+    }
+    Err(format!(
+        "the client's library is of another version (protocol {}, table {:016x}; here {PROTOCOL_VERSION}, {:016x})",
+        hello.protocol,
+        hello.table_hash,
+        table::fingerprint()
+    ))
+}
+
+/// A welcome with nothing in it but who says it and this status.
+pub fn welcome(status: CUresult) -> Welcome {
+    let mut welcome = Welcome::new_zeroed();
+    welcome.magic = MAGIC_WELCOME;
+    welcome.protocol = PROTOCOL_VERSION;
+    welcome.status = status.0;
+    welcome.server_pid = std::process::id();
+    welcome
+}
+
+/// Turns a client away, and tells why. One that has gone needs no answer; whoever listened to `events` may have ended.
+pub fn refuse(
+    events: &Sender<EngineEvent>,
+    socket: &OwnedFd,
+    who: Credentials,
+    status: CUresult,
+    why: String,
+) {
+    let _ = shm::send_packet(socket.as_fd(), welcome(status).as_bytes(), &[]);
+    let _ = events.send(EngineEvent::Refused(who.pid, status.0, why));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_more_than_there_may_be() {
+        let admission = Admission::new(2);
+        assert_eq!((admission.admit(), admission.admit()), (Some(1), Some(2)));
+        assert_eq!((admission.admit(), admission.alive()), (None, 2));
+        admission.retract();
+        assert_eq!(admission.admit(), Some(3));
+    }
+}

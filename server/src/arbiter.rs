@@ -1,0 +1,107 @@
+//! The arbiter of clients in direct mode: it says whose turn it is and how much memory each may hold. It makes no context
+//! and calls no driver.
+//!
+//! One thread owns everything (`thread.rs`) and waits for doorbells, ended connections, orders and the end of a quantum.
+//! Who goes first is decided in [`turns`]; what is shared with a client is in `page.rs`.
+
+mod page;
+mod thread;
+pub mod turns;
+
+use crate::admission::Admission;
+use crate::engine::{Credentials, EngineEvent};
+use crate::limits::{Limits, Usage};
+use crossbeam_channel::{Sender, bounded, unbounded};
+use mpsshim_proto::handshake::ClientHello;
+use mpsshim_proto::shm::Doorbell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long its thread, which never waits for anybody, may take to say what the clients have.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What the arbiter's thread is told.
+enum Order {
+    Add(OwnedFd, ClientHello, Credentials),
+    Terminate(u64),
+    Limits(Limits),
+    Weight(u64, u32),
+    Usage(Sender<Vec<Usage>>),
+    End,
+}
+
+/// A running arbiter.
+pub struct Arbiter {
+    orders: Sender<Order>,
+    bell: Arc<Doorbell>,
+    thread: JoinHandle<()>,
+}
+
+impl Arbiter {
+    /// Starts the thread. `devices`: UUIDs by ordinal.
+    ///
+    /// # Errors
+    /// No descriptors, no thread.
+    pub fn start(
+        devices: &[[u8; 16]],
+        admission: Arc<Admission>,
+        events: Sender<EngineEvent>,
+    ) -> io::Result<Arbiter> {
+        let bell = Arc::new(Doorbell::new()?);
+        let (orders, receiver) = unbounded();
+        let arbiting =
+            thread::Arbiting::new(devices, admission, events, receiver, Arc::clone(&bell))?;
+        let thread = std::thread::Builder::new()
+            .name("arbiter".into())
+            .spawn(move || arbiting.run())?;
+        Ok(Arbiter {
+            orders,
+            bell,
+            thread,
+        })
+    }
+
+    fn order(&self, order: Order) {
+        // It ends with the last `Arbiter` only.
+        let _ = self.orders.send(order);
+        self.bell.ring();
+    }
+
+    /// Takes over a client's connection. Never blocks; the outcome comes as an event.
+    pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
+        self.order(Order::Add(socket, hello, who));
+    }
+
+    /// Ends a client's session: its turn is passed on, its connection closed. One that is not there is none's loss.
+    pub fn terminate(&self, session: u64) {
+        self.order(Order::Terminate(session));
+    }
+
+    /// What clients that come from now on may have, and the quantum of all.
+    pub fn set_limits(&self, limits: Limits) {
+        self.order(Order::Limits(limits));
+    }
+
+    /// Gives a client its share of turns. One that is not there is none's loss.
+    pub fn set_weight(&self, session: u64, weight: u32) {
+        self.order(Order::Weight(session, weight));
+    }
+
+    /// What the clients have, in order of their coming.
+    pub fn usage(&self) -> Vec<Usage> {
+        let (answer, answers) = bounded(1);
+        self.order(Order::Usage(answer));
+        answers.recv_timeout(PATIENCE).unwrap_or_default()
+    }
+
+    /// Closes every client's connection and ends the thread.
+    pub fn shutdown(self) {
+        self.order(Order::End);
+        if self.thread.join().is_err() {
+            tracing::error!("The arbiter's thread has panicked");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The server's side of the page that it shares with a client in direct mode.
+
+use mpsshim_proto::direct::{self, PAGE_LEN, Page};
+use mpsshim_proto::shm::{self, Mapping, sealed_memfd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use super::turns::{Account, Asked, DeviceSet};
+
+/// A page that is mapped here.
+#[derive(Debug)]
+pub struct SharedPage {
+    mapping: Mapping,
+}
+
+impl SharedPage {
+    /// A new page, all zero, and the descriptor that the client maps it by.
+    ///
+    /// # Errors
+    /// No memory, no descriptors.
+    pub fn new() -> io::Result<(SharedPage, OwnedFd)> {
+        let fd = sealed_memfd(c"mpsshim-direct", PAGE_LEN as u64)?;
+        let mapping = Mapping::new(fd.as_fd(), PAGE_LEN)?;
+        Ok((SharedPage { mapping }, fd))
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: the mapping has PAGE_LEN bytes, at least a Page's, starts at a page, and lives as long as self; Page is
+        // all atomics, so that whatever the client does to it at whatever time is a value.
+        unsafe { &*self.mapping.base().cast::<Page>() }
+    }
+
+    /// Where the client says that it is; pairs with its release.
+    pub fn state(&self) -> u32 {
+        self.page().turn.state.0.load(Ordering::Acquire)
+    }
+
+    /// The devices that it uses, of those that there are; all when it names none.
+    pub fn devices(&self, count: usize) -> DeviceSet {
+        let all = (1u32 << count) - 1;
+        match self.page().turn.devices.load(Ordering::Relaxed) & all {
+            0 => all,
+            devices => devices,
+        }
+    }
+
+    /// Bytes that the client says it holds of a device.
+    pub fn held(&self, device: usize) -> u64 {
+        self.page().memory[device].held.load(Ordering::Relaxed)
+    }
+
+    /// What it may hold of a device.
+    pub fn set_limit(&self, device: usize, bytes: u64) {
+        let memory = &self.page().memory[device];
+        memory.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives the client the turn; `false`: it does not wait for one any more.
+    pub fn grant(&self, asked: Asked) -> bool {
+        self.ask(asked);
+        let state = &self.page().turn.state.0;
+        // The client's acquire of HELD sees what was written before.
+        let granted = state.compare_exchange(
+            direct::WANTS,
+            direct::HELD,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        shm::futex_wake(state);
+        granted.is_ok()
+    }
+
+    /// Asks the client for its turn, or takes that back.
+    pub fn ask(&self, asked: Asked) {
+        let value = match asked {
+            Asked::Not => direct::NOT_ASKED,
+            Asked::WhenIdle => direct::WHEN_IDLE,
+            Asked::Now => direct::NOW,
+        };
+        let word = &self.page().turn.asked.0;
+        if word.swap(value, Ordering::AcqRel) != value {
+            shm::futex_wake(word);
+        }
+    }
+
+    /// Ends the session: what the client submits from now on is refused.
+    pub fn terminate(&self) {
+        let state = &self.page().turn.state.0;
+        state.store(direct::TERMINATED, Ordering::SeqCst);
+        shm::futex_wake(state);
+        // The thread that gives turns up looks at the state when it is asked for something.
+        self.ask(Asked::Now);
+    }
+
+    /// Writes what the client has had.
+    pub fn write(&self, account: &Account) {
+        let turn = &self.page().turn;
+        turn.turns.store(account.turns, Ordering::Relaxed);
+        turn.held_ns.store(account.held, Ordering::Relaxed);
+        turn.waited_ns.store(account.waited, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_waits_is_granted_a_turn() {
+        let (page, _fd) = SharedPage::new().expect("page");
+        assert!(!page.grant(Asked::Not));
+        page.page()
+            .turn
+            .state
+            .0
+            .store(direct::WANTS, Ordering::Release);
+        assert!(page.grant(Asked::WhenIdle));
+        assert_eq!(page.state(), direct::HELD);
+        assert_eq!(
+            page.page().turn.asked.0.load(Ordering::Relaxed),
+            direct::WHEN_IDLE
+        );
+    }
+
+    #[test]
+    fn devices_that_are_not_there_are_not_used() {
+        let (page, _fd) = SharedPage::new().expect("page");
+        for (said, meant) in [(0, 0b11), (0b10, 0b10), (!0, 0b11), (0b100, 0b11)] {
+            page.page().turn.devices.store(said, Ordering::Relaxed);
+            assert_eq!(page.devices(2), meant);
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! Who has the turn: the policy, without clocks and descriptors of its own.
+//!
+//! Virtual time, as in start-time fair queueing. A client has a clock for each device that goes on by the time it held a
+//! turn there over its share. Of those who wait, the one that is least ahead of its devices' [`Turns::floor`] goes first.
+//! The floor is the least clock of those who wait or hold there: it only rises, and who comes to wait is lifted to it, so
+//! that a client that was idle has saved nothing up. Clocks are by device because devices are not equally sought after: on
+//! one that a single client uses, its clock runs at full speed, and would mean nothing on another.
+
+use mpsshim_proto::handshake::MAX_DEVICES;
+use std::collections::BTreeMap;
+
+/// Time since some moment, or how long, nanoseconds.
+pub type Nanoseconds = u64;
+
+/// Devices, a bit each by the server's ordinal.
+pub type DeviceSet = u32;
+
+/// Share of a client of the usual weight and all of the active threads: its clock then shows nanoseconds.
+pub const FULL_SHARE: u64 = 100 * 10_000;
+
+/// How long a client may take to give a turn up until it is said that it does not.
+pub const DRAIN_PATIENCE: Nanoseconds = 1_000_000_000;
+
+/// What is slept at least until a holder's clock has come up with a waiter's.
+const LEAST_SLEEP: Nanoseconds = 50_000;
+
+/// How urgently a holder is asked for its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Asked {
+    /// Nobody waits for it.
+    #[default]
+    Not,
+    /// When it has nothing to do.
+    WhenIdle,
+    /// Now.
+    Now,
+}
+
+/// What is to be told to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It has the turn. [`Turns::ungrant`] if it does not want it any more.
+    Grant(u64, Asked),
+    /// It is asked for its turn like this from now on.
+    Ask(u64, Asked),
+    /// It was asked [`DRAIN_PATIENCE`] ago. Told once.
+    NotDraining(u64),
+}
+
+/// What a client has had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Turns.
+    pub turns: u64,
+    /// How long they were held.
+    pub held: Nanoseconds,
+    /// How long they were waited for.
+    pub waited: Nanoseconds,
+    /// It was asked for the turn it has long ago.
+    pub not_draining: bool,
+}
+
+/// Where a client stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Wants nothing.
+    Idle,
+    /// Waits for a turn.
+    Waits,
+    /// Has it.
+    Holds,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Idle,
+    Waits {
+        devices: DeviceSet,
+        since: Nanoseconds,
+    },
+    Holds(Hold),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    devices: DeviceSet,
+    since: Nanoseconds,
+    /// Up to then its clocks have gone on.
+    charged_to: Nanoseconds,
+    asked: Asked,
+    /// Since when it is asked for it now.
+    asked_since: Nanoseconds,
+    not_draining: bool,
+}
+
+#[derive(Debug)]
+struct Client {
+    share: u64,
+    clocks: [u128; MAX_DEVICES],
+    phase: Phase,
+    account: Account,
+}
+
+impl Client {
+    /// The devices it waits for or holds.
+    fn devices(&self) -> DeviceSet {
+        match self.phase {
+            Phase::Idle => 0,
+            Phase::Waits { devices, .. } => devices,
+            Phase::Holds(hold) => hold.devices,
+        }
+    }
+
+    /// A clock as it is now.
+    fn clock(&self, device: usize, now: Nanoseconds) -> u128 {
+        let running = match self.phase {
+            Phase::Holds(hold) if hold.devices & (1 << device) != 0 => {
+                self.passed(now.saturating_sub(hold.charged_to))
+            }
+            _ => 0,
+        };
+        self.clocks[device] + running
+    }
+
+    /// What so much time is on its clocks.
+    fn passed(&self, time: Nanoseconds) -> u128 {
+        u128::from(time) * u128::from(FULL_SHARE) / u128::from(self.share)
+    }
+
+    /// How long it takes its clocks to go on by that much.
+    fn time(&self, passed: u128) -> Nanoseconds {
+        let time = (passed * u128::from(self.share)).div_ceil(u128::from(FULL_SHARE));
+        Nanoseconds::try_from(time).unwrap_or(Nanoseconds::MAX)
+    }
+
+    fn charge(&mut self, now: Nanoseconds) {
+        for device in each(self.devices()) {
+            self.clocks[device] = self.clock(device, now);
+        }
+        if let Phase::Holds(hold) = &mut self.phase {
+            hold.charged_to = now;
+        }
+    }
+}
+
+fn each(devices: DeviceSet) -> impl Iterator<Item = usize> {
+    (0..MAX_DEVICES).filter(move |device| devices & (1 << device) != 0)
+}
+
+/// All clients, and who of them has a turn.
+#[derive(Debug)]
+pub struct Turns {
+    quantum: Nanoseconds,
+    clients: BTreeMap<u64, Client>,
+    floor: [u128; MAX_DEVICES],
+}
+
+impl Turns {
+    /// Nobody yet.
+    pub fn new(quantum: Nanoseconds) -> Turns {
+        Turns {
+            quantum,
+            clients: BTreeMap::new(),
+            floor: [0; MAX_DEVICES],
+        }
+    }
+
+    /// How long a turn is held while others wait.
+    pub fn set_quantum(&mut self, quantum: Nanoseconds) {
+        self.quantum = quantum;
+    }
+
+    /// A client has come. `share`: its weight times its percentage, [`FULL_SHARE`] where none was set.
+    pub fn join(&mut self, client: u64, share: u64) {
+        let new = Client {
+            share: share.max(1),
+            clocks: [0; MAX_DEVICES],
+            phase: Phase::Idle,
+            account: Account::default(),
+        };
+        self.clients.insert(client, new);
+    }
+
+    /// A client has gone, and its turn with it.
+    pub fn leave(&mut self, client: u64, now: Nanoseconds) {
+        // So that its clocks count where nobody else is.
+        self.end_turn(client, now);
+        self.raise_floor(now);
+        self.clients.remove(&client);
+    }
+
+    /// A client's share from now on.
+    pub fn set_share(&mut self, client: u64, share: u64, now: Nanoseconds) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.charge(now);
+            client.share = share.max(1);
+        }
+    }
+
+    /// Where a client stands.
+    pub fn standing(&self, client: u64) -> Standing {
+        match self.clients.get(&client).map(|client| client.phase) {
+            None | Some(Phase::Idle) => Standing::Idle,
+            Some(Phase::Waits { .. }) => Standing::Waits,
+            Some(Phase::Holds(_)) => Standing::Holds,
+        }
+    }
+
+    /// What a client has had, what goes on included.
+    pub fn account(&self, client: u64, now: Nanoseconds) -> Account {
+        let Some(client) = self.clients.get(&client) else {
+            return Account::default();
+        };
+        let mut account = client.account;
+        match client.phase {
+            Phase::Idle => {}
+            Phase::Waits { since, .. } => account.waited += now.saturating_sub(since),
+            Phase::Holds(hold) => {
+                account.held += now.saturating_sub(hold.since);
+                account.not_draining = hold.not_draining;
+            }
+        }
+        account
+    }
+
+    /// A client that has no turn waits for one, of these devices.
+    pub fn wants(&mut self, client: u64, devices: DeviceSet, now: Nanoseconds) {
+        self.raise_floor(now);
+        let Some(client) = self.clients.get_mut(&client) else {
+            return;
+        };
+        let (before, since) = match client.phase {
+            Phase::Waits { devices, since } => (devices, since),
+            _ => (0, now),
+        };
+        client.phase = Phase::Waits { devices, since };
+        for device in each(devices & !before) {
+            client.clocks[device] = client.clocks[device].max(self.floor[device]);
+        }
+    }
+
+    /// A client has given its turn up, or waits no longer.
+    pub fn rests(&mut self, client: u64, now: Nanoseconds) {
+        self.end_turn(client, now);
+    }
+
+    /// A client has given its turn up and waits for the next one.
+    pub fn wants_again(&mut self, client: u64, devices: DeviceSet, now: Nanoseconds) {
+        let held = self.clients.get(&client).map_or(0, Client::devices);
+        self.end_turn(client, now);
+        if let Some(client) = self.clients.get_mut(&client) {
+            // It was never idle: its clocks stay where they are.
+            client.phase = Phase::Waits {
+                devices: devices & held,
+                since: now,
+            };
+        }
+        self.wants(client, devices, now);
+    }
+
+    /// A turn just granted was not wanted any more.
+    pub fn ungrant(&mut self, client: u64) {
+        if let Some(client) = self.clients.get_mut(&client)
+            && let Phase::Holds(_) = client.phase
+        {
+            client.phase = Phase::Idle;
+            client.account.turns -= 1;
+        }
+    }
+
+    fn end_turn(&mut self, client: u64, now: Nanoseconds) {
+        let Some(client) = self.clients.get_mut(&client) else {
+            return;
+        };
+        client.charge(now);
+        match client.phase {
+            Phase::Idle => {}
+            Phase::Waits { since, .. } => client.account.waited += now.saturating_sub(since),
+            Phase::Holds(hold) => client.account.held += now.saturating_sub(hold.since),
+        }
+        client.phase = Phase::Idle;
+    }
+
+    fn raise_floor(&mut self, now: Nanoseconds) {
+        for device in 0..MAX_DEVICES {
+            let present = self.clients.values();
+            let present = present.filter(|client| client.devices() & (1 << device) != 0);
+            let least = present.map(|client| client.clock(device, now)).min();
+            // Where nobody is, everyone begins anew.
+            let all = self.clients.values().map(|client| client.clocks[device]);
+            let least = least.or_else(|| all.max()).unwrap_or(0);
+            self.floor[device] = self.floor[device].max(least);
+        }
+    }
+
+    /// How far a client is ahead where it is most.
+    fn lead(&self, client: &Client, now: Nanoseconds) -> u128 {
+        let lead = |device: usize| client.clock(device, now).saturating_sub(self.floor[device]);
+        each(client.devices()).map(lead).max().unwrap_or(0)
+    }
+
+    /// Those who wait: first who is to go first.
+    fn waiting(&self, now: Nanoseconds) -> Vec<Waiting> {
+        let waits = |(number, client): (&u64, &Client)| match client.phase {
+            Phase::Waits { devices, since } => Some(Waiting {
+                lead: self.lead(client, now),
+                since,
+                client: *number,
+                devices,
+            }),
+            _ => None,
+        };
+        let mut waiting: Vec<Waiting> = self.clients.iter().filter_map(waits).collect();
+        waiting.sort_unstable();
+        waiting
+    }
+
+    /// Passes free turns on and finds out who is to be asked for theirs.
+    pub fn decide(&mut self, now: Nanoseconds) -> Vec<Decision> {
+        self.raise_floor(now);
+        let mut waiting = self.waiting(now);
+        let granted = self.grant(&mut waiting, now);
+        let mut decisions = Vec::new();
+        let quantum = self.quantum;
+        let contended = self.holders(&waiting, now);
+        for (number, least, lead) in contended {
+            let Some(Phase::Holds(hold)) = self.clients.get_mut(&number).map(|c| &mut c.phase)
+            else {
+                continue;
+            };
+            // Who is behind those who wait would only get the turn back.
+            let over = least
+                .is_some_and(|least| now.saturating_sub(hold.since) >= quantum && lead >= least);
+            let asked = match least {
+                None => Asked::Not,
+                Some(_) if over || hold.asked == Asked::Now => Asked::Now,
+                Some(_) => Asked::WhenIdle,
+            };
+            let changed = asked != hold.asked;
+            if changed {
+                (hold.asked, hold.asked_since) = (asked, now);
+                hold.not_draining = false;
+            }
+            if granted.contains(&number) {
+                decisions.push(Decision::Grant(number, asked));
+            } else if changed {
+                decisions.push(Decision::Ask(number, asked));
+            }
+            let late = now.saturating_sub(hold.asked_since) >= DRAIN_PATIENCE;
+            if asked == Asked::Now && late && !hold.not_draining {
+                hold.not_draining = true;
+                decisions.push(Decision::NotDraining(number));
+            }
+        }
+        decisions
+    }
+
+    /// Gives turns to those whose devices are all free, in order. A waiter that nobody who shares a device with it is
+    /// before keeps its devices from those behind it, so that those who want one device do not for ever overtake one that
+    /// wants several.
+    fn grant(&mut self, waiting: &mut Vec<Waiting>, now: Nanoseconds) -> Vec<u64> {
+        let holds = |client: &Client| matches!(client.phase, Phase::Holds(_));
+        let held = self.clients.values().filter(|client| holds(client));
+        let mut taken = held.fold(0, |all, client| all | client.devices());
+        let mut seen = 0;
+        let mut granted = Vec::new();
+        waiting.retain(|waits| {
+            let free = waits.devices & taken == 0;
+            if free || waits.devices & seen == 0 {
+                taken |= waits.devices;
+            }
+            seen |= waits.devices;
+            if free {
+                granted.push(waits.client);
+            }
+            !free
+        });
+        for number in &granted {
+            let Some(client) = self.clients.get_mut(number) else {
+                continue;
+            };
+            if let Phase::Waits { devices, since } = client.phase {
+                client.account.turns += 1;
+                client.account.waited += now.saturating_sub(since);
+                client.phase = Phase::Holds(Hold {
+                    devices,
+                    since: now,
+                    charged_to: now,
+                    asked: Asked::Not,
+                    asked_since: now,
+                    not_draining: false,
+                });
+            }
+        }
+        granted
+    }
+
+    /// Who has a turn: with the least lead of those who wait for it, if any, and its own.
+    fn holders(&self, waiting: &[Waiting], now: Nanoseconds) -> Vec<(u64, Option<u128>, u128)> {
+        let holders = self.clients.iter();
+        let holders = holders.filter(|(_, client)| matches!(client.phase, Phase::Holds(_)));
+        let with_waiter = |(number, client): (&u64, &Client)| {
+            let first = waiting
+                .iter()
+                .find(|waits| waits.devices & client.devices() != 0);
+            (
+                *number,
+                first.map(|waits| waits.lead),
+                self.lead(client, now),
+            )
+        };
+        holders.map(with_waiter).collect()
+    }
+
+    /// When [`Turns::decide`] is to be called although nothing has happened. To be asked right after it.
+    pub fn deadline(&self, now: Nanoseconds) -> Option<Nanoseconds> {
+        let waiting = self.waiting(now);
+        let next = |(number, least, lead): (u64, Option<u128>, u128)| {
+            let client = self.clients.get(&number)?;
+            let (Phase::Holds(hold), Some(least)) = (client.phase, least) else {
+                return None;
+            };
+            match hold.asked {
+                Asked::Now if hold.not_draining => None,
+                Asked::Now => Some(hold.asked_since.saturating_add(DRAIN_PATIENCE)),
+                _ => {
+                    let over = hold.since.saturating_add(self.quantum);
+                    let level = match client.time(least.saturating_sub(lead)) {
+                        0 => now,
+                        time => now.saturating_add(time.max(LEAST_SLEEP)),
+                    };
+                    Some(over.max(level))
+                }
+            }
+        };
+        self.holders(&waiting, now)
+            .into_iter()
+            .filter_map(next)
+            .min()
+    }
+}
+
+/// One who waits; sorted by who is to go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Waiting {
+    lead: u128,
+    since: Nanoseconds,
+    client: u64,
+    devices: DeviceSet,
+}
+
+#[cfg(test)]
+mod tests;

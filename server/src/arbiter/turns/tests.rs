@@ -1,0 +1,316 @@
+use super::*;
+
+const MS: Nanoseconds = 1_000_000;
+const QUANTUM: Nanoseconds = 10 * MS;
+
+/// Clients that always want a turn, and how long each takes to give one up once asked.
+struct Simulation {
+    turns: Turns,
+    now: Nanoseconds,
+    /// By number: devices, drain.
+    clients: BTreeMap<u64, (DeviceSet, Nanoseconds)>,
+    /// When those that were asked give up.
+    giving: BTreeMap<u64, Nanoseconds>,
+}
+
+impl Simulation {
+    fn new() -> Simulation {
+        Simulation {
+            turns: Turns::new(QUANTUM),
+            now: 0,
+            clients: BTreeMap::new(),
+            giving: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, client: u64, share: u64, devices: DeviceSet, drain: Nanoseconds) {
+        self.turns.join(client, share);
+        self.turns.wants(client, devices, self.now);
+        self.clients.insert(client, (devices, drain));
+    }
+
+    fn decide(&mut self) -> Vec<Decision> {
+        let decisions = self.turns.decide(self.now);
+        for decision in &decisions {
+            if let Decision::Ask(client, Asked::Now) | Decision::Grant(client, Asked::Now) =
+                decision
+            {
+                let (_, drain) = self.clients[client];
+                self.giving.insert(*client, self.now + drain);
+            }
+        }
+        self.check();
+        decisions
+    }
+
+    /// No device is held twice.
+    fn check(&self) {
+        let mut held = 0;
+        for client in self.turns.clients.values() {
+            if let Phase::Holds(hold) = client.phase {
+                assert_eq!(held & hold.devices, 0);
+                held |= hold.devices;
+            }
+        }
+    }
+
+    fn run(&mut self, time: Nanoseconds) {
+        let until = self.now + time;
+        loop {
+            self.decide();
+            let given = self.giving.iter().map(|(client, at)| (*at, *client)).min();
+            let deadline = self.turns.deadline(self.now);
+            let next = given.map(|(at, _)| at).into_iter().chain(deadline).min();
+            let Some(next) = next.filter(|next| *next <= until) else {
+                self.now = until;
+                return;
+            };
+            assert!(
+                next > self.now || given.is_some_and(|(at, _)| at <= self.now),
+                "no progress"
+            );
+            self.now = next.max(self.now);
+            if let Some((at, client)) = given
+                && at <= self.now
+            {
+                self.giving.remove(&client);
+                let (devices, _) = self.clients[&client];
+                self.turns.wants_again(client, devices, self.now);
+            }
+        }
+    }
+
+    fn held(&self, client: u64) -> Nanoseconds {
+        self.turns.account(client, self.now).held
+    }
+}
+
+fn about(found: u64, expected: u64, percent: u64) {
+    let off = found.abs_diff(expected) * 100;
+    assert!(off <= expected * percent, "{found} is not about {expected}");
+}
+
+#[test]
+fn equal_clients_have_equal_time() {
+    for count in [2, 8] {
+        let mut simulation = Simulation::new();
+        for client in 0..count {
+            simulation.add(client, FULL_SHARE, 1, 50_000);
+        }
+        simulation.run(8_000 * MS);
+        for client in 0..count {
+            about(simulation.held(client), 8_000 * MS / count, 2);
+        }
+    }
+}
+
+#[test]
+fn shares_are_kept_with_few_turns() {
+    let mut simulation = Simulation::new();
+    simulation.add(1, FULL_SHARE * 3 / 4, 1, MS / 10);
+    simulation.add(2, FULL_SHARE / 4, 1, MS / 10);
+    simulation.run(10_000 * MS);
+    about(simulation.held(1), 7_500 * MS, 1);
+    about(simulation.held(2), 2_500 * MS, 1);
+    // Who would only get it back is not asked to give it up.
+    let turns = simulation.turns.account(1, simulation.now).turns;
+    about(turns, simulation.turns.account(2, simulation.now).turns, 2);
+}
+
+#[test]
+fn a_share_is_changed_while_a_turn_is_held() {
+    let mut simulation = Simulation::new();
+    simulation.add(1, FULL_SHARE, 1, 0);
+    simulation.add(2, FULL_SHARE, 1, 0);
+    simulation.run(1_003 * MS);
+    let before = (simulation.held(1), simulation.held(2));
+    simulation
+        .turns
+        .set_share(1, FULL_SHARE * 4, simulation.now);
+    simulation.run(5_000 * MS);
+    about(simulation.held(1) - before.0, 4_000 * MS, 2);
+    about(simulation.held(2) - before.1, 1_000 * MS, 2);
+}
+
+#[test]
+fn who_overruns_pays_for_it() {
+    let mut simulation = Simulation::new();
+    // Kernels of 200 ms against a quantum of 10 ms.
+    simulation.add(1, FULL_SHARE, 1, 200 * MS);
+    simulation.add(2, FULL_SHARE, 1, 0);
+    simulation.run(10_000 * MS);
+    about(simulation.held(1), 5_000 * MS, 3);
+    about(simulation.held(2), 5_000 * MS, 3);
+}
+
+#[test]
+fn who_was_idle_has_saved_nothing_up() {
+    let mut simulation = Simulation::new();
+    simulation.add(1, FULL_SHARE, 1, 0);
+    simulation.turns.join(2, FULL_SHARE);
+    simulation.run(5_000 * MS);
+    simulation.turns.wants(2, 1, simulation.now);
+    simulation.clients.insert(2, (1, 0));
+    simulation.run(1_000 * MS);
+    about(simulation.held(2), 500 * MS, 3);
+    // Nor does one that was alone owe anything to one that comes when nobody is there.
+    let now = simulation.now;
+    for client in [1, 2] {
+        simulation.turns.rests(client, now);
+    }
+    simulation.giving.clear();
+    simulation.turns.decide(now);
+    simulation.add(3, FULL_SHARE, 1, 0);
+    simulation.turns.wants(1, 1, now);
+    let before = simulation.held(1);
+    simulation.run(1_000 * MS);
+    about(simulation.held(3), 500 * MS, 3);
+    about(simulation.held(1) - before, 500 * MS, 3);
+}
+
+#[test]
+fn a_lone_client_is_never_asked_and_needs_no_timer() {
+    let mut turns = Turns::new(QUANTUM);
+    turns.join(1, FULL_SHARE);
+    turns.join(2, FULL_SHARE);
+    turns.wants(1, 1, 0);
+    assert_eq!(turns.decide(0), [Decision::Grant(1, Asked::Not)]);
+    assert_eq!(
+        (turns.decide(QUANTUM * 9), turns.deadline(QUANTUM * 9)),
+        (vec![], None)
+    );
+    // Nor do those disturb it that use other devices.
+    turns.wants(2, 2, QUANTUM * 10);
+    assert_eq!(turns.decide(QUANTUM * 10), [Decision::Grant(2, Asked::Not)]);
+    assert_eq!(turns.deadline(QUANTUM * 10), None);
+}
+
+#[test]
+fn a_holder_is_asked_at_once_and_again_when_its_quantum_is_over() {
+    let mut turns = Turns::new(QUANTUM);
+    for client in [1, 2] {
+        turns.join(client, FULL_SHARE);
+        turns.wants(client, 1, 0);
+    }
+    assert_eq!(turns.decide(0), [Decision::Grant(1, Asked::WhenIdle)]);
+    assert_eq!(turns.deadline(0), Some(QUANTUM));
+    assert_eq!(turns.decide(QUANTUM - 1), []);
+    assert_eq!(turns.decide(QUANTUM), [Decision::Ask(1, Asked::Now)]);
+    // It does not drain: that is said once, and nobody else has the turn.
+    assert_eq!(turns.deadline(QUANTUM), Some(QUANTUM + DRAIN_PATIENCE));
+    let late = QUANTUM + DRAIN_PATIENCE;
+    assert_eq!(turns.decide(late), [Decision::NotDraining(1)]);
+    assert!(turns.account(1, late).not_draining);
+    assert_eq!(
+        (turns.decide(late + 1), turns.deadline(late + 1)),
+        (vec![], None)
+    );
+    turns.rests(1, late + 2);
+    assert!(!turns.account(1, late + 2).not_draining);
+    assert_eq!(turns.decide(late + 2), [Decision::Grant(2, Asked::Not)]);
+}
+
+#[test]
+fn nothing_is_asked_for_when_the_only_waiter_has_gone() {
+    for leaves in [true, false] {
+        let mut turns = Turns::new(QUANTUM);
+        for client in [1, 2] {
+            turns.join(client, FULL_SHARE);
+            turns.wants(client, 1, 0);
+        }
+        turns.decide(0);
+        turns.decide(QUANTUM);
+        match leaves {
+            true => turns.leave(2, QUANTUM + 1),
+            false => turns.rests(2, QUANTUM + 1),
+        }
+        assert_eq!(turns.decide(QUANTUM + 1), [Decision::Ask(1, Asked::Not)]);
+        assert_eq!(turns.deadline(QUANTUM + 1), None);
+    }
+}
+
+#[test]
+fn a_turn_whose_holder_is_gone_is_passed_on() {
+    let mut turns = Turns::new(QUANTUM);
+    for client in [1, 2, 3] {
+        turns.join(client, FULL_SHARE);
+        turns.wants(client, 1, client);
+    }
+    turns.decide(3);
+    // One that waits, the holder, one that was just asked.
+    turns.leave(2, 4);
+    assert_eq!(turns.decide(4), []);
+    turns.leave(1, 5);
+    assert_eq!(turns.decide(5), [Decision::Grant(3, Asked::Not)]);
+    turns.leave(3, 6);
+    assert_eq!((turns.decide(6), turns.deadline(6)), (vec![], None));
+    assert_eq!(turns.standing(3), Standing::Idle);
+}
+
+#[test]
+fn a_turn_that_is_not_wanted_any_more_is_the_next_ones() {
+    let mut turns = Turns::new(QUANTUM);
+    for client in [1, 2] {
+        turns.join(client, FULL_SHARE);
+        turns.wants(client, 1, client);
+    }
+    assert_eq!(turns.decide(2), [Decision::Grant(1, Asked::WhenIdle)]);
+    turns.ungrant(1);
+    assert_eq!(turns.account(1, 2).turns, 0);
+    assert_eq!(turns.decide(2), [Decision::Grant(2, Asked::Not)]);
+}
+
+#[test]
+fn who_wants_several_devices_is_not_overtaken_for_ever() {
+    let mut simulation = Simulation::new();
+    // Each device has two clients of its own that never leave it free at the same time as the other.
+    simulation.add(1, FULL_SHARE, 0b01, 0);
+    simulation.add(2, FULL_SHARE, 0b01, 0);
+    simulation.run(5 * MS);
+    simulation.add(3, FULL_SHARE, 0b10, 0);
+    simulation.add(4, FULL_SHARE, 0b10, 0);
+    simulation.run(100 * MS);
+    simulation.add(5, FULL_SHARE, 0b11, 0);
+    simulation.run(9_000 * MS);
+    about(simulation.held(5), 3_000 * MS, 10);
+    for client in 1..5 {
+        about(simulation.held(client), 3_000 * MS, 12);
+    }
+}
+
+#[test]
+fn devices_that_are_not_equally_sought_after_leave_no_debts() {
+    let mut simulation = Simulation::new();
+    simulation.add(1, FULL_SHARE, 0b01, 0);
+    simulation.add(2, FULL_SHARE, 0b10, 0);
+    simulation.add(3, FULL_SHARE, 0b10, 0);
+    simulation.run(10_000 * MS);
+    // The first one's clock is far ahead of the others' now.
+    simulation.add(4, FULL_SHARE, 0b01, 0);
+    let before = simulation.held(1);
+    simulation.run(1_000 * MS);
+    about(simulation.held(1) - before, 500 * MS, 3);
+    about(simulation.held(4), 500 * MS, 3);
+}
+
+#[test]
+fn a_shorter_quantum_holds_for_the_turn_that_is_held() {
+    let mut turns = Turns::new(1_000 * MS);
+    for client in [1, 2] {
+        turns.join(client, FULL_SHARE);
+        turns.wants(client, 1, 0);
+    }
+    turns.decide(0);
+    turns.set_quantum(MS);
+    assert_eq!(turns.deadline(0), Some(MS));
+    assert_eq!(turns.decide(MS), [Decision::Ask(1, Asked::Now)]);
+}
+
+#[test]
+fn the_smallest_share_overflows_nothing() {
+    let mut simulation = Simulation::new();
+    simulation.add(1, 1, 1, 0);
+    simulation.add(2, 10_000 * 10_000, 1, 0);
+    simulation.run(3_600_000 * MS);
+    assert!(simulation.held(1) >= QUANTUM);
+}

@@ -1,0 +1,382 @@
+//! The daemon's side of a command: done at once, or when what it waits for has come.
+
+use super::{Awaiting, Daemon, Until};
+use crate::control::commands::{self, Command, Request, Whose};
+use crate::control::listing::{self, Listing};
+use crate::control::parse::parse;
+use crate::control::servers::Server;
+use crate::control::usage::{Question, UsageBySession};
+use crate::control::wire::{self, Answer};
+use crate::control::{devices, parse::CommandError};
+use crate::engine::{Credentials, DeviceInfo};
+use crate::limits::{Limits, Percentage};
+use crate::seqpacket;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+/// What comes of a command that is done at once, as an error the answer to one that cannot be.
+type Outcome = Result<Answer, Answer>;
+
+impl Daemon {
+    pub(super) fn command(&mut self, number: u64, line: &str) {
+        let Some(peer) = self.peers.get_mut(&number) else {
+            return;
+        };
+        if peer.silent_until.take().is_some() {
+            tracing::info!("NEW UI");
+        }
+        if line.len() > wire::COMMAND_LIMIT {
+            let limit = wire::COMMAND_LIMIT;
+            return self.answer(
+                number,
+                &Answer::failed(format!("a command line may have {limit} bytes")),
+            );
+        }
+        tracing::info!("Cmd:{}", line.trim());
+        match parse(line, peer.privileged) {
+            Ok(None) => self.answer(number, &Answer::done("")),
+            Ok(Some(request)) => self.serve(number, request),
+            Err(error) => {
+                if matches!(error, CommandError::NotPermitted(_)) {
+                    let Credentials { pid, uid, .. } = peer.who;
+                    tracing::warn!("Command of process {pid} of user {uid} refused: {error}");
+                }
+                self.answer(number, &Answer::failed(error.to_string()));
+            }
+        }
+    }
+
+    /// Does what can be done now and waits for the rest.
+    fn serve(&mut self, by: u64, request: Request) {
+        let outcome = match &request.command {
+            Command::Quit { patience } => return self.begin_quit(Some(by), *patience),
+            Command::ShutdownServer { server, force } => self.pid(server).map(|pid| {
+                self.servers.shut_down(pid, *force);
+                Until::Gone(pid, Vec::new(), Answer::done(""))
+            }),
+            Command::TerminateClient { server, client } => self
+                .pid(server)
+                .and_then(|pid| {
+                    let sessions = self.servers.terminate(pid, *client);
+                    let sessions = sessions.map_err(Answer::failed)?;
+                    Ok(Until::Gone(pid, sessions, Answer::done("0")))
+                })
+                // As with NVIDIA's, 0 or 1 is the last line.
+                .map_err(|answer| Answer::failed(answer.text + "1")),
+            Command::DeviceQuery { .. }
+            | Command::MemoryLimit(..)
+            | Command::SetMemoryLimit(..)
+                if self.devices.known().is_none() =>
+            {
+                match self.devices.search(self.servers.launcher()) {
+                    Ok(()) => Ok(Until::Devices(request)),
+                    Err(error) => Err(Answer::failed(error.to_string())),
+                }
+            }
+            Command::Processes { .. } if request.format != commands::Format::Table => {
+                let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
+                Ok(Until::Usage(self.ask(&all), request))
+            }
+            Command::ClientList(wanted) if request.format != commands::Format::Table => {
+                let pid = self.pid(wanted);
+                pid.map(|pid| Until::Usage(self.ask(&[pid]), request))
+            }
+            Command::Users => {
+                let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
+                Ok(Until::Usage(self.ask(&all), request))
+            }
+            Command::Weight { server, .. } => match self.pid(server) {
+                Ok(pid) => Ok(Until::Usage(self.ask(&[pid]), request)),
+                Err(answer) => Err(answer),
+            },
+            _ => {
+                let answer = self.perform(&request, &UsageBySession::new());
+                return self.answer(by, &answer);
+            }
+        };
+        match outcome {
+            Ok(until) => self.awaiting.push(Awaiting { by, until }),
+            Err(answer) => self.answer(by, &answer),
+        }
+    }
+
+    fn ask(&mut self, servers: &[i32]) -> Question {
+        self.last_question += 1;
+        Question::ask(self.last_question, servers, &self.servers)
+    }
+
+    /// The server that is meant.
+    fn find(&self, wanted: &commands::Server) -> Result<&Server, Answer> {
+        let found = self.servers.iter().find(|server| wanted.is(server.pid));
+        found.ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
+    }
+
+    fn pid(&self, wanted: &commands::Server) -> Result<i32, Answer> {
+        Ok(self.find(wanted)?.pid)
+    }
+
+    /// Answers commands whose time has come.
+    pub(super) fn settle(&mut self) {
+        let ready = self
+            .servers
+            .iter()
+            .find(|server| !server.devices.is_empty());
+        if let Some(server) = ready {
+            self.devices.learn(&server.devices);
+        }
+        if let Some(devices) = self.devices.known() {
+            self.servers.learn_devices(devices);
+        }
+        let reports = self.servers.take_usage();
+        let (servers, searching) = (&self.servers, self.devices.is_searching());
+        let found = self.devices.known().is_some();
+        let now = Instant::now();
+        let over = |awaiting: &mut Awaiting| match &mut awaiting.until {
+            Until::Gone(pid, sessions, _) => match servers.by_pid(*pid) {
+                None => true,
+                Some(server) => {
+                    !sessions.is_empty() && !sessions.iter().any(|id| server.has_session(*id))
+                }
+            },
+            Until::Devices(_) => found || !searching,
+            Until::Usage(question, _) => {
+                reports.iter().for_each(|report| question.hear(report));
+                question.is_over(servers, now)
+            }
+        };
+        let done: Vec<Awaiting> = self.awaiting.extract_if(.., over).collect();
+        for Awaiting { by, until } in done {
+            let answer = match until {
+                Until::Gone(_, _, answer) => answer,
+                Until::Devices(_) if !found => Answer::failed(self.devices.failure()),
+                Until::Devices(request) => self.perform(&request, &UsageBySession::new()),
+                Until::Usage(question, request) => self.perform(&request, &question.found),
+            };
+            self.answer(by, &answer);
+        }
+    }
+
+    /// Does a command for which everything is there.
+    fn perform(&mut self, request: &Request, usage: &UsageBySession) -> Answer {
+        let print = |listing: Listing| Answer::done(listing.print(request.format));
+        let outcome = match &request.command {
+            Command::ServerList => Ok(print(listing::servers(self.servers.iter()))),
+            Command::ServerStatus(wanted) => self.find(wanted).map(listing::status).map(print),
+            Command::ClientList(wanted) => {
+                let server = self.find(wanted);
+                server.map(|server| print(listing::clients(server, usage)))
+            }
+            Command::DeviceClientList(wanted) => self
+                .servers_meant(wanted.as_ref())
+                .map(|servers| print(listing::device_clients(&servers))),
+            Command::Processes { pid } => self.processes(pid.as_ref(), usage).map(print),
+            Command::Users => {
+                let (servers, waiting) = (self.servers.iter(), self.servers.waiting_users());
+                Ok(print(listing::users(servers, waiting, usage)))
+            }
+            Command::DeviceQuery { server, commas } => {
+                self.device_query(server.as_ref(), *commas).map(print)
+            }
+            Command::StartServer { uid } => match self.servers.want(*uid) {
+                Ok(()) => Ok(Answer::done("")),
+                Err(why) => Err(Answer::failed(format!("start_server: {why}"))),
+            },
+            Command::Percentage(whose) => self.percentage(whose).map(print),
+            Command::SetPercentage(whose, value) => self.set_percentage(whose, value),
+            Command::MemoryLimit(whose, device) => self.memory_limit(whose, device).map(print),
+            Command::SetMemoryLimit(whose, device, limit) => {
+                self.set_memory_limit(whose, device, *limit)
+            }
+            Command::Priority => Ok(print(listing::priority(self.servers.default_limits()))),
+            Command::SetPriority(priority) => {
+                let change = |limits: &mut Limits| limits.priority = *priority;
+                self.servers.change_defaults(change);
+                Ok(Answer::done(""))
+            }
+            Command::Quantum(whose) => {
+                let limits = self.limits(whose);
+                limits.map(|(server, limits)| print(listing::quantum(server, limits)))
+            }
+            Command::SetQuantum(whose, quantum) => {
+                let done = self.change(whose, |limits| limits.quantum = *quantum);
+                done.map(|()| Answer::done(""))
+            }
+            Command::Weight { server, client } => self.weights(server, *client, usage).map(print),
+            Command::SetWeight {
+                server,
+                client,
+                weight,
+            } => self.pid(server).and_then(|pid| {
+                let done = self.servers.set_weight(pid, *client, *weight);
+                done.map_err(Answer::failed)?;
+                Ok(Answer::done(""))
+            }),
+            Command::Help => Ok(Answer::done(commands::help())),
+            // These wait for what they cause.
+            Command::Quit { .. }
+            | Command::ShutdownServer { .. }
+            | Command::TerminateClient { .. } => Ok(Answer::done("")),
+        };
+        outcome.unwrap_or_else(|answer| answer)
+    }
+
+    fn servers_meant(&self, wanted: Option<&commands::Server>) -> Result<Vec<&Server>, Answer> {
+        match wanted {
+            Some(wanted) => Ok(vec![self.find(wanted)?]),
+            None => Ok(self.servers.iter().collect()),
+        }
+    }
+
+    /// `ps` takes the process id of a server, as NVIDIA's does, or of a client.
+    fn processes(
+        &self,
+        wanted: Option<&commands::Server>,
+        usage: &UsageBySession,
+    ) -> Result<Listing, Answer> {
+        let is_client = |client: &i32| wanted.is_some_and(|wanted| wanted.is(*client));
+        let server = self.servers_meant(wanted);
+        let client = self
+            .servers
+            .iter()
+            .flat_map(Server::clients)
+            .find(is_client);
+        match (server, client) {
+            (Ok(servers), _) => Ok(listing::processes(servers.into_iter(), None, usage)),
+            (Err(_), Some(client)) => {
+                Ok(listing::processes(self.servers.iter(), Some(client), usage))
+            }
+            (Err(answer), None) => Err(answer),
+        }
+    }
+
+    fn device_query(
+        &self,
+        wanted: Option<&commands::Server>,
+        commas: bool,
+    ) -> Result<Listing, Answer> {
+        let servers = self.servers_meant(wanted)?;
+        for server in &servers {
+            server.log_device_query();
+        }
+        let own = (None, self.devices.known().unwrap_or_default());
+        let theirs = servers
+            .iter()
+            .map(|server| (Some(server.pid), server.devices.as_slice()));
+        // The daemon's own come first whether a server is named or not, as with NVIDIA's.
+        let lists: Vec<_> = std::iter::once(own).chain(theirs).collect();
+        Ok(listing::devices(&lists, commas))
+    }
+
+    /// Limits and, unless they are the defaults, the process id of the server.
+    fn limits(&self, whose: &Whose) -> Result<(Option<i32>, &Limits), Answer> {
+        match whose {
+            Whose::Server(wanted) => {
+                let server = self.find(wanted)?;
+                Ok((Some(server.pid), &server.limits))
+            }
+            Whose::Default | Whose::All => Ok((None, self.servers.default_limits())),
+        }
+    }
+
+    fn change(&mut self, whose: &Whose, change: impl Fn(&mut Limits)) -> Result<(), Answer> {
+        let servers: Vec<i32> = match whose {
+            Whose::Default => {
+                self.servers.change_defaults(change);
+                return Ok(());
+            }
+            Whose::Server(wanted) => vec![self.pid(wanted)?],
+            Whose::All => self.servers.iter().map(|server| server.pid).collect(),
+        };
+        for pid in servers {
+            let changed = self.servers.change_limits(pid, &change);
+            changed.map_err(Answer::failed)?;
+        }
+        Ok(())
+    }
+
+    fn percentage(&self, whose: &Whose) -> Result<Listing, Answer> {
+        if *whose == Whose::All {
+            return Ok(listing::percentages(self.servers.iter()));
+        }
+        let (server, limits) = self.limits(whose)?;
+        Ok(listing::percentage(server, limits))
+    }
+
+    /// As NVIDIA's it answers with what is in force; what is no percentage changes nothing.
+    fn set_percentage(&mut self, whose: &Whose, value: &str) -> Outcome {
+        let number = value.strip_suffix('%').unwrap_or(value);
+        let changed = match number.parse::<Percentage>() {
+            Ok(threads) => {
+                self.change(whose, |limits| limits.threads = threads)?;
+                Ok(())
+            }
+            Err(error) => Err(format!("\"{value}\": {error}; nothing is changed")),
+        };
+        let text = self.percentage(whose)?.print(commands::Format::Table);
+        Ok(match changed {
+            Ok(()) => Answer::done(text),
+            Err(why) => Answer::failed(text).with_note(why),
+        })
+    }
+
+    fn device(&self, wanted: &str) -> Result<(usize, &DeviceInfo), Answer> {
+        let devices = self.devices.known().unwrap_or_default();
+        let ordinal = devices::find(devices, wanted).map_err(Answer::failed)?;
+        Ok((ordinal, &devices[ordinal]))
+    }
+
+    fn memory_limit(&self, whose: &Whose, device: &str) -> Result<Listing, Answer> {
+        let (server, limits) = self.limits(whose)?;
+        Ok(listing::memory_limit(server, limits, self.device(device)?))
+    }
+
+    fn set_memory_limit(&mut self, whose: &Whose, device: &str, limit: Option<u64>) -> Outcome {
+        let (ordinal, _) = self.device(device)?;
+        self.change(whose, |limits| {
+            match limit {
+                Some(bytes) => limits.memory.insert(ordinal, bytes),
+                None => limits.memory.remove(&ordinal),
+            };
+        })?;
+        Ok(Answer::done(""))
+    }
+
+    fn weights(
+        &self,
+        server: &commands::Server,
+        client: i32,
+        usage: &UsageBySession,
+    ) -> Result<Listing, Answer> {
+        let server = self.find(server)?;
+        let sessions = server.sessions_of(client).map_err(Answer::failed)?;
+        let weights: Vec<(u64, u32)> = sessions
+            .into_iter()
+            .filter_map(|session| Some((session, usage.get(&(server.pid, session))?.weight)))
+            .collect();
+        if weights.is_empty() {
+            return Err(Answer::failed(format!(
+                "Server {} does not answer",
+                server.pid
+            )));
+        }
+        Ok(listing::weights(server.pid, client, &weights))
+    }
+
+    pub(super) fn answer(&mut self, number: u64, answer: &Answer) {
+        let Some(peer) = self.peers.get(&number) else {
+            return;
+        };
+        // As NVIDIA's; what is long and can be asked for again would only fill the log.
+        if answer.text.len() <= wire::COMMAND_LIMIT {
+            for line in answer.text.lines() {
+                tracing::info!("{line}");
+            }
+        }
+        for packet in wire::answer_packets(answer) {
+            if seqpacket::send(peer.connection.as_fd(), &packet, None).is_err() {
+                // It does not read its answers, or has gone.
+                return self.forget(number);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Room for connections: a daemon without descriptors serves nobody, so whoever has the most has to give one up.
+
+use super::Daemon;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::collections::BTreeMap;
+
+/// Descriptors that are kept for what is no connection: sockets, logs, servers that run or start.
+const KEPT: u64 = 48;
+
+/// Connections that there is room for. A thousand clients may wait at once, one descriptor each.
+pub(super) fn most_connections() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        Ok(hard)
+    });
+    match limit {
+        Ok(limit) => usize::try_from(limit.saturating_sub(KEPT)).unwrap_or(usize::MAX),
+        Err(error) => {
+            tracing::warn!("Cannot raise the limit of open files: {error}");
+            usize::MAX
+        }
+    }
+}
+
+impl Daemon {
+    /// Closes connections beyond those that there is room for.
+    pub(super) fn keep_room(&mut self) {
+        while self.peers.len() + self.servers.waiting().count() > self.most_connections
+            && self.make_room()
+        {}
+    }
+
+    /// Closes one connection of the user who has the most: the oldest that has said nothing, or else the oldest of those
+    /// that wait for nothing, or else the client that waits for the shortest time. `false`: there is none.
+    pub(super) fn make_room(&mut self) -> bool {
+        let mut count = BTreeMap::new();
+        let peers = self.peers.values().map(|peer| peer.who.uid);
+        for user in peers.chain(self.servers.waiting_users()) {
+            *count.entry(user).or_insert(0) += 1;
+        }
+        let Some((&user, _)) = count.iter().max_by_key(|(_, count)| **count) else {
+            return false;
+        };
+        let asked_by = self.quit.iter().flat_map(|quit| &quit.asked_by);
+        let awaiting = self.awaiting.iter().map(|awaiting| &awaiting.by);
+        let busy: Vec<u64> = asked_by.chain(awaiting).copied().collect();
+        let oldest = self
+            .peers
+            .iter()
+            .filter(|(number, peer)| peer.who.uid == user && !busy.contains(number))
+            .min_by_key(|(number, peer)| (peer.silent_until.is_none(), **number))
+            .map(|(number, peer)| (*number, peer.who.pid));
+        match oldest {
+            Some((number, pid)) => {
+                tracing::warn!("Connection of process {pid} of user {user} closed to make room");
+                self.forget(number);
+                true
+            }
+            None => self.servers.turn_away(user),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The limits of servers: those they start with, and changes of running ones.
+
+use super::{Server, Servers};
+use crate::control::devices;
+use crate::control::usage::Report;
+use crate::engine::DeviceInfo;
+use crate::limits::Limits;
+
+impl Servers {
+    /// What servers start with from now on.
+    pub fn default_limits(&self) -> &Limits {
+        &self.defaults.limits
+    }
+
+    /// Changes what servers start with from now on.
+    pub fn change_defaults(&mut self, change: impl FnOnce(&mut Limits)) {
+        change(&mut self.defaults.limits);
+    }
+
+    /// Changes what a server's clients may have that come from now on.
+    ///
+    /// # Errors
+    /// Why that is impossible, in words; nothing is changed then.
+    pub fn change_limits(
+        &mut self,
+        pid: i32,
+        change: impl FnOnce(&mut Limits),
+    ) -> Result<(), String> {
+        let server = self.by_pid_mut(pid);
+        let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
+        let mut limits = server.limits.clone();
+        change(&mut limits);
+        server.order_limits(limits)
+    }
+
+    /// Gives all sessions of a client process a weight.
+    ///
+    /// # Errors
+    /// Why that is impossible, in words.
+    pub fn set_weight(&self, pid: i32, client: i32, weight: u32) -> Result<(), String> {
+        let (link, sessions) = self.sessions_of(pid, client)?;
+        for session in sessions {
+            link.order_weight(session, weight)
+                .map_err(|error| format!("Server {pid}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Asks a server what its clients have; `false`: it will not say.
+    pub fn ask_usage(&self, pid: i32, question: u64) -> bool {
+        let link = self.by_pid(pid).and_then(|server| server.link.as_ref());
+        link.is_some_and(|link| link.ask_usage(question).is_ok())
+    }
+
+    /// What servers have said to such questions since this was called last.
+    pub fn take_usage(&mut self) -> Vec<Report> {
+        self.running
+            .iter_mut()
+            .flat_map(|server| server.usage.drain(..))
+            .collect()
+    }
+
+    /// The devices are known: limits of the environment that name one by its UUID come into force, before any client
+    /// is handed over.
+    pub fn learn_devices(&mut self, devices: &[DeviceInfo]) {
+        for (uuid, bytes) in self.defaults.by_uuid.split_off(0) {
+            let ordinal = match devices::find(devices, &uuid) {
+                Ok(ordinal) => ordinal,
+                Err(why) => {
+                    tracing::warn!("A limit of device memory is ignored: {why}");
+                    continue;
+                }
+            };
+            self.defaults.limits.memory.entry(ordinal).or_insert(bytes);
+            for server in &mut self.running {
+                let mut limits = server.limits.clone();
+                limits.memory.entry(ordinal).or_insert(bytes);
+                if let Err(why) = server.order_limits(limits) {
+                    tracing::warn!("{why}");
+                }
+            }
+        }
+    }
+}
+
+impl Server {
+    /// Has the server note in its log that somebody has asked for the devices, as NVIDIA's does.
+    pub fn log_device_query(&self) {
+        // A server that is ending, or has no room for this, has more important things to note.
+        let _ = self.link.as_ref().map(|link| link.tell_device_query());
+    }
+
+    fn order_limits(&mut self, limits: Limits) -> Result<(), String> {
+        let pid = self.pid;
+        let link = self.link.as_ref();
+        let link = link.ok_or_else(|| format!("Server {pid} is ending"))?;
+        link.order_limits(&limits)
+            .map_err(|error| format!("Server {pid}: {error}"))?;
+        self.limits = limits;
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! Questions to servers on what their clients have. An answer may take a while, or never come.
+
+use super::servers::Servers;
+use crate::limits::Usage;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a server is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What clients have, by process id of the server and session.
+pub type UsageBySession = BTreeMap<(i32, u64), Usage>;
+
+/// Part of the answer to a question.
+pub struct Report {
+    /// Process id of the server.
+    pub server: i32,
+    /// Number of the question.
+    pub question: u64,
+    /// What some of its clients have.
+    pub clients: Vec<Usage>,
+    /// Nothing follows from this server.
+    pub last: bool,
+}
+
+/// A question that was asked.
+pub struct Question {
+    number: u64,
+    /// Servers that have not answered.
+    missing: Vec<i32>,
+    /// What is known.
+    pub found: UsageBySession,
+    /// When it is not waited any longer.
+    pub until: Instant,
+}
+
+impl Question {
+    /// Asks these servers.
+    pub fn ask(number: u64, of: &[i32], servers: &Servers) -> Question {
+        Question {
+            number,
+            missing: of
+                .iter()
+                .copied()
+                .filter(|pid| servers.ask_usage(*pid, number))
+                .collect(),
+            found: UsageBySession::new(),
+            until: Instant::now() + PATIENCE,
+        }
+    }
+
+    /// Takes a report if it answers this question.
+    pub fn hear(&mut self, report: &Report) {
+        if report.question != self.number {
+            return;
+        }
+        for usage in &report.clients {
+            let key = (report.server, usage.session);
+            self.found.insert(key, usage.clone());
+        }
+        if report.last {
+            self.missing.retain(|pid| *pid != report.server);
+        }
+    }
+
+    /// Whether nothing will come any more, or nothing is waited for.
+    pub fn is_over(&self, servers: &Servers, now: Instant) -> bool {
+        let answers = |pid: &i32| {
+            servers
+                .by_pid(*pid)
+                .is_some_and(|server| server.link().is_some())
+        };
+        now >= self.until || !self.missing.iter().any(answers)
+    }
+}

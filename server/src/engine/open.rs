@@ -1,0 +1,81 @@
+//! The driver without contexts: what there is to know before, or without, an engine.
+
+use super::DeviceInfo;
+use super::devices::Device;
+use super::driver::Driver;
+use super::host::HostArena;
+use anyhow::Context;
+use mpsshim_proto::handshake::MAX_DEVICES;
+use std::path::Path;
+
+/// A driver and its devices. There is no context yet.
+pub struct OpenDriver {
+    pub(super) arena: HostArena,
+    pub(super) driver: Driver,
+    pub(super) devices: Vec<Device>,
+}
+
+impl OpenDriver {
+    /// Opens `cuda_library`, or the driver that the loader finds.
+    ///
+    /// # Errors
+    /// When there is no driver, no device, or the driver refuses.
+    pub fn open(cuda_library: Option<&Path>) -> anyhow::Result<OpenDriver> {
+        // Before the driver lays out its own address space.
+        let arena = HostArena::new().context("cannot reserve the host arena's addresses")?;
+        let (driver, devices) = open(cuda_library)?;
+        Ok(OpenDriver {
+            arena,
+            driver,
+            devices,
+        })
+    }
+
+    /// The devices, by ordinal.
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.devices.iter().map(DeviceInfo::from).collect()
+    }
+
+    /// Their UUIDs.
+    pub fn uuids(&self) -> Vec<[u8; 16]> {
+        self.devices.iter().map(|device| device.uuid.0).collect()
+    }
+}
+
+impl From<&Device> for DeviceInfo {
+    fn from(device: &Device) -> DeviceInfo {
+        DeviceInfo {
+            name: device.name.clone(),
+            uuid: device.uuid.to_string(),
+            pci: device.pci.clone(),
+        }
+    }
+}
+
+impl DeviceInfo {
+    /// The devices that a server here would serve, by ordinal.
+    ///
+    /// # Errors
+    /// When there is no driver, no device, or the driver refuses.
+    pub fn list(cuda_library: Option<&Path>) -> anyhow::Result<Vec<DeviceInfo>> {
+        let (_, devices) = open(cuda_library)?;
+        Ok(devices.iter().map(DeviceInfo::from).collect())
+    }
+}
+
+fn open(cuda_library: Option<&Path>) -> anyhow::Result<(Driver, Vec<Device>)> {
+    let driver = Driver::open(cuda_library)?;
+    driver
+        .init(0)
+        .with_context(|| format!("cuInit of {}", driver.path()))?;
+    let mut count = 0;
+    driver
+        .device_get_count(&mut count)
+        .context("cuDeviceGetCount")?;
+    anyhow::ensure!(count > 0, "the driver has no device");
+    let devices = (0..(count as usize).min(MAX_DEVICES))
+        .map(|ordinal| Device::new(&driver, ordinal))
+        .collect::<Result<Vec<_>, _>>()
+        .context("devices")?;
+    Ok((driver, devices))
+}

@@ -1,0 +1,275 @@
+//! Who serves a client: the engine those in proxy mode, the arbiter those in direct mode. Both number their sessions from
+//! one count and report to one channel.
+
+use crate::admission::{self, Admission};
+use crate::arbiter::Arbiter;
+use crate::engine::{
+    Credentials, DeviceInfo, Engine, EngineConfig, EngineEvent, MarkKind, OpenDriver,
+};
+use crate::limits::{Limits, Usage};
+use crate::mode::Mode;
+use crate::serve::Host;
+use crossbeam_channel::Sender;
+use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
+use mpsshim_proto::handshake::ClientHello;
+use parking_lot::Mutex;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How clients are served here.
+#[derive(Clone, Debug)]
+pub struct HostingConfig {
+    /// The genuine driver, when not the one the loader finds.
+    pub cuda_library: Option<PathBuf>,
+    /// Clients at a time; one more is refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
+    pub max_clients: usize,
+    /// Mode of those who ask for none.
+    pub mode: Mode,
+    /// Dispatch threads of the engine; 0: chosen from the number of CPUs.
+    pub dispatch_threads: usize,
+    /// How streams tell the engine and its clients that they got to a point.
+    pub marks: MarkKind,
+}
+
+impl HostingConfig {
+    fn engine(&self) -> EngineConfig {
+        EngineConfig {
+            dispatch_threads: self.dispatch_threads,
+            marks: self.marks,
+        }
+    }
+}
+
+/// A client that waits for the engine.
+type Arrival = (OwnedFd, ClientHello, Credentials);
+
+/// How far the engine is.
+enum Proxy {
+    /// No client has asked for it.
+    Absent(Box<OpenDriver>),
+    /// A thread makes its contexts; these wait.
+    Starting(Vec<Arrival>),
+    Running(Engine),
+    /// Why there will be none.
+    Failed(String),
+}
+
+/// Engine and arbiter, each from its first client on.
+struct Parts {
+    proxy: Proxy,
+    arbiter: Option<Arbiter>,
+    limits: Limits,
+}
+
+/// Serves clients of both modes.
+pub struct Hosting {
+    config: HostingConfig,
+    devices: Vec<DeviceInfo>,
+    uuids: Vec<[u8; 16]>,
+    admission: Arc<Admission>,
+    events: Sender<EngineEvent>,
+    parts: Arc<Mutex<Parts>>,
+}
+
+impl Hosting {
+    /// Opens the driver. Where proxy mode is the usual one, the engine is started too, which makes the context of the first
+    /// device and takes some hundred milliseconds on a GPU; else nothing has a context until a client asks for that mode.
+    ///
+    /// # Errors
+    /// When there is no driver, no device, or the driver refuses.
+    pub fn start(config: HostingConfig, events: Sender<EngineEvent>) -> anyhow::Result<Hosting> {
+        let opened = OpenDriver::open(config.cuda_library.as_deref())?;
+        let (devices, uuids) = (opened.devices(), opened.uuids());
+        let admission = Arc::new(Admission::new(config.max_clients));
+        let proxy = match config.mode {
+            Mode::Proxy => {
+                let (admission, events) = (Arc::clone(&admission), events.clone());
+                Proxy::Running(Engine::start(opened, config.engine(), admission, events)?)
+            }
+            Mode::Direct => Proxy::Absent(Box::new(opened)),
+        };
+        let parts = Parts {
+            proxy,
+            arbiter: None,
+            limits: Limits::default(),
+        };
+        Ok(Hosting {
+            config,
+            devices,
+            uuids,
+            admission,
+            events,
+            parts: Arc::new(Mutex::new(parts)),
+        })
+    }
+
+    fn refuse(&self, (socket, _, who): Arrival, status: CUresult, why: String) {
+        admission::refuse(&self.events, &socket, who, status, why);
+    }
+
+    fn add_direct(&self, arrival: Arrival) {
+        let mut parts = self.parts.lock();
+        if parts.arbiter.is_none() {
+            let (admission, events) = (Arc::clone(&self.admission), self.events.clone());
+            match Arbiter::start(&self.uuids, admission, events) {
+                Ok(arbiter) => {
+                    arbiter.set_limits(parts.limits.clone());
+                    parts.arbiter = Some(arbiter);
+                }
+                Err(error) => {
+                    let why = format!("the arbiter of direct mode cannot start: {error}");
+                    return self.refuse(arrival, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+                }
+            }
+        }
+        if let Some(arbiter) = &parts.arbiter {
+            let (socket, hello, who) = arrival;
+            arbiter.add_client(socket, hello, who);
+        }
+    }
+
+    fn add_proxied(&self, arrival: Arrival) {
+        let mut parts = self.parts.lock();
+        match &mut parts.proxy {
+            Proxy::Running(engine) => {
+                let (socket, hello, who) = arrival;
+                engine.add_client(socket, hello, who);
+            }
+            Proxy::Starting(waiting) => waiting.push(arrival),
+            Proxy::Failed(why) => {
+                let why = why.clone();
+                self.refuse(arrival, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+            }
+            Proxy::Absent(_) => {
+                let starting = Proxy::Starting(vec![arrival]);
+                let Proxy::Absent(opened) = std::mem::replace(&mut parts.proxy, starting) else {
+                    return;
+                };
+                drop(parts);
+                self.start_engine(*opened);
+            }
+        }
+    }
+
+    /// On a thread of its own: clients in direct mode, and the daemon, do not wait for it.
+    fn start_engine(&self, opened: OpenDriver) {
+        let (config, parts) = (self.config.engine(), Arc::clone(&self.parts));
+        let (admission, events) = (Arc::clone(&self.admission), self.events.clone());
+        let started = std::thread::Builder::new()
+            .name("engine-start".into())
+            .spawn(move || {
+                let started = Engine::start(opened, config, admission, events.clone());
+                settle(&mut parts.lock(), started, &events);
+            });
+        if let Err(error) = started {
+            settle(&mut self.parts.lock(), Err(error.into()), &self.events);
+        }
+    }
+}
+
+/// The engine has started, or not: those who waited for it learn of it.
+fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<EngineEvent>) {
+    let (proxy, why) = match started {
+        Ok(engine) => (Proxy::Running(engine), String::new()),
+        Err(error) => {
+            let why = format!("the engine of proxy mode cannot start: {error:#}");
+            tracing::error!("{why}");
+            (Proxy::Failed(why.clone()), why)
+        }
+    };
+    let before = std::mem::replace(&mut parts.proxy, proxy);
+    let Proxy::Starting(waiting) = before else {
+        return;
+    };
+    if let Proxy::Running(engine) = &parts.proxy {
+        engine.set_limits(parts.limits.clone());
+    }
+    for (socket, hello, who) in waiting {
+        match &parts.proxy {
+            Proxy::Running(engine) => engine.add_client(socket, hello, who),
+            _ => {
+                let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
+                admission::refuse(events, &socket, who, status, why.clone());
+            }
+        }
+    }
+}
+
+impl Host for Hosting {
+    fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
+        let arrival = (socket, hello, who);
+        match Mode::asked(hello.mode, self.config.mode) {
+            Ok(Mode::Proxy) => self.add_proxied(arrival),
+            Ok(Mode::Direct) => self.add_direct(arrival),
+            Err(error) => {
+                let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
+                self.refuse(arrival, status, error.to_string());
+            }
+        }
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.devices.clone()
+    }
+
+    fn has_contexts(&self) -> bool {
+        matches!(self.parts.lock().proxy, Proxy::Running(_))
+    }
+
+    fn terminate(&self, session: u64) {
+        let parts = self.parts.lock();
+        if let Proxy::Running(engine) = &parts.proxy {
+            engine.terminate(session);
+        }
+        if let Some(arbiter) = &parts.arbiter {
+            arbiter.terminate(session);
+        }
+    }
+
+    fn set_limits(&self, limits: Limits) {
+        let mut parts = self.parts.lock();
+        if let Proxy::Running(engine) = &parts.proxy {
+            engine.set_limits(limits.clone());
+        }
+        if let Some(arbiter) = &parts.arbiter {
+            arbiter.set_limits(limits.clone());
+        }
+        parts.limits = limits;
+    }
+
+    fn set_weight(&self, session: u64, weight: u32) {
+        let parts = self.parts.lock();
+        if let Proxy::Running(engine) = &parts.proxy {
+            engine.set_weight(session, weight);
+        }
+        if let Some(arbiter) = &parts.arbiter {
+            arbiter.set_weight(session, weight);
+        }
+    }
+
+    fn usage(&self) -> Vec<Usage> {
+        let parts = self.parts.lock();
+        let mut usage = match &parts.proxy {
+            Proxy::Running(engine) => engine.usage(),
+            _ => Vec::new(),
+        };
+        if let Some(arbiter) = &parts.arbiter {
+            usage.extend(arbiter.usage());
+        }
+        usage.sort_by_key(|client| client.session);
+        usage
+    }
+
+    /// First the arbiter's clients, who need nothing but to be told.
+    fn shutdown(self) {
+        let mut parts = self.parts.lock();
+        if let Some(arbiter) = parts.arbiter.take() {
+            arbiter.shutdown();
+        }
+        let ended = Proxy::Failed("the server is ending".into());
+        if let Proxy::Running(engine) = std::mem::replace(&mut parts.proxy, ended) {
+            engine.shutdown();
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! What a server lets each of its clients have. The daemon decides, the server keeps to it; a client's own
+//! environment can only ask for less.
+
+use crate::mode::Mode;
+use mpsshim_proto::handshake::ClientHello;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// A share of a device's multiprocessors in hundredths of a percent: over 0, at most 10,000. A cap, no reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Percentage(u32);
+
+impl Percentage {
+    /// No limit.
+    pub const ALL: Percentage = Percentage(10_000);
+
+    /// So many hundredths of a percent; `None` for 0 and for more than all.
+    pub fn from_hundredths(hundredths: u32) -> Option<Percentage> {
+        (1..=10_000)
+            .contains(&hundredths)
+            .then_some(Percentage(hundredths))
+    }
+
+    /// Hundredths of a percent.
+    pub fn hundredths(self) -> u32 {
+        self.0
+    }
+
+    /// Of `count` as many as the percentage allows, rounded down.
+    pub fn of(self, count: u32) -> u32 {
+        (u64::from(count) * u64::from(self.0) / 10_000) as u32
+    }
+}
+
+/// Not a number over 0 and at most 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a percentage is a number over 0 and at most 100")]
+pub struct NoPercentage;
+
+impl FromStr for Percentage {
+    type Err = NoPercentage;
+    /// Such as `50` or `33.3`; further digits than hundredths are cut off.
+    fn from_str(text: &str) -> Result<Percentage, NoPercentage> {
+        let number: f64 = text.trim().parse().map_err(|_| NoPercentage)?;
+        if !(number > 0.0 && number <= 100.0) {
+            return Err(NoPercentage);
+        }
+        // So that 33.3, which binary fractions only come near to, is 3,330; and a trace is not nothing.
+        let hundredths = (number * 100.0 + 1e-6) as u32;
+        Percentage::from_hundredths(hundredths.max(1)).ok_or(NoPercentage)
+    }
+}
+
+impl fmt::Display for Percentage {
+    /// As NVIDIA prints it: `50.0`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, hundredths) = (self.0 / 100, self.0 % 100);
+        if hundredths.is_multiple_of(10) {
+            write!(f, "{whole}.{}", hundredths / 10)
+        } else {
+            write!(f, "{whole}.{hundredths:02}")
+        }
+    }
+}
+
+/// How long a client in direct mode has its turn while others wait: 0.1 ms to 10 s. Microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Quantum(u64);
+
+impl Quantum {
+    /// Of a server that none was set for.
+    pub const DEFAULT: Quantum = Quantum(10_000);
+    const LEAST: u64 = 100;
+    const MOST: u64 = 10_000_000;
+
+    /// So many microseconds, if a quantum may have as many.
+    pub fn from_microseconds(microseconds: u64) -> Option<Quantum> {
+        (Quantum::LEAST..=Quantum::MOST)
+            .contains(&microseconds)
+            .then_some(Quantum(microseconds))
+    }
+
+    /// In nanoseconds.
+    pub fn nanoseconds(self) -> u64 {
+        self.0 * 1_000
+    }
+
+    /// In milliseconds.
+    pub fn milliseconds(self) -> f64 {
+        self.0 as f64 / 1e3
+    }
+}
+
+impl Default for Quantum {
+    fn default() -> Quantum {
+        Quantum::DEFAULT
+    }
+}
+
+/// Not a number of milliseconds from 0.1 to 10000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a quantum is a number of milliseconds from 0.1 to 10000")]
+pub struct NoQuantum;
+
+impl TryFrom<u64> for Quantum {
+    type Error = NoQuantum;
+    fn try_from(microseconds: u64) -> Result<Quantum, NoQuantum> {
+        Quantum::from_microseconds(microseconds).ok_or(NoQuantum)
+    }
+}
+
+impl From<Quantum> for u64 {
+    fn from(quantum: Quantum) -> u64 {
+        quantum.0
+    }
+}
+
+impl FromStr for Quantum {
+    type Err = NoQuantum;
+    /// Milliseconds, such as `10` or `2.5`; what is less than a microsecond is rounded.
+    fn from_str(text: &str) -> Result<Quantum, NoQuantum> {
+        let milliseconds: f64 = text.trim().parse().map_err(|_| NoQuantum)?;
+        if !(0.1..=10_000.0).contains(&milliseconds) {
+            return Err(NoQuantum);
+        }
+        Quantum::from_microseconds((milliseconds * 1e3).round() as u64).ok_or(NoQuantum)
+    }
+}
+
+impl fmt::Display for Quantum {
+    /// Milliseconds, such as `10` or `2.5`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.milliseconds().fmt(f)
+    }
+}
+
+/// What holds for clients that come from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Active-thread percentage.
+    pub threads: Percentage,
+    /// Bytes of device memory that a client may have, by the server's ordinal. A device that is not there has no limit.
+    pub memory: BTreeMap<usize, u64>,
+    /// Client priority: 0 normal, 1 below normal.
+    pub priority: u32,
+    /// How long a client in direct mode has its turn while others wait; this holds for those that are there, too.
+    #[serde(default)]
+    pub quantum: Quantum,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            threads: Percentage::ALL,
+            memory: BTreeMap::new(),
+            priority: 0,
+            quantum: Quantum::DEFAULT,
+        }
+    }
+}
+
+/// What a client may have besides memory, for as long as it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Active-thread percentage.
+    pub threads: Percentage,
+    /// Client priority: 0 normal, 1 below normal.
+    pub priority: u32,
+}
+
+impl Terms {
+    /// The least of what the server lets clients have and what this one asks for.
+    pub fn new(limits: &Limits, hello: &ClientHello) -> Terms {
+        let asked = Percentage::from_hundredths(hello.active_thread_centipercent);
+        Terms {
+            threads: limits.threads.min(asked.unwrap_or(Percentage::ALL)),
+            priority: limits.priority.max(hello.priority.clamp(0, 1) as u32),
+        }
+    }
+}
+
+/// Weight of a client that none was set for; see [`Usage::weight`].
+pub const DEFAULT_WEIGHT: u32 = 100;
+
+/// What a client has and may have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Number of its session.
+    pub session: u64,
+    /// Active-thread percentage in force: the least of what daemon and client say.
+    pub threads: Percentage,
+    /// Client priority in force.
+    pub priority: u32,
+    /// Share of dispatch, or of turns, when there is not enough for all, in relation to the other clients'.
+    pub weight: u32,
+    /// Bytes of device memory it holds, by the server's ordinal.
+    pub memory: BTreeMap<usize, u64>,
+    /// Bytes it may hold.
+    pub memory_limit: BTreeMap<usize, u64>,
+    /// Bytes of pinned host memory it holds.
+    pub host: u64,
+    /// How it is served.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Its turns, in direct mode.
+    #[serde(default)]
+    pub turns: Option<TurnUsage>,
+}
+
+/// What a client in direct mode has had of its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnUsage {
+    /// Turns.
+    pub turns: u64,
+    /// Nanoseconds that they were held, drains included.
+    pub held_ns: u64,
+    /// Nanoseconds that they were waited for.
+    pub waited_ns: u64,
+    /// It was asked for its turn over a second ago and has not given it up.
+    pub not_draining: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_read_and_printed() {
+        for (text, printed) in [
+            ("50", "50.0"),
+            ("33.3", "33.3"),
+            ("12.34567", "12.34"),
+            ("100", "100.0"),
+            ("0.001", "0.01"),
+            (" 7 ", "7.0"),
+        ] {
+            let read: Percentage = text.parse().expect(text);
+            assert_eq!(read.to_string(), printed);
+        }
+        for text in ["", "abc", "0", "-5", "100.01", "nan", "inf", "5%"] {
+            assert_eq!(text.parse::<Percentage>(), Err(NoPercentage), "{text}");
+        }
+        assert_eq!(Percentage::from_hundredths(10_001), None);
+    }
+
+    #[test]
+    fn quanta_are_read_and_printed() {
+        for (text, nanoseconds, printed) in [
+            ("10", 10_000_000, "10"),
+            ("0.1", 100_000, "0.1"),
+            ("2.5", 2_500_000, "2.5"),
+            ("10000", 10_000_000_000, "10000"),
+            (" 1e1 ", 10_000_000, "10"),
+        ] {
+            let quantum: Quantum = text.parse().expect(text);
+            assert_eq!(
+                (quantum.nanoseconds(), quantum.to_string().as_str()),
+                (nanoseconds, printed)
+            );
+        }
+        for text in ["", "0", "-1", "0.05", "10001", "1e30", "nan", "inf", "10ms"] {
+            assert_eq!(text.parse::<Quantum>(), Err(NoQuantum), "{text}");
+        }
+    }
+
+    #[test]
+    fn limits_of_an_older_daemon_have_the_usual_quantum() {
+        let json = r#"{"threads":10000,"memory":{},"priority":0}"#;
+        assert_eq!(
+            serde_json::from_str::<Limits>(json).expect("limits"),
+            Limits::default()
+        );
+        let json = r#"{"threads":10000,"memory":{},"priority":0,"quantum":0}"#;
+        assert!(serde_json::from_str::<Limits>(json).is_err());
+    }
+
+    #[test]
+    fn a_percentage_is_rounded_down() {
+        let of = |text: &str, count| text.parse::<Percentage>().expect(text).of(count);
+        assert_eq!(
+            [
+                of("33", 132),
+                of("25", 132),
+                of("75", 132),
+                of("100", 132),
+                of("0.5", 132)
+            ],
+            [43, 33, 99, 132, 0]
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! Programs in direct mode: on the driver themselves, submitting when it is their turn.
+
+mod control_daemon;
+mod programs;
+mod scene;
+
+use control_daemon::{Place, wait_until};
+use mpsshim_tests::artifacts::artifact;
+use programs::{DriverFolder, Running, finish, preloaded, succeed, well};
+use scene::{daemon, daemon_with, daemon_with_options};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A program that asks for direct mode.
+fn direct(place: &Place, program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
+    let mut command = preloaded(program, place.pipe());
+    command.args(arguments).env("MPSSHIM_MODE", "direct");
+    command
+}
+
+fn client(place: &Place, arguments: &[&str]) -> Command {
+    direct(place, env!("CARGO_BIN_EXE_client"), arguments)
+}
+
+/// What `ps` says of the clients, by process id.
+fn clients(place: &Place) -> HashMap<u32, HashMap<String, String>> {
+    let rows = place.ps().into_iter();
+    rows.map(|row| (row["pid"].parse().expect("a process id"), row))
+        .collect()
+}
+
+fn number(row: &HashMap<String, String>, name: &str) -> f64 {
+    row[name]
+        .parse()
+        .unwrap_or_else(|_| panic!("{name} in {row:?}"))
+}
+
+#[test]
+fn a_program_runs_as_natively() {
+    let place = daemon_with_options(&["-d", "--mode", "direct"], &[]);
+    let nbody = || {
+        let mut command = preloaded(artifact("nbody"), place.pipe());
+        command.args(["-compare", "-numbodies=256"]);
+        command
+    };
+    // The daemon's mode is for programs that ask for none.
+    succeed(&mut nbody());
+    let log = place.log("server.log");
+    assert!(!log.contains("Creating server context"), "{log}");
+    // A program may ask for the other.
+    succeed(nbody().env("MPSSHIM_MODE", "proxy"));
+    assert!(place.log("server.log").contains("Creating server context"));
+}
+
+#[test]
+fn programs_take_turns_and_both_go_on() {
+    let place = daemon();
+    let running: Vec<Running> = (0..2)
+        .map(|_| Running::start_until(&mut client(&place, &["work"]), "busy"))
+        .collect();
+    let turns = |process: &Running| {
+        let rows = clients(&place);
+        rows.get(&process.pid())
+            .map_or(0.0, |row| number(row, "turns"))
+    };
+    for process in &running {
+        wait_until("each has had some turns", || turns(process) >= 5.0);
+    }
+    let rows = clients(&place);
+    assert!(rows.values().all(|row| row["mode"] == "direct"), "{rows:?}");
+    // Who dies loses its turn at once.
+    let mut running = running.into_iter();
+    let (first, second) = (running.next().expect("one"), running.next().expect("two"));
+    first.kill();
+    succeed(&mut client(&place, &["work", "5"]));
+    wait_until("the one that is left is alone", || {
+        clients(&place).len() == 1
+    });
+    let before = turns(&second);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(turns(&second), before, "who is alone keeps its turn");
+}
+
+#[test]
+fn captures_go_on_while_turns_change() {
+    let place = daemon();
+    let busy = Running::start_until(&mut client(&place, &["work"]), "busy");
+    for _ in 0..5 {
+        let used = succeed(&mut direct(
+            &place,
+            env!("CARGO_BIN_EXE_limited"),
+            &["where"],
+        ));
+        assert_eq!(used, "launched 4\ncaptured 4\nby hand 4\n");
+    }
+    drop(busy);
+}
+
+#[test]
+fn a_fault_stays_in_its_process() {
+    let place = daemon();
+    let busy = Running::start_until(&mut client(&place, &["work", "400"]), "busy");
+    let done = finish(&mut client(&place, &["stray"]));
+    assert_eq!(done.code, 1, "{}", done.out);
+    assert!(
+        done.out.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+        "{}",
+        done.out
+    );
+    well(&busy.finish(Duration::from_secs(60)));
+}
+
+#[test]
+fn threads_and_children_of_a_program() {
+    let place = daemon();
+    let busy = Running::start_until(&mut client(&place, &["work"]), "busy");
+    succeed(&mut client(&place, &["threads"]));
+    // What a forked child may do is the driver's to say.
+    let folder = DriverFolder::new();
+    let natively = succeed(folder.native(env!("CARGO_BIN_EXE_client")).arg("fork"));
+    assert_eq!(succeed(&mut client(&place, &["fork"])), natively);
+    drop(busy);
+}
+
+#[test]
+fn without_the_server_a_program_goes_on() {
+    let place = daemon();
+    let mut running: Vec<Running> = (0..2)
+        .map(|_| Running::start_until(&mut client(&place, &["work", "600"]), "busy"))
+        .collect();
+    let server = place.control(&["get_server_list"]).out;
+    let server = server.trim().parse().expect("one server");
+    let killed = nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(server),
+        nix::sys::signal::Signal::SIGKILL,
+    );
+    killed.expect("kill");
+    let began = Instant::now();
+    for process in running.drain(..) {
+        well(&process.finish(Duration::from_secs(60)));
+    }
+    assert!(began.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_mode_that_does_not_exist_is_none() {
+    let place = daemon_with(&[]);
+    let done = finish(client(&place, &["work", "1"]).env("MPSSHIM_MODE", "sideways"));
+    assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+    assert!(place.log("server.log").contains("Creating server context"));
+}
+
+#[test]
+fn the_operator_ends_a_program() {
+    let place = daemon();
+    let running = Running::start_until(&mut client(&place, &["work"]), "busy");
+    let server = place.control(&["get_server_list"]).out.trim().to_owned();
+    let done = place.control(&["terminate_client", &server, &running.pid().to_string()]);
+    assert_eq!((done.code, done.out.as_str()), (0, "0\n"), "{}", done.err);
+    let done = running.finish(Duration::from_secs(20));
+    assert_eq!(
+        (done.code, done.out.as_str()),
+        (1, "CUDA_ERROR_MPS_CLIENT_TERMINATED (810)\n"),
+        "{}",
+        done.err
+    );
+    succeed(&mut client(&place, &["work", "3"]));
+}

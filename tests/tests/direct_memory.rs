@@ -1,0 +1,115 @@
+//! What clients in direct mode may have of a device's memory, as programs and the operator see it.
+
+mod control_daemon;
+mod programs;
+mod scene;
+
+use control_daemon::{Place, wait_until};
+use programs::{Running, preloaded, succeed};
+use scene::daemon;
+use std::process::Command;
+
+const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+const PIECE: &str = "67108864";
+
+/// The program, which softgpu gives 4 GiB.
+fn limited(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+    let mut command = preloaded(env!("CARGO_BIN_EXE_limited"), place.pipe());
+    command.env_remove(MEMORY).env("MPSSHIM_MODE", "direct");
+    command.args(arguments).envs(environment.iter().copied());
+    command
+}
+
+fn shown(place: &Place, environment: &[(&str, &str)]) -> [u64; 3] {
+    let shown = succeed(&mut limited(place, &["show"], environment));
+    ["free ", "total ", "of the device "].map(|name| {
+        let line = shown.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.unwrap_or_else(|| panic!("no {name} in {shown}"));
+        number.parse().expect("a number")
+    })
+}
+
+#[test]
+fn operator_and_environment_limit_what_a_program_sees() {
+    let place = daemon();
+    assert_eq!(shown(&place, &[]), [4096; 3]);
+    assert_eq!(shown(&place, &[(MEMORY, "0=1G")]), [1024; 3]);
+    let set = place.control(&["set_default_device_pinned_mem_limit", "0", "3G"]);
+    assert_eq!(set.code, 0, "{}", set.out);
+    let server = place.control(&["get_server_list"]).out.trim().to_owned();
+    let set = place.control(&["set_device_pinned_mem_limit", &server, "0", "2G"]);
+    assert_eq!(set.code, 0, "{}", set.out);
+    assert_eq!(shown(&place, &[]), [2048; 3]);
+    // A client's own environment only lowers.
+    assert_eq!(shown(&place, &[(MEMORY, "0=3G")]), [2048; 3]);
+    assert_eq!(shown(&place, &[(MEMORY, "0=512M")]), [512; 3]);
+    for value in ["0=abc", "1=1G", "0", "0=0G", "=1G", "GPU-=1G", "0=99G"] {
+        assert_eq!(shown(&place, &[(MEMORY, value)]), [2048; 3], "{value}");
+    }
+    let list = [(MEMORY, "1=1G,x,0=1G")];
+    assert_eq!(shown(&place, &list), [1024; 3]);
+}
+
+#[test]
+fn every_way_to_allocate_is_refused_at_the_limit() {
+    let place = daemon();
+    let environment = [(MEMORY, "0=1G")];
+    let pieces = succeed(&mut limited(&place, &["allocate", PIECE], &environment));
+    let ways: Vec<_> = pieces
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .collect();
+    for (way, came) in &ways[..ways.len() - 1] {
+        let expected = match *way {
+            // softgpu has neither.
+            "graph" | "cuMemAllocManaged" => "0 then CUDA_ERROR_NOT_SUPPORTED (801)",
+            _ => "16 then CUDA_ERROR_OUT_OF_MEMORY (2)",
+        };
+        assert_eq!(*came, expected, "{way}");
+    }
+    assert_eq!(ways.len(), 8, "{pieces}");
+    assert_eq!(ways[7], ("used in the end", "0 MiB of 1024"));
+}
+
+#[test]
+fn what_ends_counts_no_more() {
+    let place = daemon();
+    let environment = [(MEMORY, "0=1G")];
+    let said = succeed(&mut limited(&place, &["ends", PIECE], &environment));
+    let expected = "\
+a piece: 64
+odd: CUDA_ERROR_INVALID_VALUE (1)
+after an odd free: 64
+much: CUDA_ERROR_OUT_OF_MEMORY (2)
+in a context: 192
+the context has ended: 64
+mapped, without a handle: 128
+a handle, not mapped: 128
+neither: 64
+after a reset: 0
+";
+    assert_eq!(said, expected);
+    // As in proxy mode.
+    let mut proxied = limited(&place, &["ends", PIECE], &environment);
+    assert_eq!(succeed(proxied.env("MPSSHIM_MODE", "proxy")), expected);
+}
+
+/// The column of the clients that `ps` shows.
+fn column(place: &Place, name: &str) -> Vec<String> {
+    place.ps().iter().map(|row| row[name].clone()).collect()
+}
+
+#[test]
+fn ps_shows_the_memory_held() {
+    let place = daemon();
+    let environment = [(MEMORY, "0=1G")];
+    let mut one = Running::start_until(
+        &mut limited(&place, &["hold", PIECE], &environment),
+        "ready",
+    );
+    wait_until("it is seen", || column(&place, "memory") == [PIECE]);
+    // What one holds is not the other's.
+    assert_eq!(shown(&place, &environment), [1024; 3]);
+    one.hang_up();
+    wait_until("it has gone", || column(&place, "memory").is_empty());
+}

@@ -1,0 +1,419 @@
+//! The server's side of direct mode: clients made by hand take turns of the real server on softgpu.
+
+mod control_daemon;
+mod scene;
+
+use control_daemon::{Place, wait_until};
+use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
+use mpsshim_proto::direct::{self, DIRECT, PROXY};
+use mpsshim_proto::handshake::ClientHello;
+use mpsshim_proto::shm;
+use mpsshim_tests::direct_peer::{DirectPeer, direct_hello};
+use mpsshim_tests::peer::{Peer, greet, hello};
+use scene::{control, daemon, daemon_with, daemon_with_options};
+use serde_json::Value;
+use std::os::fd::AsFd;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+const MOMENT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(10);
+
+fn peer(place: &Place) -> DirectPeer {
+    DirectPeer::connect(&control(place)).expect("a client in direct mode")
+}
+
+#[test]
+fn a_lone_client_has_its_turn_and_is_never_asked_for_it() {
+    let place = daemon();
+    let one = peer(&place);
+    assert_eq!(one.welcome.multiprocessors, [0; 16]);
+    assert_eq!(
+        (one.welcome.device_count, one.welcome.host_arena_len),
+        (1, 0)
+    );
+    assert_eq!(one.page().turn.free.load(Ordering::Relaxed), 0);
+    one.take(1);
+    assert!(!one.is_asked_within(direct::WHEN_IDLE, MOMENT));
+    one.give(false);
+    wait_until("the turn is accounted for", || one.held_ns() > 0);
+    assert_eq!(one.page().turn.turns.load(Ordering::Relaxed), 1);
+    // Others that want nothing change nothing.
+    let _other = peer(&place);
+    one.take(1);
+    assert!(!one.is_asked_within(direct::WHEN_IDLE, MOMENT));
+}
+
+#[test]
+fn a_turn_is_asked_for_and_passed_on() {
+    let place = daemon();
+    let (one, other) = (peer(&place), peer(&place));
+    one.take(1);
+    other.want(1);
+    assert!(one.is_asked_within(direct::NOW, LONG));
+    assert!(!other.is_granted_within(MOMENT), "it was not given up");
+    one.become_state(direct::GIVING);
+    assert!(!other.is_granted_within(MOMENT), "it drains");
+    one.become_state(direct::IDLE);
+    assert!(other.is_granted_within(LONG));
+    assert!(other.page().turn.waited_ns.load(Ordering::Relaxed) >= 600_000_000);
+    assert!(one.held_ns() >= 600_000_000);
+    // Nobody waits any more.
+    assert_eq!(other.asked(), direct::NOT_ASKED);
+}
+
+#[test]
+fn both_modes_are_served_at_once_and_an_unknown_one_is_refused() {
+    let place = daemon();
+    let proxied = Peer::connect(&control(&place)).expect("proxy");
+    let direct = peer(&place);
+    assert_eq!((proxied.welcome.mode, direct.welcome.mode), (PROXY, DIRECT));
+    assert_eq!(proxied.welcome.server_pid, direct.welcome.server_pid);
+    assert_ne!(proxied.welcome.session, direct.welcome.session);
+    let strange = ClientHello { mode: 7, ..hello() };
+    let (_, answer) = greet(&control(&place), strange.as_bytes()).expect("connect");
+    let (welcome, _) = answer.expect("a refusal");
+    assert_eq!(welcome.status, CUDA_ERROR_MPS_CONNECTION_FAILED.0);
+    // The line comes after the answer.
+    wait_until("the refusal is logged", || {
+        place
+            .log("server.log")
+            .contains("the client asks for mode 7")
+    });
+}
+
+#[test]
+fn both_modes_count_together() {
+    let place = daemon_with(&[("MPSSHIM_MAX_CLIENTS", "2")]);
+    let proxied = Peer::connect(&control(&place)).expect("proxy");
+    let _direct = peer(&place);
+    let (_, answer) = greet(&control(&place), direct_hello().as_bytes()).expect("connect");
+    let (welcome, _) = answer.expect("a refusal");
+    assert_eq!(welcome.status, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED.0);
+    drop(proxied);
+    let until = Instant::now() + LONG;
+    while DirectPeer::connect(&control(&place)).is_err() {
+        assert!(Instant::now() < until, "its place is free");
+    }
+}
+
+#[test]
+fn who_breaks_the_rules_loses_its_turn() {
+    let place = daemon();
+    for state in [direct::HELD, direct::GIVING, 77] {
+        let (bad, other) = (peer(&place), peer(&place));
+        bad.become_state(state);
+        wait_until("its session is over", || {
+            shm::is_hung_up(bad.socket.as_fd())
+        });
+        other.take(1);
+    }
+    let log = place.log("server.log");
+    assert!(
+        log.contains("its turn's state is 77 although it wants none"),
+        "{log}"
+    );
+}
+
+fn succeed(place: &Place, arguments: &[&str]) -> String {
+    let done = place.control(arguments);
+    assert_eq!(done.code, 0, "{arguments:?}: {done:?}");
+    done.out
+}
+
+fn rows(place: &Place, command: &str) -> Vec<Value> {
+    let text = succeed(place, &["--format", "json", command]);
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// A daemon whose clients get direct mode, with this quantum in milliseconds.
+fn direct_daemon(quantum: &str) -> Place {
+    let place = daemon_with_options(&["-d", "--mode", "direct"], &[]);
+    succeed(&place, &["set_default_quantum", quantum]);
+    place
+}
+
+/// What clients with these percentages (hundredths) held in so long, by the page.
+fn compete(place: &Place, percentages: &[u32], time: Duration) -> Vec<u64> {
+    let connect = |percentage: &u32| {
+        let hello = ClientHello {
+            active_thread_centipercent: *percentage,
+            ..direct_hello()
+        };
+        DirectPeer::connect_as(&control(place), &hello).expect("a client")
+    };
+    let peers: Vec<DirectPeer> = percentages.iter().map(connect).collect();
+    std::thread::scope(|scope| {
+        for peer in &peers {
+            scope.spawn(|| peer.work(1, time));
+        }
+    });
+    wait_until("all turns are accounted for", || {
+        rows(place, "ps")
+            .iter()
+            .zip(&peers)
+            .all(|(row, peer)| row["held_ms"].as_f64() == Some(peer.held_ns() as f64 / 1e6))
+    });
+    peers.iter().map(DirectPeer::held_ns).collect()
+}
+
+fn is_about(found: u64, expected: u64, percent: u64) -> bool {
+    found.abs_diff(expected) * 100 <= expected * percent
+}
+
+#[test]
+fn clients_have_equal_time() {
+    let place = direct_daemon("2");
+    for count in [2, 8] {
+        let held = compete(&place, &vec![0; count], Duration::from_secs(2));
+        let all: u64 = held.iter().sum();
+        let mean = all / count as u64;
+        assert!(held.iter().all(|held| is_about(*held, mean, 5)), "{held:?}");
+        assert!(all >= 1_500_000_000, "the device was seldom used: {held:?}");
+        wait_until("they have gone", || rows(&place, "ps").is_empty());
+    }
+}
+
+#[test]
+fn shares_are_kept() {
+    let place = direct_daemon("2");
+    let held = compete(&place, &[7500, 2500], Duration::from_secs(3));
+    assert!(is_about(held[0], 3 * held[1], 5), "{held:?}");
+}
+
+#[test]
+fn a_turn_is_free_at_once_when_its_holder_dies_in_whatever_state() {
+    let place = direct_daemon("10");
+    for state in [direct::WANTS, direct::HELD, direct::GIVING] {
+        let (dying, next) = (peer(&place), peer(&place));
+        let blocker = (state == direct::WANTS).then(|| {
+            let blocker = peer(&place);
+            blocker.take(1);
+            blocker
+        });
+        dying.want(1);
+        if state != direct::WANTS {
+            assert!(dying.is_granted_within(LONG));
+        }
+        next.want(1);
+        if state == direct::GIVING {
+            dying.become_state(direct::GIVING);
+        }
+        assert!(!next.is_granted_within(Duration::from_millis(50)));
+        drop(dying);
+        if let Some(blocker) = blocker {
+            blocker.give(false);
+        }
+        assert!(next.is_granted_within(Duration::from_secs(1)), "{state}");
+    }
+}
+
+/// Kills clients at random moments, so that they die in every state, and looks that a bystander goes on having turns.
+#[test]
+fn clients_that_are_killed_hold_nobody_up() {
+    let place = direct_daemon("0.5");
+    let start = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_direct-worker"));
+        command.arg(control(&place)).spawn().expect("a client")
+    };
+    let mut workers: Vec<Child> = (0..4).map(|_| start()).collect();
+    let bystander = peer(&place);
+    // Any sequence will do.
+    let mut random = 0x2545_f491_u32;
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut turns = 0;
+    while Instant::now() < until {
+        random ^= random << 13;
+        random ^= random >> 17;
+        random ^= random << 5;
+        let at = random as usize % workers.len();
+        std::thread::sleep(Duration::from_micros(u64::from(random >> 8) % 20_000));
+        workers[at].kill().expect("kill");
+        workers[at].wait().expect("wait");
+        bystander.want(1);
+        assert!(
+            bystander.is_granted_within(Duration::from_secs(1)),
+            "turn {turns}"
+        );
+        bystander.give(false);
+        turns += 1;
+        workers[at] = start();
+    }
+    for worker in &mut workers {
+        worker.kill().expect("kill");
+        worker.wait().expect("wait");
+    }
+    wait_until("only the bystander is left", || {
+        rows(&place, "ps").len() == 1
+    });
+    assert_eq!(bystander.page().turn.turns.load(Ordering::Relaxed), turns);
+    assert!(turns > 100, "{turns}");
+}
+
+#[test]
+fn who_does_not_drain_is_named() {
+    let place = direct_daemon("1");
+    let (slow, other) = (peer(&place), peer(&place));
+    slow.take(1);
+    other.want(1);
+    assert!(slow.is_asked_within(direct::NOW, LONG));
+    slow.become_state(direct::GIVING);
+    let late = || {
+        let late = |row: &Value| row["not_draining"] == true;
+        rows(&place, "ps").iter().filter(|row| late(row)).count()
+    };
+    assert_eq!(late(), 0);
+    wait_until("ps says so", || late() == 1);
+    std::thread::sleep(MOMENT);
+    let log = place.log("server.log");
+    assert_eq!(
+        log.matches("has not given it up; others wait").count(),
+        1,
+        "{log}"
+    );
+    slow.become_state(direct::IDLE);
+    assert!(other.is_granted_within(LONG));
+    assert_eq!(late(), 0);
+}
+
+#[test]
+fn the_quantum_is_set_by_server_and_by_default() {
+    let place = direct_daemon("4000");
+    assert_eq!(succeed(&place, &["get_default_quantum"]).trim(), "4000");
+    let (one, other) = (peer(&place), peer(&place));
+    let pid = one.welcome.server_pid.to_string();
+    assert_eq!(succeed(&place, &["get_quantum", &pid]).trim(), "4000");
+    one.take(1);
+    other.want(1);
+    assert!(one.is_asked_within(direct::WHEN_IDLE, LONG));
+    assert!(!one.is_asked_within(direct::NOW, MOMENT));
+    // One that waits no longer takes that back.
+    other.become_state(direct::IDLE);
+    wait_until("nothing is asked for", || one.asked() == direct::NOT_ASKED);
+    other.want(1);
+    // It holds for a turn that is held, too.
+    succeed(&place, &["set_quantum", &pid, "0.1"]);
+    assert!(one.is_asked_within(direct::NOW, Duration::from_secs(1)));
+    assert_eq!(succeed(&place, &["get_quantum", &pid]).trim(), "0.1");
+    assert_eq!(succeed(&place, &["get_default_quantum"]).trim(), "4000");
+    for (arguments, why) in [
+        (vec!["set_quantum", &pid, "0"], "from 0.1 to 10000"),
+        (vec!["set_default_quantum", "20000"], "from 0.1 to 10000"),
+        (vec!["set_quantum", "1", "10"], "Server 1 not found"),
+        (vec!["set_quantum", &pid], "a process id and a number"),
+    ] {
+        let done = place.control(&arguments);
+        assert!(
+            done.code != 0 && (done.out + &done.err).contains(why),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[test]
+fn limits_are_in_page_and_welcome() {
+    let env = [
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G"),
+        ("SOFTGPU_DEVICES", "2"),
+    ];
+    let place = daemon_with(&env);
+    let one = peer(&place);
+    let memory = |device: usize| one.page().memory[device].limit.load(Ordering::Relaxed);
+    assert_eq!((memory(0), memory(1)), (1 << 30, u64::MAX));
+    assert_eq!(one.welcome.memory[..2], [1 << 30, 0]);
+    assert_eq!(one.welcome.device_count, 2);
+}
+
+#[test]
+fn ps_and_get_client_list_show_turns() {
+    let place = direct_daemon("10");
+    let hello = ClientHello {
+        active_thread_centipercent: 5000,
+        ..direct_hello()
+    };
+    let one = DirectPeer::connect_as(&control(&place), &hello).expect("a client");
+    one.take(1);
+    one.page().memory[0].held.store(5 << 20, Ordering::Relaxed);
+    let pid = one.welcome.server_pid.to_string();
+    std::thread::sleep(Duration::from_millis(20));
+    let row = &rows(&place, "ps")[0];
+    assert_eq!((&row["mode"], &row["turns"]), (&"direct".into(), &1.into()));
+    assert_eq!(row["memory"], 5 << 20);
+    assert_eq!(row["active_thread_percentage"], 50.0);
+    assert_eq!(row["not_draining"], false);
+    assert!(row["held_ms"].as_f64().expect("a number") >= 20.0, "{row}");
+    let row = &rows(&place, &format!("get_client_list {pid}"))[0];
+    assert_eq!((&row["mode"], &row["turns"]), (&"direct".into(), &1.into()));
+    // NVIDIA's lists are as ever, and a client in proxy mode has no turns.
+    assert_eq!(
+        succeed(&place, &["get_client_list", &pid]).lines().count(),
+        1
+    );
+    let hello = ClientHello {
+        mode: PROXY,
+        ..mpsshim_tests::peer::hello()
+    };
+    let (_proxied, answer) = greet(&control(&place), hello.as_bytes()).expect("connect");
+    assert_eq!(answer.expect("a welcome").0.status, 0);
+    let row = &rows(&place, "ps")[1];
+    assert_eq!(
+        (&row["mode"], &row["turns"]),
+        (&"proxy".into(), &Value::Null)
+    );
+}
+
+#[test]
+fn contexts_are_made_for_the_first_client_in_proxy_mode() {
+    let place = direct_daemon("10");
+    let (_one, answer) = greet(&control(&place), hello().as_bytes()).expect("connect");
+    assert_eq!(answer.expect("a welcome").0.mode, DIRECT);
+    assert!(!place.log("server.log").contains("Creating server context"));
+    let hello = ClientHello {
+        mode: PROXY,
+        ..hello()
+    };
+    let (_other, answer) = greet(&control(&place), hello.as_bytes()).expect("connect");
+    assert_eq!(answer.expect("a welcome").0.mode, PROXY);
+    assert!(place.log("server.log").contains("Creating server context"));
+}
+
+#[test]
+fn the_mode_of_the_environment_is_the_daemon_s_own() {
+    let place = daemon_with(&[("MPSSHIM_MODE", "direct")]);
+    let (_one, answer) = greet(&control(&place), hello().as_bytes()).expect("connect");
+    assert_eq!(answer.expect("a welcome").0.mode, DIRECT);
+    let done = Place::new().control(&["-d", "--mode", "both"]);
+    assert!(
+        done.code != 0 && done.err.contains("proxy, direct"),
+        "{done:?}"
+    );
+    let done = place.control(&["--mode", "direct", "ps"]);
+    assert_eq!(
+        (
+            done.code,
+            done.err.contains("--mode is an option of the daemon")
+        ),
+        (2, true)
+    );
+}
+
+#[test]
+fn a_client_is_terminated() {
+    let place = direct_daemon("10");
+    let one = peer(&place);
+    one.take(1);
+    let [server, client] = [one.welcome.server_pid, std::process::id()].map(|pid| pid.to_string());
+    assert_eq!(
+        succeed(&place, &["terminate_client", &server, &client]).trim(),
+        "0"
+    );
+    assert!(shm::is_hung_up(one.socket.as_fd()));
+    peer(&place).take(1);
+    assert!(
+        place
+            .log("server.log")
+            .contains("terminated by the operator")
+    );
+}
