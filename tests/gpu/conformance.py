@@ -1,12 +1,20 @@
 #!/usr/bin/env python3
-"""The conformance program's further sections: natively, against the recorded lines, and through the proxy.
+"""The conformance program's further sections: natively, against the recorded lines, and in a mode of mpsshim.
 
     tests/gpu/conformance.py --program conformance --build target/release [--record FOLDER] [SECTION...]
 
 With --record the native lines of every section are written into FOLDER, to be compared and committed as
 tests/fixtures/conformance/. Prints one row per section; exit status 1 when any differs.
 """
-import argparse, difflib, os, pathlib, subprocess, sys, tempfile
+import argparse
+import difflib
+import os
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benches", "gpu"))
+import systems  # noqa: E402  The processes and the daemon are the benches'.
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "conformance"
 
@@ -29,42 +37,36 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True)
     parser.add_argument("--build", required=True, help="folder with libmpsshim.so, mps-control, mps-server")
+    parser.add_argument("--mode", choices=systems.MODES, default="proxy", help="of the clients (%(default)s)")
     parser.add_argument("--record", help="folder for the native lines")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for each section")
     parser.add_argument("sections", nargs="*")
     options = parser.parse_args()
-    build = pathlib.Path(options.build).resolve()
-    native_env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     listed = subprocess.run([options.program, "--list"], capture_output=True, text=True, check=True)
     sections = options.sections or listed.stdout.split()
     wrong = 0
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        place = dict(native_env, MPSSHIM_PIPE_DIRECTORY=f"{folder}/pipe", MPSSHIM_LOG_DIRECTORY=f"{folder}/log")
-        subprocess.run([build / "mps-control", "-d"], env=place, check=True)
-        proxy_env = dict(place, LD_PRELOAD=str(build / "libmpsshim.so"))
-        try:
-            for section in sections:
-                native = run([options.program, section], native_env, options.timeout)
-                proxied = run([options.program, section], proxy_env, options.timeout)
-                if options.record:
-                    os.makedirs(options.record, exist_ok=True)
-                    pathlib.Path(options.record, f"{section}.expected").write_text(native[1])
-                recorded = FIXTURES / f"{section}.expected"
-                against = difference(recorded.read_text(), native[1]) if recorded.exists() else ["no fixture"]
-                changed = difference(native[1], proxied[1])
-                same = native[0] == proxied[0] and not changed
-                wrong += (not same) or bool(against)
-                print(f"{section:24} native rc {native[0]}, {len(native[1].splitlines())} lines;"
-                      f" fixture {'same' if not against else 'differs'}; proxy {'same' if same else 'differs'}")
-                for line in against[:40]:
-                    print(f"    fixture {line}")
-                for line in changed[:40]:
-                    print(f"    proxy   {line}")
-                for who, done in (("native", native), ("proxy", proxied)):
-                    if done[0] != 0:
-                        print(f"    {who} rc {done[0]}: {done[2].strip()[-600:]}")
-        finally:
-            subprocess.run([build / "mps-control", "quit", "-t", "0"], env=place, check=False)
+    with systems.running(options.mode, options.build) as (bare, system):
+        native_env, env = bare.env(), system.env()
+        for section in sections:
+            native = run([options.program, section], native_env, options.timeout)
+            ours = run([options.program, section], env, options.timeout)
+            if options.record:
+                os.makedirs(options.record, exist_ok=True)
+                pathlib.Path(options.record, f"{section}.expected").write_text(native[1])
+            recorded = FIXTURES / f"{section}.expected"
+            against = difference(recorded.read_text(), native[1]) if recorded.exists() else ["no fixture"]
+            changed = difference(native[1], ours[1])
+            same = native[0] == ours[0] and not changed
+            wrong += (not same) or bool(against)
+            print(f"{section:24} native rc {native[0]}, {len(native[1].splitlines())} lines;"
+                  f" fixture {'same' if not against else 'differs'}; {options.mode} {'same' if same else 'differs'}")
+            for line in against[:40]:
+                print(f"    fixture {line}")
+            for line in changed[:40]:
+                print(f"    {options.mode:7} {line}")
+            for who, done in (("native", native), (options.mode, ours)):
+                if done[0] != 0:
+                    print(f"    {who} rc {done[0]}: {done[2].strip()[-600:]}")
     return 1 if wrong else 0
 
 

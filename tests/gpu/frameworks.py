@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the framework programs in tests/gpu/frameworks natively and through mpsshim and compares what they print.
+"""Runs the framework programs in tests/gpu/frameworks natively and in a mode of mpsshim and compares what they print.
 
     tests/gpu/frameworks.py --build target/release [--out DIR] [--parallel N] [--together] [PROGRAM...]
 
@@ -10,10 +10,13 @@ import argparse
 import concurrent.futures
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benches", "gpu"))
+import systems  # noqa: E402  The processes and the daemon are the benches'.
 
 HERE = pathlib.Path(__file__).resolve().parent / "frameworks"
 
@@ -58,6 +61,7 @@ def compare(native, other, tolerance):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", required=True, help="folder with libmpsshim.so, mps-control, mps-server")
+    parser.add_argument("--mode", choices=systems.MODES, default="proxy", help="of the clients (%(default)s)")
     parser.add_argument("--out", default="frameworks-out")
     parser.add_argument("--parallel", type=int, default=4, help="programs at a time")
     parser.add_argument("--timeout", type=float, default=150, help="seconds for each program")
@@ -68,53 +72,48 @@ def main():
     options = parser.parse_args()
     everything = sorted(path.stem for path in HERE.glob("*.py") if path.stem != "torch_ddp")
     programs = options.programs or everything
-    build, out = pathlib.Path(options.build).resolve(), pathlib.Path(options.out)
+    out = pathlib.Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    native_env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=options.parallel)
 
     def all_of(env):
         return dict(zip(programs, pool.map(lambda p: run(p, env, options.timeout), programs)))
 
-    native = all_of(native_env)
     wrong = 0
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        place = dict(native_env, MPSSHIM_PIPE_DIRECTORY=f"{folder}/pipe", MPSSHIM_LOG_DIRECTORY=str(out.resolve()))
-        subprocess.run([build / "mps-control", "-d"], env=place, check=True)
-        env = dict(place, LD_PRELOAD=str(build / "libmpsshim.so"), MPSSHIM_LOG=os.environ.get("MPSSHIM_LOG", ""))
-        try:
-            proxied = all_of(env)
-            for program in programs:
-                a, b = native[program], proxied[program]
-                for who, done in (("native", a), ("proxy", b)):
-                    (out / f"{program}.{who}.txt").write_text(done["out"] + "\n--- stderr\n" + done["err"])
-                differs = compare(a, b, options.tolerance)
-                wrong += differs is not None or a["code"] != 0
-                print(f"{program:20} native {a['code']} {a['seconds']:6.1f} s  proxy {b['code']} {b['seconds']:6.1f} s"
-                      f"  {differs or 'same'}", flush=True)
-                if a["code"] != 0:
-                    print(f"    native: {a['err'].strip()[-300:]}")
-                elif differs:
-                    print(f"    proxy: {b['err'].strip()[-1200:]}")
-            if options.together:
-                until, rounds, failures = time.monotonic() + options.seconds, 0, 0
-                everyone = concurrent.futures.ThreadPoolExecutor(max_workers=len(programs))
+    with systems.running(options.mode, options.build) as (bare, system):
+        native = all_of(bare.env())
+        env = dict(system.env(), MPSSHIM_LOG=os.environ.get("MPSSHIM_LOG", ""))
+        ours = all_of(env)
+        for program in programs:
+            a, b = native[program], ours[program]
+            for who, done in (("native", a), (options.mode, b)):
+                (out / f"{program}.{who}.txt").write_text(done["out"] + "\n--- stderr\n" + done["err"])
+            differs = compare(a, b, options.tolerance)
+            wrong += differs is not None or a["code"] != 0
+            print(f"{program:20} native {a['code']} {a['seconds']:6.1f} s  {options.mode} {b['code']} {b['seconds']:6.1f} s"
+                  f"  {differs or 'same'}", flush=True)
+            if a["code"] != 0:
+                print(f"    native: {a['err'].strip()[-300:]}")
+            elif differs:
+                print(f"    {options.mode}: {b['err'].strip()[-1200:]}")
+        if options.together:
+            until, rounds, failures = time.monotonic() + options.seconds, 0, 0
+            everyone = concurrent.futures.ThreadPoolExecutor(max_workers=len(programs))
 
-                def again(program):
-                    count, bad = 0, []
-                    while time.monotonic() < until:
-                        difference = compare(native[program], run(program, env, options.timeout), options.tolerance)
-                        count += 1
-                        if difference:
-                            bad.append(difference)
-                    return program, count, bad
+            def again(program):
+                count, bad = 0, []
+                while time.monotonic() < until:
+                    difference = compare(native[program], run(program, env, options.timeout), options.tolerance)
+                    count += 1
+                    if difference:
+                        bad.append(difference)
+                return program, count, bad
 
-                for program, count, bad in everyone.map(again, programs):
-                    rounds, failures = rounds + count, failures + len(bad)
-                    print(f"together {program:20} {count} runs, {len(bad)} differ {bad[:2]}")
-                wrong += failures
-        finally:
-            subprocess.run([build / "mps-control", "quit", "-t", "0"], env=place, check=False)
+            for program, count, bad in everyone.map(again, programs):
+                rounds, failures = rounds + count, failures + len(bad)
+                print(f"together {program:20} {count} runs, {len(bad)} differ {bad[:2]}")
+            wrong += failures
+        shutil.copytree(system.log, out / "log", dirs_exist_ok=True)
     return 1 if wrong else 0
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs every program of a folder natively and through mpsshim, and prints a table of both.
+"""Runs every program of a folder natively and in a mode of mpsshim, and prints a table of both.
 
     tests/gpu/programs.py --programs DIR --build target/release [--out DIR] [--jobs N] [--markdown FILE] [NAME...]
 
 DIR holds compiled CUDA samples and their data files. A program passes natively when it exits with status 0 (2 counts as
-waived: it lacks something on this machine); through the proxy when it exits with the same status. Where the outputs
+waived: it lacks something on this machine); under mpsshim when it exits with the same status. Where the outputs
 differ in more than times and addresses the first such line is shown. Exit status 1 when a program that passes natively
-does not through the proxy.
+does not under mpsshim.
 """
 import argparse
 import concurrent.futures
@@ -18,6 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benches", "gpu"))
+import systems  # noqa: E402  The processes and the daemon are the benches'.
 
 WAIVED = 2
 # These end with a fault on the device on purpose. In one shared context that takes the server's other clients along
@@ -70,19 +73,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", required=True)
     parser.add_argument("--build", default="target/release", help="folder with libmpsshim.so and mps-control")
+    parser.add_argument("--mode", choices=systems.MODES, default="proxy", help="of the clients (%(default)s)")
     parser.add_argument("--out", help="keep every output here")
     parser.add_argument("--jobs", type=int, default=4, help="programs at a time (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one run (%(default)s)")
     parser.add_argument("--markdown", help="write the table here")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    folder, build = pathlib.Path(options.programs).resolve(), pathlib.Path(options.build).resolve()
+    folder = pathlib.Path(options.programs).resolve()
     programs = sorted(p for p in folder.iterdir() if p.is_file() and is_program(p))
     if options.names:
         programs = [p for p in programs if p.name in options.names]
     faulting = [p for p in programs if p.name in FAULTING]
     harmless = [p for p in programs if p not in faulting]
-    native_env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
 
     def all_of(env):
@@ -99,18 +102,13 @@ def main():
             results.update((p, one(p)) for p in faulting)
             return [results[p] for p in programs]
 
-    native = all_of(native_env)
-    with tempfile.TemporaryDirectory(prefix="mps-") as place:
-        env = dict(native_env, MPSSHIM_PIPE_DIRECTORY=f"{place}/pipe", MPSSHIM_LOG_DIRECTORY=f"{place}/log")
-        subprocess.run([build / "mps-control", "-d"], env=env, check=True)
-        try:
-            proxied = all_of(dict(env, LD_PRELOAD=str(build / "libmpsshim.so")))
-        finally:
-            subprocess.run([build / "mps-control", "quit", "-t", "0"], env=env, check=False)
-        server = pathlib.Path(place, "log", "server.log")
+    with systems.running(options.mode, options.build) as (bare, system):
+        native = all_of(bare.env())
+        ours = all_of(system.env())
+        server = pathlib.Path(system.log, "server.log")
         log = server.read_text() if server.exists() else ""
     rows, passing, same = [], 0, 0
-    for program, a, b in zip(programs, native, proxied):
+    for program, a, b in zip(programs, native, ours):
         note = ""
         if b[0] != a[0]:
             lines = (b[2].strip() or b[1].strip()).splitlines() or [""]
@@ -126,12 +124,12 @@ def main():
         if options.out:
             kept = pathlib.Path(options.out)
             kept.mkdir(parents=True, exist_ok=True)
-            for who, done in (("native", a), ("proxy", b)):
+            for who, done in (("native", a), (options.mode, b)):
                 (kept / f"{program.name}.{who}.txt").write_text(done[1] + "\n--- stderr\n" + done[2])
             (kept / "server.log").write_text(log)
-    print(f"{len(programs)} programs, {passing} pass natively, {same} of these through the proxy")
+    print(f"{len(programs)} programs, {passing} pass natively, {same} of these in {options.mode} mode")
     if options.markdown:
-        text = "| program | native | proxy | note |\n|---|---|---|---|\n"
+        text = f"| program | native | {options.mode} | note |\n|---|---|---|---|\n"
         text += "".join(f"| {n} | {a} | {b} | {note.replace('|', '/')} |\n" for n, a, b, note in rows)
         pathlib.Path(options.markdown).write_text(text)
     return 0 if same == passing else 1

@@ -13,7 +13,10 @@ import programs
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-CONTROL = "#!/bin/sh\nmkdir -p \"$MPSSHIM_LOG_DIRECTORY\"\nexit 0\n"
+# A daemon that has ended already: no process has this number.
+CONTROL = """#!/bin/sh
+[ "$1" != -d ] || echo 4194304 >"$MPSSHIM_PIPE_DIRECTORY/mps-control.pid"
+"""
 
 
 def executable(path, text):
@@ -42,7 +45,7 @@ class Comparisons(unittest.TestCase):
 
 
 class Programs(unittest.TestCase):
-    def run_on(self, body):
+    def run_on(self, body, *options):
         """Runs programs.py over one program that does `body`; a shell stands for the binary."""
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
@@ -56,18 +59,23 @@ class Programs(unittest.TestCase):
                 "import sys; sys.path.insert(0, sys.argv.pop(1)); import programs;"
                 "programs.is_program = lambda path: path.name == 'sample'; sys.exit(programs.main())"
             )
-            command = [sys.executable, "-c", script, HERE, "--programs", samples, "--build", build]
+            command = [sys.executable, "-c", script, HERE, "--programs", samples, "--build", build, *options]
             return subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, LC_ALL="C"))
 
     def test_a_program_that_passes_both_ways(self):
         done = self.run_on("#!/bin/sh\necho fine\n")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("1 programs, 1 pass natively, 1 of these through the proxy", done.stdout)
+        self.assertIn("1 programs, 1 pass natively, 1 of these in proxy mode", done.stdout)
 
     def test_a_program_that_fails_only_behind_the_shim(self):
         done = self.run_on('#!/bin/sh\n[ -z "$LD_PRELOAD" ] || { echo broken >&2; exit 3; }\n')
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout, "FAIL sample .*pass .*status 3 .*broken")
+
+    def test_the_mode_is_asked_for(self):
+        done = self.run_on('#!/bin/sh\n[ "$MPSSHIM_MODE" != direct ] || exit 4\n', "--mode", "direct")
+        self.assertRegex(done.stdout, "FAIL sample .*pass .*status 4")
+        self.assertIn("0 of these in direct mode", done.stdout)
 
     def test_what_fails_natively_is_no_failure_of_the_proxy(self):
         done = self.run_on("#!/bin/sh\nexit 2\n")
