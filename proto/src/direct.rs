@@ -67,6 +67,8 @@ pub struct Turn {
     pub held_ns: AtomicU64,
     /// Nanoseconds that a turn was waited for; the server writes it.
     pub waited_ns: AtomicU64,
+    /// Submissions made, about; the client writes it before it gives a turn up.
+    pub submissions: AtomicU64,
 }
 
 /// Bytes of one device's memory.

@@ -2,9 +2,10 @@
 //! and calls no driver.
 //!
 //! One thread owns everything (`thread.rs`) and waits for doorbells, ended connections, orders and the end of a quantum.
-//! Who goes first is decided in [`turns`]; what is shared with a client is in `page.rs`.
+//! Who goes first is decided in [`turns`], whether turns are taken at all in [`sharing`]; what is shared with a client is in `page.rs`.
 
 mod page;
+pub mod sharing;
 mod thread;
 pub mod turns;
 
@@ -14,6 +15,7 @@ use crate::limits::{Limits, Usage};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
+use sharing::TurnPolicy;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -41,19 +43,26 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// Starts the thread. `devices`: UUIDs by ordinal.
+    /// Starts the thread. `devices`: UUIDs by ordinal. `policy`: when clients take turns.
     ///
     /// # Errors
     /// No descriptors, no thread.
     pub fn start(
         devices: &[[u8; 16]],
+        policy: TurnPolicy,
         admission: Arc<Admission>,
         events: Sender<EngineEvent>,
     ) -> io::Result<Arbiter> {
         let bell = Arc::new(Doorbell::new()?);
         let (orders, receiver) = unbounded();
-        let arbiting =
-            thread::Arbiting::new(devices, admission, events, receiver, Arc::clone(&bell))?;
+        let arbiting = thread::Arbiting::new(
+            devices,
+            policy,
+            admission,
+            events,
+            receiver,
+            Arc::clone(&bell),
+        )?;
         let thread = std::thread::Builder::new()
             .name("arbiter".into())
             .spawn(move || arbiting.run())?;

@@ -3,6 +3,7 @@
 
 pub mod documents;
 
+use crate::arbiter::sharing::TurnPolicy;
 use crate::control::commands::{self, Format};
 use crate::control::spawn::Users;
 use crate::engine::MarkKind;
@@ -173,6 +174,9 @@ pub struct Server {
     /// Mode of clients that ask for none
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
+    /// When clients in direct mode take turns
+    #[arg(long, value_enum, default_value_t)]
+    pub turns: TurnPolicy,
     /// How a stream tells that it got to a point: by a word the GPU writes, by an event the server asks about, or
     /// as suits the number of clients
     #[arg(long, value_name = "KIND", default_value = "auto")]

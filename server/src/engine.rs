@@ -36,6 +36,7 @@ mod virtual_memory;
 mod watcher;
 
 // Public for the fuzz target.
+pub use fairness::LOW_TURN;
 pub use images::is_whole;
 
 use crate::admission::Admission;

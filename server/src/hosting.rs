@@ -3,6 +3,7 @@
 
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
+use crate::arbiter::sharing::TurnPolicy;
 use crate::engine::{
     Credentials, DeviceInfo, Engine, EngineConfig, EngineEvent, MarkKind, OpenDriver,
 };
@@ -26,6 +27,8 @@ pub struct HostingConfig {
     pub max_clients: usize,
     /// Mode of those who ask for none.
     pub mode: Mode,
+    /// When clients in direct mode take turns.
+    pub turns: TurnPolicy,
     /// Dispatch threads of the engine; 0: chosen from the number of CPUs.
     pub dispatch_threads: usize,
     /// How streams tell the engine and its clients that they got to a point.
@@ -112,7 +115,7 @@ impl Hosting {
         let mut parts = self.parts.lock();
         if parts.arbiter.is_none() {
             let (admission, events) = (Arc::clone(&self.admission), self.events.clone());
-            match Arbiter::start(&self.uuids, admission, events) {
+            match Arbiter::start(&self.uuids, self.config.turns, admission, events) {
                 Ok(arbiter) => {
                     arbiter.set_limits(parts.limits.clone());
                     parts.arbiter = Some(arbiter);

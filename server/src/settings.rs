@@ -2,6 +2,7 @@
 //!
 //! `--help` of the binaries and docs/settings.md are made from the table.
 
+use crate::arbiter::sharing::TurnPolicy;
 use crate::mode::Mode;
 use clap::ValueEnum;
 use std::ffi::{OsStr, OsString};
@@ -43,6 +44,8 @@ pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
 
 /// Proxy or direct.
 pub const MODE: &str = "MPSSHIM_MODE";
+/// When clients in direct mode take turns.
+pub const TURNS: &str = "MPSSHIM_TURNS";
 
 /// Clients that a server takes when nothing else is set.
 pub const DEFAULT_MAX_CLIENTS: usize = 256;
@@ -105,6 +108,12 @@ pub const TABLE: &[Setting] = &[
                   environment what it asks for.",
     },
     Setting {
+        name: TURNS,
+        default: "auto",
+        meaning: "When clients in direct mode take turns on a device: always, never, or auto, where more gets done so \
+                  than with the driver's time slices and where shares differ. Read by the daemon.",
+    },
+    Setting {
         name: ACTIVE_THREAD_PERCENTAGE,
         default: "100",
         meaning: "Share of a device's multiprocessors that a client may use. In the daemon: for servers without a \
@@ -150,6 +159,9 @@ pub enum SettingsError {
     /// Neither mode.
     #[error("{MODE}={0} is neither proxy nor direct")]
     Mode(String),
+    /// No policy of turns.
+    #[error("{TURNS}={0} is none of auto, always, never")]
+    Turns(String),
     /// The working directory is gone, so that a relative path means nothing.
     #[error(
         "{name}={path} is relative and the working directory cannot be read; give an absolute path"
@@ -183,6 +195,8 @@ pub struct Settings {
     pub max_clients: usize,
     /// [`MODE`].
     pub mode: Option<Mode>,
+    /// [`TURNS`].
+    pub turns: TurnPolicy,
 }
 
 impl Settings {
@@ -223,6 +237,7 @@ impl Settings {
                 None => DEFAULT_MAX_CLIENTS,
             },
             mode: get(MODE).map(|value| mode(&value)).transpose()?,
+            turns: get(TURNS).map_or(Ok(TurnPolicy::Auto), |value| turns(&value))?,
         })
     }
 
@@ -307,6 +322,11 @@ pub fn markdown() -> String {
     text
 }
 
+fn turns(value: &OsStr) -> Result<TurnPolicy, SettingsError> {
+    let text = value.to_string_lossy();
+    TurnPolicy::from_str(&text, false).map_err(|_| SettingsError::Turns(text.into_owned()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,6 +381,15 @@ mod tests {
         assert_eq!(mode("direct"), Ok(Some(Mode::Direct)));
         let error = mode("both").expect_err("no mode").to_string();
         assert_eq!(error, "MPSSHIM_MODE=both is neither proxy nor direct");
+    }
+
+    #[test]
+    fn turns_are_taken_by_one_of_three_policies() {
+        let turns = |value| settings(&[(TURNS, value)], true).map(|found| found.turns);
+        assert_eq!(turns(""), Ok(TurnPolicy::Auto));
+        assert_eq!(turns("always"), Ok(TurnPolicy::Always));
+        let error = turns("1").expect_err("no policy").to_string();
+        assert_eq!(error, "MPSSHIM_TURNS=1 is none of auto, always, never");
     }
 
     #[test]

@@ -155,6 +155,12 @@ impl DirectPeer {
         self.become_state(direct::IDLE);
     }
 
+    /// Counts submissions.
+    pub fn submit(&self, count: u64) {
+        let submissions = &self.page().turn.submissions;
+        submissions.fetch_add(count, Ordering::Relaxed);
+    }
+
     /// Nanoseconds that it held turns.
     pub fn held_ns(&self) -> u64 {
         self.page().turn.held_ns.load(Ordering::Relaxed)

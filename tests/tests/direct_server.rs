@@ -130,21 +130,82 @@ fn rows(place: &Place, command: &str) -> Vec<Value> {
 
 /// A daemon whose clients get direct mode, with this quantum in milliseconds.
 fn direct_daemon(quantum: &str) -> Place {
-    let place = daemon_with_options(&["-d", "--mode", "direct"], &[]);
+    daemon_with_turns("always", quantum)
+}
+
+/// A daemon of direct mode with this policy of turns.
+fn daemon_with_turns(policy: &str, quantum: &str) -> Place {
+    let environment = [("MPSSHIM_TURNS", policy)];
+    let place = daemon_with_options(&["-d", "--mode", "direct"], &environment);
     succeed(&place, &["set_default_quantum", quantum]);
     place
 }
 
-/// What clients with these percentages (hundredths) held in so long, by the page.
-fn compete(place: &Place, percentages: &[u32], time: Duration) -> Vec<u64> {
-    let connect = |percentage: &u32| {
-        let hello = ClientHello {
-            active_thread_centipercent: *percentage,
-            ..direct_hello()
+#[test]
+fn with_turns_never_taken_all_have_the_device_at_once() {
+    let place = daemon_with_turns("never", "2");
+    let peers: Vec<DirectPeer> = (0..3).map(|_| peer(&place)).collect();
+    for peer in &peers {
+        peer.take(1);
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    for peer in &peers {
+        assert_eq!(peer.asked(), direct::NOT_ASKED);
+    }
+}
+
+#[test]
+fn turns_are_not_taken_where_they_do_not_pay() {
+    let place = daemon_with_turns("auto", "2");
+    let peers: Vec<DirectPeer> = (0..2).map(|_| peer(&place)).collect();
+    let ends = Instant::now() + Duration::from_secs(1);
+    let both_hold = std::thread::scope(|scope| {
+        let work = |peer: &DirectPeer| {
+            let mut shared = Duration::ZERO;
+            while Instant::now() < ends {
+                peer.want(1);
+                assert!(peer.is_granted_within(LONG));
+                // As fast beside others as alone.
+                while peer.asked() != direct::NOW && Instant::now() < ends {
+                    std::thread::sleep(Duration::from_micros(200));
+                    peer.submit(10);
+                    if peer.asked() == direct::NOT_ASKED {
+                        shared += Duration::from_micros(200);
+                    }
+                }
+                peer.give(false);
+            }
+            shared
         };
-        DirectPeer::connect_as(&control(place), &hello).expect("a client")
-    };
-    let peers: Vec<DirectPeer> = percentages.iter().map(connect).collect();
+        let shared: Vec<_> = peers
+            .iter()
+            .map(|peer| scope.spawn(move || work(peer)))
+            .collect();
+        shared
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect::<Vec<Duration>>()
+    });
+    // In turns, each would be asked for its turn as soon as it has it.
+    let half = Duration::from_millis(300);
+    assert!(
+        both_hold.iter().all(|shared| *shared > half),
+        "{both_hold:?}"
+    );
+}
+
+/// A client with this percentage, in hundredths; 0: all.
+fn with_percentage(active_thread_centipercent: u32) -> ClientHello {
+    ClientHello {
+        active_thread_centipercent,
+        ..direct_hello()
+    }
+}
+
+/// What these clients held in so long, by the page.
+fn compete(place: &Place, hellos: &[ClientHello], time: Duration) -> Vec<u64> {
+    let connect = |hello| DirectPeer::connect_as(&control(place), hello).expect("a client");
+    let peers: Vec<DirectPeer> = hellos.iter().map(connect).collect();
     std::thread::scope(|scope| {
         for peer in &peers {
             scope.spawn(|| peer.work(1, time));
@@ -167,7 +228,7 @@ fn is_about(found: u64, expected: u64, percent: u64) -> bool {
 fn clients_have_equal_time() {
     let place = direct_daemon("2");
     for count in [2, 8] {
-        let held = compete(&place, &vec![0; count], Duration::from_secs(2));
+        let held = compete(&place, &vec![direct_hello(); count], Duration::from_secs(2));
         let all: u64 = held.iter().sum();
         let mean = all / count as u64;
         assert!(held.iter().all(|held| is_about(*held, mean, 5)), "{held:?}");
@@ -179,7 +240,11 @@ fn clients_have_equal_time() {
 #[test]
 fn shares_are_kept() {
     let place = direct_daemon("2");
-    let held = compete(&place, &[7500, 2500], Duration::from_secs(3));
+    let held = compete(
+        &place,
+        &[7500, 2500].map(with_percentage),
+        Duration::from_secs(3),
+    );
     assert!(is_about(held[0], 3 * held[1], 5), "{held:?}");
 }
 
@@ -212,17 +277,36 @@ fn a_turn_is_free_at_once_when_its_holder_dies_in_whatever_state() {
 
 /// Kills clients at random moments, so that they die in every state, and looks that a bystander goes on having turns.
 #[test]
+fn a_client_below_normal_priority_has_a_sixteenth_of_a_share() {
+    let place = direct_daemon("1");
+    let hello = |priority| ClientHello {
+        priority,
+        ..direct_hello()
+    };
+    let held = compete(&place, &[hello(0), hello(1)], Duration::from_secs(3));
+    assert!(is_about(held[0], 16 * held[1], 10), "{held:?}");
+}
+
+#[test]
 fn clients_that_are_killed_hold_nobody_up() {
-    let place = direct_daemon("0.5");
+    kill_for_a_minute(&direct_daemon("0.5"));
+}
+
+#[test]
+fn clients_that_are_killed_hold_nobody_up_in_trials_either() {
+    kill_for_a_minute(&daemon_with_turns("auto", "0.5"));
+}
+
+fn kill_for_a_minute(place: &Place) {
     let start = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_direct-worker"));
-        command.arg(control(&place)).spawn().expect("a client")
+        command.arg(control(place)).spawn().expect("a client")
     };
     let mut workers: Vec<Child> = (0..4).map(|_| start()).collect();
-    let bystander = peer(&place);
+    let bystander = peer(place);
     // Any sequence will do.
     let mut random = 0x2545_f491_u32;
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     let mut turns = 0;
     while Instant::now() < until {
         random ^= random << 13;
@@ -246,7 +330,7 @@ fn clients_that_are_killed_hold_nobody_up() {
         worker.wait().expect("wait");
     }
     wait_until("only the bystander is left", || {
-        rows(&place, "ps").len() == 1
+        rows(place, "ps").len() == 1
     });
     assert_eq!(bystander.page().turn.turns.load(Ordering::Relaxed), turns);
     assert!(turns > 100, "{turns}");

@@ -36,6 +36,11 @@ impl SharedPage {
         self.page().turn.state.0.load(Ordering::Acquire)
     }
 
+    /// Submissions that the client says it has made up to the last turn it gave up.
+    pub fn submissions(&self) -> u64 {
+        self.page().turn.submissions.load(Ordering::Relaxed)
+    }
+
     /// The devices that it uses, of those that there are; all when it names none.
     pub fn devices(&self, count: usize) -> DeviceSet {
         let all = (1u32 << count) - 1;

@@ -2,6 +2,7 @@
 
 use super::Order;
 use super::page::SharedPage;
+use super::sharing::TurnPolicy;
 use super::turns::{Decision, Nanoseconds, Standing, Turns};
 use crate::admission::{self, Admission};
 use crate::engine::{ClientInfo, Credentials, EngineEvent};
@@ -24,6 +25,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
+
+/// A client below normal priority has this part of the share it would have otherwise; as seldom it is dispatched in proxy
+/// mode while others are busy.
+const BELOW_NORMAL: u64 = crate::engine::LOW_TURN as u64;
 
 /// What has happened, as the number that epoll gives back: sessions from 1 on, each with two.
 const ORDERS: u64 = 0;
@@ -50,7 +55,11 @@ struct Client {
 
 impl Client {
     fn share(&self) -> u64 {
-        u64::from(self.weight) * u64::from(self.terms.threads.hundredths())
+        let share = u64::from(self.weight) * u64::from(self.terms.threads.hundredths());
+        match self.terms.priority {
+            0 => share,
+            _ => share / BELOW_NORMAL,
+        }
     }
 }
 
@@ -74,6 +83,7 @@ pub struct Arbiting {
 impl Arbiting {
     pub fn new(
         devices: &[[u8; 16]],
+        policy: TurnPolicy,
         admission: Arc<Admission>,
         events: Sender<EngineEvent>,
         orders: Receiver<Order>,
@@ -96,7 +106,7 @@ impl Arbiting {
             timer,
             armed_for: None,
             began: Instant::now(),
-            turns: Turns::new(limits.quantum.nanoseconds()),
+            turns: Turns::new(limits.quantum.nanoseconds(), policy),
             limits,
             clients: BTreeMap::new(),
             ending: false,
@@ -268,6 +278,8 @@ impl Arbiting {
         client.bell.silence();
         let state = client.page.state();
         let devices = client.page.devices(self.devices.len());
+        let submissions = client.page.submissions();
+        self.turns.has_done(session, submissions, now);
         match (self.turns.standing(session), state) {
             (Standing::Idle, direct::IDLE) => {}
             (Standing::Holds, direct::HELD | direct::GIVING) => {}

@@ -5,7 +5,10 @@
 //! The floor is the least clock of those who wait or hold there: it only rises, and who comes to wait is lifted to it, so
 //! that a client that was idle has saved nothing up. Clocks are by device because devices are not equally sought after: on
 //! one that a single client uses, its clock runs at full speed, and would mean nothing on another.
+//!
+//! Where turns do not pay (see [`super::sharing`]) all who wait for a device are granted it at once, and keep it.
 
+use super::sharing::{Kind, Sharing, TurnPolicy, User};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 
@@ -99,6 +102,10 @@ struct Client {
     clocks: [u128; MAX_DEVICES],
     phase: Phase,
     account: Account,
+    /// The devices it has ever wanted.
+    used: DeviceSet,
+    /// What it has submitted, as it has said then.
+    done: (u64, Nanoseconds),
 }
 
 impl Client {
@@ -151,17 +158,21 @@ fn each(devices: DeviceSet) -> impl Iterator<Item = usize> {
 #[derive(Debug)]
 pub struct Turns {
     quantum: Nanoseconds,
+    policy: TurnPolicy,
     clients: BTreeMap<u64, Client>,
     floor: [u128; MAX_DEVICES],
+    sharing: [Sharing; MAX_DEVICES],
 }
 
 impl Turns {
     /// Nobody yet.
-    pub fn new(quantum: Nanoseconds) -> Turns {
+    pub fn new(quantum: Nanoseconds, policy: TurnPolicy) -> Turns {
         Turns {
             quantum,
+            policy,
             clients: BTreeMap::new(),
             floor: [0; MAX_DEVICES],
+            sharing: Default::default(),
         }
     }
 
@@ -177,6 +188,8 @@ impl Turns {
             clocks: [0; MAX_DEVICES],
             phase: Phase::Idle,
             account: Account::default(),
+            used: 0,
+            done: (0, 0),
         };
         self.clients.insert(client, new);
     }
@@ -194,6 +207,13 @@ impl Turns {
         if let Some(client) = self.clients.get_mut(&client) {
             client.charge(now);
             client.share = share.max(1);
+        }
+    }
+
+    /// What a client has submitted in its life.
+    pub fn has_done(&mut self, client: u64, submissions: u64, now: Nanoseconds) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.done = (submissions, now);
         }
     }
 
@@ -234,6 +254,7 @@ impl Turns {
             _ => (0, now),
         };
         client.phase = Phase::Waits { devices, since };
+        client.used |= devices;
         for device in each(devices & !before) {
             client.clocks[device] = client.clocks[device].max(self.floor[device]);
         }
@@ -317,6 +338,7 @@ impl Turns {
 
     /// Passes free turns on and finds out who is to be asked for theirs.
     pub fn decide(&mut self, now: Nanoseconds) -> Vec<Decision> {
+        self.review(now);
         self.raise_floor(now);
         let mut waiting = self.waiting(now);
         let granted = self.grant(&mut waiting, now);
@@ -324,14 +346,17 @@ impl Turns {
         let quantum = self.quantum;
         let contended = self.holders(&waiting, now);
         for (number, least, lead) in contended {
+            let closing = self.devices_that(Sharing::is_closing);
             let Some(Phase::Holds(hold)) = self.clients.get_mut(&number).map(|c| &mut c.phase)
             else {
                 continue;
             };
+            let closing = hold.devices & closing != 0;
             // Who is behind those who wait would only get the turn back.
             let over = least
                 .is_some_and(|least| now.saturating_sub(hold.since) >= quantum && lead >= least);
             let asked = match least {
+                _ if closing => Asked::Now,
                 None => Asked::Not,
                 Some(_) if over || hold.asked == Asked::Now => Asked::Now,
                 Some(_) => Asked::WhenIdle,
@@ -355,21 +380,60 @@ impl Turns {
         decisions
     }
 
+    /// The devices of which it is so.
+    fn devices_that(&self, is_so: impl Fn(&Sharing) -> bool) -> DeviceSet {
+        let of = |(device, sharing)| DeviceSet::from(is_so(sharing)) << device;
+        self.sharing.iter().enumerate().map(of).sum()
+    }
+
+    /// The devices that only one client may hold.
+    fn exclusive(&self) -> DeviceSet {
+        self.devices_that(|sharing| sharing.kind() == Kind::InTurns)
+    }
+
+    /// Sees whether it is time for the clients of a device to share it in another way.
+    fn review(&mut self, now: Nanoseconds) {
+        for device in 0..MAX_DEVICES {
+            let uses = |client: &&Client| client.used & (1 << device) != 0;
+            let mut shares = self.clients.values().filter(uses).map(|user| user.share);
+            let first = shares.next();
+            let kind = match self.policy {
+                TurnPolicy::Always => Some(Kind::InTurns),
+                TurnPolicy::Never => Some(Kind::Together),
+                TurnPolicy::Auto if shares.any(|share| Some(share) != first) => Some(Kind::InTurns),
+                TurnPolicy::Auto => None,
+            };
+            let user = |(number, client): (&u64, &Client)| User {
+                client: *number,
+                done: client.done.0,
+                said: client.done.1,
+                turns: client.account.turns,
+                waits: matches!(client.phase, Phase::Waits { devices, .. } if devices & (1 << device) != 0),
+                holds: matches!(client.phase, Phase::Holds(hold) if hold.devices & (1 << device) != 0),
+            };
+            let users = self.clients.iter().filter(|(_, client)| uses(client));
+            let users: Vec<User> = users.map(user).collect();
+            self.sharing[device].review(now, kind, &users);
+        }
+    }
+
     /// Gives turns to those whose devices are all free, in order. A waiter that nobody who shares a device with it is
     /// before keeps its devices from those behind it, so that those who want one device do not for ever overtake one that
     /// wants several.
     fn grant(&mut self, waiting: &mut Vec<Waiting>, now: Nanoseconds) -> Vec<u64> {
         let holds = |client: &Client| matches!(client.phase, Phase::Holds(_));
         let held = self.clients.values().filter(|client| holds(client));
-        let mut taken = held.fold(0, |all, client| all | client.devices());
+        let exclusive = self.exclusive();
+        let held = held.fold(0, |all, client| all | client.devices());
+        let mut taken = held & exclusive | self.devices_that(Sharing::is_closing);
         let mut seen = 0;
         let mut granted = Vec::new();
         waiting.retain(|waits| {
             let free = waits.devices & taken == 0;
             if free || waits.devices & seen == 0 {
-                taken |= waits.devices;
+                taken |= waits.devices & exclusive;
             }
-            seen |= waits.devices;
+            seen |= waits.devices & exclusive;
             if free {
                 granted.push(waits.client);
             }
@@ -397,12 +461,13 @@ impl Turns {
 
     /// Who has a turn: with the least lead of those who wait for it, if any, and its own.
     fn holders(&self, waiting: &[Waiting], now: Nanoseconds) -> Vec<(u64, Option<u128>, u128)> {
+        let exclusive = self.exclusive();
         let holders = self.clients.iter();
         let holders = holders.filter(|(_, client)| matches!(client.phase, Phase::Holds(_)));
         let with_waiter = |(number, client): (&u64, &Client)| {
             let first = waiting
                 .iter()
-                .find(|waits| waits.devices & client.devices() != 0);
+                .find(|waits| waits.devices & client.devices() & exclusive != 0);
             (
                 *number,
                 first.map(|waits| waits.lead),
@@ -417,13 +482,14 @@ impl Turns {
         let waiting = self.waiting(now);
         let next = |(number, least, lead): (u64, Option<u128>, u128)| {
             let client = self.clients.get(&number)?;
-            let (Phase::Holds(hold), Some(least)) = (client.phase, least) else {
+            let Phase::Holds(hold) = client.phase else {
                 return None;
             };
-            match hold.asked {
-                Asked::Now if hold.not_draining => None,
-                Asked::Now => Some(hold.asked_since.saturating_add(DRAIN_PATIENCE)),
-                _ => {
+            match (hold.asked, least) {
+                (Asked::Now, _) if hold.not_draining => None,
+                (Asked::Now, _) => Some(hold.asked_since.saturating_add(DRAIN_PATIENCE)),
+                (_, None) => None,
+                (_, Some(least)) => {
                     let over = hold.since.saturating_add(self.quantum);
                     let level = match client.time(least.saturating_sub(lead)) {
                         0 => now,
@@ -433,10 +499,9 @@ impl Turns {
                 }
             }
         };
-        self.holders(&waiting, now)
-            .into_iter()
-            .filter_map(next)
-            .min()
+        let holders = self.holders(&waiting, now);
+        let reviews = self.sharing.iter().filter_map(|s| s.deadline(now));
+        holders.into_iter().filter_map(next).chain(reviews).min()
     }
 }
 

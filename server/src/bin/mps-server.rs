@@ -79,6 +79,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         cuda_library: settings.cuda_library,
         max_clients: options.max_clients,
         mode: options.mode,
+        turns: options.turns,
         dispatch_threads: options.dispatch_threads,
         marks: options.marks,
     };

@@ -120,6 +120,7 @@ impl Launcher {
             .args(["--link-fd", "0", "--limits", &limits, "--max-clients"])
             .arg(self.settings.max_clients.to_string())
             .args(["--mode", self.settings.mode.unwrap_or_default().name()])
+            .args(["--turns", self.settings.turns.name()])
             .stdin(theirs)
             .stdout(self.log.try_clone()?);
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {

@@ -1,6 +1,6 @@
 //! Turns: the gate in front of what submits work, and the thread that gives a turn up.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUresult};
@@ -148,6 +148,14 @@ pub fn renew() {
     }
 }
 
+/// Adds what was submitted since the last time.
+fn count(submissions: &AtomicU64) {
+    static COUNTED: AtomicU32 = AtomicU32::new(0);
+    let now = SUBMISSIONS.load(Ordering::Relaxed);
+    let more = now.wrapping_sub(COUNTED.swap(now, Ordering::Relaxed));
+    submissions.fetch_add(more.into(), Ordering::Relaxed);
+}
+
 fn give_up(direct: &Direct) {
     let state = &direct.page.turn.state.0;
     {
@@ -159,6 +167,7 @@ fn give_up(direct: &Direct) {
         GATE.store(0, Ordering::SeqCst);
     }
     contexts::drain();
+    count(&direct.page.turn.submissions);
     // A thread that comes to the gate from here on finds IDLE and asks by itself.
     let next = match WAITING.load(Ordering::SeqCst) {
         0 => IDLE,

@@ -11,16 +11,54 @@ struct Simulation {
     clients: BTreeMap<u64, (DeviceSet, Nanoseconds)>,
     /// When those that were asked give up.
     giving: BTreeMap<u64, Nanoseconds>,
+    /// What a client does in a millisecond, when it holds a device alone and beside others.
+    speeds: BTreeMap<u64, (f64, f64)>,
+    done: BTreeMap<u64, f64>,
 }
 
 impl Simulation {
     fn new() -> Simulation {
         Simulation {
-            turns: Turns::new(QUANTUM),
+            turns: Turns::new(QUANTUM, TurnPolicy::Always),
             now: 0,
             clients: BTreeMap::new(),
             giving: BTreeMap::new(),
+            speeds: BTreeMap::new(),
+            done: BTreeMap::new(),
         }
+    }
+
+    /// With this policy.
+    fn with(policy: TurnPolicy) -> Simulation {
+        let turns = Turns::new(QUANTUM, policy);
+        Simulation {
+            turns,
+            ..Simulation::new()
+        }
+    }
+
+    /// One that works at these speeds on the first device.
+    fn add_worker(&mut self, client: u64, alone: f64, together: f64) {
+        self.speeds.insert(client, (alone, together));
+        self.add(client, FULL_SHARE, 1, MS / 5);
+    }
+
+    fn pass(&mut self, time: Nanoseconds) {
+        let held = |client: &u64| self.turns.standing(*client) == Standing::Holds;
+        let holders: Vec<u64> = self.clients.keys().copied().filter(held).collect();
+        for client in &holders {
+            let (alone, together) = self.speeds.get(client).copied().unwrap_or_default();
+            let speed = if holders.len() == 1 { alone } else { together };
+            *self.done.entry(*client).or_default() += speed * time as f64 / MS as f64;
+        }
+        self.now += time;
+    }
+
+    /// What all get done in that time.
+    fn work(&mut self, time: Nanoseconds) -> f64 {
+        let before: f64 = self.done.values().sum();
+        self.run(time);
+        self.done.values().sum::<f64>() - before
     }
 
     fn add(&mut self, client: u64, share: u64, devices: DeviceSet, drain: Nanoseconds) {
@@ -43,12 +81,13 @@ impl Simulation {
         decisions
     }
 
-    /// No device is held twice.
+    /// No device that turns are taken on is held twice.
     fn check(&self) {
         let mut held = 0;
+        let exclusive = self.turns.exclusive();
         for client in self.turns.clients.values() {
             if let Phase::Holds(hold) = client.phase {
-                assert_eq!(held & hold.devices, 0);
+                assert_eq!(held & hold.devices & exclusive, 0);
                 held |= hold.devices;
             }
         }
@@ -62,19 +101,21 @@ impl Simulation {
             let deadline = self.turns.deadline(self.now);
             let next = given.map(|(at, _)| at).into_iter().chain(deadline).min();
             let Some(next) = next.filter(|next| *next <= until) else {
-                self.now = until;
+                self.pass(until - self.now);
                 return;
             };
             assert!(
                 next > self.now || given.is_some_and(|(at, _)| at <= self.now),
                 "no progress"
             );
-            self.now = next.max(self.now);
+            self.pass(next.saturating_sub(self.now));
             if let Some((at, client)) = given
                 && at <= self.now
             {
                 self.giving.remove(&client);
                 let (devices, _) = self.clients[&client];
+                let done = self.done.get(&client).copied().unwrap_or_default();
+                self.turns.has_done(client, done as u64, self.now);
                 self.turns.wants_again(client, devices, self.now);
             }
         }
@@ -170,7 +211,7 @@ fn who_was_idle_has_saved_nothing_up() {
 
 #[test]
 fn a_lone_client_is_never_asked_and_needs_no_timer() {
-    let mut turns = Turns::new(QUANTUM);
+    let mut turns = Turns::new(QUANTUM, TurnPolicy::Always);
     turns.join(1, FULL_SHARE);
     turns.join(2, FULL_SHARE);
     turns.wants(1, 1, 0);
@@ -187,7 +228,7 @@ fn a_lone_client_is_never_asked_and_needs_no_timer() {
 
 #[test]
 fn a_holder_is_asked_at_once_and_again_when_its_quantum_is_over() {
-    let mut turns = Turns::new(QUANTUM);
+    let mut turns = Turns::new(QUANTUM, TurnPolicy::Always);
     for client in [1, 2] {
         turns.join(client, FULL_SHARE);
         turns.wants(client, 1, 0);
@@ -213,7 +254,7 @@ fn a_holder_is_asked_at_once_and_again_when_its_quantum_is_over() {
 #[test]
 fn nothing_is_asked_for_when_the_only_waiter_has_gone() {
     for leaves in [true, false] {
-        let mut turns = Turns::new(QUANTUM);
+        let mut turns = Turns::new(QUANTUM, TurnPolicy::Always);
         for client in [1, 2] {
             turns.join(client, FULL_SHARE);
             turns.wants(client, 1, 0);
@@ -231,7 +272,7 @@ fn nothing_is_asked_for_when_the_only_waiter_has_gone() {
 
 #[test]
 fn a_turn_whose_holder_is_gone_is_passed_on() {
-    let mut turns = Turns::new(QUANTUM);
+    let mut turns = Turns::new(QUANTUM, TurnPolicy::Always);
     for client in [1, 2, 3] {
         turns.join(client, FULL_SHARE);
         turns.wants(client, 1, client);
@@ -249,7 +290,7 @@ fn a_turn_whose_holder_is_gone_is_passed_on() {
 
 #[test]
 fn a_turn_that_is_not_wanted_any_more_is_the_next_ones() {
-    let mut turns = Turns::new(QUANTUM);
+    let mut turns = Turns::new(QUANTUM, TurnPolicy::Always);
     for client in [1, 2] {
         turns.join(client, FULL_SHARE);
         turns.wants(client, 1, client);
@@ -295,7 +336,7 @@ fn devices_that_are_not_equally_sought_after_leave_no_debts() {
 
 #[test]
 fn a_shorter_quantum_holds_for_the_turn_that_is_held() {
-    let mut turns = Turns::new(1_000 * MS);
+    let mut turns = Turns::new(1_000 * MS, TurnPolicy::Always);
     for client in [1, 2] {
         turns.join(client, FULL_SHARE);
         turns.wants(client, 1, 0);
@@ -313,4 +354,133 @@ fn the_smallest_share_overflows_nothing() {
     simulation.add(2, 10_000 * 10_000, 1, 0);
     simulation.run(3_600_000 * MS);
     assert!(simulation.held(1) >= QUANTUM);
+}
+
+/// Small kernels that are waited for: beside others, a client does a thirtieth of what it does alone.
+const SMALL: (f64, f64) = (20.0, 0.7);
+/// Slow to submit: beside others, a client does nearly what it does alone.
+const SLOW: (f64, f64) = (20.0, 12.0);
+
+#[test]
+fn turns_are_taken_where_they_pay() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in 0..8 {
+        simulation.add_worker(client, SMALL.0, SMALL.1);
+    }
+    // From the beginning on no more than a few hundredths are lost to trials.
+    let done = simulation.work(5_000 * MS);
+    assert!(done > 0.95 * 5_000.0 * SMALL.0, "{done}");
+    for client in 0..8 {
+        let share = simulation.done[&client] * 8.0 / done;
+        assert!(share > 0.95, "{client} got {share} of its share");
+    }
+    let later = simulation.work(60_000 * MS);
+    assert!(later > 0.975 * 60_000.0 * SMALL.0, "{later}");
+}
+
+#[test]
+fn where_turns_do_not_pay_all_go_on_together() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in 0..8 {
+        simulation.add_worker(client, SLOW.0, SLOW.1);
+    }
+    let done = simulation.work(5_000 * MS);
+    assert!(done > 0.9 * 5_000.0 * 8.0 * SLOW.1, "{done}");
+    let later = simulation.work(60_000 * MS);
+    assert!(later > 0.97 * 60_000.0 * 8.0 * SLOW.1, "{later}");
+}
+
+#[test]
+fn what_was_found_out_is_found_out_anew() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in 0..4 {
+        simulation.add_worker(client, SLOW.0, SLOW.1);
+    }
+    simulation.run(10_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 0);
+    for speed in simulation.speeds.values_mut() {
+        *speed = SMALL;
+    }
+    // Another client is a reason to look soon.
+    simulation.add_worker(4, SMALL.0, SMALL.1);
+    simulation.run(2_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 1);
+    for speed in simulation.speeds.values_mut() {
+        *speed = SLOW;
+    }
+    simulation.run(10_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 0);
+}
+
+#[test]
+fn shares_that_differ_need_turns() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    simulation.add_worker(1, SLOW.0, SLOW.1);
+    simulation.add_worker(2, SLOW.0, SLOW.1);
+    simulation.run(5_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 0);
+    let now = simulation.now;
+    simulation.turns.set_share(1, FULL_SHARE / 3, now);
+    simulation.run(100 * MS);
+    let before = (simulation.held(1), simulation.held(2));
+    simulation.run(8_000 * MS);
+    about(simulation.held(1) - before.0, 2_000 * MS, 3);
+    about(simulation.held(2) - before.1, 6_000 * MS, 3);
+    simulation.turns.set_share(1, FULL_SHARE, simulation.now);
+    simulation.run(10_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 0);
+}
+
+#[test]
+fn a_trial_does_not_wait_long_for_who_does_not_drain() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in [1, 2] {
+        simulation.add_worker(client, SLOW.0, SLOW.1);
+    }
+    simulation.run(3_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 0);
+    // From now on one takes ten seconds to drain.
+    simulation.clients.insert(2, (1, 10_000 * MS));
+    let before = simulation.done[&1];
+    simulation.run(20_000 * MS);
+    let done = simulation.done[&1] - before;
+    assert!(done > 0.9 * 20_000.0 * SLOW.1, "{done}");
+}
+
+#[test]
+fn with_turns_never_taken_nobody_waits() {
+    let mut simulation = Simulation::with(TurnPolicy::Never);
+    simulation.add(1, FULL_SHARE, 1, 0);
+    simulation.add(2, FULL_SHARE / 2, 1, 0);
+    simulation.run(1_000 * MS);
+    assert_eq!(
+        (simulation.held(1), simulation.held(2)),
+        (1_000 * MS, 1_000 * MS)
+    );
+    assert_eq!(simulation.turns.deadline(simulation.now), None);
+}
+
+#[test]
+fn clients_without_work_need_no_timer() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in [1, 2] {
+        simulation.add_worker(client, SLOW.0, SLOW.1);
+    }
+    simulation.run(3_000 * MS);
+    let now = simulation.now;
+    for client in [1, 2] {
+        simulation.turns.rests(client, now);
+    }
+    simulation.giving.clear();
+    simulation.run(20_000 * MS);
+    assert_eq!(simulation.turns.deadline(simulation.now), None);
+    // What they did long ago is not compared with what they do now.
+    for speed in simulation.speeds.values_mut() {
+        *speed = SMALL;
+    }
+    for client in [1, 2] {
+        simulation.turns.wants(client, 1, simulation.now);
+    }
+    simulation.run(3_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 1);
 }

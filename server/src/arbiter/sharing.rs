@@ -1,0 +1,402 @@
+//! Whether turns pay: one client at a time on a device, or all at once with the driver's own time slices.
+//!
+//! Both can be the better one by a multiple. Clients that wait for each small kernel lose most of a device to the driver's
+//! switches between contexts, and nothing when they take turns. Clients that are slow to submit leave a device idle in
+//! their turn, which others could use meanwhile. So it is tried: from time to time the clients of a device are served the
+//! other way for a moment, and what they get done is compared, each client with itself. What is counted are submissions;
+//! each stretch begins and ends when nothing is in flight, so that what was submitted has been done.
+
+use super::turns::Nanoseconds;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+const MS: Nanoseconds = 1_000_000;
+
+/// How long clients share a device before the other way is tried for the first time, and after a new one has come.
+const FIRST: Nanoseconds = 100 * MS;
+/// How long the other way is tried at least. A time slice of the driver takes a few milliseconds.
+const TRIAL: Nanoseconds = 30 * MS;
+/// How long is waited until every client has had its turn, before the comparison goes on without it.
+const ROUND: Nanoseconds = 1_000 * MS;
+/// Between two trials: at least, and at most, after trials that have changed nothing.
+const LEAST_INTERVAL: Nanoseconds = 2_000 * MS;
+const GREATEST_INTERVAL: Nanoseconds = 8_000 * MS;
+/// This part of the interval a trial may keep clients waiting for those who drain.
+const PATIENCE: u64 = 32;
+/// By so much the other way has to be better.
+const WORTH: f64 = 1.05;
+/// By how much at most one client counts for or against it.
+const MOST: f64 = 8.0;
+
+/// Who may hold a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One client.
+    InTurns,
+    /// All of them.
+    Together,
+}
+
+impl Kind {
+    fn other(self) -> Kind {
+        match self {
+            Kind::InTurns => Kind::Together,
+            Kind::Together => Kind::InTurns,
+        }
+    }
+}
+
+/// When clients in direct mode take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum TurnPolicy {
+    /// Where more gets done so than with the driver's time slices, and where shares differ
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never: only their memory is counted
+    Never,
+}
+
+impl TurnPolicy {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            TurnPolicy::Auto => "auto",
+            TurnPolicy::Always => "always",
+            TurnPolicy::Never => "never",
+        }
+    }
+}
+
+/// A client of the device, as it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct User {
+    /// Its number.
+    pub client: u64,
+    /// What it has submitted in its life, as far as known: exact whenever it holds no turn.
+    pub done: u64,
+    /// When it said so.
+    pub said: Nanoseconds,
+    /// Turns it has had.
+    pub turns: u64,
+    /// It waits for a turn.
+    pub waits: bool,
+    /// It has one.
+    pub holds: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// As usual, up to the next trial.
+    Usual,
+    /// The other way is tried.
+    Trial,
+    /// Turns are given up, none granted, since then.
+    Closing {
+        since: Nanoseconds,
+        trial_is_over: bool,
+    },
+    /// As before, so that another kind can begin, which somebody has asked for.
+    Changing,
+}
+
+/// What a client had done when a stretch began.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    done: u64,
+    turns: u64,
+}
+
+/// What a client got done in a stretch.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    done: u64,
+    time: Nanoseconds,
+}
+
+/// How the clients of one device share it.
+#[derive(Debug)]
+pub struct Sharing {
+    kind: Kind,
+    stage: Stage,
+    began: Nanoseconds,
+    /// When the stretch ends, unless somebody has not had a turn in it.
+    ends: Nanoseconds,
+    interval: Nanoseconds,
+    /// Somebody has come in this stretch: what came before says nothing about the clients there are.
+    stale: bool,
+    /// More than one client had something to do in this stretch.
+    contended: bool,
+    starts: BTreeMap<u64, Start>,
+    usual: BTreeMap<u64, Rate>,
+}
+
+impl Default for Sharing {
+    fn default() -> Sharing {
+        Sharing {
+            kind: Kind::InTurns,
+            stage: Stage::Usual,
+            began: 0,
+            ends: 0,
+            interval: LEAST_INTERVAL,
+            stale: false,
+            contended: false,
+            starts: BTreeMap::new(),
+            usual: BTreeMap::new(),
+        }
+    }
+}
+
+impl Sharing {
+    /// Who may hold the device.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Nobody is granted a turn, and who has one is to give it up.
+    pub fn is_closing(&self) -> bool {
+        matches!(self.stage, Stage::Closing { .. } | Stage::Changing)
+    }
+
+    /// Something has happened, or the [`Sharing::deadline`] has come. `kind`: the one that it has to be.
+    pub fn review(&mut self, now: Nanoseconds, kind: Option<Kind>, users: &[User]) {
+        let in_use = users.iter().any(|user| user.holds);
+        if let Some(kind) = kind {
+            self.become_kind(kind, in_use);
+            self.starts.clear();
+            return;
+        }
+        if users.len() < 2 {
+            self.stage = Stage::Usual;
+            self.starts.clear();
+            return;
+        }
+        if self.stage == Stage::Changing {
+            // Nobody asks for it any more.
+            self.stage = Stage::Usual;
+        }
+        self.welcome(now, users);
+        self.contended |= is_contended(users);
+        match self.stage {
+            // There is nothing to compare.
+            Stage::Usual if !self.contended => {
+                let length = self.ends.saturating_sub(self.began);
+                self.begin(now, Stage::Usual, length, users);
+            }
+            Stage::Usual | Stage::Trial if now < self.ends || self.misses_turns(now, users) => {}
+            Stage::Usual | Stage::Trial => {
+                let trial_is_over = self.stage == Stage::Trial;
+                self.close(now, trial_is_over, in_use, users);
+            }
+            Stage::Closing { trial_is_over, .. } if !in_use => self.next(now, trial_is_over, users),
+            Stage::Closing {
+                since,
+                trial_is_over: false,
+            } if self.kind == Kind::Together && now - since >= self.patience() => {
+                // Turns end by themselves; time slices do not, and nobody shall wait long for a mere trial.
+                self.lengthen();
+                self.begin(now, Stage::Usual, self.interval, users);
+            }
+            Stage::Closing { .. } | Stage::Changing => {}
+        }
+    }
+
+    fn become_kind(&mut self, kind: Kind, in_use: bool) {
+        if self.kind != kind && in_use {
+            self.stage = Stage::Changing;
+            return;
+        }
+        (self.kind, self.stage) = (kind, Stage::Usual);
+        self.interval = LEAST_INTERVAL;
+    }
+
+    /// A client that is new here makes what was found out doubtful.
+    fn welcome(&mut self, now: Nanoseconds, users: &[User]) {
+        let begins = self.starts.is_empty();
+        let is_new = |user: &User| !self.starts.contains_key(&user.client);
+        if !users.iter().any(is_new) {
+            return;
+        }
+        for user in users {
+            let start = Start {
+                done: user.done,
+                turns: user.turns,
+            };
+            self.starts.entry(user.client).or_insert(start);
+        }
+        self.interval = LEAST_INTERVAL;
+        if begins {
+            self.began = now;
+        }
+        if self.stage == Stage::Usual {
+            let soon = now + FIRST;
+            self.ends = if begins { soon } else { self.ends.min(soon) };
+            self.stale = !begins;
+        }
+    }
+
+    /// Whether somebody waits who has not had a turn in this stretch.
+    fn misses_turns(&self, now: Nanoseconds, users: &[User]) -> bool {
+        let misses = |user: &User| {
+            let start = self.starts.get(&user.client);
+            user.waits && start.is_none_or(|start| start.turns == user.turns)
+        };
+        now < self.ends + ROUND && users.iter().any(misses)
+    }
+
+    fn close(&mut self, now: Nanoseconds, trial_is_over: bool, in_use: bool, users: &[User]) {
+        if in_use {
+            self.stage = Stage::Closing {
+                since: now,
+                trial_is_over,
+            };
+        } else {
+            self.next(now, trial_is_over, users);
+        }
+    }
+
+    /// Nothing is in flight: a stretch is over, the next one begins.
+    fn next(&mut self, now: Nanoseconds, trial_is_over: bool, users: &[User]) {
+        if self.stale && !trial_is_over {
+            self.stale = false;
+            return self.begin(now, Stage::Usual, FIRST, users);
+        }
+        let rates = self.rates(now, users);
+        if !trial_is_over {
+            self.kind = self.kind.other();
+            self.usual = rates;
+            return self.begin(now, Stage::Trial, TRIAL, users);
+        }
+        match gain(&self.usual, &rates) {
+            // It stays, and is to stand the test soon.
+            Some(gain) if gain > WORTH => self.interval = LEAST_INTERVAL,
+            Some(_) => {
+                self.kind = self.kind.other();
+                self.lengthen();
+            }
+            None => self.kind = self.kind.other(),
+        }
+        self.begin(now, Stage::Usual, self.interval, users);
+    }
+
+    fn begin(&mut self, now: Nanoseconds, stage: Stage, length: Nanoseconds, users: &[User]) {
+        (self.stage, self.began, self.ends) = (stage, now, now + length);
+        self.contended = is_contended(users);
+        let start = |user: &User| {
+            let (done, turns) = (user.done, user.turns);
+            (user.client, Start { done, turns })
+        };
+        self.starts = users.iter().map(start).collect();
+    }
+
+    fn lengthen(&mut self) {
+        self.interval = (self.interval * 2).min(GREATEST_INTERVAL);
+    }
+
+    fn patience(&self) -> Nanoseconds {
+        self.interval / PATIENCE
+    }
+
+    /// What each client got done since the stretch began. Together, the time of each ends when it has drained.
+    fn rates(&self, now: Nanoseconds, users: &[User]) -> BTreeMap<u64, Rate> {
+        let rate = |user: &User| {
+            let start = self.starts.get(&user.client)?;
+            let until = match self.kind {
+                Kind::Together if user.said > self.began => user.said,
+                _ => now,
+            };
+            let rate = Rate {
+                done: user.done.saturating_sub(start.done),
+                time: until.saturating_sub(self.began).max(1),
+            };
+            Some((user.client, rate))
+        };
+        users.iter().filter_map(rate).collect()
+    }
+
+    /// When [`Sharing::review`] is to be called although nothing has happened.
+    pub fn deadline(&self, now: Nanoseconds) -> Option<Nanoseconds> {
+        if self.starts.len() < 2 {
+            return None;
+        }
+        match self.stage {
+            Stage::Usual if !self.contended => None,
+            Stage::Usual | Stage::Trial if now < self.ends => Some(self.ends),
+            Stage::Usual | Stage::Trial => Some(self.ends + ROUND).filter(|at| *at > now),
+            Stage::Closing {
+                since,
+                trial_is_over: false,
+            } if self.kind == Kind::Together => {
+                Some(since + self.patience()).filter(|at| *at > now)
+            }
+            Stage::Closing { .. } | Stage::Changing => None,
+        }
+    }
+}
+
+/// Whether more than one of them has something to do.
+fn is_contended(users: &[User]) -> bool {
+    let busy = users.iter().filter(|user| user.waits || user.holds);
+    busy.count() > 1
+}
+
+/// By which factor the clients got more done in the trial: the geometric mean. One submission more on both sides keeps
+/// those who submit seldom from deciding it. `None`: nobody has submitted anything.
+fn gain(usual: &BTreeMap<u64, Rate>, trial: &BTreeMap<u64, Rate>) -> Option<f64> {
+    let of = |(client, trial): (&u64, &Rate)| {
+        let usual = usual.get(client)?;
+        if usual.done == 0 && trial.done == 0 {
+            return None;
+        }
+        let expected = usual.done as f64 * trial.time as f64 / usual.time as f64;
+        let ratio = (trial.done as f64 + 1.0) / (expected + 1.0);
+        Some(ratio.clamp(1.0 / MOST, MOST).ln())
+    };
+    let logarithms: Vec<f64> = trial.iter().filter_map(of).collect();
+    let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
+    (!logarithms.is_empty()).then(|| mean.exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn factor(usual: &[(u64, u64)], trial: &[(u64, u64)]) -> f64 {
+        gain(&rates(usual), &rates(trial)).expect("submissions")
+    }
+
+    fn rates(of: &[(u64, u64)]) -> BTreeMap<u64, Rate> {
+        let rate = |(client, (done, time)): (usize, &(u64, u64))| {
+            let (done, time) = (*done, *time);
+            (client as u64, Rate { done, time })
+        };
+        of.iter().enumerate().map(rate).collect()
+    }
+
+    #[test]
+    fn each_client_is_compared_with_itself() {
+        let usual = [(10_000, 10 * MS), (10, 10 * MS)];
+        // One is twice as fast, the other half as fast.
+        let trial = [(20_001, 10 * MS), (4, 10 * MS)];
+        assert!((factor(&usual, &trial) - 0.95).abs() < 0.01);
+        assert!(factor(&usual, &[(10_000, 5 * MS), (10, 5 * MS)]) > 1.8);
+    }
+
+    #[test]
+    fn who_submits_nothing_has_no_say() {
+        let usual = [(0, MS), (1000, MS)];
+        assert!((factor(&usual, &usual) - 1.0).abs() < 1e-9);
+        assert_eq!(gain(&BTreeMap::new(), &rates(&usual)), None);
+        assert_eq!(gain(&rates(&[(0, MS)]), &rates(&[(0, MS)])), None);
+        // One submission more or less says little, however short the trial.
+        assert!(factor(&[(3, 1000 * MS)], &[(0, 30 * MS)]) > 0.9);
+    }
+
+    #[test]
+    fn one_client_does_not_decide_for_many() {
+        let usual = [(1, MS), (1000, MS), (1000, MS), (1000, MS)];
+        assert!(factor(&usual, &[(1_000_000, MS), (300, MS), (300, MS), (300, MS)]) < 1.0);
+    }
+}
