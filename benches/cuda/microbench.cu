@@ -1,4 +1,5 @@
-// Measures what a CUDA program feels: launches, waits, small copies, allocation, bandwidth, start-up.
+// Measures what a CUDA program feels: launches, waits, small copies, allocation, bandwidth, start-up, and requests beside
+// a program that keeps the GPU busy.
 //
 //   nvcc -O2 -std=c++17 -arch=sm_90 microbench.cu -o microbench
 //
@@ -6,6 +7,7 @@
 // --wait: each prints ready=1 and then waits for a line with the wall-clock second at which to begin.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include <cuda_runtime.h>
+#include <sys/resource.h>
 
 namespace {
 
@@ -26,9 +29,13 @@ const char usage[] =
     "  bandwidth  copies of --bytes, pinned and pageable, both ways\n"
     "  small      kernels of --us microseconds and --blocks blocks, --batch of them and then a wait, for --seconds\n"
     "  empty      the same with empty kernels\n"
+    "  request    --batch kernels of --us and --blocks and a wait, think about --think-us, and again, for --seconds\n"
+    "  flood      kernels of --us, four blocks for each multiprocessor, --depth of them submitted ahead, until the\n"
+    "             input ends\n"
     "  hold       an idle client: prints used_mib for every line read, ends with the end of the input\n"
     "options:\n"
     "  --seconds S (2)   --us N (50)   --blocks N (8)   --batch N (1)   --bytes N (268435456)\n"
+    "  --think-us N (3000)   --depth N (8)\n"
     "  --wait            print ready=1, then read the wall-clock second at which to begin\n";
 
 void check(cudaError_t status, const char *call, int line) {
@@ -62,6 +69,14 @@ template <typename Work> std::vector<double> sample(int rounds, Work work) {
 
 double percentile(const std::vector<double> &sorted, int percent) { return sorted[sorted.size() * percent / 100]; }
 
+// Seconds of CPU that this process has used.
+double cpu_seconds() {
+    rusage use{};
+    getrusage(RUSAGE_SELF, &use);
+    return double(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+           double(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
+}
+
 void report(const char *name, double value) {
     std::printf("%s=%.3f\n", name, value);
     std::fflush(stdout);
@@ -90,6 +105,8 @@ struct Options {
     int blocks = 8;
     int batch = 1;
     size_t bytes = size_t(256) << 20;
+    int think_us = 3000;
+    int depth = 8;
     bool wait = false;
 };
 
@@ -130,6 +147,10 @@ Options parse(int count, char **arguments) {
             options.batch = int(positive(option, value));
         } else if (option == "--bytes") {
             options.bytes = size_t(positive(option, value));
+        } else if (option == "--think-us") {
+            options.think_us = int(positive(option, value));
+        } else if (option == "--depth") {
+            options.depth = int(positive(option, value));
         } else {
             refuse("unknown option " + option);
         }
@@ -231,6 +252,7 @@ template <typename Launch> void throughput(const Options &options, Launch launch
     CHECK(cudaDeviceSynchronize());
     wait_for_start(options);
     long kernels = 0;
+    const double cpu = cpu_seconds();
     const double begin = seconds_now();
     while (seconds_now() - begin < options.seconds) {
         for (int i = 0; i < options.batch; i++) {
@@ -239,7 +261,74 @@ template <typename Launch> void throughput(const Options &options, Launch launch
         CHECK(cudaDeviceSynchronize());
         kernels += options.batch;
     }
-    std::printf("kernels_per_s=%.1f\n", double(kernels) / (seconds_now() - begin));
+    const double took = seconds_now() - begin;
+    report("kernels_per_s", double(kernels) / took);
+    report("cpus", (cpu_seconds() - cpu) / took);
+}
+
+// Requests with pauses between them, as a client of a service makes them. A pause is half to one and a half times
+// --think-us, so that requests do not fall into step with whatever else runs.
+template <typename Launch> void requests(const Options &options, Launch launch) {
+    uint32_t state = 1;
+    auto request = [&] {
+        for (int i = 0; i < options.batch; i++) {
+            launch();
+        }
+        CHECK(cudaDeviceSynchronize());
+    };
+    for (int i = 0; i < 10; i++) {
+        request();
+    }
+    wait_for_start(options);
+    std::vector<double> times;
+    const double cpu = cpu_seconds();
+    const double begin = seconds_now();
+    while (times.empty() || seconds_now() - begin < options.seconds) {
+        state = state * 1664525 + 1013904223; // A linear congruential sequence; the upper bits are good enough.
+        const int pause = options.think_us / 2 + int(uint64_t(state >> 8) * uint64_t(options.think_us) >> 24);
+        std::this_thread::sleep_for(std::chrono::microseconds(pause));
+        times.push_back(sample(1, request)[0]);
+    }
+    const double took = seconds_now() - begin;
+    const double used = cpu_seconds() - cpu;
+    std::sort(times.begin(), times.end());
+    report("requests", double(times.size()));
+    report("request_p50_us", percentile(times, 50) * 1e6);
+    report("request_p99_us", percentile(times, 99) * 1e6);
+    report("cpus", used / took);
+}
+
+// Keeps the GPU supplied with kernels until the input ends; then what it got done.
+void flood(const Options &options, int *device) {
+    int multiprocessors = 0;
+    CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    std::vector<cudaEvent_t> done(options.depth);
+    for (cudaEvent_t &event : done) {
+        CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+    }
+    std::atomic<bool> ended{false};
+    std::thread input([&] {
+        while (std::getchar() != EOF) {
+        }
+        ended = true;
+    });
+    long kernels = 0;
+    const double begin = seconds_now();
+    while (!ended) {
+        cudaEvent_t event = done[kernels % options.depth];
+        CHECK(cudaEventSynchronize(event)); // Returns at once for one that was never recorded.
+        busy<<<4 * multiprocessors, 128>>>(options.us * cycles_per_us, device);
+        CHECK(cudaEventRecord(event));
+        if (++kernels == options.depth) {
+            report("ready", 1);
+        }
+    }
+    CHECK(cudaDeviceSynchronize());
+    report("kernels_per_s", double(kernels) / (seconds_now() - begin));
+    input.join();
+    for (cudaEvent_t event : done) {
+        CHECK(cudaEventDestroy(event));
+    }
 }
 
 void hold() {
@@ -260,7 +349,7 @@ int main(int count, char **arguments) {
         std::fputs(usage, stdout);
         return 0;
     }
-    const char *modes[] = {"start", "latency", "bandwidth", "small", "empty", "hold"};
+    const char *modes[] = {"start", "latency", "bandwidth", "small", "empty", "request", "flood", "hold"};
     if (std::find(std::begin(modes), std::end(modes), options.mode) == std::end(modes)) {
         refuse("unknown mode " + options.mode);
     }
@@ -283,6 +372,10 @@ int main(int count, char **arguments) {
         throughput(options, [&] { busy<<<options.blocks, 128>>>(options.us * cycles_per_us, device); });
     } else if (options.mode == "empty") {
         throughput(options, [&] { nothing<<<1, 32>>>(device); });
+    } else if (options.mode == "request") {
+        requests(options, [&] { busy<<<options.blocks, 128>>>(options.us * cycles_per_us, device); });
+    } else if (options.mode == "flood") {
+        flood(options, device);
     } else if (options.mode == "hold") {
         hold();
     }

@@ -24,6 +24,17 @@ class Failure(Exception):
     """A measurement or a system that did not work; the message goes into the report."""
 
 
+class Refused(Failure):
+    """A system does not take so many clients."""
+
+
+def failure(text):
+    """The failure that a program's last words tell of."""
+    # CUDA error 808, by the names that the runtime and the driver give it.
+    refused = any(name in text for name in ("MpsMaxClientsReached", "MPS_MAX_CLIENTS_REACHED"))
+    return (Refused if refused else Failure)(text)
+
+
 class Processes:
     """Starts processes, each in a process group of its own, and ends every one of them."""
 
@@ -54,7 +65,7 @@ class Processes:
             raise Failure(f"{name} was still running after {timeout:.0f} s") from None
         if process.returncode != 0:
             last = (err.strip() or out.strip() or "no output").splitlines()[-1]
-            raise Failure(f"{name} ended with {process.returncode}: {last}")
+            raise failure(f"{name} ended with {process.returncode}: {last}")
         return out
 
     def run(self, command, env, timeout, text=None):
@@ -99,7 +110,7 @@ def read_line(process, timeout):
             process.wait(5)
         except subprocess.TimeoutExpired:
             raise Failure(f"{name} closed its output and goes on") from None
-        raise Failure(f"{name} ended early with {process.returncode}: {process.stderr.read().strip()[-200:]}")
+        raise failure(f"{name} ended early with {process.returncode}: {process.stderr.read().strip()[-200:]}")
     return line[0].strip()
 
 
@@ -149,6 +160,7 @@ class System:
     """Programs on the bare driver."""
 
     name = "native"
+    most_clients = None  # How many clients it takes, where that is known.
 
     def __init__(self, processes, directory):
         self.processes = processes
@@ -278,6 +290,7 @@ class NvidiaMps(Daemon):
     control = "nvidia-cuda-mps-control"
     server = "nvidia-cuda-mps-server"
     variable_prefix = "CUDA_MPS_"
+    most_clients = 60  # NVIDIA's documentation, for each device since Volta.
 
     def command(self, *words, timeout=10):
         return self.processes.run([self.control], self.env(), timeout, " ".join(words) + "\n")

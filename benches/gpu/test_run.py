@@ -10,15 +10,21 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
+import measure
+import report as reports
 import run
 import systems
+import table
 
 # A stand-in for the compiled microbench: the same modes and lines, made-up numbers.
-MICROBENCH = """#!{python}
+MICROBENCH = """#!{python} -IS
 import os, sys
 print("runtime_start_ms=50.5\\nfirst_kernel_ms=51.5", flush=True)
 mode = sys.argv[1]
+if os.environ.get("FAKE_REFUSAL") == mode and "/nvidia/" in os.environ["CUDA_MPS_PIPE_DIRECTORY"]:
+    sys.exit("microbench: line 330: cudaFree(nullptr): cudaErrorMpsMaxClientsReached")
 if os.environ.get("FAKE_FAIL") == mode:
     sys.exit("it broke")
 if mode == "latency":
@@ -30,8 +36,15 @@ elif mode == "bandwidth":
         for way in ("h2d", "d2h"): print(f"{{way}}_{{kind}}_gb_s=55.400")
 elif mode in ("small", "empty"):
     print("ready=1", flush=True)
-    float(sys.stdin.readline())
-    print("late_ms=0.000\\nkernels_per_s=18500.0")
+    if not (line := sys.stdin.readline()): sys.exit()
+    float(line)
+    print("late_ms=0.000\\nkernels_per_s=18500.0\\ncpus=0.500")
+elif mode == "request":
+    print("requests=900\\nrequest_p50_us=980.0\\nrequest_p99_us=1100.0\\ncpus=0.250")
+elif mode == "flood":
+    print("ready=1", flush=True)
+    sys.stdin.read()
+    print("kernels_per_s=" + ("100.0" if os.environ.get("CUDA_MPS_CLIENT_PRIORITY") == "1" else "190.0"))
 elif mode == "hold":
     print("ready=1", flush=True)
     for line in sys.stdin: print("used_mib=600.000", flush=True)
@@ -55,15 +68,29 @@ esac
 """
 
 
+# NVIDIA's control command takes its commands from its input.
+NVIDIA_CONTROL = """#!/bin/sh
+here=$(dirname "$0")
+pid=$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid
+if [ "$1" = -d ]; then "$here/mps-server" 60 >/dev/null 2>&1 & echo $! >"$pid"; exit; fi
+read command
+case $command in
+get_server_list) cat "$pid" ;;
+get_client_list*) echo 4711 ;;
+quit) kill "$(cat "$pid")" ;;
+esac
+"""
+
+
 class Parsing(unittest.TestCase):
     def test_values(self):
         text = "warning: a=b\nruntime_start_ms=341.2\nused_mib=131072.000\n=3\nno line"
-        self.assertEqual(run.parse_values(text), {"runtime_start_ms": 341.2, "used_mib": 131072.0, "": 3.0})
+        self.assertEqual(measure.parse_values(text), {"runtime_start_ms": 341.2, "used_mib": 131072.0, "": 3.0})
 
     def test_nbody(self):
-        self.assertEqual(run.parse_nbody("x\n512000 bodies, total time for 10 iterations: 1722.625 ms\n"), 1722.625)
+        self.assertEqual(measure.parse_nbody("x\n512000 bodies, total time for 10 iterations: 1722.625 ms\n"), 1722.625)
         with self.assertRaises(systems.Failure):
-            run.parse_nbody("CUDA error")
+            measure.parse_nbody("CUDA error")
 
     def test_stat_of_a_process_with_an_odd_name(self):
         text = "17 (a) b) S 1 2 3 4 5 6 7 8 9 10 120 30 0 0 20 0"
@@ -75,34 +102,103 @@ class Parsing(unittest.TestCase):
         self.assertEqual(systems.parse_pids(""), [])
 
     def test_own_cpu_time_is_counted(self):
-        before = run.cpu_ms([os.getpid()])
+        before = measure.cpu_ms([os.getpid()])
         until = time.process_time() + 0.1
         while time.process_time() < until:
             pass
-        self.assertGreaterEqual(run.cpu_ms([os.getpid()]) - before, 50)
+        self.assertGreaterEqual(measure.cpu_ms([os.getpid()]) - before, 50)
+
+
+def values(**medians):
+    """Medians for Row.reached: system -> value of the row "x", or "SYSTEM_ROW"."""
+    return lambda key, system: medians.get(system if key == "x" else f"{system}_{key}")
 
 
 class Table(unittest.TestCase):
-    def test_targets(self):
-        row = run.Row("x", "x", "ms", 1, ("within", 1.01))
-        self.assertTrue(row.reached(1722.6, 1739))
-        self.assertFalse(row.reached(1722.6, 1740))
-        self.assertIsNone(row.reached(None, 1740))
+    def row(self, *targets):
+        return table.Row("x", "x", "ms", 1, targets)
+
+    def test_a_number_to_reach(self):
+        row = self.row(table.at_least(310_000))
+        self.assertFalse(row.reached(values(mpsshim=309_999)))
+        self.assertTrue(self.row(table.at_most(60)).reached(values(mpsshim=60)))
+        self.assertIsNone(row.reached(values(native=310_000)))
+        self.assertIsNone(self.row().reached(values(mpsshim=1)))
+        self.assertEqual(row.target_text(), "at least 310,000 ms")
+
+    def test_a_bound_relative_to_a_system(self):
+        row = self.row(table.at_most(1.01, "native"))
+        self.assertTrue(row.reached(values(native=1722.6, mpsshim=1739)))
+        self.assertFalse(row.reached(values(native=1722.6, mpsshim=1740)))
+        self.assertIsNone(row.reached(values(mpsshim=1740)))
         self.assertEqual(row.target_text(), "within 1% of native")
-        self.assertFalse(run.Row("x", "x", "/s", 0, ("at least", 310_000)).reached(None, 309_999))
-        self.assertTrue(run.Row("x", "x", "ms", 0, ("at most", 60)).reached(None, 60))
-        self.assertEqual(run.Row("x", "x", "/s", 0, ("at least", 310_000)).target_text(), "at least 310,000 /s")
 
-    def test_keys_are_unique(self):
-        keys = [row.key for rows in run.MEASUREMENTS.values() for row in rows]
-        self.assertEqual(len(keys), len(set(keys)))
+    def test_a_bound_relative_to_another_row(self):
+        row = self.row(table.at_most(1.3, row="alone"))
+        self.assertTrue(row.reached(values(mpsshim=1.3, mpsshim_alone=1.0)))
+        self.assertFalse(row.reached(values(mpsshim=1.4, mpsshim_alone=1.0)))
+        self.assertEqual(row.target_text(), "at most 1.3 times its own alone")
 
-    def test_median_and_missing_values(self):
-        report = run.Report(["native", "mpsshim"], ["nbody3"], {})
-        for value in (7000, 6800, 6750):
+    def test_all_bounds_count(self):
+        row = self.row(table.at_least(1, "nvidia"), table.at_least(300))
+        self.assertTrue(row.reached(values(nvidia=300, mpsshim=301)))
+        self.assertFalse(row.reached(values(nvidia=302, mpsshim=301)))
+        self.assertFalse(row.reached(values(mpsshim=299)))
+        self.assertIsNone(row.reached(values(mpsshim=301)))
+        refused = lambda system: system == "nvidia"  # noqa: E731
+        self.assertTrue(row.reached(values(mpsshim=301), refused))
+        self.assertIsNone(row.reached(values(), refused))
+
+    def test_keys_are_unique_and_bounds_name_rows(self):
+        rows = [row for measurement in table.MEASUREMENTS.values() for row in measurement.rows]
+        self.assertEqual(len(rows), len(table.ROWS))
+        for row in rows:
+            for target in row.targets:
+                self.assertIn(target.row or row.key, table.ROWS)
+                self.assertIn(target.system or "native", systems.SYSTEM_TITLES)
+
+    def test_the_important_come_first(self):
+        names = table.by_importance(table.MEASUREMENTS)
+        self.assertEqual(names[0], "latency")
+        self.assertEqual(sorted(names), sorted(table.MEASUREMENTS))
+        ranks = [table.MEASUREMENTS[name].rank for name in names]
+        self.assertEqual(ranks, sorted(ranks))
+        self.assertEqual(table.in_table_order(names), list(table.MEASUREMENTS))
+
+    def test_median_spread_and_missing_values(self):
+        report = reports.Report(["native", "mpsshim"], ["nbody3"], {})
+        for value in (7000, 6850, 6750):
             report.add("mpsshim", {"nbody3": value})
         last = report.markdown().splitlines()[-1]
-        self.assertEqual(last.split("|")[2:6], [" – ", " 6,800 ms ", " at most 6,900 ms ", " yes "])
+        self.assertEqual(
+            last.split("|")[2:6], [" – ", " 6,850 ms (6,750–7,000) ", " at most 6,800 ms ", " **no** "]
+        )
+
+    def test_processors_in_use(self):
+        report = reports.Report(["native", "mpsshim"], ["small1", "idle"], {})
+        self.assertIsNone(report.cpu_table())
+        report.add("mpsshim", {"small1": 19_500, "small1_cpus": 2.25})
+        self.assertEqual(len(report.cpu_table().splitlines()), 3)
+        self.assertIn("| – | 2.2 |", report.cpu_table())
+
+    def test_a_saved_report_is_the_same_when_loaded(self):
+        report = reports.Report(["native", "nvidia", "mpsshim"], ["small64", "nbody1"], reports.about([], 2))
+        report.add("mpsshim", {"small64": 300_001})
+        report.refuse("nvidia", "small64", "takes 60 clients")
+        with contextlib.redirect_stderr(io.StringIO()):
+            report.leave_out("nbody1", "no --nbody")
+            report.fail("native", "small64", "it broke")
+        with tempfile.TemporaryDirectory() as directory:
+            loaded = reports.Report.load(report.save(directory) + ".json")
+        self.assertEqual(loaded.document(), report.document())
+        self.assertIn("| – | refused | 300,001 /s | at least NVIDIA MPS, at least 300,000 /s | yes |", report.markdown())
+
+    def test_every_older_result_loads(self):
+        directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "results")
+        for name in os.listdir(directory):
+            if name.endswith(".json"):
+                report = reports.Report.load(os.path.join(directory, name))
+                self.assertGreater(len(report.markdown().splitlines()), 2, name)
 
 
 class Arguments(unittest.TestCase):
@@ -135,6 +231,10 @@ class EndToEnd(unittest.TestCase):
         shutil.copy(shutil.which("sleep"), self.path("mps-server"))
         # The loader only warns about a preload that is no library; it must not reach the readings.
         self.addCleanup(os.environ.pop, "FAKE_FAIL", None)
+        shorter = unittest.mock.patch.object(measure.Bench, "seconds", lambda self, usual: 0.05)
+        shorter.start()
+        self.addCleanup(shorter.stop)
+        self.addCleanup(os.environ.pop, "FAKE_REFUSAL", None)
 
     def path(self, name):
         return os.path.join(self.directory, name)
@@ -143,6 +243,13 @@ class EndToEnd(unittest.TestCase):
         with open(self.path(name), "w") as file:
             file.write(text)
         os.chmod(self.path(name), os.stat(self.path(name)).st_mode | stat.S_IXUSR)
+
+    def nvidia(self):
+        """Puts NVIDIA's control command on the path."""
+        self.program("nvidia-cuda-mps-control", NVIDIA_CONTROL)
+        path = os.environ["PATH"]
+        os.environ["PATH"] = self.directory + os.pathsep + path
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
 
     def bench(self, *arguments):
         options = [
@@ -174,10 +281,16 @@ class EndToEnd(unittest.TestCase):
         data = self.results()
         self.assertEqual(data["failures"], [])
         self.assertEqual(data["values"]["small32"]["mpsshim"], [32 * 18500.0])
+        self.assertEqual(data["values"]["small64"]["mpsshim"], [64 * 18500.0])
         self.assertEqual(data["values"]["nbody3"]["native"], [67602.5])
+        self.assertEqual(data["values"]["empty4_cpus"], {"native": [2.0], "mpsshim": [2.0]})
+        self.assertEqual(data["values"]["request_beside"]["mpsshim"], [1.1])
+        self.assertEqual(data["values"]["flood_beside"]["mpsshim"], [190.0])
+        self.assertEqual(data["values"]["start_beside"]["native"], [51.5])
+        self.assertEqual(data["left_out"]["train4"], "no --python")
         self.assertEqual(data["values"]["idle"], {"mpsshim": [0.0]})
         self.assertEqual(data["values"]["start"]["mpsshim"], [50.5])
-        self.assertIn("not reached: nbody 14336", out)
+        self.assertIn("; nbody 14336", out)
         self.assertTrue(self.daemon_has_ended())
 
     def test_without_nbody_its_rows_are_left_out(self):
@@ -211,6 +324,30 @@ class EndToEnd(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("no server knows it", err)
         self.assertTrue(self.daemon_has_ended())
+
+    def test_a_refusal_is_no_failure(self):
+        self.nvidia()
+        os.environ["FAKE_REFUSAL"] = "small"
+        arguments = ["--systems", "nvidia,mpsshim", "--only", "small64", "--quick", "--repetitions", "2"]
+        status, out, err = self.bench(*arguments)
+        self.assertEqual((status, self.results()["failures"]), (0, []), err)
+        self.assertEqual(out.count("small64 refused"), 1)
+        self.assertIn("| refused | 1,184,000 /s |", out)
+        self.assertIn("takes 60 clients", self.results()["refused"]["small64"]["nvidia"])
+
+    def test_clients_that_wait_for_their_beginning_end_when_one_fails(self):
+        os.environ["FAKE_FAIL"] = "empty"
+        status, _, err = self.bench("--systems", "native", "--only", "empty4", "--quick")
+        self.assertEqual(status, 1)
+        self.assertIn("native, empty4: microbench ended early with 1: it broke", err)
+
+    def test_what_was_measured_before_the_budget_was_spent_stays(self):
+        arguments = ["--systems", "native", "--only", "start", "--repetitions", "200", "--budget", "0.5"]
+        status, _, err = self.bench(*arguments)
+        self.assertIn("the budget is spent", err)
+        data = self.results()
+        self.assertLess(len(data["values"]["start"]["native"]), 200)
+        self.assertEqual((status, data["failures"], len(data["notes"])), (0, [], 1), err)
 
     def test_a_spent_budget_is_said(self):
         status, _, err = self.bench("--systems", "native", "--only", "start", "--budget", "-1")

@@ -69,12 +69,13 @@ def main():
     late = time.time() - begin
     while time.time() < begin:
         time.sleep(0.0005)
-    start, steps = time.perf_counter(), 0
+    start, cpu, steps = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - start < options.seconds:
         value = step()
         torch.cuda.synchronize()
         steps += 1
     took = time.perf_counter() - start
+    print(f"cpus={(time.process_time() - cpu) / took:.3f}")
     print(f"per_s={steps * each / took:.2f}")
     print(f"late_ms={max(0.0, late) * 1e3:.1f}")
     print(f"value={value.item():.5f}")
