@@ -44,8 +44,10 @@ pub struct ClientHello {
     pub active_thread_centipercent: u32,
     /// `CUDA_MPS_CLIENT_PRIORITY`, or -1 when not set.
     pub priority: i32,
+    /// 1: NVIDIA's MPS serves the client's own contexts.
+    pub nvidia_mps: u64,
     /// 0; later fields.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 /// What the server answers. `status` is a `CUresult`; when it is not 0 there are no descriptors.
@@ -82,6 +84,10 @@ pub struct Welcome {
     pub multiprocessors: [u32; MAX_DEVICES],
     /// Bytes of memory that it may have of each; 0: all.
     pub memory: [u64; MAX_DEVICES],
+    /// The client's share of active threads in hundredths of a percent.
+    pub active_thread_centipercent: u32,
+    /// The client's priority: 0 normal, 1 below normal.
+    pub priority: u32,
 }
 
 /// Packet on the session's socket that carries one descriptor for the ring message of the same token.

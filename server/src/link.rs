@@ -357,7 +357,8 @@ mod tests {
             mode: 0,
             active_thread_centipercent: 3300,
             priority: -1,
-            reserved: [0; 4],
+            nvidia_mps: 0,
+            reserved: [0; 3],
         }
     }
 

@@ -30,7 +30,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::mode::Mode;
 use crate::submit::{self, Session};
-use crate::{context, direct, genuine, memory, settings};
+use crate::{context, direct, genuine, memory, nvidia_mps, settings};
 
 /// How long a client waits for its server, which may only be starting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -109,6 +109,16 @@ pub fn will_be_direct() -> bool {
     }
     let mode = early.as_ref().map(|(_, _, (welcome, ..))| welcome.mode);
     mode == Some(DIRECT)
+}
+
+/// Where NVIDIA's MPS will serve this process, it is told what the server grants, before the genuine `cuInit`.
+pub fn hand_over_to_nvidia() {
+    if nvidia_mps::listens()
+        && will_be_direct()
+        && let Some((_, _, (welcome, ..))) = &*EARLY.lock()
+    {
+        nvidia_mps::hand_over(welcome);
+    }
 }
 
 fn early_or_new() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
@@ -224,7 +234,8 @@ fn open() -> io::Result<Option<OwnedFd>> {
     }
 }
 
-fn address_of(path: &Path) -> Option<libc::sockaddr_un> {
+/// The address of a socket; `None`: the path is too long for one.
+pub fn address_of(path: &Path) -> Option<libc::sockaddr_un> {
     // SAFETY: all zeroes is a valid address of no family.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -273,7 +284,8 @@ fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
             false => settings::active_thread_centipercent(),
         },
         priority: settings::client_priority(),
-        reserved: [0; 4],
+        nvidia_mps: nvidia_mps::listens().into(),
+        reserved: [0; 3],
     };
     shm::send_packet(socket.as_fd(), hello.as_bytes(), &[])
         .map_err(|error| Unwelcome::of_socket(&error))?;

@@ -44,6 +44,7 @@ mod marks_tests;
 mod memory;
 mod mode;
 mod module;
+mod nvidia_mps;
 mod objects;
 mod pool;
 mod pools;

@@ -133,6 +133,9 @@ pub unsafe extern "C" fn cu_init(flags: u32) -> CUresult {
 /// Chooses the mode and installs it. An error leaves the process undecided.
 fn decide(flags: u32) -> Result<(), CUresult> {
     let daemon = daemon_wanted();
+    if daemon {
+        connect::hand_over_to_nvidia();
+    }
     // In proxy mode too: the genuine driver's export tables are handed to the program, and work once it is
     // initialised. Nothing is made on the device by it.
     let driver = match genuine_init(flags) {

@@ -5,6 +5,13 @@ use mpsshim_proto::direct::{DIRECT, PROXY};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// Percentage of a device's multiprocessors, 0 to 100.
+pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// Device memory, as `0=1G,1=512MB`.
+pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// 0 normal, 1 below normal.
+pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
+
 /// The genuine driver's file, `MPSSHIM_CUDA_LIBRARY`.
 pub fn cuda_library() -> Option<PathBuf> {
     read("MPSSHIM_CUDA_LIBRARY").map(PathBuf::from)
@@ -41,23 +48,28 @@ pub fn percentage_per_context() -> bool {
         .is_some_and(|value| value != "0")
 }
 
-/// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
-pub fn memory_limits() -> Option<String> {
-    read("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").map(|value| value.to_string_lossy().into_owned())
+/// The folder of the socket of NVIDIA's control daemon, `CUDA_MPS_PIPE_DIRECTORY`.
+pub fn nvidia_pipe_directory() -> Option<OsString> {
+    read("CUDA_MPS_PIPE_DIRECTORY")
 }
 
-/// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in hundredths of a percent; 0 when not set or no percentage.
+/// [`PINNED_DEVICE_MEM_LIMIT`].
+pub fn memory_limits() -> Option<String> {
+    read(PINNED_DEVICE_MEM_LIMIT).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// [`ACTIVE_THREAD_PERCENTAGE`] in hundredths of a percent; 0 when not set or no percentage.
 pub fn active_thread_centipercent() -> u32 {
-    let percent = read("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    let percent = read(ACTIVE_THREAD_PERCENTAGE)
         .and_then(|value| value.to_str()?.trim().parse::<f64>().ok())
         .filter(|percent| *percent > 0.0 && *percent <= 100.0);
     // 33.3 is 3,330, though binary fractions only come near to it; a trace is not nothing.
     percent.map_or(0, |percent| ((percent * 100.0 + 1e-6) as u32).max(1))
 }
 
-/// `CUDA_MPS_CLIENT_PRIORITY`; -1 when not set or no number.
+/// [`CLIENT_PRIORITY`]; -1 when not set or no number.
 pub fn client_priority() -> i32 {
-    read("CUDA_MPS_CLIENT_PRIORITY")
+    read(CLIENT_PRIORITY)
         .and_then(|value| value.to_str()?.trim().parse().ok())
         .unwrap_or(-1)
 }

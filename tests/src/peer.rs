@@ -43,7 +43,8 @@ pub fn hello() -> ClientHello {
         mode: 0,
         active_thread_centipercent: 0,
         priority: -1,
-        reserved: [0; 4],
+        nvidia_mps: 0,
+        reserved: [0; 3],
     }
 }
 

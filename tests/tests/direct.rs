@@ -10,6 +10,8 @@ use programs::{DriverFolder, Running, finish, preloaded, succeed, well};
 use scene::{daemon, daemon_with, daemon_with_options};
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -54,9 +56,63 @@ fn a_program_runs_as_natively() {
     assert!(place.log("server.log").contains("Creating server context"));
 }
 
+/// NVIDIA's control daemon, as far as a program can tell before it connects.
+fn nvidia_listens(place: &Place) -> (UnixListener, PathBuf) {
+    let directory = place.pipe().join("nvidia");
+    std::fs::create_dir(&directory).expect("a folder");
+    let listener = UnixListener::bind(directory.join("control")).expect("a socket");
+    (listener, directory)
+}
+
+#[test]
+fn under_nvidia_s_mps_limits_are_handed_on_and_no_turns_are_taken() {
+    let environment = [
+        ("MPSSHIM_TURNS", "always"),
+        ("CUDA_MPS_CLIENT_PRIORITY", "1"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G"),
+    ];
+    let place = daemon_with_options(&["-d"], &environment);
+    let (_listener, directory) = nvidia_listens(&place);
+    let handed = |environment: &[(&str, &str)]| {
+        let mut command = direct(&place, env!("CARGO_BIN_EXE_limited"), &["handed"]);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", &directory);
+        succeed(command.envs(environment.iter().copied()))
+    };
+    let all = handed(&[("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "33.3")]);
+    let lines: Vec<&str> = all.lines().collect();
+    assert_eq!(lines[0], "ACTIVE_THREAD_PERCENTAGE: 33.30");
+    let (limit, uuid) = (lines[1], "PINNED_DEVICE_MEM_LIMIT: GPU-");
+    assert!(
+        limit.starts_with(uuid) && limit.ends_with("=1024M"),
+        "{all}"
+    );
+    assert_eq!(lines[2], "CLIENT_PRIORITY: 1");
+    assert!(lines[3].starts_with("launched "), "{all}");
+    // What a program says itself is left as it is.
+    let own = handed(&[("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=512M")]);
+    assert!(own.contains("PINNED_DEVICE_MEM_LIMIT: 0=512M\n"), "{own}");
+
+    let mut command = client(&place, &["work"]);
+    command.env("CUDA_MPS_PIPE_DIRECTORY", &directory);
+    let served = Running::start_until(&mut command, "busy");
+    let other = Running::start_until(&mut client(&place, &["work"]), "busy");
+    let log = place.log("server.log");
+    assert!(log.contains("NVIDIA's MPS serves process"), "{log}");
+    let rows = clients(&place);
+    assert_eq!(number(&rows[&served.pid()], "turns"), 0.0, "{rows:?}");
+    assert_eq!(number(&rows[&other.pid()], "turns"), 1.0, "{rows:?}");
+    // Without it, nothing is written into a program's environment.
+    let plain = succeed(&mut direct(
+        &place,
+        env!("CARGO_BIN_EXE_limited"),
+        &["handed"],
+    ));
+    assert!(plain.starts_with("ACTIVE_THREAD_PERCENTAGE: \n"), "{plain}");
+}
+
 #[test]
 fn programs_take_turns_and_both_go_on() {
-    let place = daemon();
+    let place = daemon_with_options(&["-d"], &[("MPSSHIM_TURNS", "always")]);
     let running: Vec<Running> = (0..2)
         .map(|_| Running::start_until(&mut client(&place, &["work"]), "busy"))
         .collect();

@@ -61,6 +61,11 @@ impl SharedPage {
         memory.limit.store(bytes, Ordering::Relaxed);
     }
 
+    /// The client takes no turns.
+    pub fn set_free(&self) {
+        self.page().turn.free.store(1, Ordering::Relaxed);
+    }
+
     /// Gives the client the turn; `false`: it does not wait for one any more.
     pub fn grant(&self, asked: Asked) -> bool {
         self.ask(asked);

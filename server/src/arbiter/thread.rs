@@ -227,6 +227,11 @@ impl Arbiting {
             let limit = memory_limit.get(&device);
             page.set_limit(device, limit.copied().unwrap_or(u64::MAX));
         }
+        if hello.nvidia_mps != 0 {
+            page.set_free();
+            let pid = who.pid;
+            tracing::info!("NVIDIA's MPS serves process {pid}, which takes no turns");
+        }
         let client = Client {
             info: ClientInfo {
                 session,
@@ -255,6 +260,8 @@ impl Arbiting {
         welcome.mode = Mode::Direct.number();
         welcome.session = client.info.session;
         welcome.segment_len = PAGE_LEN as u64;
+        welcome.active_thread_centipercent = client.terms.threads.hundredths();
+        welcome.priority = client.terms.priority;
         welcome.device_count = self.devices.len() as u32;
         for (to, uuid) in welcome.devices.iter_mut().zip(&self.devices) {
             *to = *uuid;

@@ -80,6 +80,8 @@ pub fn refusal(status: CUresult) -> Welcome {
         devices: [[0; 16]; MAX_DEVICES],
         multiprocessors: [0; MAX_DEVICES],
         memory: [0; MAX_DEVICES],
+        active_thread_centipercent: 0,
+        priority: 0,
     }
 }
 
@@ -97,7 +99,8 @@ mod tests {
             mode: 0,
             active_thread_centipercent: 0,
             priority: -1,
-            reserved: [0; 4],
+            nvidia_mps: 0,
+            reserved: [0; 3],
         };
         hello.as_bytes().to_vec()
     }

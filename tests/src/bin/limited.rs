@@ -7,6 +7,7 @@
 //! - `limited allocate BYTES`: for each way to allocate, how many pieces of so many bytes there are until one is refused,
 //!   and with what; at most [`MOST`];
 //! - `limited ends BYTES`: how much is used after pieces of so many bytes have ended in one way or the other;
+//! - `limited handed`: what NVIDIA's variables are set to, and whether a kernel runs;
 //! - `limited hold BYTES`: holds a piece until its input ends.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
@@ -53,6 +54,18 @@ fn multiprocessors() -> Status<c_int> {
     let attribute = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     cu!(cuDeviceGetAttribute, &mut count, attribute, 0 as CUdevice).ok()?;
     Ok(count)
+}
+
+fn handed() -> Status {
+    for name in [
+        "ACTIVE_THREAD_PERCENTAGE",
+        "PINNED_DEVICE_MEM_LIMIT",
+        "CLIENT_PRIORITY",
+    ] {
+        let value = std::env::var(format!("CUDA_MPS_{name}"));
+        println!("{name}: {}", value.unwrap_or_default());
+    }
+    places()
 }
 
 fn show() -> Status {
@@ -423,8 +436,11 @@ fn main() -> ExitCode {
                 Some("contexts") => contexts(&arguments[1..]),
                 Some("allocate") => allocate(arguments[1].parse().expect("bytes")),
                 Some("ends") => ends(arguments[1].parse().expect("bytes")),
+                Some("handed") => handed(),
                 Some("hold") => hold(arguments[1].parse().expect("bytes")),
-                _ => panic!("show, where, contexts PERCENT..., allocate, ends or hold BYTES"),
+                _ => {
+                    panic!("show, where, handed, contexts PERCENT..., allocate, ends or hold BYTES")
+                }
             });
     match done {
         Ok(()) => ExitCode::SUCCESS,

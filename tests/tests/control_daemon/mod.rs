@@ -318,7 +318,8 @@ pub fn hello(protocol: u32) -> Vec<u8> {
         mode: 0,
         active_thread_centipercent: 0,
         priority: -1,
-        reserved: [0; 4],
+        nvidia_mps: 0,
+        reserved: [0; 3],
     };
     hello.as_bytes().to_vec()
 }
