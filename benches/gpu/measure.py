@@ -36,20 +36,21 @@ def parse_nbody(text):
 class Bench:
     """The measurements, each a method that runs on one system and returns row key -> value."""
 
-    def __init__(self, processes, microbench, nbody, quick=False, python=None):
+    def __init__(self, processes, microbench, nbody, python, quick, reasons):
         self.processes = processes
         self.python = python
         self.microbench = microbench and os.path.abspath(microbench)
         self.nbody = nbody and os.path.abspath(nbody)
         self.quick = quick
+        self.reasons = reasons  # Program -> why there is none.
 
     def possible(self, name):
         """Why a measurement cannot run here, or None."""
         if name.startswith("nbody"):
-            return None if self.nbody else "no --nbody"
+            return self.reasons.get("nbody")
         if name.startswith(("bert", "train")):
-            return None if self.python else "no --python"
-        return None if self.microbench else "no --microbench"
+            return self.reasons.get("python")
+        return self.reasons.get("microbench")
 
     def run(self, name, system):
         if name.startswith("small"):

@@ -53,11 +53,18 @@ class Report:
         print(f"{measurement}: left out, {why}", file=sys.stderr)
         self.left_out[measurement] = str(why)
 
+    def note(self, text):
+        print(text, file=sys.stderr)
+        self.notes.append(text)
+
     def stop(self, round_number, measurements):
         """The time was over before these measurements of a round. Only what was never measured is a failure."""
         text = f"left out of round {round_number}, the budget is spent: {', '.join(measurements)}"
-        print(text, file=sys.stderr)
-        (self.failures if round_number == 1 else self.notes).append(text)
+        if round_number > 1:
+            self.note(text)
+        else:
+            print(text, file=sys.stderr)
+            self.failures.append(text)
 
     def fail(self, system, measurement, failure):
         text = f"{systems.SYSTEM_TITLES[system]}, {measurement}: {failure}"
@@ -77,14 +84,14 @@ class Report:
                 refused = self.refused.get(row.key, {})
                 yield row, row.reached(self.median, lambda system, refused=refused: system in refused)
 
-    def cell(self, row, system):
-        """The median, and the least and the greatest of the rounds where they differ."""
+    def cell(self, row, system, spread=True):
+        """The median; with `spread` the least and the greatest of the rounds too where they differ."""
         values = self.values.get(row.key, {}).get(system)
         if not values:
             return "refused" if system in self.refused.get(row.key, {}) else "–"
-        text = f"{row.number(statistics.median(values))} {row.unit}"
+        text = table.with_unit(row.number(statistics.median(values)), row.unit)
         least, greatest = row.number(min(values)), row.number(max(values))
-        return text if least == greatest else f"{text} ({least}–{greatest})"
+        return text if least == greatest or not spread else f"{text} ({least}–{greatest})"
 
     def markdown(self):
         lines = ["| | " + " | ".join(systems.SYSTEM_TITLES[s] for s in self.systems) + " | to reach | |"]

@@ -11,16 +11,23 @@ and named.
 """
 
 import argparse
+import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 
 import measure
+import plot
 import report as reports
 import systems
 import table
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SOURCE = os.path.join(ROOT, "benches", "cuda", "microbench.cu")
 
 
 def comma_list(known):
@@ -36,19 +43,27 @@ def comma_list(known):
 
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--build", default="target/release", help="where libmpsshim.so, mps-control and mps-server are")
-    parser.add_argument("--microbench", help="compiled benches/cuda/microbench.cu")
-    parser.add_argument("--nbody", help="an nbody binary; its rows are left out without it")
-    parser.add_argument("--results", default="docs/results", help="where the .json and .md files go (%(default)s)")
+    parser.add_argument(
+        "--build",
+        default=os.path.join(ROOT, "target", "release"),
+        help="where libmpsshim.so, mps-control and mps-server are (target/release)",
+    )
+    parser.add_argument("--microbench", help="compiled benches/cuda/microbench.cu (compiled into BUILD with nvcc)")
+    parser.add_argument("--nbody", help="an nbody binary (ours in BUILD)")
+    parser.add_argument(
+        "--results",
+        default=os.path.join(ROOT, "docs", "results"),
+        help="where the .json, .md and .svg files go (docs/results)",
+    )
     parser.add_argument(
         "--only",
         type=comma_list(table.MEASUREMENTS),
         default=table.by_importance(table.MEASUREMENTS),
         help=f"of {','.join(table.MEASUREMENTS)}; measured in the order given",
     )
-    parser.add_argument("--python", help="a python with PyTorch and transformers; its rows are left out without it")
+    parser.add_argument("--python", help="a python with PyTorch and transformers (the one that runs this)")
     names = list(systems.SYSTEM_TITLES)
-    parser.add_argument("--systems", type=comma_list(names), default=names, help=f"of {','.join(names)}")
+    parser.add_argument("--systems", type=comma_list(names), help=f"of {','.join(names)} (those that are there)")
     parser.add_argument("--repetitions", type=int, default=None, help="rounds (3; 1 with --quick)")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, one round")
     parser.add_argument(
@@ -66,9 +81,61 @@ def parse_arguments(arguments):
         path = getattr(options, name)
         if path and not os.access(path, os.X_OK):
             parser.error(f"--{name} {path}: no such program")
-    if not (options.microbench or options.nbody or options.python):
-        parser.error("give at least one of --microbench, --nbody and --python")
+    options.given = options.systems is not None
+    if not options.given:
+        options.systems = names
     return options
+
+
+def nvcc():
+    """The CUDA compiler's path, or None."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    return shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", "")] + [f"{h}/bin" for h in homes if h]))
+
+
+def compile_microbench(to):
+    """Compiles microbench.cu; the reason why not, or None."""
+    compiler = nvcc()
+    if compiler is None:
+        return "no --microbench, and no nvcc to compile it"
+    print(f"compiling {to}", file=sys.stderr)
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    said = ""
+    # For the GPU of this machine; for any when the compiler is too old to find out.
+    for architecture in (["-arch=native"], []):
+        command = [compiler, "-O2", "-std=c++17", *architecture, SOURCE, "-o", to + ".new"]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode == 0:
+            os.replace(to + ".new", to)
+            return None
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+    return f"no --microbench, and {compiler} ended with {done.returncode}: {said}"
+
+
+def find_programs(options):
+    """Completes the options with what is there; program -> why it is not."""
+    reasons = {}
+    if not options.microbench:
+        path = os.path.join(options.build, "microbench")
+        current = os.access(path, os.X_OK) and os.path.getmtime(path) >= os.path.getmtime(SOURCE)
+        reason = None if current else compile_microbench(path)
+        if reason is None:
+            options.microbench = path
+        else:
+            reasons["microbench"] = reason
+    if not options.nbody:
+        path = os.path.join(options.build, "nbody")
+        if os.access(path, os.X_OK):
+            options.nbody = path
+        else:
+            reasons["nbody"] = f"no --nbody, and no {path}"
+    if not options.python:
+        lacking = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+        if lacking:
+            reasons["python"] = f"no --python, and {sys.executable} has no {' and no '.join(lacking)}"
+        else:
+            options.python = sys.executable
+    return reasons
 
 
 def start_systems(options, usable, bench, report):
@@ -83,8 +150,12 @@ def start_systems(options, usable, bench, report):
                 finally:
                     bench.release([holder])
         except systems.Failure as failure:
-            report.fail(system.name, "start", failure)
-            systems.show_log(system)
+            if isinstance(failure, systems.Missing) and not options.given:
+                report.note(f"{systems.SYSTEM_TITLES[system.name]} left out: {failure}")
+                report.systems.remove(system.name)
+            else:
+                report.fail(system.name, "start", failure)
+                systems.show_log(system)
             system.stop()
             usable.remove(system)
 
@@ -131,9 +202,14 @@ def main(arguments):
     # A stop from outside must still end every daemon and client.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    report = reports.Report(options.systems, options.only, reports.about(arguments, options.repetitions))
+    reasons = find_programs(options)
+    report = reports.Report(list(options.systems), options.only, reports.about(arguments, options.repetitions))
     processes = systems.Processes()
-    bench = measure.Bench(processes, options.microbench, options.nbody, options.quick, options.python)
+    programs = {name: getattr(options, name) for name in ("microbench", "nbody", "python")}
+    bench = measure.Bench(processes, **programs, quick=options.quick, reasons=reasons)
+    if not any(bench.possible(measurement) is None for measurement in options.only):
+        print("\n".join(["nothing can be measured:", *reasons.values()]), file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="mpsbench-") as directory:
         usable = [systems.make_system(name, processes, directory, options.build) for name in options.systems]
         try:
@@ -148,7 +224,12 @@ def main(arguments):
     print(report.markdown())
     if cpus := report.cpu_table():
         print(f"\n{cpus}")
-    print(f"\nwritten to {report.save(options.results)}.md and .json")
+    stem = report.save(options.results)
+    print(f"\nwritten to {stem}.md and .json")
+    if reason := plot.missing():
+        print(f"no plots: {reason}; where it is, benches/gpu/plot.py {stem}.json draws them")
+    else:
+        print("\n".join(plot.draw(stem + ".json")))
     missed = [row.title for row, reached in report.rows() if reached is False]
     if missed:
         print("not reached: " + "; ".join(missed))

@@ -24,6 +24,10 @@ class Failure(Exception):
     """A measurement or a system that did not work; the message goes into the report."""
 
 
+class Missing(Failure):
+    """A system that is not installed."""
+
+
 class Refused(Failure):
     """A system does not take so many clients."""
 
@@ -216,7 +220,7 @@ class Daemon(System):
 
     def start(self):
         if not shutil.which(self.control):
-            raise Failure(f"there is no {self.control}")
+            raise Missing(f"there is no {self.control}")
         os.makedirs(self.pipe)
         os.makedirs(self.log)
         self.running = True

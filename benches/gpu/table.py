@@ -5,6 +5,10 @@ import dataclasses
 from systems import SYSTEM_TITLES
 
 
+def with_unit(number, unit):
+    return number + unit if unit.startswith("/") else f"{number} {unit}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A bound for mpsshim's value: a number, or so many times another value of the same run.
@@ -19,7 +23,7 @@ class Target:
 
     def text(self, unit):
         if self.system is None and self.row is None:
-            return f"{self.kind} {self.number:,g} {unit}"
+            return f"{self.kind} {with_unit(f'{self.number:,g}', unit)}"
         if self.row is not None:
             base = "its own alone"
         else:
