@@ -13,7 +13,8 @@
 //!       +---------------------------------------- GIVING
 //! ```
 //!
-//! From any state the server may go to TERMINATED, which stays.
+//! From any state the server may go to TERMINATED, which stays. A client whose connection has ended otherwise leaves the
+//! page in GONE and asks the daemon for another session, with a page of its own.
 //!
 //! From HELD the client gives the turn up by itself when [`Turn::asked`] says so: it stops submitting (GIVING), waits for
 //! its work, and is IDLE, or WANTS again if a thread waits at the gate. Whoever changes what the other waits for wakes it:
@@ -41,6 +42,8 @@ pub const GIVING: u32 = 3;
 
 /// [`Turn::state`]: the server has ended the session; the client may submit nothing any more.
 pub const TERMINATED: u32 = 4;
+/// [`Turn::state`]: the server has gone, says the client to its own threads; nobody writes the page any more.
+pub const GONE: u32 = 5;
 
 /// [`Turn::asked`]: nobody else wants a turn.
 pub const NOT_ASKED: u32 = 0;

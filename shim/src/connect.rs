@@ -4,7 +4,8 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,10 +39,52 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const REPLACEMENT: Duration = Duration::from_secs(5);
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The same for one that goes on without a server meanwhile.
+const LONG_REPLACEMENT: Duration = Duration::from_secs(15);
+const LONG_PAUSE: Duration = Duration::from_millis(100);
+
+/// How this process gets a session.
+struct Way {
+    socket: PathBuf,
+    hello: ClientHello,
+    /// For how long it tries again, and how long it pauses before.
+    tries: (Duration, Duration),
+}
+
+/// How a process in direct mode gets the next session: as it got the first, whatever has become of its environment, which the
+/// program may be changing just then.
+static WAY: OnceLock<Way> = OnceLock::new();
+
+impl Way {
+    fn first() -> Way {
+        Way {
+            socket: control_socket(),
+            hello: hello(),
+            tries: (REPLACEMENT, PAUSE),
+        }
+    }
+
+    /// In direct mode whatever the next server is set to: that can be changed no more.
+    fn next(self) -> Way {
+        let hello = ClientHello {
+            mode: DIRECT,
+            ..self.hello
+        };
+        Way {
+            hello,
+            tries: (LONG_REPLACEMENT, LONG_PAUSE),
+            ..self
+        }
+    }
+}
+
+fn control_socket() -> PathBuf {
+    settings::pipe_directory().join("control")
+}
 
 /// Whether a daemon listens in the pipe directory.
 pub fn daemon_reachable() -> bool {
-    matches!(open(), Ok(Some(_)))
+    matches!(open(&control_socket()), Ok(Some(_)))
 }
 
 /// Opens a session. `None`: there is no daemon after all, and the program runs on the genuine driver.
@@ -57,15 +100,9 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
     let count = (welcome.device_count as usize).min(MAX_DEVICES);
     if welcome.mode == DIRECT {
         let own = own_devices();
-        let devices = device_map(&welcome.devices[..count], own.as_deref());
-        direct::begin(&segment, doorbell, socket, devices)
+        begin_direct(socket, (welcome, segment, doorbell), own.as_deref())
             .map_err(|reason| refuse(format_args!("{reason}")))?;
         each_limit(own.as_deref().unwrap_or_default(), direct::lower_limit);
-        tracing::info!(
-            session = welcome.session,
-            server = welcome.server_pid,
-            "connected, in direct mode"
-        );
         return Ok(Some(Mode::Direct));
     }
     let mapping = Mapping::new(segment.as_fd(), SEGMENT_LEN)
@@ -92,6 +129,39 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
     Ok(Some(Mode::Proxy))
 }
 
+/// Takes a session in direct mode.
+fn begin_direct(
+    socket: OwnedFd,
+    (welcome, page, doorbell): Welcomed,
+    own: Option<&[CUuuid]>,
+) -> Result<(), String> {
+    let count = (welcome.device_count as usize).min(MAX_DEVICES);
+    let devices = device_map(&welcome.devices[..count], own);
+    direct::begin(&page, doorbell, socket, devices)?;
+    tracing::info!(
+        session = welcome.session,
+        server = welcome.server_pid,
+        "connected, in direct mode"
+    );
+    Ok(())
+}
+
+/// Opens the next session of a process in direct mode whose server has gone. The daemon starts another one.
+///
+/// # Errors
+/// Why there is none, in words: there is no daemon, or it refuses.
+pub fn renew() -> Result<(), String> {
+    let way = WAY.get().ok_or("there was none before")?;
+    match welcomed(way) {
+        Ok(Some((_, (welcome, ..)))) if welcome.mode != DIRECT => {
+            Err("the next server has no direct mode".into())
+        }
+        Ok(Some((socket, welcomed))) => begin_direct(socket, welcomed, own_devices().as_deref()),
+        Ok(None) => Err("there is no daemon".into()),
+        Err(status) => Err(format!("no session: {status}")),
+    }
+}
+
 /// A session that was opened before `cuInit`, and the process that did: a forked child must not use it.
 static EARLY: Mutex<Option<(u32, OwnedFd, Welcomed)>> = Mutex::new(None);
 
@@ -101,7 +171,7 @@ pub fn will_be_direct() -> bool {
     let mut early = EARLY.lock();
     let own = std::process::id();
     if early.as_ref().is_none_or(|(process, ..)| *process != own) {
-        *early = match welcomed() {
+        *early = match first() {
             Ok(Some((socket, welcomed))) => Some((own, socket, welcomed)),
             // cuInit will say why.
             Ok(None) | Err(_) => None,
@@ -121,21 +191,34 @@ pub fn hand_over_to_nvidia() {
     }
 }
 
+/// The first session of this process.
+fn first() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
+    let way = Way::first();
+    let opened = welcomed(&way)?;
+    if let Some((_, (welcome, ..))) = &opened
+        && welcome.mode == DIRECT
+    {
+        WAY.get_or_init(|| way.next());
+    }
+    Ok(opened)
+}
+
 fn early_or_new() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
     match EARLY.lock().take() {
         Some((process, socket, early)) if process == std::process::id() => {
             Ok(Some((socket, early)))
         }
-        _ => welcomed(),
+        _ => first(),
     }
 }
 
 /// A connection and what it was welcomed with; `None` when nobody listens. Handed to a server that is just ending,
 /// it asks the daemon anew: there will be another server.
-fn welcomed() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
+fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
+    let (patience, pause) = way.tries;
     let began = Instant::now();
     loop {
-        let socket = match open() {
+        let socket = match open(&way.socket) {
             Ok(Some(socket)) => socket,
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -143,11 +226,11 @@ fn welcomed() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
                 return Err(CUDA_ERROR_MPS_CONNECTION_FAILED);
             }
         };
-        match greet(&socket) {
+        match greet(&socket, &way.hello) {
             Ok(welcomed) => return Ok(Some((socket, welcomed))),
-            Err(Unwelcome::ServerEnding(status)) if began.elapsed() < REPLACEMENT => {
+            Err(Unwelcome::ServerEnding(status)) if began.elapsed() < patience => {
                 tracing::info!(%status, "the server is ending; trying again");
-                thread::sleep(PAUSE);
+                thread::sleep(pause);
             }
             Err(Unwelcome::ServerEnding(status) | Unwelcome::Final(status)) => {
                 tracing::error!(%status, "no session");
@@ -191,9 +274,8 @@ fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
 }
 
 /// A connection; `None` when nobody listens.
-fn open() -> io::Result<Option<OwnedFd>> {
-    let path = settings::pipe_directory().join("control");
-    let Some(address) = address_of(&path) else {
+fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let Some(address) = address_of(path) else {
         tracing::warn!(path = %path.display(), "too long for a socket: taken for no daemon");
         return Ok(None);
     };
@@ -271,9 +353,9 @@ fn set_timeout(socket: &OwnedFd, option: libc::c_int, timeout: Duration) -> io::
     }
 }
 
-/// Sends the hello and takes the welcome with its descriptors: segment and doorbell.
-fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
-    let hello = ClientHello {
+/// What this process says of itself.
+fn hello() -> ClientHello {
+    ClientHello {
         magic: MAGIC_CLIENT,
         protocol: PROTOCOL_VERSION,
         table_hash: table::fingerprint(),
@@ -286,7 +368,11 @@ fn greet(socket: &OwnedFd) -> Result<Welcomed, Unwelcome> {
         priority: settings::client_priority(),
         nvidia_mps: nvidia_mps::listens().into(),
         reserved: [0; 3],
-    };
+    }
+}
+
+/// Sends the hello and takes the welcome with its descriptors: segment and doorbell.
+fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
     shm::send_packet(socket.as_fd(), hello.as_bytes(), &[])
         .map_err(|error| Unwelcome::of_socket(&error))?;
     let mut welcome = Welcome::new_zeroed();

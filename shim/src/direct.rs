@@ -1,69 +1,25 @@
 //! Direct mode: the program runs on the genuine driver with contexts of its own. The server says when it may submit
-//! ([`turn`]) and how much memory it may hold ([`memory`]).
+//! ([`turn`]) and how much memory it may hold ([`memory`]). When the server goes, the program goes on ([`session`]).
 //!
 //! Every slot leads to the genuine function, except the entry points that these modules wrap and those that submit work,
 //! which have a gate in front ([`crate::exports`]). docs/design/0012-direct-mode.md says why it is done so.
 
 mod contexts;
 mod memory;
+mod session;
 mod turn;
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
-
-use mpsshim_proto::direct::{PAGE_LEN, Page};
-use mpsshim_proto::shm::{self, Doorbell, Mapping};
 
 use crate::exports::Target;
 use crate::genuine;
 
+use session::direct;
+
 pub use memory::lower_limit;
+pub use session::begin;
 pub use turn::pass;
-
-/// What there is of a server in this process.
-#[derive(Debug)]
-struct Direct {
-    page: &'static Page,
-    doorbell: Doorbell,
-    socket: OwnedFd,
-    /// For each device of the program's the server's ordinal.
-    devices: Vec<Option<u32>>,
-}
-
-static DIRECT: OnceLock<Direct> = OnceLock::new();
-
-/// Takes the page of a new session.
-///
-/// # Errors
-/// The page cannot be mapped, or is not as it should be.
-pub fn begin(
-    page: &OwnedFd,
-    doorbell: OwnedFd,
-    socket: OwnedFd,
-    devices: Vec<Option<u32>>,
-) -> Result<(), String> {
-    if !shm::is_sealed(page.as_fd(), PAGE_LEN as u64) {
-        return Err("the page is not as it should be".into());
-    }
-    let mapping = Mapping::new(page.as_fd(), PAGE_LEN)
-        .map_err(|error| format!("the page cannot be mapped: {error}"))?;
-    let base = mapping.base();
-    // It lives as long as the process.
-    std::mem::forget(mapping);
-    let _ = DIRECT.set(Direct {
-        // SAFETY: a mapping of PAGE_LEN bytes, sealed against shrinking and never unmapped; Page is all atomics.
-        page: unsafe { &*base.cast::<Page>() },
-        doorbell: Doorbell::from_fd(doorbell),
-        socket,
-        devices,
-    });
-    Ok(())
-}
-
-/// The session of this process; `None` in any other mode.
-fn direct() -> Option<&'static Direct> {
-    DIRECT.get()
-}
 
 /// The server's ordinal of a device of the program's.
 fn server_device(ordinal: i32) -> Option<usize> {
@@ -99,9 +55,12 @@ pub fn submits(symbol: &str) -> bool {
     SUBMITTING.iter().any(|prefix| symbol.starts_with(prefix))
 }
 
-/// The thread that gives turns up.
+/// The threads that give turns up and see the server go.
 pub fn start() {
-    turn::start();
+    if let Some(direct) = direct() {
+        turn::start(direct);
+        session::watch(direct);
+    }
 }
 
 /// In a child that was forked: the session is the parent's, and nobody says when this process may submit.

@@ -180,24 +180,139 @@ fn threads_and_children_of_a_program() {
     drop(busy);
 }
 
+/// The process id of the one server.
+fn server(place: &Place) -> i32 {
+    let server = place.control(&["get_server_list"]).out;
+    server.trim().parse().expect("one server")
+}
+
+fn kill_process(pid: i32) {
+    let pid = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("kill");
+}
+
+/// Kills the server, and waits until so many clients have come to the next one.
+fn kill_server(place: &Place, count: usize) {
+    let before = server(place).to_string();
+    kill_process(server(place));
+    // As long as it takes to start a server on a machine with much to do.
+    let until = Instant::now() + Duration::from_secs(60);
+    let back = || {
+        let rows = clients(place);
+        rows.len() == count && rows.values().all(|row| row["server"] != before)
+    };
+    while !back() {
+        assert!(Instant::now() < until, "{:?}", clients(place));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Turns of each of these programs; 0 for one that is not there.
+fn turns(place: &Place, running: &[Running]) -> Vec<f64> {
+    let rows = clients(place);
+    let of = |process: &Running| {
+        let row = rows.get(&process.pid());
+        row.map_or(0.0, |row| number(row, "turns"))
+    };
+    running.iter().map(of).collect()
+}
+
 #[test]
-fn without_the_server_a_program_goes_on() {
+fn programs_outlive_their_servers() {
     let place = daemon();
-    let mut running: Vec<Running> = (0..2)
+    let mut holds = Running::start_until(
+        &mut direct(&place, env!("CARGO_BIN_EXE_limited"), &["hold", "67108864"]),
+        "ready",
+    );
+    let running: Vec<Running> = (0..2)
+        .map(|_| Running::start_until(&mut client(&place, &["work"]), "busy"))
+        .collect();
+    for _ in 0..2 {
+        wait_until("all have had turns", || {
+            turns(&place, &running).iter().all(|turns| *turns >= 3.0)
+        });
+        kill_server(&place, 3);
+        // At least what a program holds through all rounds.
+        let rows = clients(&place);
+        assert_eq!(number(&rows[&holds.pid()], "memory"), 67_108_864.0);
+        for process in &running {
+            let row = &rows[&process.pid()];
+            assert_eq!(row["mode"], "direct");
+            assert!(number(row, "memory") >= 524_288.0, "{row:?}");
+        }
+    }
+    wait_until("all have turns of the third server", || {
+        turns(&place, &running).iter().all(|turns| *turns >= 3.0)
+    });
+    // Rounds check their results.
+    succeed(&mut client(&place, &["work", "5"]));
+    for process in running {
+        process.kill();
+    }
+    holds.hang_up();
+    wait_until("nothing is left", || clients(&place).is_empty());
+    succeed(&mut client(&place, &["work", "5"]));
+}
+
+#[test]
+fn a_program_that_ends_without_its_server_ends_well() {
+    let place = daemon();
+    let running: Vec<Running> = (0..2)
         .map(|_| Running::start_until(&mut client(&place, &["work", "600"]), "busy"))
         .collect();
-    let server = place.control(&["get_server_list"]).out;
-    let server = server.trim().parse().expect("one server");
-    let killed = nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(server),
-        nix::sys::signal::Signal::SIGKILL,
-    );
-    killed.expect("kill");
-    let began = Instant::now();
-    for process in running.drain(..) {
+    kill_process(server(&place));
+    for process in running {
         well(&process.finish(Duration::from_secs(60)));
     }
-    assert!(began.elapsed() < Duration::from_secs(60));
+    wait_until("nothing is left", || clients(&place).is_empty());
+}
+
+#[test]
+fn without_a_daemon_a_program_goes_on() {
+    let place = daemon();
+    let running: Vec<Running> = (0..2)
+        .map(|_| Running::start_until(&mut client(&place, &["work", "600"]), "busy"))
+        .collect();
+    let server = server(&place);
+    kill_process(place.daemon_pid() as i32);
+    kill_process(server);
+    for process in running {
+        well(&process.finish(Duration::from_secs(60)));
+    }
+}
+
+#[test]
+fn programs_do_not_hold_up_the_end_of_the_daemon() {
+    let place = daemon();
+    let running: Vec<Running> = (0..2)
+        .map(|_| Running::start_until(&mut client(&place, &["work", "600"]), "busy"))
+        .collect();
+    let began = Instant::now();
+    let done = place.control(&["quit", "-t", "0"]);
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    for process in running {
+        well(&process.finish(Duration::from_secs(60)));
+    }
+    // Each asked once more at most: it was told that the daemon ends.
+    let log = place.log("control.log");
+    let came = log.matches("NEW CLIENT").count();
+    let refused = log.matches("the daemon is shutting down").count();
+    assert!(came == 2 && refused <= 2, "{log}");
+}
+
+#[test]
+fn only_the_parent_comes_back() {
+    let place = daemon();
+    let mut parent = Running::start_until(&mut client(&place, &["beside"]), "busy");
+    kill_server(&place, 1);
+    assert!(clients(&place).contains_key(&parent.pid()));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(clients(&place).len(), 1);
+    // Its end is seen though the child lives.
+    kill_process(parent.pid() as i32);
+    wait_until("nothing is left", || clients(&place).is_empty());
+    parent.hang_up();
 }
 
 #[test]
@@ -222,5 +337,7 @@ fn the_operator_ends_a_program() {
         "{}",
         done.err
     );
+    // It did not come back.
+    assert_eq!(place.log("control.log").matches("NEW CLIENT").count(), 1);
     succeed(&mut client(&place, &["work", "3"]));
 }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use mpsshim_proto::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUresult};
 use parking_lot::Mutex;
 
-use super::{Genuine, direct, memory, server_device, turn, wrappers};
+use super::{Genuine, memory, server_device, turn, wrappers};
 
 /// Contexts by handle. Held while one is destroyed and while all are drained.
 static CONTEXTS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -40,13 +40,8 @@ fn add_made(status: CUresult, context: *mut u64, device: CUdevice) -> CUresult {
 
 /// The program uses a device from now on.
 fn use_device(device: CUdevice) {
-    use std::sync::atomic::Ordering;
-    if let (Some(direct), Some(server)) = (direct(), server_device(device)) {
-        let devices = &direct.page.turn.devices;
-        let bit = 1 << server;
-        if devices.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-            turn::renew();
-        }
+    if let Some(server) = server_device(device) {
+        turn::use_device(server);
     }
 }
 

@@ -12,13 +12,15 @@ mod physical;
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::direct::Page;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::Mutex;
 
-use self::account::{Account, Charge};
+use self::account::{Account, Charge, Slot};
 use self::blocks::{Block, Blocks, Freed, Owner};
 use self::graphs::Graphs;
 use self::physical::Physicals;
@@ -26,6 +28,9 @@ use super::{contexts, direct, server_device, wrappers};
 
 /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of this process, by the server's ordinal; the server's own limit is in the page.
 static LOWERED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(u64::MAX) }; MAX_DEVICES];
+
+/// Where is counted, by the server's ordinal.
+static SLOTS: OnceLock<Vec<Slot>> = OnceLock::new();
 
 static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 static PHYSICALS: Mutex<Physicals> = Mutex::new(Physicals::new());
@@ -36,11 +41,19 @@ static POOLS: Mutex<Vec<(u64, Option<CUdevice>)>> = Mutex::new(Vec::new());
 /// What the driver hands out in pieces of, for a program's small allocations.
 const GRAIN: u64 = 512;
 
+/// Counts in this page from now on, beginning with what is held.
+pub fn count_in(page: &'static Page) {
+    let slots = SLOTS.get_or_init(|| page.memory.iter().map(Slot::new).collect());
+    for (slot, memory) in slots.iter().zip(&page.memory) {
+        slot.move_to(memory);
+    }
+}
+
 /// The account of a device of the program's; `None` if the server does not have it.
 fn account(device: CUdevice) -> Option<Account> {
     let server = server_device(device)?;
     Some(Account {
-        page: direct()?.page.memory.get(server)?,
+        slot: SLOTS.get()?.get(server)?,
         lowered: LOWERED.get(server)?,
     })
 }

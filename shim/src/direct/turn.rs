@@ -1,23 +1,24 @@
 //! Turns: the gate in front of what submits work, and the thread that gives a turn up.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUresult};
-use mpsshim_proto::direct::{GIVING, HELD, IDLE, NOT_ASKED, NOW, TERMINATED, WANTS};
+use mpsshim_proto::direct::{GIVING, GONE, HELD, IDLE, NOT_ASKED, NOW, TERMINATED, WANTS};
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
-use std::os::fd::AsFd;
 
-use super::{Direct, contexts, direct};
+use super::contexts;
+use super::session::{Direct, direct, set_current};
 use crate::exports::{self, GATE, SUBMISSIONS};
 use crate::thread;
 
-/// Held while the gate is opened or closed.
+/// Held while the gate is opened or closed, and while one session follows another.
 static GATE_KEEPER: Mutex<()> = Mutex::new(());
 /// Threads at the gate.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-/// How often a thread at the gate looks whether the server is still there.
+/// Between two looks at a turn that is asked for and not held.
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two looks at what the program does while others wait.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -28,21 +29,13 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// Waits for the turn; gives the genuine function of the symbol with this index. Called by the gates.
 pub extern "C" fn pass(index: usize) -> *const () {
-    let Some(direct) = direct() else {
-        return exports::behind(index);
-    };
-    if GATE.load(Ordering::Acquire) == 0 {
-        WAITING.fetch_add(1, Ordering::SeqCst);
-        while GATE.load(Ordering::Acquire) == 0 {
-            if direct.page.turn.state.0.load(Ordering::SeqCst) == TERMINATED {
-                WAITING.fetch_sub(1, Ordering::SeqCst);
-                return terminated as *const ();
-            }
-            wait(direct);
-        }
-        WAITING.fetch_sub(1, Ordering::SeqCst);
+    WAITING.fetch_add(1, Ordering::SeqCst);
+    let may_submit = wait();
+    WAITING.fetch_sub(1, Ordering::SeqCst);
+    match may_submit {
+        true => exports::behind(index),
+        false => terminated as *const (),
     }
-    exports::behind(index)
 }
 
 /// Stands in for an entry point of any signature: it reads no argument.
@@ -50,40 +43,78 @@ extern "C" fn terminated() -> CUresult {
     CUDA_ERROR_MPS_CLIENT_TERMINATED
 }
 
-/// One step on the way to a turn.
-fn wait(direct: &Direct) {
-    let turn = &direct.page.turn;
-    let state = &turn.state.0;
-    if turn.free.load(Ordering::Relaxed) != 0 || turn.devices.load(Ordering::Relaxed) == 0 {
-        // No turns are taken, or none of the server's devices is used (yet).
-        return open(state, false);
+/// Until the calling thread may submit; `false`: it may no more.
+fn wait() -> bool {
+    while GATE.load(Ordering::Acquire) == 0 {
+        // Another one when the server has gone.
+        let Some(direct) = direct() else { return true };
+        let turn = &direct.page.turn;
+        let state = &turn.state.0;
+        match state.load(Ordering::SeqCst) {
+            TERMINATED => return false,
+            // None of the server's devices is used (yet).
+            _ if turn.devices.load(Ordering::Relaxed) == 0 => return true,
+            _ if turn.free.load(Ordering::Relaxed) != 0 => open(direct),
+            HELD => open(direct),
+            IDLE => {
+                let wanted =
+                    state.compare_exchange(IDLE, WANTS, Ordering::SeqCst, Ordering::SeqCst);
+                if wanted.is_ok() {
+                    direct.doorbell.ring();
+                }
+            }
+            // The gate has been opened, or another session has begun.
+            GONE => {}
+            other => shm::futex_wait(state, other, LONG),
+        }
     }
-    match state.load(Ordering::SeqCst) {
-        HELD => open(state, true),
-        TERMINATED => {}
-        IDLE => {
-            let wanted = state.compare_exchange(IDLE, WANTS, Ordering::SeqCst, Ordering::SeqCst);
-            if wanted.is_ok() {
-                direct.doorbell.ring();
-            }
-        }
-        other => {
-            shm::futex_wait(state, other, LOOK);
-            if state.load(Ordering::SeqCst) == other && shm::is_hung_up(direct.socket.as_fd()) {
-                // Nobody keeps order any more.
-                tracing::warn!("the server has gone; no turns are taken from now on");
-                open_for_good();
-            }
-        }
+    true
+}
+
+/// Opens the gate if the turn is (still) held, or none is needed.
+fn open(direct: &Direct) {
+    let _keeper = GATE_KEEPER.lock();
+    let turn = &direct.page.turn;
+    let may = turn.free.load(Ordering::Relaxed) != 0 || turn.state.0.load(Ordering::SeqCst) == HELD;
+    if may && is_current(direct) {
+        GATE.store(1, Ordering::Release);
     }
 }
 
-/// Opens the gate, if the turn (still) is held, or whether it is or not.
-fn open(state: &AtomicU32, only_if_held: bool) {
+fn is_current(session: &Direct) -> bool {
+    direct().is_some_and(|current| ptr::eq(current, session))
+}
+
+/// Turns are those of this session from now on; the devices in use are those that they were.
+pub fn take_up(session: &'static Direct) {
     let _keeper = GATE_KEEPER.lock();
-    if !only_if_held || state.load(Ordering::SeqCst) == HELD {
+    if let Some(before) = direct() {
+        let devices = before.page.turn.devices.load(Ordering::SeqCst);
+        let turn = &session.page.turn;
+        turn.devices.store(devices, Ordering::SeqCst);
+    }
+    set_current(session);
+    GATE.store(0, Ordering::SeqCst);
+}
+
+/// The server has gone: the gate is open until another session is taken up. `false`: the operator has ended the session.
+pub fn lost(session: &Direct) -> bool {
+    let turn = &session.page.turn;
+    let (state, asked) = (&turn.state.0, &turn.asked.0);
+    {
+        let _keeper = GATE_KEEPER.lock();
+        let over = |state: u32| (state != TERMINATED).then_some(GONE);
+        let lost = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, over);
+        if lost.is_err() {
+            return false;
+        }
         GATE.store(1, Ordering::Release);
     }
+    shm::futex_wake(state);
+    // The thread that gives turns up looks at the state when it is asked for something.
+    asked.store(NOW, Ordering::SeqCst);
+    shm::futex_wake(asked);
+    true
 }
 
 /// Nobody says any more when this process may submit.
@@ -91,12 +122,12 @@ pub fn open_for_good() {
     GATE.store(1, Ordering::Release);
 }
 
-/// Starts the thread that gives turns up.
-pub fn start() {
+/// Starts the thread that gives a session's turns up.
+pub fn start(direct: &'static Direct) {
     let spawned = thread::without_signals(|| {
         std::thread::Builder::new()
             .name("mpsshim-turns".into())
-            .spawn(|| direct().map_or((), keep))
+            .spawn(move || keep(direct))
     });
     if let Err(error) = spawned {
         // Others wait until this process ends.
@@ -108,10 +139,14 @@ fn keep(direct: &Direct) {
     let turn = &direct.page.turn;
     let (state, asked) = (&turn.state.0, &turn.asked.0);
     loop {
-        if state.load(Ordering::SeqCst) == TERMINATED {
-            let _keeper = GATE_KEEPER.lock();
-            GATE.store(0, Ordering::SeqCst);
-            return;
+        match state.load(Ordering::SeqCst) {
+            TERMINATED => {
+                let _keeper = GATE_KEEPER.lock();
+                GATE.store(0, Ordering::SeqCst);
+                return;
+            }
+            GONE => return,
+            _ => {}
         }
         if asked.load(Ordering::SeqCst) == NOT_ASKED {
             shm::futex_wait(asked, NOT_ASKED, LONG);
@@ -139,11 +174,16 @@ fn keep(direct: &Direct) {
     }
 }
 
-/// Gives the turn up and asks for another one: the program begins to use a device that the turn is not for.
-pub fn renew() {
-    if let Some(direct) = direct()
-        && direct.page.turn.state.0.load(Ordering::SeqCst) == HELD
-    {
+/// The program begins to use a device. A turn that it has is not for that one: it is given up, for one of all.
+pub fn use_device(server: usize) {
+    let session = {
+        let _keeper = GATE_KEEPER.lock();
+        let Some(direct) = direct() else { return };
+        let turn = &direct.page.turn;
+        let before = turn.devices.fetch_or(1 << server, Ordering::SeqCst);
+        (before & (1 << server) == 0).then_some(direct)
+    };
+    if let Some(direct) = session {
         give_up(direct);
     }
 }

@@ -1,5 +1,5 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`.
+//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -321,6 +321,18 @@ impl Client {
         self.round(2)
     }
 
+    /// Works on and on beside a forked child, which uses nothing and lives until the input ends.
+    fn beside(&self) -> Status {
+        // SAFETY: this process has one thread of its own; the child waits and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let _ = io::stdin().read_line(&mut String::new());
+            // SAFETY: ends the child without the parent's exit handlers.
+            unsafe { libc::_exit(0) };
+        }
+        self.work(u32::MAX)
+    }
+
     /// A child with exec is a client of its own.
     fn exec(&self) -> Status {
         self.round(1)?;
@@ -392,6 +404,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "idle" => client.idle(),
         "stray" => client.stray(),
         "fork" => client.fork(),
+        "beside" => client.beside(),
         "exec" => client.exec(),
         "blocked" => client.blocked(),
         "pending" => client.pending(),

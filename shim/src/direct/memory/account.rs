@@ -4,11 +4,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::direct::Memory;
+use parking_lot::{RwLock, RwLockReadGuard};
+
+/// Where a device's memory is counted: in the page of the present session.
+#[derive(Debug)]
+pub struct Slot(RwLock<&'static Memory>);
+
+impl Slot {
+    pub fn new(page: &'static Memory) -> Slot {
+        Slot(RwLock::new(page))
+    }
+
+    /// Goes on counting in another page.
+    pub fn move_to(&self, page: &'static Memory) {
+        let mut memory = self.0.write();
+        let held = memory.held.load(Ordering::Relaxed);
+        page.held.store(held, Ordering::Relaxed);
+        *memory = page;
+    }
+
+    /// While this lives, the page stays the same one.
+    fn page(&self) -> RwLockReadGuard<'_, &'static Memory> {
+        self.0.read()
+    }
+}
 
 /// A device's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Account {
-    pub page: &'static Memory,
+    pub slot: &'static Slot,
     /// A limit of this process' own, `u64::MAX`: none.
     pub lowered: &'static AtomicU64,
 }
@@ -16,7 +40,7 @@ pub struct Account {
 impl Account {
     /// Bytes that may be held; `u64::MAX`: all there is.
     pub fn limit(self) -> u64 {
-        let server = self.page.limit.load(Ordering::Relaxed);
+        let server = self.slot.page().limit.load(Ordering::Relaxed);
         server.min(self.lowered.load(Ordering::Relaxed))
     }
 
@@ -24,7 +48,7 @@ impl Account {
     pub fn left(self) -> u64 {
         match self.limit() {
             u64::MAX => u64::MAX,
-            limit => limit.saturating_sub(self.page.held.load(Ordering::Relaxed)),
+            limit => limit.saturating_sub(self.slot.page().held.load(Ordering::Relaxed)),
         }
     }
 
@@ -40,38 +64,42 @@ impl Account {
     pub fn take(self, bytes: u64) -> Result<Charge, CUresult> {
         let limit = self.limit();
         let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
-        let held = &self.page.held;
-        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+        let page = self.slot.page();
+        page.held
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        let memory = self.page;
-        Ok(Charge { memory, bytes })
+        let slot = self.slot;
+        Ok(Charge { slot, bytes })
     }
 }
 
 /// Memory that is counted as long as this lives.
 #[derive(Debug)]
 pub struct Charge {
-    memory: &'static Memory,
+    slot: &'static Slot,
     bytes: u64,
 }
 
 impl Charge {
     /// Counts what the driver has taken in fact, even over the limit: it is there.
     pub fn settle(&mut self, bytes: u64) {
+        let page = self.slot.page();
         if bytes >= self.bytes {
             let more = bytes - self.bytes;
-            self.memory.held.fetch_add(more, Ordering::Relaxed);
+            page.held.fetch_add(more, Ordering::Relaxed);
         } else {
             let less = self.bytes - bytes;
-            self.memory.held.fetch_sub(less, Ordering::Relaxed);
+            page.held.fetch_sub(less, Ordering::Relaxed);
         }
+        drop(page);
         self.bytes = bytes;
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        let page = self.slot.page();
+        page.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -81,14 +109,19 @@ pub mod tests {
 
     /// An account of its own with a limit of the server's.
     pub fn account(limit: u64) -> Account {
+        let slot = Box::leak(Box::new(Slot::new(page(limit))));
+        let lowered = Box::leak(Box::new(AtomicU64::new(u64::MAX)));
+        Account { slot, lowered }
+    }
+
+    fn page(limit: u64) -> &'static Memory {
         let page: &Memory = Box::leak(Box::default());
         page.limit.store(limit, Ordering::Relaxed);
-        let lowered = Box::leak(Box::new(AtomicU64::new(u64::MAX)));
-        Account { page, lowered }
+        page
     }
 
     pub fn held(account: Account) -> u64 {
-        account.page.held.load(Ordering::Relaxed)
+        account.slot.page().held.load(Ordering::Relaxed)
     }
 
     #[test]
@@ -135,6 +168,36 @@ pub mod tests {
         charge.settle(80);
         assert_eq!((held(account), account.left()), (80, 20));
         drop(charge);
+        assert_eq!(held(account), 0);
+    }
+
+    #[test]
+    fn another_page_goes_on_with_what_is_held() {
+        let account = account(100);
+        let first = account.take(60).unwrap();
+        account.slot.move_to(page(50));
+        assert_eq!((held(account), account.left()), (60, 0));
+        assert!(account.take(1).is_err());
+        drop(first);
+        assert_eq!((held(account), account.left()), (0, 50));
+    }
+
+    #[test]
+    fn pages_change_while_threads_allocate() {
+        let account = account(u64::MAX);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..5000 {
+                        let mut charge = account.take(10).unwrap();
+                        charge.settle(7);
+                    }
+                });
+            }
+            for _ in 0..500 {
+                account.slot.move_to(page(u64::MAX));
+            }
+        });
         assert_eq!(held(account), 0);
     }
 

@@ -1,0 +1,126 @@
+//! The session: what there is of a server in this process, and another one when the server has gone.
+//!
+//! A program does not end with its server. A thread waits for the end of the connection; the gate is open from then on, and
+//! the daemon is asked for a session with the next server. What the program holds and uses goes over into the new page.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use mpsshim_proto::direct::{PAGE_LEN, Page};
+use mpsshim_proto::shm::{self, Doorbell, Mapping};
+
+use super::{memory, turn};
+use crate::{connect, thread};
+
+/// A server that lasts no longer than this is not asked for again at once.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// What there is of a server in this process. It is never freed: some thread may still look at a page that is over.
+#[derive(Debug)]
+pub struct Direct {
+    pub page: &'static Page,
+    pub doorbell: Doorbell,
+    pub socket: OwnedFd,
+    /// For each device of the program's the server's ordinal.
+    pub devices: Vec<Option<u32>>,
+}
+
+static CURRENT: AtomicPtr<Direct> = AtomicPtr::new(ptr::null_mut());
+
+/// The session of this process, even if its server has gone; `None` in any other mode.
+pub fn direct() -> Option<&'static Direct> {
+    // SAFETY: null, or a session that is never freed.
+    unsafe { CURRENT.load(Ordering::SeqCst).as_ref() }
+}
+
+/// The session of this process from now on. Called while the gate is kept.
+pub fn set_current(direct: &'static Direct) {
+    CURRENT.store(ptr::from_ref(direct).cast_mut(), Ordering::SeqCst);
+}
+
+/// Takes the page of a new session, the first one or the next.
+///
+/// # Errors
+/// The page cannot be mapped, or is not as it should be; the server has other devices than the one before.
+pub fn begin(
+    page: &OwnedFd,
+    doorbell: OwnedFd,
+    socket: OwnedFd,
+    devices: Vec<Option<u32>>,
+) -> Result<(), String> {
+    // Memory and turns are counted by the server's ordinals.
+    if direct().is_some_and(|before| before.devices != devices) {
+        return Err("the next server has other devices".into());
+    }
+    if !shm::is_sealed(page.as_fd(), PAGE_LEN as u64) {
+        return Err("the page is not as it should be".into());
+    }
+    let mapping = Mapping::new(page.as_fd(), PAGE_LEN)
+        .map_err(|error| format!("the page cannot be mapped: {error}"))?;
+    let base = mapping.base();
+    // It lives as long as the process.
+    std::mem::forget(mapping);
+    let direct: &Direct = Box::leak(Box::new(Direct {
+        // SAFETY: a mapping of PAGE_LEN bytes, sealed against shrinking and never unmapped; Page is all atomics.
+        page: unsafe { &*base.cast::<Page>() },
+        doorbell: Doorbell::from_fd(doorbell),
+        socket,
+        devices,
+    }));
+    memory::count_in(direct.page);
+    turn::take_up(direct);
+    Ok(())
+}
+
+/// Starts the thread that sees the server go.
+pub fn watch(direct: &'static Direct) {
+    let spawned = thread::without_signals(|| {
+        std::thread::Builder::new()
+            .name("mpsshim-server".into())
+            .spawn(move || keep_sessions(direct))
+    });
+    if let Err(error) = spawned {
+        tracing::error!(%error, "no thread to see the server go; no turns are taken");
+        turn::lost(direct);
+    }
+}
+
+/// Until there is no other server, or the operator has ended the session.
+fn keep_sessions(mut direct: &'static Direct) {
+    loop {
+        let began = Instant::now();
+        wait_for_end(direct);
+        if !turn::lost(direct) {
+            return;
+        }
+        tracing::warn!("the server has gone; no turns are taken until there is another one");
+        if began.elapsed() < SHORT {
+            std::thread::sleep(SHORT);
+        }
+        direct = match connect::renew().map(|()| self::direct()) {
+            Ok(Some(next)) => next,
+            Ok(None) => return,
+            Err(reason) => {
+                tracing::warn!("no turns are taken any more: {reason}");
+                return;
+            }
+        };
+        turn::start(direct);
+    }
+}
+
+/// Blocks until the connection has ended: nothing else happens on it.
+fn wait_for_end(direct: &Direct) {
+    let mut poll = libc::pollfd {
+        fd: direct.socket.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one pollfd of ours.
+    while unsafe { libc::poll(&raw mut poll, 1, -1) } < 1 {
+        // A signal, though this thread takes none, or no memory at the moment.
+        std::thread::yield_now();
+    }
+}
