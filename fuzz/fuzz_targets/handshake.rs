@@ -9,7 +9,7 @@ use mpsshim_server::control::greeting::{Greeting, read};
 fuzz_target!(|packet: &[u8]| {
     match read(packet) {
         Greeting::Client(hello) => {
-            assert_eq!(packet.len(), size_of_val(&hello));
+            assert_eq!(packet.len(), size_of_val(&*hello));
             assert_eq!(
                 (hello.magic, hello.protocol),
                 (MAGIC_CLIENT, PROTOCOL_VERSION)

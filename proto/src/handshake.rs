@@ -26,7 +26,10 @@ pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell 
 /// Devices one server can serve.
 pub const MAX_DEVICES: usize = 16;
 
-/// What a client says first. 64 bytes.
+/// Bytes of [`ClientHello::visible`]: UUIDs of [`MAX_DEVICES`] devices, with commas.
+pub const VISIBLE_LEN: usize = MAX_DEVICES * 41;
+
+/// What a client says first. 720 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ClientHello {
@@ -46,9 +49,38 @@ pub struct ClientHello {
     pub priority: i32,
     /// 1: NVIDIA's MPS serves the client's own contexts.
     pub nvidia_mps: u64,
+    /// 1: the client's `CUDA_VISIBLE_DEVICES` is in `visible`; 0: it may see all devices.
+    pub visible_listed: u32,
+    /// Bytes of `visible` that are filled.
+    pub visible_len: u32,
     /// 0; later fields.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub visible: [u8; VISIBLE_LEN],
 }
+
+impl ClientHello {
+    /// With this `CUDA_VISIBLE_DEVICES`; one that is too long counts as none.
+    #[must_use]
+    pub fn with_visible(mut self, list: Option<&[u8]>) -> ClientHello {
+        let list = list.filter(|list| list.len() <= VISIBLE_LEN);
+        let bytes = list.unwrap_or_default();
+        self.visible_listed = list.is_some().into();
+        self.visible_len = bytes.len() as u32;
+        self.visible = [0; VISIBLE_LEN];
+        self.visible[..bytes.len()].copy_from_slice(bytes);
+        self
+    }
+
+    /// `CUDA_VISIBLE_DEVICES` of the client; `None`: it may see all devices, or says nothing that can be read.
+    pub fn visible(&self) -> Option<&str> {
+        let bytes = self.visible.get(..self.visible_len as usize)?;
+        let list = std::str::from_utf8(bytes).ok()?;
+        (self.visible_listed == 1).then_some(list)
+    }
+}
+
+const _: () = assert!(size_of::<ClientHello>() == 720);
 
 /// What the server answers. `status` is a `CUresult`; when it is not 0 there are no descriptors.
 #[repr(C)]
@@ -98,4 +130,28 @@ pub struct DescriptorNote {
     pub token: u64,
     /// Bytes behind the descriptor.
     pub len: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn a_list_of_devices_is_taken_whole_or_not_at_all() {
+        let hello = ClientHello::new_zeroed();
+        assert_eq!(hello.visible(), None);
+        let with = |list: &[u8]| hello.with_visible(Some(list));
+        assert_eq!(with(b"").visible(), Some(""));
+        assert_eq!(with(b"1,GPU-00").visible(), Some("1,GPU-00"));
+        assert_eq!(
+            with(&[b'1'; VISIBLE_LEN]).visible().map(str::len),
+            Some(VISIBLE_LEN)
+        );
+        assert_eq!(with(&[b'1'; VISIBLE_LEN + 1]).visible(), None);
+        assert_eq!(with(b"\xff").visible(), None);
+        let mut hostile = with(b"1");
+        hostile.visible_len = u32::MAX;
+        assert_eq!(hostile.visible(), None);
+    }
 }

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the arbiter's thread is told.
 enum Order {
-    Add(OwnedFd, ClientHello, Credentials),
+    Add(OwnedFd, Box<ClientHello>, Credentials),
     Terminate(u64),
     Limits(Limits),
     Weight(u64, u32),
@@ -81,7 +81,7 @@ impl Arbiter {
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
     pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
-        self.order(Order::Add(socket, hello, who));
+        self.order(Order::Add(socket, Box::new(hello), who));
     }
 
     /// Ends a client's session: its turn is passed on, its connection closed. One that is not there is none's loss.

@@ -8,7 +8,7 @@ use crate::control::commands::{self, Format};
 use crate::control::spawn::Users;
 use crate::engine::MarkKind;
 use crate::limits::Limits;
-use crate::mode::Mode;
+use crate::mode::Modes;
 use crate::settings;
 use clap::{Args, Parser};
 use clap_complete::Shell;
@@ -49,9 +49,10 @@ pub struct Control {
     /// With -d or -f: find out at once what devices there are, not when a command first asks
     #[arg(short = 'q', long)]
     pub ready_devices: bool,
-    /// With -d or -f: mode of clients that ask for none [default: proxy]
-    #[arg(long, value_enum)]
-    pub mode: Option<Mode>,
+    /// With -d or -f: mode of clients that ask for none, proxy or direct, for all devices or single ones, such as
+    /// proxy,1=direct; one device in direct mode that a client sees decides [default: proxy]
+    #[arg(long, value_name = "MODES")]
+    pub mode: Option<Modes>,
     /// How commands list what they list
     #[arg(
         long,
@@ -80,13 +81,13 @@ pub struct Control {
 
 impl Control {
     /// What `-d` hands on to the daemon itself.
-    pub fn daemon_options(&self) -> Vec<&'static str> {
+    pub fn daemon_options(&self) -> Vec<String> {
         let given = [(self.multi_user, "-M"), (self.ready_devices, "-q")];
         let given = given.into_iter().filter(|(given, _)| *given);
-        let given = given.map(|(_, option)| option);
-        let mode = self.mode.into_iter();
+        let given = given.map(|(_, option)| option.to_owned());
+        let mode = self.mode.iter();
         given
-            .chain(mode.flat_map(|mode| ["--mode", mode.name()]))
+            .chain(mode.flat_map(|modes| ["--mode".to_owned(), modes.to_string()]))
             .collect()
     }
 
@@ -171,9 +172,9 @@ pub struct Server {
     /// Clients at a time
     #[arg(long, value_name = "N", default_value_t = settings::DEFAULT_MAX_CLIENTS)]
     pub max_clients: usize,
-    /// Mode of clients that ask for none
-    #[arg(long, value_enum, default_value_t)]
-    pub mode: Mode,
+    /// Modes of clients that ask for none
+    #[arg(long, value_name = "MODES", default_value_t)]
+    pub mode: Modes,
     /// When clients in direct mode take turns
     #[arg(long, value_enum, default_value_t)]
     pub turns: TurnPolicy,

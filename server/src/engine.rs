@@ -315,7 +315,8 @@ impl Engine {
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
     pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
-        self.shared.send_slow(SlowTask::Setup(socket, hello, who));
+        let setup = SlowTask::Setup(socket, Box::new(hello), who);
+        self.shared.send_slow(setup);
     }
 
     /// Sessions that are alive.

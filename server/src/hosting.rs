@@ -8,7 +8,8 @@ use crate::engine::{
     Credentials, DeviceInfo, Engine, EngineConfig, EngineEvent, MarkKind, OpenDriver,
 };
 use crate::limits::{Limits, Usage};
-use crate::mode::Mode;
+use crate::mode::by_device::DeviceModes;
+use crate::mode::{Mode, Modes};
 use crate::serve::Host;
 use crossbeam_channel::Sender;
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
@@ -25,8 +26,10 @@ pub struct HostingConfig {
     pub cuda_library: Option<PathBuf>,
     /// Clients at a time; one more is refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
     pub max_clients: usize,
-    /// Mode of those who ask for none.
-    pub mode: Mode,
+    /// Modes of those who ask for none.
+    pub modes: Modes,
+    /// The `CUDA_VISIBLE_DEVICES` of this process.
+    pub visible_devices: Option<String>,
     /// When clients in direct mode take turns.
     pub turns: TurnPolicy,
     /// Dispatch threads of the engine; 0: chosen from the number of CPUs.
@@ -69,6 +72,7 @@ struct Parts {
 pub struct Hosting {
     config: HostingConfig,
     devices: Vec<DeviceInfo>,
+    modes: DeviceModes,
     uuids: Vec<[u8; 16]>,
     admission: Arc<Admission>,
     events: Sender<EngineEvent>,
@@ -76,8 +80,8 @@ pub struct Hosting {
 }
 
 impl Hosting {
-    /// Opens the driver. Where proxy mode is the usual one, the engine is started too, which makes the context of the first
-    /// device and takes some hundred milliseconds on a GPU; else nothing has a context until a client asks for that mode.
+    /// Opens the driver. Where proxy mode is that of the first device, the engine is started too, which makes the context of
+    /// that one and takes some hundred milliseconds on a GPU; else nothing has a context until a client gets that mode.
     ///
     /// # Errors
     /// When there is no driver, no device, or the driver refuses.
@@ -85,7 +89,12 @@ impl Hosting {
         let opened = OpenDriver::open(config.cuda_library.as_deref())?;
         let (devices, uuids) = (opened.devices(), opened.uuids());
         let admission = Arc::new(Admission::new(config.max_clients));
-        let proxy = match config.mode {
+        let visible = config.visible_devices.as_deref();
+        let (modes, wrong) = DeviceModes::new(&config.modes, &devices, visible);
+        for why in wrong {
+            tracing::error!("--mode {}: {why}", config.modes);
+        }
+        let proxy = match modes.of_first() {
             Mode::Proxy => {
                 let (admission, events) = (Arc::clone(&admission), events.clone());
                 Proxy::Running(Engine::start(opened, config.engine(), admission, events)?)
@@ -100,6 +109,7 @@ impl Hosting {
         Ok(Hosting {
             config,
             devices,
+            modes,
             uuids,
             admission,
             events,
@@ -202,7 +212,8 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
 impl Host for Hosting {
     fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
         let arrival = (socket, hello, who);
-        match Mode::asked(hello.mode, self.config.mode) {
+        let usual = || self.modes.of_client(hello.visible());
+        match Mode::asked(hello.mode).map(|asked| asked.unwrap_or_else(usual)) {
             Ok(Mode::Proxy) => self.add_proxied(arrival),
             Ok(Mode::Direct) => self.add_direct(arrival),
             Err(error) => {

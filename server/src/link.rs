@@ -157,7 +157,7 @@ pub struct Arrival {
 #[derive(Debug)]
 pub enum Order {
     /// Take over this client.
-    NewClient(Arrival),
+    NewClient(Box<Arrival>),
     /// End, at once with `force`.
     Shutdown {
         /// Do not wait for clients.
@@ -313,11 +313,11 @@ impl Link {
                 let hello = ClientHello::read_from_bytes(&hello)
                     .map_err(|_| LinkError::Incomplete("a whole hello"))?;
                 let who = Credentials { pid, uid, gid };
-                Ok(Some(Order::NewClient(Arrival {
+                Ok(Some(Order::NewClient(Box::new(Arrival {
                     connection,
                     hello,
                     who,
-                })))
+                }))))
             }
         }
     }
@@ -342,6 +342,7 @@ impl From<&ClientInfo> for ToDaemon {
 mod tests {
     use super::*;
     use mpsshim_proto::handshake::{MAGIC_CLIENT, PROTOCOL_VERSION};
+    use zerocopy::FromZeros;
 
     fn links() -> (Link, Link) {
         let (left, right) = seqpacket::pair().expect("pair");
@@ -357,8 +358,7 @@ mod tests {
             mode: 0,
             active_thread_centipercent: 3300,
             priority: -1,
-            nvidia_mps: 0,
-            reserved: [0; 3],
+            ..ClientHello::new_zeroed()
         }
     }
 

@@ -1,11 +1,14 @@
-//! The two modes in which a client may be served.
+//! The two modes in which a client may be served, and which it gets that asks for none.
+
+pub mod by_device;
 
 use mpsshim_proto::direct;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 
 /// How a client is served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The server executes its calls, in contexts that all clients share
@@ -24,6 +27,10 @@ impl Mode {
     /// Both.
     pub const ALL: [Mode; 2] = [Mode::Proxy, Mode::Direct];
 
+    fn from_name(name: &str) -> Option<Mode> {
+        Mode::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
     /// As it is written.
     pub fn name(self) -> &'static str {
         match self {
@@ -40,15 +47,15 @@ impl Mode {
         }
     }
 
-    /// What a hello asks for, or `default` when it asks for nothing.
+    /// What a hello asks for, `None` when it asks for nothing.
     ///
     /// # Errors
     /// A number that is no mode.
-    pub fn asked(number: u32, default: Mode) -> Result<Mode, NoMode> {
+    pub fn asked(number: u32) -> Result<Option<Mode>, NoMode> {
         let asked = Mode::ALL.into_iter().find(|mode| mode.number() == number);
         match number {
-            0 => Ok(default),
-            _ => asked.ok_or(NoMode(number)),
+            0 => Ok(None),
+            _ => asked.map(Some).ok_or(NoMode(number)),
         }
     }
 }
@@ -59,18 +66,112 @@ impl fmt::Display for Mode {
     }
 }
 
+/// The modes of clients that ask for none, by the devices that they see: such as `direct` or `proxy,1=direct`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Of devices that are not named.
+    pub usual: Mode,
+    /// Of devices by ordinal or UUID.
+    pub devices: Vec<(String, Mode)>,
+}
+
+/// What is wrong with a list of modes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoModes {
+    /// Neither of the two, for all devices or one.
+    #[error("\"{0}\" is no mode (proxy, direct) and not DEVICE=MODE")]
+    Part(String),
+    /// Two modes for the same devices.
+    #[error("there are two modes for {0}")]
+    Twice(String),
+    /// Nothing is in it.
+    #[error("there is no mode in it (proxy, direct)")]
+    Empty,
+}
+
+impl FromStr for Modes {
+    type Err = NoModes;
+
+    fn from_str(text: &str) -> Result<Modes, NoModes> {
+        let (mut usual, mut devices) = (None, Vec::<(String, Mode)>::new());
+        let parts = text.split(',').map(str::trim);
+        for part in parts.filter(|part| !part.is_empty()) {
+            let unknown = || NoModes::Part(part.to_owned());
+            let Some((device, mode)) = part.split_once('=') else {
+                let mode = Mode::from_name(part).ok_or_else(unknown)?;
+                if usual.replace(mode).is_some() {
+                    return Err(NoModes::Twice("all devices".into()));
+                }
+                continue;
+            };
+            let mode = Mode::from_name(mode.trim()).ok_or_else(unknown)?;
+            let device = device.trim();
+            if device.is_empty() {
+                return Err(unknown());
+            }
+            if devices
+                .iter()
+                .any(|(named, _)| named.eq_ignore_ascii_case(device))
+            {
+                return Err(NoModes::Twice(format!("device {device}")));
+            }
+            devices.push((device.to_owned(), mode));
+        }
+        if usual.is_none() && devices.is_empty() {
+            return Err(NoModes::Empty);
+        }
+        let usual = usual.unwrap_or_default();
+        Ok(Modes { usual, devices })
+    }
+}
+
+impl fmt::Display for Modes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.usual)?;
+        self.devices
+            .iter()
+            .try_for_each(|(device, mode)| write!(f, ",{device}={mode}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_hello_asks_for_a_mode_or_for_none() {
-        for default in Mode::ALL {
-            assert_eq!(Mode::asked(0, default), Ok(default));
-            for mode in Mode::ALL {
-                assert_eq!(Mode::asked(mode.number(), default), Ok(mode));
-            }
-            assert_eq!(Mode::asked(3, default), Err(NoMode(3)));
+        assert_eq!(Mode::asked(0), Ok(None));
+        for mode in Mode::ALL {
+            assert_eq!(Mode::asked(mode.number()), Ok(Some(mode)));
+        }
+        assert_eq!(Mode::asked(3), Err(NoMode(3)));
+    }
+
+    #[test]
+    fn modes_are_for_all_devices_or_single_ones() {
+        for (text, whole) in [
+            ("proxy", "proxy"),
+            ("direct", "direct"),
+            ("1=direct", "proxy,1=direct"),
+            (" direct , GPU-ab = proxy,", "direct,GPU-ab=proxy"),
+            ("1=direct,proxy,0=proxy", "proxy,1=direct,0=proxy"),
+        ] {
+            let modes: Modes = text.parse().expect(text);
+            assert_eq!(modes.to_string(), whole);
+            assert_eq!(whole.parse(), Ok(modes));
+        }
+        for (text, why) in [
+            ("both", "\"both\" is no mode (proxy, direct)"),
+            ("0=both", "\"0=both\" is no mode"),
+            ("=direct", "\"=direct\" is no mode"),
+            ("direct=0", "\"direct=0\" is no mode"),
+            ("0=direct,0=proxy", "two modes for device 0"),
+            ("GPU-ab=direct,gpu-AB=direct", "two modes for device gpu-AB"),
+            ("proxy,direct", "two modes for all devices"),
+            (" , ", "no mode in it"),
+        ] {
+            let error = text.parse::<Modes>().expect_err(text).to_string();
+            assert!(error.contains(why), "{error}");
         }
     }
 }

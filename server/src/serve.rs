@@ -208,7 +208,7 @@ impl<H: Host> Serving<H> {
         while !self.is_over() {
             select! {
                 recv(orders) -> order => match order.ok().flatten() {
-                    Some(Order::NewClient(client)) => self.take(client),
+                    Some(Order::NewClient(client)) => self.take(*client),
                     Some(Order::Shutdown { force }) => {
                         tracing::info!("Server has been notified to shutdown");
                         if force {

@@ -3,7 +3,7 @@
 //! `--help` of the binaries and docs/settings.md are made from the table.
 
 use crate::arbiter::sharing::TurnPolicy;
-use crate::mode::Mode;
+use crate::mode::{Modes, NoModes};
 use clap::ValueEnum;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -104,8 +104,8 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: MODE,
         default: "proxy",
-        meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, in a client's \
-                  environment what it asks for.",
+        meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, also by device \
+                  as `proxy,1=direct` (see `--mode`), in a client's environment what it asks for.",
     },
     Setting {
         name: TURNS,
@@ -156,9 +156,14 @@ pub enum SettingsError {
         /// Its value.
         value: String,
     },
-    /// Neither mode.
-    #[error("{MODE}={0} is neither proxy nor direct")]
-    Mode(String),
+    /// No list of modes.
+    #[error("{MODE}={value}: {why}")]
+    Mode {
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        why: NoModes,
+    },
     /// No policy of turns.
     #[error("{TURNS}={0} is none of auto, always, never")]
     Turns(String),
@@ -194,7 +199,7 @@ pub struct Settings {
     /// [`MAX_CLIENTS`].
     pub max_clients: usize,
     /// [`MODE`].
-    pub mode: Option<Mode>,
+    pub mode: Option<Modes>,
     /// [`TURNS`].
     pub turns: TurnPolicy,
 }
@@ -268,9 +273,12 @@ fn positive(name: &'static str, value: &OsStr) -> Result<usize, SettingsError> {
     })
 }
 
-fn mode(value: &OsStr) -> Result<Mode, SettingsError> {
+fn mode(value: &OsStr) -> Result<Modes, SettingsError> {
     let text = value.to_string_lossy();
-    Mode::from_str(&text, false).map_err(|_| SettingsError::Mode(text.into_owned()))
+    text.parse().map_err(|why| SettingsError::Mode {
+        value: text.into_owned(),
+        why,
+    })
 }
 
 fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
@@ -374,13 +382,17 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_one_of_two() {
+    fn a_mode_is_one_of_two_or_by_device() {
         let mode = |value| settings(&[(MODE, value)], true).map(|found| found.mode);
         assert_eq!(mode(""), Ok(None));
-        assert_eq!(mode("proxy"), Ok(Some(Mode::Proxy)));
-        assert_eq!(mode("direct"), Ok(Some(Mode::Direct)));
+        for text in ["proxy", "direct", "proxy,1=direct"] {
+            assert_eq!(mode(text), Ok(Some(text.parse().expect(text))));
+        }
         let error = mode("both").expect_err("no mode").to_string();
-        assert_eq!(error, "MPSSHIM_MODE=both is neither proxy nor direct");
+        assert_eq!(
+            error,
+            "MPSSHIM_MODE=both: \"both\" is no mode (proxy, direct) and not DEVICE=MODE"
+        );
     }
 
     #[test]

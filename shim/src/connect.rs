@@ -367,8 +367,9 @@ fn hello() -> ClientHello {
         },
         priority: settings::client_priority(),
         nvidia_mps: nvidia_mps::listens().into(),
-        reserved: [0; 3],
+        ..ClientHello::new_zeroed()
     }
+    .with_visible(settings::visible_devices().as_deref())
 }
 
 /// Sends the hello and takes the welcome with its descriptors: segment and doorbell.

@@ -3,6 +3,7 @@
 
 use mpsshim_proto::direct::{DIRECT, PROXY};
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// Percentage of a device's multiprocessors, 0 to 100.
@@ -39,6 +40,15 @@ pub fn mode() -> u32 {
             0
         }
     }
+}
+
+/// `CUDA_VISIBLE_DEVICES`, also if it is empty: then there are none.
+pub fn visible_devices() -> Option<Vec<u8>> {
+    // SAFETY: reads the auxiliary vector, which does not change.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    std::env::var_os("CUDA_VISIBLE_DEVICES").map(OsString::into_vec)
 }
 
 /// Whether each context has the percentage that is set when it is made, and the process as such none:

@@ -43,8 +43,7 @@ pub fn hello() -> ClientHello {
         mode: 0,
         active_thread_centipercent: 0,
         priority: -1,
-        nvidia_mps: 0,
-        reserved: [0; 3],
+        ..ClientHello::new_zeroed()
     }
 }
 

@@ -15,6 +15,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// So that turns can be counted.
+const ALWAYS: [(&str, &str); 1] = [("MPSSHIM_TURNS", "always")];
+
 /// A program that asks for direct mode.
 fn direct(place: &Place, program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = preloaded(program, place.pipe());
@@ -33,7 +36,11 @@ fn clients(place: &Place) -> HashMap<u32, HashMap<String, String>> {
         .collect()
 }
 
+/// What a server with much to do has not said counts as 0.
 fn number(row: &HashMap<String, String>, name: &str) -> f64 {
+    if row[name].is_empty() {
+        return 0.0;
+    }
     row[name]
         .parse()
         .unwrap_or_else(|_| panic!("{name} in {row:?}"))
@@ -112,7 +119,11 @@ fn under_nvidia_s_mps_limits_are_handed_on_and_no_turns_are_taken() {
 
 #[test]
 fn programs_take_turns_and_both_go_on() {
+<<<<<<< HEAD
     let place = daemon_with_options(&["-d"], &[("MPSSHIM_TURNS", "always")]);
+=======
+    let place = daemon_with(&ALWAYS);
+>>>>>>> a039673 (modes by device: a client gets direct mode if one of the devices that it sees has it)
     let running: Vec<Running> = (0..2)
         .map(|_| Running::start_until(&mut client(&place, &["work"]), "busy"))
         .collect();
@@ -191,18 +202,19 @@ fn kill_process(pid: i32) {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("kill");
 }
 
-/// Kills the server, and waits until so many clients have come to the next one.
-fn kill_server(place: &Place, count: usize) {
+/// Kills the server, and waits until so many clients have come to the next one; what `ps` then says of them.
+fn kill_server(place: &Place, count: usize) -> HashMap<u32, HashMap<String, String>> {
     let before = server(place).to_string();
     kill_process(server(place));
     // As long as it takes to start a server on a machine with much to do.
     let until = Instant::now() + Duration::from_secs(60);
-    let back = || {
+    loop {
         let rows = clients(place);
-        rows.len() == count && rows.values().all(|row| row["server"] != before)
-    };
-    while !back() {
-        assert!(Instant::now() < until, "{:?}", clients(place));
+        let of_next = |row: &HashMap<_, _>| row["server"] != before && row["mode"] == "direct";
+        if rows.len() == count && rows.values().all(of_next) {
+            return rows;
+        }
+        assert!(Instant::now() < until, "{rows:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -219,7 +231,7 @@ fn turns(place: &Place, running: &[Running]) -> Vec<f64> {
 
 #[test]
 fn programs_outlive_their_servers() {
-    let place = daemon();
+    let place = daemon_with(&ALWAYS);
     let mut holds = Running::start_until(
         &mut direct(&place, env!("CARGO_BIN_EXE_limited"), &["hold", "67108864"]),
         "ready",
@@ -231,13 +243,11 @@ fn programs_outlive_their_servers() {
         wait_until("all have had turns", || {
             turns(&place, &running).iter().all(|turns| *turns >= 3.0)
         });
-        kill_server(&place, 3);
+        let rows = kill_server(&place, 3);
         // At least what a program holds through all rounds.
-        let rows = clients(&place);
         assert_eq!(number(&rows[&holds.pid()], "memory"), 67_108_864.0);
         for process in &running {
             let row = &rows[&process.pid()];
-            assert_eq!(row["mode"], "direct");
             assert!(number(row, "memory") >= 524_288.0, "{row:?}");
         }
     }
@@ -305,8 +315,7 @@ fn programs_do_not_hold_up_the_end_of_the_daemon() {
 fn only_the_parent_comes_back() {
     let place = daemon();
     let mut parent = Running::start_until(&mut client(&place, &["beside"]), "busy");
-    kill_server(&place, 1);
-    assert!(clients(&place).contains_key(&parent.pid()));
+    assert!(kill_server(&place, 1).contains_key(&parent.pid()));
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(clients(&place).len(), 1);
     // Its end is seen though the child lives.
@@ -324,9 +333,28 @@ fn a_mode_that_does_not_exist_is_none() {
 }
 
 #[test]
+fn programs_get_the_mode_of_their_devices() {
+    let devices = ("SOFTGPU_DEVICES", "2");
+    let place = daemon_with_options(&["-d", "--mode", "1=direct"], &[devices]);
+    for (visible, mode) in [
+        (Some("0"), "proxy"),
+        (Some("1"), "direct"),
+        (None, "direct"),
+    ] {
+        let mut command = preloaded(env!("CARGO_BIN_EXE_client"), place.pipe());
+        command.arg("work").env("SOFTGPU_DEVICES", "2");
+        command.envs(visible.map(|list| ("CUDA_VISIBLE_DEVICES", list)));
+        let running = Running::start_until(&mut command, "busy");
+        assert_eq!(clients(&place)[&running.pid()]["mode"], mode, "{visible:?}");
+        running.kill();
+    }
+}
+
+#[test]
 fn the_operator_ends_a_program() {
     let place = daemon();
     let running = Running::start_until(&mut client(&place, &["work"]), "busy");
+    wait_until("the daemon knows it", || !clients(&place).is_empty());
     let server = place.control(&["get_server_list"]).out.trim().to_owned();
     let done = place.control(&["terminate_client", &server, &running.pid().to_string()]);
     assert_eq!((done.code, done.out.as_str()), (0, "0\n"), "{}", done.err);

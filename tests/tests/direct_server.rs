@@ -483,6 +483,87 @@ fn the_mode_of_the_environment_is_the_daemon_s_own() {
     );
 }
 
+/// The mode of a client that asks for none and has this `CUDA_VISIBLE_DEVICES`.
+fn mode_of(place: &Place, visible: Option<&str>) -> u32 {
+    let hello = hello().with_visible(visible.map(str::as_bytes));
+    let (_client, answer) = greet(&control(place), hello.as_bytes()).expect("connect");
+    answer.expect("a welcome").0.mode
+}
+
+const TWO_DEVICES: (&str, &str) = ("SOFTGPU_DEVICES", "2");
+
+#[test]
+fn a_device_that_a_client_sees_decides_its_mode() {
+    let place = daemon_with_options(&["-d", "--mode", "proxy,1=direct"], &[TWO_DEVICES]);
+    for (visible, mode) in [
+        (Some("0"), PROXY),
+        (Some("1"), DIRECT),
+        (Some("0,1"), DIRECT),
+        (None, DIRECT),
+        (Some(""), PROXY),
+        // Too long to be sent.
+        (Some("0,".repeat(400).as_str()), DIRECT),
+    ] {
+        assert_eq!(mode_of(&place, visible), mode, "{visible:?}");
+    }
+    let uuid = |ordinal: usize| rows(&place, "device_query")[ordinal]["uuid"].clone();
+    let [first, second] = [uuid(0), uuid(1)].map(|uuid| uuid.as_str().expect("text").to_owned());
+    assert_eq!(mode_of(&place, Some(&first)), PROXY);
+    assert_eq!(mode_of(&place, Some(&second)), DIRECT);
+    // Who asks for a mode gets it.
+    let asks = ClientHello {
+        mode: PROXY,
+        ..hello()
+    };
+    let (_client, answer) = greet(&control(&place), asks.as_bytes()).expect("connect");
+    assert_eq!(answer.expect("a welcome").0.mode, PROXY);
+    // By UUID, and the other way round; the first device is the direct one, so that nothing has a context.
+    let modes = format!("proxy,{first}=direct");
+    let place = daemon_with_options(&["-d", "--mode", &modes], &[TWO_DEVICES]);
+    assert_eq!(mode_of(&place, Some("0")), DIRECT);
+    assert!(!place.log("server.log").contains("Creating server context"));
+    assert_eq!(mode_of(&place, Some("1")), PROXY);
+}
+
+#[test]
+fn the_machine_s_ordinals_are_not_the_server_s() {
+    let place = daemon_with(&[
+        TWO_DEVICES,
+        ("CUDA_VISIBLE_DEVICES", "1,0"),
+        ("MPSSHIM_MODE", "0=direct"),
+    ]);
+    assert_eq!(mode_of(&place, Some("1")), DIRECT);
+    assert_eq!(mode_of(&place, Some("0")), PROXY);
+}
+
+#[test]
+fn modes_that_mean_nothing_are_refused_by_the_daemon() {
+    let server = mpsshim_tests::artifacts::artifact("mps-server");
+    let driver = mpsshim_tests::artifacts::driver();
+    for (modes, why) in [
+        ("1=both", "\"1=both\" is no mode (proxy, direct)"),
+        ("direct,direct", "two modes for all devices"),
+        ("0=direct,0=proxy", "two modes for device 0"),
+        ("7=direct", "Device 7 not found"),
+        ("GPU-5=direct", "Device GPU-5 is ambiguous"),
+    ] {
+        let place = Place::new();
+        let mut command = place.command("mps-control");
+        command
+            .args(["-d", "--mode", modes])
+            .env("MPSSHIM_SERVER", &server);
+        command
+            .env("MPSSHIM_CUDA_LIBRARY", &driver)
+            .env("SOFTGPU_DEVICES", "2");
+        let done = command.output().expect("run");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(
+            !done.status.success() && said.contains(why),
+            "{modes}: {said}"
+        );
+    }
+}
+
 #[test]
 fn a_client_is_terminated() {
     let place = direct_daemon("10");

@@ -46,7 +46,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         return Ok(true);
     }
     let mut settings = Settings::from_env()?;
-    settings.mode = options.mode.or(settings.mode);
+    settings.mode = options.mode.clone().or(settings.mode);
     if options.detached {
         launch::leave_session();
         let mut daemon = Daemon::open(&settings, options.users(), Manner::Detached)?;

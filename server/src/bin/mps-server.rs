@@ -78,7 +78,8 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     let config = HostingConfig {
         cuda_library: settings.cuda_library,
         max_clients: options.max_clients,
-        mode: options.mode,
+        modes: options.mode.clone(),
+        visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
         turns: options.turns,
         dispatch_threads: options.dispatch_threads,
         marks: options.marks,

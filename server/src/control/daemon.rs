@@ -15,6 +15,8 @@ use super::wire::{self, Answer};
 use crate::engine::Credentials;
 use crate::link::Arrival;
 use crate::logging::{self, LogError, Sink};
+use crate::mode::Modes;
+use crate::mode::by_device::DeviceModes;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_proto::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
@@ -49,6 +51,14 @@ pub enum DaemonError {
     /// A server of all users has to be root's.
     #[error("a server for all users at the same time (-M) runs as root; start mps-control as root")]
     NotRoot,
+    /// A mode for a device that is not there, or two for one.
+    #[error("{}={modes}: {why}", settings::MODE)]
+    Modes {
+        /// The modes that were asked for.
+        modes: Modes,
+        /// What is wrong with them.
+        why: String,
+    },
     /// Signals or descriptors.
     #[error("cannot start the control daemon: {0}")]
     Io(#[from] io::Error),
@@ -177,6 +187,7 @@ impl Daemon {
             tracing::warn!("{warning}");
         }
         let launcher = Launcher::new(settings.clone(), users, server_log);
+        let devices = devices_of_modes(&launcher)?;
         let mut servers = Servers::new(launcher, defaults);
         if held.predecessor_died {
             servers.expect_orphans();
@@ -190,7 +201,7 @@ impl Daemon {
             child_signal,
             log_signal,
             servers,
-            devices: Devices::default(),
+            devices,
             peers: BTreeMap::new(),
             most_connections,
             next_peer: 1,
@@ -489,7 +500,7 @@ impl Daemon {
                     );
                     self.servers.arrive(Arrival {
                         connection,
-                        hello,
+                        hello: *hello,
                         who,
                     });
                 }
@@ -560,6 +571,27 @@ impl Daemon {
             Err(error) => tracing::warn!("Cannot read the log pipe: {error}"),
         }
     }
+}
+
+/// Where single devices have a mode, they are looked for at once, so that whoever starts the daemon learns what is wrong.
+fn devices_of_modes(launcher: &Launcher) -> Result<Devices, DaemonError> {
+    let mut devices = Devices::default();
+    let modes = launcher.modes();
+    if modes.devices.is_empty() {
+        return Ok(devices);
+    }
+    match devices.find_now(launcher) {
+        Ok(Some(found)) => {
+            let (_, wrong) = DeviceModes::new(&modes, found, None);
+            if let Some(why) = wrong.into_iter().next() {
+                return Err(DaemonError::Modes { modes, why });
+            }
+        }
+        // A server may find them yet, and says in its log what is wrong.
+        Ok(None) => {}
+        Err(error) => tracing::error!("{error}"),
+    }
+    Ok(devices)
 }
 
 fn accept_from(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, Credentials)> {

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How long `mps-server --list-devices` may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks of who waits for it.
+const LOOK: Duration = Duration::from_millis(5);
 /// More than any machine's devices take to describe, bytes.
 const OUTPUT_LIMIT: usize = 64 * 1024;
 
@@ -53,6 +55,21 @@ impl Devices {
             self.search = Some(Search::of(launcher.list_devices()?, PATIENCE)?);
         }
         Ok(())
+    }
+
+    /// Looks and waits for it. `None`: nothing was found, and [`Devices::failure`] says why.
+    ///
+    /// # Errors
+    /// When the program cannot be run.
+    pub fn find_now(&mut self, launcher: &Launcher) -> Result<Option<&[DeviceInfo]>, SpawnError> {
+        self.search(launcher)?;
+        while self.is_searching() {
+            self.hear();
+            self.reap();
+            self.expire(Instant::now());
+            std::thread::sleep(LOOK);
+        }
+        Ok(self.known())
     }
 
     /// Whether a search is going on.

@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 #[derive(Debug)]
 pub enum Greeting<'a> {
     /// A client that speaks this protocol.
-    Client(ClientHello),
+    Client(Box<ClientHello>),
     /// The command line of a user interface.
     Command(&'a [u8]),
     /// A server to be taken over, if it is of this release.
@@ -57,7 +57,7 @@ pub fn read(packet: &[u8]) -> Greeting<'_> {
         return Greeting::Unfit(Unfit::Version(version));
     }
     match ClientHello::read_from_bytes(packet) {
-        Ok(hello) => Greeting::Client(hello),
+        Ok(hello) => Greeting::Client(Box::new(hello)),
         Err(_) => Greeting::Unfit(Unfit::Length(packet.len())),
     }
 }
@@ -88,7 +88,7 @@ pub fn refusal(status: CUresult) -> Welcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zerocopy::IntoBytes;
+    use zerocopy::{FromZeros, IntoBytes};
 
     fn hello(protocol: u32) -> Vec<u8> {
         let hello = ClientHello {
@@ -99,8 +99,7 @@ mod tests {
             mode: 0,
             active_thread_centipercent: 0,
             priority: -1,
-            nvidia_mps: 0,
-            reserved: [0; 3],
+            ..ClientHello::new_zeroed()
         };
         hello.as_bytes().to_vec()
     }
@@ -139,7 +138,10 @@ mod tests {
         assert_eq!(unfit(&other[..8]), Unfit::Version(PROTOCOL_VERSION + 1));
         assert_eq!(unfit(&good[..7]), Unfit::Length(7));
         assert_eq!(unfit(&good[..63]), Unfit::Length(63));
-        assert_eq!(unfit(&[&good[..], &[0]].concat()), Unfit::Length(65));
+        assert_eq!(
+            unfit(&[&good[..], &[0]].concat()),
+            Unfit::Length(size_of::<ClientHello>() + 1)
+        );
         assert_eq!(unfit(b"GET / HTTP/1.1\r\n"), Unfit::Garbage(16));
         assert_eq!(unfit(b"M"), Unfit::Garbage(1));
         let text = unfit(&other).to_string();

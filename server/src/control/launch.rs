@@ -47,7 +47,7 @@ pub enum LaunchError {
 pub fn start_detached(
     executable: &Path,
     settings: &Settings,
-    options: &[&str],
+    options: &[String],
 ) -> Result<(), LaunchError> {
     let failed = |source| LaunchError::Execute {
         path: executable.to_owned(),

@@ -23,3 +23,5 @@ pub mod spawn;
 pub mod ui;
 mod usage;
 pub mod wire;
+
+pub use devices::find as find_device;

@@ -2,6 +2,7 @@
 
 use crate::limits::Limits;
 use crate::link::Link;
+use crate::mode::Modes;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use nix::unistd::{Uid, User, geteuid};
@@ -109,17 +110,23 @@ impl Launcher {
         }
     }
 
+    /// Modes of clients that ask for none.
+    pub fn modes(&self) -> Modes {
+        self.settings.mode.clone().unwrap_or_default()
+    }
+
     /// Starts a server and keeps the daemon's end of the link, which does not block.
     pub fn start(&self, owner: Owner, limits: &Limits) -> Result<(Child, Link), SpawnError> {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
         let mut command = self.command()?;
         let limits = serde_json::to_string(limits).map_err(io::Error::from)?;
+        let modes = self.modes().to_string();
         // The link is the server's standard input: an inheritable descriptor that no other child gets.
         command
             .args(["--link-fd", "0", "--limits", &limits, "--max-clients"])
             .arg(self.settings.max_clients.to_string())
-            .args(["--mode", self.settings.mode.unwrap_or_default().name()])
+            .args(["--mode", &modes])
             .args(["--turns", self.settings.turns.name()])
             .stdin(theirs)
             .stdout(self.log.try_clone()?);

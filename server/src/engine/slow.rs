@@ -30,7 +30,7 @@ pub enum SlowTask {
     /// Execute the next message of a session, and what follows it, then send the session home.
     Serve(Box<Session>),
     /// Set up a session for a new client.
-    Setup(OwnedFd, ClientHello, Credentials),
+    Setup(OwnedFd, Box<ClientHello>, Credentials),
 }
 
 /// The body of a slow-lane thread.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 pub const SERVER_NOT_READY: u32 = CUDA_ERROR_MPS_SERVER_NOT_READY.0;
 
@@ -318,8 +318,7 @@ pub fn hello(protocol: u32) -> Vec<u8> {
         mode: 0,
         active_thread_centipercent: 0,
         priority: -1,
-        nvidia_mps: 0,
-        reserved: [0; 3],
+        ..ClientHello::new_zeroed()
     };
     hello.as_bytes().to_vec()
 }
