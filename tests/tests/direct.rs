@@ -119,11 +119,7 @@ fn under_nvidia_s_mps_limits_are_handed_on_and_no_turns_are_taken() {
 
 #[test]
 fn programs_take_turns_and_both_go_on() {
-<<<<<<< HEAD
-    let place = daemon_with_options(&["-d"], &[("MPSSHIM_TURNS", "always")]);
-=======
     let place = daemon_with(&ALWAYS);
->>>>>>> a039673 (modes by device: a client gets direct mode if one of the devices that it sees has it)
     let running: Vec<Running> = (0..2)
         .map(|_| Running::start_until(&mut client(&place, &["work"]), "busy"))
         .collect();
