@@ -201,18 +201,25 @@ class Bench:
         values = {}
 
         def note(name):
+            pids = system.pids()
+            before, began = cpu_ms(pids), time.monotonic()
             found = self.micro(system, "request", *options)
+            server = (cpu_ms(pids) - before) / 1e3 / (time.monotonic() - began)
             values[name] = found["request_p99_us"] / 1e3
             values[name + "_p50"] = found["request_p50_us"] / 1e3
-            values[name + table.CPUS] = found["cpus"]
+            values[name + table.CPUS] = found["cpus"] + server
 
-        note("request_alone")
-        with self.flood(system) as alone:
-            time.sleep(self.seconds(1))
-        with self.flood(system) as beside:
-            note("request_beside")
-        with self.flood(system, CUDA_MPS_CLIENT_PRIORITY="1"):
-            note("request_priority")
+        holder = self.hold(system)  # So that the server whose CPU is counted stays.
+        try:
+            note("request_alone")
+            with self.flood(system) as alone:
+                time.sleep(self.seconds(1))
+            with self.flood(system) as beside:
+                note("request_beside")
+            with self.flood(system, CUDA_MPS_CLIENT_PRIORITY="1"):
+                note("request_priority")
+        finally:
+            self.release([holder])
         return values | {"flood_alone": alone[0], "flood_beside": beside[0]}
 
     def start(self, system):
