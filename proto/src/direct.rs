@@ -90,6 +90,8 @@ pub struct Memory {
 pub struct Page {
     /// Turns.
     pub turn: Turn,
+    /// The client's place among its user's ([`crate::user_memory`]). The server writes it before the welcome.
+    pub place: AtomicU32,
     /// Memory by the server's ordinal.
     pub memory: [Memory; MAX_DEVICES],
 }

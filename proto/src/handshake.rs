@@ -2,7 +2,7 @@
 //!
 //! A client sends one [`ClientHello`]; the control daemon checks it and hands the connection, with the hello
 //! and the peer's credentials, to the server. The server answers with one [`Welcome`] that carries the
-//! session's descriptors (`SCM_RIGHTS`, in the order of [`WELCOME_DESCRIPTORS`]). From then on the socket
+//! session's descriptors (`SCM_RIGHTS`, in the order of [`WELCOME_DESCRIPTORS`] or [`DIRECT_DESCRIPTORS`]). From then on the socket
 //! carries only descriptors that belong to messages in the ring ([`DescriptorNote`]); its end of file tells
 //! either side that the other is gone.
 //!
@@ -22,6 +22,13 @@ pub const PROTOCOL_VERSION: u32 = 3;
 
 /// What the descriptors of a [`Welcome`] are, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
+
+/// The same in direct mode.
+pub const DIRECT_DESCRIPTORS: [&str; 3] = [
+    "page (sealed memfd)",
+    "doorbell (eventfd)",
+    "memory of the user (sealed memfd)",
+];
 
 /// Devices one server can serve.
 pub const MAX_DEVICES: usize = 16;

@@ -16,3 +16,4 @@ pub mod ring;
 pub mod segment;
 pub mod shm;
 pub mod table;
+pub mod user_memory;

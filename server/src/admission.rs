@@ -1,6 +1,8 @@
-//! What holds for every new client, in whichever mode: version, number of clients, number of the session.
+//! What holds for every new client, in whichever mode: version, number of clients, number of the session, and what its
+//! user has in all.
 
 use crate::engine::{Credentials, EngineEvent};
+use crate::user_memory::Users;
 use crossbeam_channel::Sender;
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::handshake::{ClientHello, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome};
@@ -15,6 +17,7 @@ pub struct Admission {
     limit: usize,
     alive: AtomicUsize,
     next_session: AtomicU64,
+    users: Users,
 }
 
 impl Admission {
@@ -24,12 +27,18 @@ impl Admission {
             limit,
             alive: AtomicUsize::new(0),
             next_session: AtomicU64::new(1),
+            users: Users::default(),
         }
     }
 
     /// Clients at a time.
     pub fn limit(&self) -> usize {
         self.limit
+    }
+
+    /// Whose clients they are.
+    pub fn users(&self) -> &Users {
+        &self.users
     }
 
     /// Clients admitted and not yet gone.

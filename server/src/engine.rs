@@ -393,6 +393,9 @@ pub struct DeviceInfo {
     pub uuid: String,
     /// Domain, bus and device, such as `0000:00:06.0`.
     pub pci: String,
+    /// Bytes of its memory.
+    #[serde(default)]
+    pub memory: u64,
 }
 
 impl Shared {

@@ -242,6 +242,7 @@ impl Host for Hosting {
     }
 
     fn set_limits(&self, limits: Limits) {
+        self.admission.users().set_limits(&limits);
         let mut parts = self.parts.lock();
         if let Proxy::Running(engine) = &parts.proxy {
             engine.set_limits(limits.clone());

@@ -15,3 +15,4 @@ pub mod seqpacket;
 pub mod serve;
 pub mod settings;
 pub mod takeover;
+pub mod user_memory;

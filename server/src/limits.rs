@@ -144,6 +144,10 @@ pub struct Limits {
     pub threads: Percentage,
     /// Bytes of device memory that a client may have, by the server's ordinal. A device that is not there has no limit.
     pub memory: BTreeMap<usize, u64>,
+    /// Bytes of device memory that all clients of a user together may have, by user id and the server's ordinal. A change
+    /// is for those that are there, too.
+    #[serde(default)]
+    pub user_memory: BTreeMap<u32, BTreeMap<usize, u64>>,
     /// Client priority: 0 normal, 1 below normal.
     pub priority: u32,
     /// How long a client in direct mode has its turn while others wait; this holds for those that are there, too.
@@ -156,6 +160,7 @@ impl Default for Limits {
         Limits {
             threads: Percentage::ALL,
             memory: BTreeMap::new(),
+            user_memory: BTreeMap::new(),
             priority: 0,
             quantum: Quantum::DEFAULT,
         }

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
 pub const LINK_VERSION: u32 = 3;
 /// Longest packet, bytes.
-const PACKET_LIMIT: usize = 64 * 1024;
+pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
 /// Daemon to server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -420,6 +420,7 @@ mod tests {
                     name: "NVIDIA H200".into(),
                     uuid: "GPU-0".into(),
                     pci: "0000:00:06.0".into(),
+                    memory: 1 << 30,
                 }],
             },
             ToDaemon::Connected {

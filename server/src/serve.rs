@@ -158,6 +158,7 @@ impl<H: Host> Serving<H> {
         let Limits {
             threads,
             memory,
+            user_memory,
             priority,
             quantum,
         } = &self.limits;
@@ -166,6 +167,13 @@ impl<H: Host> Serving<H> {
             tracing::info!(
                 "Device pinned memory limit for device {device} set to {bytes:#x} bytes"
             );
+        }
+        for (uid, devices) in user_memory {
+            for (device, bytes) in devices {
+                tracing::info!(
+                    "Device pinned memory limit of user {uid} for device {device} set to {bytes:#x} bytes"
+                );
+            }
         }
         tracing::info!("Server Priority set to {priority}");
         // NVIDIA's has none: of the usual one nothing is said.
@@ -431,6 +439,7 @@ mod tests {
                 name: "Test device".into(),
                 uuid: "GPU-0".into(),
                 pci: "0000:00:06.0".into(),
+                memory: 1 << 30,
             }]
         }
         fn terminate(&self, session: u64) {

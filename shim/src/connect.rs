@@ -18,8 +18,8 @@ use mpsshim_proto::cuda::{
 };
 use mpsshim_proto::direct::{DIRECT, PROXY};
 use mpsshim_proto::handshake::{
-    ClientHello, MAGIC_CLIENT, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, WELCOME_DESCRIPTORS,
-    Welcome,
+    ClientHello, DIRECT_DESCRIPTORS, MAGIC_CLIENT, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION,
+    WELCOME_DESCRIPTORS, Welcome,
 };
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::context::LimitMemory;
@@ -92,7 +92,7 @@ pub fn daemon_reachable() -> bool {
 /// # Errors
 /// A daemon is there, but the session is refused or cannot be used.
 pub fn connect() -> Result<Option<Mode>, CUresult> {
-    let Some((socket, (welcome, segment, doorbell))) = early_or_new()? else {
+    let Some((socket, (welcome, segment, doorbell, user))) = early_or_new()? else {
         return Ok(None);
     };
     // A defect of the shim is for its log, not for the program's standard error.
@@ -100,7 +100,8 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
     let count = (welcome.device_count as usize).min(MAX_DEVICES);
     if welcome.mode == DIRECT {
         let own = own_devices();
-        begin_direct(socket, (welcome, segment, doorbell), own.as_deref())
+        let welcomed = (welcome, segment, doorbell, user);
+        begin_direct(socket, welcomed, own.as_deref())
             .map_err(|reason| refuse(format_args!("{reason}")))?;
         each_limit(own.as_deref().unwrap_or_default(), direct::lower_limit);
         return Ok(Some(Mode::Direct));
@@ -132,12 +133,13 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
 /// Takes a session in direct mode.
 fn begin_direct(
     socket: OwnedFd,
-    (welcome, page, doorbell): Welcomed,
+    (welcome, page, doorbell, user): Welcomed,
     own: Option<&[CUuuid]>,
 ) -> Result<(), String> {
     let count = (welcome.device_count as usize).min(MAX_DEVICES);
     let devices = device_map(&welcome.devices[..count], own);
-    direct::begin(&page, doorbell, socket, devices)?;
+    let user = user.ok_or("the welcome lacks descriptors")?;
+    direct::begin((&page, &user), doorbell, socket, devices)?;
     tracing::info!(
         session = welcome.session,
         server = welcome.server_pid,
@@ -240,8 +242,8 @@ fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
     }
 }
 
-/// The welcome, the segment and the doorbell.
-type Welcomed = (Welcome, OwnedFd, OwnedFd);
+/// The welcome, the segment or page, the doorbell, and in direct mode the memory of the user.
+type Welcomed = (Welcome, OwnedFd, OwnedFd, Option<OwnedFd>);
 
 /// Why there is no session.
 enum Unwelcome {
@@ -372,7 +374,7 @@ fn hello() -> ClientHello {
     .with_visible(settings::visible_devices().as_deref())
 }
 
-/// Sends the hello and takes the welcome with its descriptors: segment and doorbell.
+/// Sends the hello and takes the welcome with its descriptors.
 fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
     shm::send_packet(socket.as_fd(), hello.as_bytes(), &[])
         .map_err(|error| Unwelcome::of_socket(&error))?;
@@ -399,13 +401,16 @@ fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
             welcome.protocol, welcome.mode
         )));
     }
-    let descriptors: [OwnedFd; WELCOME_DESCRIPTORS.len()] = descriptors
-        .try_into()
-        .map_err(|_| Unwelcome::new(format_args!("the welcome lacks descriptors")))?;
-    let [segment, doorbell] = descriptors;
+    let lacks = |_| Unwelcome::new(format_args!("the welcome lacks descriptors"));
     if welcome.mode == DIRECT {
-        return Ok((welcome, segment, doorbell));
+        let descriptors: [OwnedFd; DIRECT_DESCRIPTORS.len()] =
+            descriptors.try_into().map_err(lacks)?;
+        let [page, doorbell, user] = descriptors;
+        return Ok((welcome, page, doorbell, Some(user)));
     }
+    let descriptors: [OwnedFd; WELCOME_DESCRIPTORS.len()] =
+        descriptors.try_into().map_err(lacks)?;
+    let [segment, doorbell] = descriptors;
     let arenas = (
         welcome.host_arena,
         welcome.host_arena_len,
@@ -424,7 +429,7 @@ fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
             "the segment is not as it should be"
         )));
     }
-    Ok((welcome, segment, doorbell))
+    Ok((welcome, segment, doorbell, None))
 }
 
 /// Keeps the arenas' addresses free of anything else. Without the host arena there is no pinned memory; without

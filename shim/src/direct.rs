@@ -65,6 +65,7 @@ pub fn start() {
 
 /// In a child that was forked: the session is the parent's, and nobody says when this process may submit.
 pub fn leave() {
+    memory::leave();
     if let Some(direct) = direct() {
         // While the child has it open, the server would not see the parent's end.
         // SAFETY: closes a descriptor of this process's; the child uses the session no more.

@@ -3,8 +3,9 @@
 use crate::peer::{greet, hello};
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::direct::{self, DIRECT, PAGE_LEN, Page};
-use mpsshim_proto::handshake::{ClientHello, Welcome};
+use mpsshim_proto::handshake::{ClientHello, DIRECT_DESCRIPTORS, Welcome};
 use mpsshim_proto::shm::{self, Doorbell, Mapping, futex_wait};
+use mpsshim_proto::user_memory::{USER_MEMORY_LEN, UserMemory};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -22,6 +23,7 @@ pub struct DirectPeer {
     /// The connection.
     pub socket: OwnedFd,
     mapping: Mapping,
+    user: Mapping,
     bell: Doorbell,
 }
 
@@ -53,16 +55,19 @@ impl DirectPeer {
         if welcome.status != 0 {
             return Err(io::Error::other(CUresult(welcome.status)));
         }
-        let [page, bell]: [OwnedFd; 2] = descriptors
+        let [page, bell, user]: [OwnedFd; DIRECT_DESCRIPTORS.len()] = descriptors
             .try_into()
             .map_err(|_| io::Error::other("a welcome with other descriptors"))?;
-        if welcome.mode != DIRECT || !shm::is_sealed(page.as_fd(), PAGE_LEN as u64) {
+        let sealed = shm::is_sealed(page.as_fd(), PAGE_LEN as u64)
+            && shm::is_sealed(user.as_fd(), USER_MEMORY_LEN as u64);
+        if welcome.mode != DIRECT || !sealed {
             return Err(io::Error::other("a welcome to another mode"));
         }
         Ok(DirectPeer {
             welcome,
             socket,
             mapping: Mapping::new(page.as_fd(), PAGE_LEN)?,
+            user: Mapping::new(user.as_fd(), USER_MEMORY_LEN)?,
             bell: Doorbell::from_fd(bell),
         })
     }
@@ -71,6 +76,17 @@ impl DirectPeer {
     pub fn page(&self) -> &Page {
         // SAFETY: the mapping has PAGE_LEN bytes and lives as long as self; Page is all atomics.
         unsafe { &*self.mapping.base().cast::<Page>() }
+    }
+
+    /// What its user's clients hold.
+    pub fn user(&self) -> &UserMemory {
+        // SAFETY: the mapping has USER_MEMORY_LEN bytes and lives as long as self; UserMemory is all atomics.
+        unsafe { &*self.user.base().cast::<UserMemory>() }
+    }
+
+    /// Its place there.
+    pub fn place(&self) -> usize {
+        self.page().place.load(Ordering::Relaxed) as usize
     }
 
     /// Its state.

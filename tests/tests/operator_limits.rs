@@ -142,6 +142,73 @@ fn memory_limits_by_ordinal_and_uuid() {
 }
 
 #[test]
+fn memory_limits_of_a_user() {
+    let place = Place::with_daemon();
+    let get = |user: &str, device: &str| {
+        let done = place.control(&["get_user_device_pinned_mem_limit", user, device]);
+        (done.code, done.out)
+    };
+    let set = |user: &str, device: &str, amount: &str| {
+        let name = "set_user_device_pinned_mem_limit";
+        let done = place.control(&[name, user, device, amount]);
+        (done.code, done.out)
+    };
+    assert_eq!(get("1000", "0"), (0, String::new()));
+    assert_eq!(set("1000", "GPU-0000", "3G"), (0, String::new()));
+    assert_eq!(set("1001", UUID, "4096"), (0, String::new()));
+    assert_eq!(get("1000", "0"), (0, "3G\n".into()));
+    let (_client, _server) = serve(&place);
+    assert_eq!(
+        last_said(&place, "Device pinned"),
+        "Device pinned memory limit of user 1001 for device 0 set to 0x100000000 bytes"
+    );
+    // A running server is told at once.
+    assert_eq!(set("1001", "0", "none"), (0, String::new()));
+    assert_eq!(set("1000", "0", "512M"), (0, String::new()));
+    wait_until("the server knows", || {
+        last_said(&place, "Device pinned")
+            .ends_with("of user 1000 for device 0 set to 0x20000000 bytes")
+    });
+    assert_eq!(get("1001", "0"), (0, String::new()));
+    let json = place.control(&[
+        "--format",
+        "json",
+        "get_user_device_pinned_mem_limit",
+        "1000",
+        "0",
+    ]);
+    assert!(json.out.contains("\"memory_limit\":536870912") && json.out.contains("\"uid\":1000"));
+    for (user, device, amount, error) in [
+        ("root", "0", "1G", "\"root\" is not a user id"),
+        ("-1", "0", "1G", "\"-1\" is not a user id"),
+        ("4294967295", "0", "1G", "\"4294967295\" is not a user id"),
+        ("1000", "7", "1G", "Device 7 not found"),
+        ("1000", "0", "50%", "\"50%\" is not an amount of memory"),
+        ("1000", "0", "lots", "\"lots\" is not an amount of memory"),
+        ("1000", "0", "0", "\"0\" is not an amount of memory"),
+        ("1000", "0", "4097M", "Device 0 has only 4G\n"),
+        (
+            "1000",
+            "GPU-0",
+            "17179869183G",
+            "Device GPU-0 has only 4G\n",
+        ),
+    ] {
+        let (code, out) = set(user, device, amount);
+        assert_eq!(code, 1, "{user} {device} {amount}");
+        assert!(out.contains(error), "{out}");
+    }
+    assert_eq!(
+        get("1000", "0"),
+        (0, "512M\n".into()),
+        "nothing was changed"
+    );
+    for user in ["root", ""] {
+        assert_eq!(get(user, "0").0, 1);
+    }
+}
+
+#[test]
 fn priorities_and_weights() {
     let place = Place::with_daemon();
     let get = || place.control(&["get_default_client_priority"]).out;
@@ -312,6 +379,7 @@ fn only_the_owner_changes_anything() {
         &["set_active_thread_percentage_all", "50"],
         &["set_default_device_pinned_mem_limit", "0", "1G"],
         &["set_device_pinned_mem_limit", "1", "0", "1G"],
+        &["set_user_device_pinned_mem_limit", "1", "0", "1G"],
         &["set_default_client_priority", "1"],
         &["set_client_weight", "1", "1", "5"],
     ] {
@@ -324,6 +392,7 @@ fn only_the_owner_changes_anything() {
         &["get_default_active_thread_percentage"][..],
         &["get_active_thread_percentage_all"],
         &["get_default_device_pinned_mem_limit", "0"],
+        &["get_user_device_pinned_mem_limit", "1", "0"],
         &["get_default_client_priority"],
         &["device_query"],
     ] {

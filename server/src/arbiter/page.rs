@@ -66,6 +66,11 @@ impl SharedPage {
         self.page().turn.free.store(1, Ordering::Relaxed);
     }
 
+    /// Tells the client its place among its user's.
+    pub fn set_place(&self, place: u32) {
+        self.page().place.store(place, Ordering::Relaxed);
+    }
+
     /// Gives the client the turn; `false`: it does not wait for one any more.
     pub fn grant(&self, asked: Asked) -> bool {
         self.ask(asked);

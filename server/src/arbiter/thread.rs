@@ -9,6 +9,7 @@ use crate::engine::{ClientInfo, Credentials, EngineEvent};
 use crate::limits::{DEFAULT_WEIGHT, Limits, Terms, TurnUsage, Usage};
 use crate::mode::Mode;
 use crate::seqpacket;
+use crate::user_memory::Place;
 use crossbeam_channel::{Receiver, Sender};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::direct::{self, PAGE_LEN};
@@ -51,6 +52,8 @@ struct Client {
     terms: Terms,
     weight: u32,
     memory_limit: BTreeMap<usize, u64>,
+    /// What it holds of its user's memory ends with this.
+    place: Place,
 }
 
 impl Client {
@@ -194,11 +197,12 @@ impl Arbiting {
             let why = format!("there are {} clients already", self.admission.limit());
             return self.refuse(&socket, who, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED, why);
         };
-        let made = || -> io::Result<(SharedPage, OwnedFd, Doorbell)> {
+        let made = || -> io::Result<(SharedPage, OwnedFd, Doorbell, Place)> {
             // A client that takes no packets must not hold up the others.
             seqpacket::set_nonblocking(&socket, true)?;
             let (page, fd) = SharedPage::new()?;
             let bell = Doorbell::new()?;
+            let place = self.admission.users().place(who.uid)?;
             let ended = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLHUP;
             self.epoll
                 .add(&socket, EpollEvent::new(ended, socket_of(session)))?;
@@ -207,9 +211,9 @@ impl Arbiting {
                 let _ = self.epoll.delete(&socket);
                 return Err(error.into());
             }
-            Ok((page, fd, bell))
+            Ok((page, fd, bell, place))
         };
-        let (page, fd, bell) = match made() {
+        let (page, fd, bell, place) = match made() {
             Ok(made) => made,
             Err(error) => {
                 self.admission.retract();
@@ -232,6 +236,7 @@ impl Arbiting {
             let pid = who.pid;
             tracing::info!("NVIDIA's MPS serves process {pid}, which takes no turns");
         }
+        page.set_place(place.number());
         let client = Client {
             info: ClientInfo {
                 session,
@@ -244,6 +249,7 @@ impl Arbiting {
             terms: Terms::new(&self.limits, hello),
             weight: DEFAULT_WEIGHT,
             memory_limit,
+            place,
         };
         self.turns.join(session, client.share());
         self.tell(EngineEvent::Connected(client.info.clone()));
@@ -272,7 +278,7 @@ impl Arbiting {
         shm::send_packet(
             client.socket.as_fd(),
             welcome.as_bytes(),
-            &[page.as_fd(), client.bell.fd()],
+            &[page.as_fd(), client.bell.fd(), client.place.file()],
         )
     }
 

@@ -166,6 +166,18 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Kind::Lists,
+        "get_user_device_pinned_mem_limit",
+        "UID DEVICE",
+        "device memory that all clients of a user together may have; an empty line when there is no limit",
+    ),
+    row(
+        Kind::Acts,
+        "set_user_device_pinned_mem_limit",
+        "UID DEVICE AMOUNT",
+        "set it, or none, for running servers and those to come, at once",
+    ),
+    row(
+        Kind::Lists,
         "get_default_client_priority",
         "",
         "priority of clients of servers started from now on: 0 normal, 1 below normal",
@@ -327,6 +339,10 @@ pub enum Command {
     MemoryLimit(Whose, String),
     /// `set_[default_]device_pinned_mem_limit`; bytes, `None`: no limit.
     SetMemoryLimit(Whose, String, Option<u64>),
+    /// `get_user_device_pinned_mem_limit UID DEVICE`
+    UserMemoryLimit(u32, String),
+    /// `set_user_device_pinned_mem_limit UID DEVICE AMOUNT`; bytes, `None`: no limit.
+    SetUserMemoryLimit(u32, String, Option<u64>),
     /// `get_default_client_priority`
     Priority,
     /// `set_default_client_priority PRIORITY`

@@ -11,16 +11,15 @@ use super::greeting::{self, Greeting};
 use super::servers::Servers;
 use super::spawn::{Launcher, Users};
 use super::usage::Question;
-use super::wire::{self, Answer};
+use super::wire::Answer;
 use crate::engine::Credentials;
-use crate::link::Arrival;
+use crate::link::{Arrival, PACKET_LIMIT};
 use crate::logging::{self, LogError, Sink};
 use crate::mode::Modes;
 use crate::mode::by_device::DeviceModes;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_proto::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
-use mpsshim_proto::handshake::MAGIC_UI;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use sd_notify::NotifyState;
@@ -467,8 +466,8 @@ impl Daemon {
         let Some(peer) = self.peers.get(&number) else {
             return;
         };
-        // One byte more than fits, so that a longer packet is seen to be too long.
-        let mut buffer = vec![0; MAGIC_UI.len() + wire::COMMAND_LIMIT + 1];
+        // As long as the introduction of a server may be; a command that is too long is seen to be.
+        let mut buffer = vec![0; PACKET_LIMIT];
         let len = match seqpacket::receive(peer.connection.as_fd(), &mut buffer) {
             Ok(len) => len,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

@@ -235,6 +235,7 @@ mod tests {
             name: "A device".into(),
             uuid: uuid.into(),
             pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
         }
     }
 

@@ -359,6 +359,27 @@ pub fn memory_limit(
     }
 }
 
+/// `get_user_device_pinned_mem_limit`
+pub fn user_memory_limit(
+    uid: u32,
+    limits: &Limits,
+    (ordinal, device): (usize, &DeviceInfo),
+) -> Listing {
+    let devices = limits.user_memory.get(&uid);
+    let limit = devices.and_then(|devices| devices.get(&ordinal));
+    Listing {
+        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
+        columns: &["uid", "user", "device", "uuid", "memory_limit"],
+        rows: vec![vec![
+            json!(uid),
+            user_name(uid),
+            json!(ordinal),
+            json!(device.uuid),
+            json!(limit),
+        ]],
+    }
+}
+
 /// `get_default_client_priority`
 pub fn priority(limits: &Limits) -> Listing {
     Listing {
@@ -429,6 +450,7 @@ mod tests {
             name: "NVIDIA H200".into(),
             uuid: "GPU-eec5798d-7946-0e14-f51f-ded3e76748d0".into(),
             pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
         };
         let (default, server) = ([device], []);
         let listing = devices(&[(None, &default), (Some(7), &server)], false);

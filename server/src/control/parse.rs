@@ -116,6 +116,12 @@ impl Arguments<'_> {
         Ok(Some(bytes))
     }
 
+    fn user(&self, text: &str) -> Result<u32, CommandError> {
+        // The last one means none.
+        let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
+        uid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a user id")))
+    }
+
     fn processes(&self) -> Result<Command, CommandError> {
         match self.words.as_slice() {
             [] => Ok(Command::Processes { pid: None }),
@@ -260,6 +266,15 @@ impl Arguments<'_> {
                 let [pid, device, amount] = self.exactly("a process id, a device and an amount")?;
                 let whose = Whose::Server(Server(text(pid)));
                 Command::SetMemoryLimit(whose, text(device), self.amount(amount)?)
+            }
+            "get_user_device_pinned_mem_limit" => {
+                let [uid, device] = self.exactly("a user id and a device")?;
+                Command::UserMemoryLimit(self.user(uid)?, text(device))
+            }
+            "set_user_device_pinned_mem_limit" => {
+                let [uid, device, amount] = self.exactly("a user id, a device and an amount")?;
+                let amount = self.amount(amount)?;
+                Command::SetUserMemoryLimit(self.user(uid)?, text(device), amount)
             }
             "set_default_client_priority" => {
                 let [value] = self.exactly("a priority")?;
@@ -409,6 +424,16 @@ mod tests {
             ok("set_device_pinned_mem_limit 7 GPU-aa none"),
             Command::SetMemoryLimit(Whose::Server(server(7)), "GPU-aa".into(), None)
         );
+        assert_eq!(
+            ok("get_user_device_pinned_mem_limit 1000 GPU-aa"),
+            Command::UserMemoryLimit(1000, "GPU-aa".into())
+        );
+        for (amount, bytes) in [("2G", Some(2 << 30)), ("none", None)] {
+            assert_eq!(
+                ok(&format!("set_user_device_pinned_mem_limit 0 1 {amount}")),
+                Command::SetUserMemoryLimit(0, "1".into(), bytes)
+            );
+        }
         assert_eq!(ok("set_default_client_priority 1"), Command::SetPriority(1));
         assert_eq!(
             ok("set_client_weight 7 8 10000"),
@@ -477,6 +502,18 @@ mod tests {
             error("set_default_device_pinned_mem_limit 0 lots").contains("not an amount of memory")
         );
         assert!(error("set_default_device_pinned_mem_limit 0").contains("a device and an amount"));
+        for uid in ["root", "-1", "4294967295", "1.5", "50%"] {
+            let wrong = error(&format!("set_user_device_pinned_mem_limit {uid} 0 1G"));
+            assert!(wrong.contains(&format!("\"{uid}\" is not a user id")));
+        }
+        for amount in ["50%", "lots", "0", "-1G", "1e9"] {
+            let wrong = error(&format!("set_user_device_pinned_mem_limit 0 0 {amount}"));
+            assert!(wrong.contains("is not an amount of memory"), "{wrong}");
+        }
+        for arguments in ["", "0", "0 0", "0 0 1G 1"] {
+            let wrong = error(&format!("set_user_device_pinned_mem_limit {arguments}"));
+            assert!(wrong.contains("a user id, a device and an amount expected"));
+        }
         for value in ["2", "-1", "abc", "0.5"] {
             assert_eq!(
                 error(&format!("set_default_client_priority {value}")),
@@ -496,11 +533,14 @@ mod tests {
                 "PID" => "1",
                 "PID [-f]" => "1 -f",
                 "PID DEVICE"
+                | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"
                 | "DEVICE AMOUNT"
                 | "PID PERCENTAGE"
                 | "PID MILLISECONDS" => "1 2",
-                "SERVER_PID CLIENT_PID WEIGHT" | "PID DEVICE AMOUNT" => "1 2 3",
+                "SERVER_PID CLIENT_PID WEIGHT" | "PID DEVICE AMOUNT" | "UID DEVICE AMOUNT" => {
+                    "1 2 3"
+                }
                 "DEVICE" | "PERCENTAGE" | "PRIORITY" | "MILLISECONDS" => "1",
                 _ => "",
             };

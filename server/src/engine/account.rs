@@ -1,6 +1,8 @@
 //! What a session holds of each memory, and how much it may. Every path that allocates goes through
-//! [`Account::charge`] or [`Account::take`]: a limit has one place to stand.
+//! [`Account::charge`] or [`Account::take`]: a limit has one place to stand. What the session's user holds in all is
+//! counted there, too.
 
+use crate::user_memory::Place;
 use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::sync::Arc;
@@ -36,6 +38,8 @@ impl Default for Holding {
 pub struct Account {
     devices: Arc<[Holding; MAX_DEVICES]>,
     host: Arc<Holding>,
+    /// Among the user's other clients; `None`: they are not looked at.
+    user: Option<Arc<Place>>,
 }
 
 /// Memory that is counted as long as this lives.
@@ -53,6 +57,14 @@ impl Drop for Charge {
 }
 
 impl Account {
+    /// Of a client that has this place among its user's.
+    pub fn of_user(place: Place) -> Account {
+        Account {
+            user: Some(Arc::new(place)),
+            ..Account::default()
+        }
+    }
+
     fn of(&self, memory: Memory) -> &Holding {
         match memory {
             Memory::Device(ordinal) => &self.devices[ordinal],
@@ -63,6 +75,19 @@ impl Account {
     /// Bytes held.
     pub fn held(&self, memory: Memory) -> u64 {
         self.of(memory).bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may still be allocated, `u64::MAX`: all there is. The least of what the client's own limit and its
+    /// user's leave.
+    pub fn left(&self, memory: Memory) -> u64 {
+        let own = match self.limit(memory) {
+            None => u64::MAX,
+            Some(limit) => limit.saturating_sub(self.held(memory)),
+        };
+        match (memory, &self.user) {
+            (Memory::Device(device), Some(user)) => own.min(user.left(device)),
+            _ => own,
+        }
     }
 
     /// Bytes that may be held, if there is a limit.
@@ -80,13 +105,19 @@ impl Account {
     /// if the allocation fails, or when it is freed.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit; then nothing is counted.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit, or over the user's; then nothing is counted.
     pub fn charge(&self, memory: Memory, bytes: u64) -> Result<(), CUresult> {
         let Holding { bytes: held, limit } = self.of(memory);
         let limit = limit.load(Ordering::Relaxed);
         let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        if let (Memory::Device(device), Some(user)) = (memory, &self.user)
+            && !user.take(device, bytes)
+        {
+            self.uncount(memory, bytes);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
         Ok(())
     }
 
@@ -105,6 +136,13 @@ impl Account {
 
     /// Counts memory that was freed.
     pub fn credit(&self, memory: Memory, bytes: u64) {
+        self.uncount(memory, bytes);
+        if let (Memory::Device(device), Some(user)) = (memory, &self.user) {
+            user.give_back(device, bytes);
+        }
+    }
+
+    fn uncount(&self, memory: Memory, bytes: u64) {
         let less = |held: u64| {
             debug_assert!(held >= bytes, "more was freed than allocated");
             Some(held.saturating_sub(bytes))
@@ -119,6 +157,8 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limits;
+    use crate::user_memory::{Users, set_limit};
 
     #[test]
     fn each_memory_is_counted_by_itself() {
@@ -133,6 +173,27 @@ mod tests {
         assert_eq!(held(&account.clone()), [0, 50, 7]);
         drop(charge);
         assert_eq!(held(&account), [0, 0, 7]);
+    }
+
+    #[test]
+    fn accounts_of_a_user_share_its_limit() {
+        let users = Users::default();
+        let mut limits = Limits::default();
+        set_limit(&mut limits, 7, 0, Some(100)).unwrap();
+        users.set_limits(&limits);
+        let account = || Account::of_user(users.place(7).unwrap());
+        let (one, two, memory) = (account(), account(), Memory::Device(0));
+        two.lower_limit(memory, 50);
+        let charge = one.take(memory, 60).unwrap();
+        assert_eq!((one.left(memory), two.left(memory)), (40, 40));
+        assert_eq!(two.charge(memory, 41), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        assert_eq!(two.held(memory), 0, "a refusal counts nothing");
+        two.charge(Memory::Host, 1000).unwrap();
+        drop(charge);
+        assert_eq!((one.left(memory), two.left(memory)), (100, 50));
+        one.charge(memory, 70).unwrap();
+        drop(one);
+        assert_eq!(two.left(memory), 50, "whatever it held");
     }
 
     #[test]

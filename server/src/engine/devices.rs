@@ -57,6 +57,8 @@ pub struct Device {
     pub uuid: CUuuid,
     /// Where it is on the bus, such as `0000:00:06.0`.
     pub pci: String,
+    /// Bytes of its memory.
+    pub memory: u64,
     /// Its compute capability, `10 * major + minor`.
     pub capability: u32,
     ordinal: usize,
@@ -91,6 +93,8 @@ impl Device {
             driver.device_get_attribute(&mut value, attribute, raw)?;
             Ok::<i32, CUresult>(value)
         };
+        let mut memory = 0;
+        driver.device_total_mem(&mut memory, raw)?;
         let pci = format!(
             "{:04x}:{:02x}:{:02x}.0",
             number(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
@@ -105,6 +109,7 @@ impl Device {
             name: String::from_utf8_lossy(&name[..len]).into_owned(),
             uuid,
             pci,
+            memory: memory as u64,
             capability: (10 * major + minor) as u32,
             ordinal,
             context: OnceLock::new(),

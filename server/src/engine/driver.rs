@@ -120,6 +120,7 @@ functions! {
     device_get = "cuDeviceGet" (device: &mut CUdevice, ordinal: c_int);
     device_get_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: CUdevice);
     device_get_attribute = "cuDeviceGetAttribute" (value: &mut c_int, attribute: u32, device: CUdevice);
+    device_total_mem = "cuDeviceTotalMem_v2" (bytes: &mut usize, device: CUdevice);
     device_get_uuid = "cuDeviceGetUuid_v2" (uuid: &mut CUuuid, device: CUdevice);
     primary_ctx_set_flags = "cuDevicePrimaryCtxSetFlags_v2" (device: CUdevice, flags: u32);
     primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: &mut CUcontext, device: CUdevice);

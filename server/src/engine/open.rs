@@ -48,6 +48,7 @@ impl From<&Device> for DeviceInfo {
             name: device.name.clone(),
             uuid: device.uuid.to_string(),
             pci: device.pci.clone(),
+            memory: device.memory,
         }
     }
 }

@@ -104,8 +104,15 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
             Vec::new()
         }
     };
+    let account = match shared.admission.users().place(who.uid) {
+        Ok(place) => Account::of_user(place),
+        Err(error) => {
+            shared.admission.retract();
+            let why = format!("its user's memory cannot be counted: {error}");
+            return refuse(shared, &socket, who, CUDA_ERROR_OUT_OF_MEMORY, why);
+        }
+    };
     shared.fairness.admit(terms.priority);
-    let account = Account::default();
     for (device, bytes) in limits.memory {
         if device < MAX_DEVICES {
             account.lower_limit(Memory::Device(device), bytes);

@@ -10,6 +10,8 @@ mod driver;
 mod graphs;
 mod physical;
 
+pub use account::leave;
+
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
@@ -18,9 +20,10 @@ use std::sync::atomic::AtomicU64;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::direct::Page;
 use mpsshim_proto::handshake::MAX_DEVICES;
+use mpsshim_proto::user_memory::UserMemory;
 use parking_lot::Mutex;
 
-use self::account::{Account, Charge, Slot};
+use self::account::{Account, Charge, Counted, Share, Slot};
 use self::blocks::{Block, Blocks, Freed, Owner};
 use self::graphs::Graphs;
 use self::physical::Physicals;
@@ -41,11 +44,21 @@ static POOLS: Mutex<Vec<(u64, Option<CUdevice>)>> = Mutex::new(Vec::new());
 /// What the driver hands out in pieces of, for a program's small allocations.
 const GRAIN: u64 = 512;
 
-/// Counts in this page from now on, beginning with what is held.
-pub fn count_in(page: &'static Page) {
-    let slots = SLOTS.get_or_init(|| page.memory.iter().map(Slot::new).collect());
-    for (slot, memory) in slots.iter().zip(&page.memory) {
-        slot.move_to(memory);
+/// Counts in this page, and in this memory of the user's, from now on, beginning with what is held.
+pub fn count_in(page: &'static Page, user: &'static UserMemory) {
+    let counted = |device: usize| Counted {
+        page: &page.memory[device],
+        user: Share {
+            memory: user,
+            device,
+            place: &page.place,
+            state: &page.turn.state.0,
+        },
+    };
+    let new = |device| Slot::new(counted(device));
+    let slots = SLOTS.get_or_init(|| (0..MAX_DEVICES).map(new).collect());
+    for (device, slot) in slots.iter().enumerate() {
+        slot.move_to(counted(device));
     }
 }
 

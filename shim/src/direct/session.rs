@@ -3,6 +3,7 @@
 //! A program does not end with its server. A thread waits for the end of the connection; the gate is open from then on, and
 //! the daemon is asked for a session with the next server. What the program holds and uses goes over into the new page.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use mpsshim_proto::direct::{PAGE_LEN, Page};
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
+use mpsshim_proto::user_memory::{PLACES, USER_MEMORY_LEN, UserMemory};
 
 use super::{memory, turn};
 use crate::{connect, thread};
@@ -21,6 +23,8 @@ const SHORT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Direct {
     pub page: &'static Page,
+    /// What the clients of this user hold together.
+    pub user: &'static UserMemory,
     pub doorbell: Doorbell,
     pub socket: OwnedFd,
     /// For each device of the program's the server's ordinal.
@@ -40,12 +44,12 @@ pub fn set_current(direct: &'static Direct) {
     CURRENT.store(ptr::from_ref(direct).cast_mut(), Ordering::SeqCst);
 }
 
-/// Takes the page of a new session, the first one or the next.
+/// Takes the page of a new session, the first one or the next, and the memory of its user.
 ///
 /// # Errors
-/// The page cannot be mapped, or is not as it should be; the server has other devices than the one before.
+/// They cannot be mapped, or are not as they should be; the server has other devices than the one before.
 pub fn begin(
-    page: &OwnedFd,
+    (page, user): (&OwnedFd, &OwnedFd),
     doorbell: OwnedFd,
     socket: OwnedFd,
     devices: Vec<Option<u32>>,
@@ -54,24 +58,34 @@ pub fn begin(
     if direct().is_some_and(|before| before.devices != devices) {
         return Err("the next server has other devices".into());
     }
-    if !shm::is_sealed(page.as_fd(), PAGE_LEN as u64) {
-        return Err("the page is not as it should be".into());
+    let page = map(page, PAGE_LEN).map_err(|error| format!("the page {error}"))?;
+    let user = map(user, USER_MEMORY_LEN).map_err(|error| format!("the user's memory {error}"))?;
+    // SAFETY: a mapping of PAGE_LEN bytes, sealed against shrinking and never unmapped; Page is all atomics.
+    let page = unsafe { &*page.base().cast::<Page>() };
+    if page.place.load(Ordering::Relaxed) as usize >= PLACES {
+        return Err("there is no such place among the user's clients".into());
     }
-    let mapping = Mapping::new(page.as_fd(), PAGE_LEN)
-        .map_err(|error| format!("the page cannot be mapped: {error}"))?;
-    let base = mapping.base();
-    // It lives as long as the process.
-    std::mem::forget(mapping);
     let direct: &Direct = Box::leak(Box::new(Direct {
-        // SAFETY: a mapping of PAGE_LEN bytes, sealed against shrinking and never unmapped; Page is all atomics.
-        page: unsafe { &*base.cast::<Page>() },
+        page,
+        // SAFETY: as above, of USER_MEMORY_LEN bytes; UserMemory is all atomics.
+        user: unsafe { &*user.base().cast::<UserMemory>() },
         doorbell: Doorbell::from_fd(doorbell),
         socket,
         devices,
     }));
-    memory::count_in(direct.page);
+    memory::count_in(direct.page, direct.user);
     turn::take_up(direct);
     Ok(())
+}
+
+/// Maps a file of the server's for as long as the process lives.
+fn map(file: &OwnedFd, len: usize) -> Result<ManuallyDrop<Mapping>, String> {
+    if !shm::is_sealed(file.as_fd(), len as u64) {
+        return Err("is not as it should be".into());
+    }
+    let mapping = Mapping::new(file.as_fd(), len);
+    let mapping = mapping.map_err(|error| format!("cannot be mapped: {error}"))?;
+    Ok(ManuallyDrop::new(mapping))
 }
 
 /// Starts the thread that sees the server go.

@@ -119,6 +119,7 @@ fn devices() -> Vec<DeviceInfo> {
         name: "Fake device".into(),
         uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
         pci: "0000:00:06.0".into(),
+        memory: 4 << 30,
     }]
 }
 

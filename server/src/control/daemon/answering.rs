@@ -1,6 +1,7 @@
 //! The daemon's side of a command: done at once, or when what it waits for has come.
 
 use super::{Awaiting, Daemon, Until};
+use crate::amount;
 use crate::control::commands::{self, Command, Request, Whose};
 use crate::control::listing::{self, Listing};
 use crate::control::parse::parse;
@@ -66,6 +67,8 @@ impl Daemon {
             Command::DeviceQuery { .. }
             | Command::MemoryLimit(..)
             | Command::SetMemoryLimit(..)
+            | Command::UserMemoryLimit(..)
+            | Command::SetUserMemoryLimit(..)
                 if self.devices.known().is_none() =>
             {
                 match self.devices.search(self.servers.launcher()) {
@@ -186,6 +189,12 @@ impl Daemon {
             Command::MemoryLimit(whose, device) => self.memory_limit(whose, device).map(print),
             Command::SetMemoryLimit(whose, device, limit) => {
                 self.set_memory_limit(whose, device, *limit)
+            }
+            Command::UserMemoryLimit(uid, device) => {
+                self.user_memory_limit(*uid, device).map(print)
+            }
+            Command::SetUserMemoryLimit(uid, device, limit) => {
+                self.set_user_memory_limit(*uid, device, *limit)
             }
             Command::Priority => Ok(print(listing::priority(self.servers.default_limits()))),
             Command::SetPriority(priority) => {
@@ -338,6 +347,24 @@ impl Daemon {
                 None => limits.memory.remove(&ordinal),
             };
         })?;
+        Ok(Answer::done(""))
+    }
+
+    fn user_memory_limit(&self, uid: u32, device: &str) -> Result<Listing, Answer> {
+        let limits = self.servers.default_limits();
+        let device = self.device(device)?;
+        Ok(listing::user_memory_limit(uid, limits, device))
+    }
+
+    /// A user may have clients at several servers, and at those to come: all of them are told.
+    fn set_user_memory_limit(&mut self, uid: u32, device: &str, limit: Option<u64>) -> Outcome {
+        let (ordinal, info) = self.device(device)?;
+        if limit.is_some_and(|bytes| info.memory > 0 && bytes > info.memory) {
+            let all = amount::print(info.memory);
+            return Err(Answer::failed(format!("Device {device} has only {all}")));
+        }
+        let set = self.servers.set_user_limit(uid, ordinal, limit);
+        set.map_err(Answer::failed)?;
         Ok(Answer::done(""))
     }
 

@@ -5,6 +5,7 @@ use crate::control::devices;
 use crate::control::usage::Report;
 use crate::engine::DeviceInfo;
 use crate::limits::Limits;
+use crate::user_memory;
 
 impl Servers {
     /// What servers start with from now on.
@@ -31,6 +32,55 @@ impl Servers {
         let mut limits = server.limits.clone();
         change(&mut limits);
         server.order_limits(limits)
+    }
+
+    /// Sets what all clients of a user together may have of a device, `None`: no limit, at every server.
+    ///
+    /// # Errors
+    /// There are too many such limits; nothing is changed then.
+    pub fn set_user_limit(
+        &mut self,
+        uid: u32,
+        device: usize,
+        bytes: Option<u64>,
+    ) -> Result<(), String> {
+        user_memory::set_limit(&mut self.defaults.limits, uid, device, bytes)?;
+        self.tell_user_limits();
+        Ok(())
+    }
+
+    fn tell_user_limits(&mut self) {
+        for server in &mut self.running {
+            let mut limits = server.limits.clone();
+            limits
+                .user_memory
+                .clone_from(&self.defaults.limits.user_memory);
+            if limits != server.limits
+                && let Err(why) = server.order_limits(limits)
+            {
+                tracing::warn!("{why}: it keeps to the limits of users that it had");
+            }
+        }
+    }
+
+    /// Takes over what the daemon before this one had set for users, where nothing was set since.
+    pub(super) fn adopt_user_limits(&mut self, limits: &Limits) {
+        for (uid, devices) in &limits.user_memory {
+            for (device, bytes) in devices {
+                let known = &self.defaults.limits.user_memory;
+                if known
+                    .get(uid)
+                    .is_some_and(|known| known.contains_key(device))
+                {
+                    continue;
+                }
+                let own = &mut self.defaults.limits;
+                if let Err(why) = user_memory::set_limit(own, *uid, *device, Some(*bytes)) {
+                    tracing::warn!("A limit of user {uid} is ignored: {why}");
+                }
+            }
+        }
+        self.tell_user_limits();
     }
 
     /// Gives all sessions of a client process a weight.

@@ -48,9 +48,10 @@ impl Servers {
         }
         tracing::info!("Server {pid} of user {uid} taken over with {clients} clients");
         // It reports its clients, then that it is ready. Its log may have been renamed while there was no daemon.
-        let mut server = Server::new(pid, uid, process, link, limits);
+        let mut server = Server::new(pid, uid, process, link, limits.clone());
         server.hand_log(self.launcher.log());
         self.running.push(server);
+        self.adopt_user_limits(&limits);
     }
 
     /// Whether this process may serve its user's clients from now on.

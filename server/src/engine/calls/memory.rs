@@ -88,9 +88,8 @@ impl Session {
         let memory = Memory::Device(body.device as usize);
         if let Some(limit) = self.account.limit(memory) {
             info.total = info.total.min(limit);
-            let left = limit.saturating_sub(self.account.held(memory));
-            info.free = info.free.min(left);
         }
+        info.free = info.free.min(self.account.left(memory));
         Ok(info.as_bytes().to_vec())
     }
 

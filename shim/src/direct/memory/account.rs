@@ -1,30 +1,88 @@
-//! What is held of a device's memory, in the page, and how much may be.
+//! What is held of a device's memory, in the page and among the user's clients, and how much may be.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
-use mpsshim_proto::direct::Memory;
+use mpsshim_proto::direct::{GONE, Memory, TERMINATED};
+use mpsshim_proto::user_memory::{PLACES, UserMemory};
 use parking_lot::{RwLock, RwLockReadGuard};
 
-/// Where a device's memory is counted: in the page of the present session.
+/// This process is a child that was forked: the session is its parent's.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// In a child that was forked.
+pub fn leave() {
+    LEFT.store(true, Ordering::Relaxed);
+}
+
+/// Where a device's memory is counted: in the page of a session, and as a part of what the user holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Counted {
+    pub page: &'static Memory,
+    pub user: Share,
+}
+
+/// This process' part of what its user holds of a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Share {
+    pub memory: &'static UserMemory,
+    pub device: usize,
+    /// The place of this process.
+    pub place: &'static AtomicU32,
+    /// Of the session's turn: once that is over the place may be another's.
+    pub state: &'static AtomicU32,
+}
+
+impl Share {
+    fn place(self) -> Option<usize> {
+        let place = self.place.load(Ordering::Relaxed) as usize;
+        let is_over = matches!(self.state.load(Ordering::SeqCst), TERMINATED | GONE);
+        (place < PLACES && !is_over && !LEFT.load(Ordering::Relaxed)).then_some(place)
+    }
+
+    fn left(self) -> u64 {
+        let left = |_| self.memory.left(self.device);
+        self.place().map_or(u64::MAX, left)
+    }
+
+    fn take(self, bytes: u64) -> bool {
+        let take = |place| self.memory.take(self.device, place, bytes);
+        self.place().is_none_or(take)
+    }
+
+    fn add(self, bytes: u64) {
+        if let Some(place) = self.place() {
+            self.memory.add(self.device, place, bytes);
+        }
+    }
+
+    fn sub(self, bytes: u64) {
+        if let Some(place) = self.place() {
+            self.memory.sub(self.device, place, bytes);
+        }
+    }
+}
+
+/// Where is counted in the present session.
 #[derive(Debug)]
-pub struct Slot(RwLock<&'static Memory>);
+pub struct Slot(RwLock<Counted>);
 
 impl Slot {
-    pub fn new(page: &'static Memory) -> Slot {
-        Slot(RwLock::new(page))
+    pub fn new(counted: Counted) -> Slot {
+        Slot(RwLock::new(counted))
     }
 
-    /// Goes on counting in another page.
-    pub fn move_to(&self, page: &'static Memory) {
-        let mut memory = self.0.write();
-        let held = memory.held.load(Ordering::Relaxed);
-        page.held.store(held, Ordering::Relaxed);
-        *memory = page;
+    /// Goes on counting elsewhere.
+    pub fn move_to(&self, next: Counted) {
+        let mut counted = self.0.write();
+        let held = counted.page.held.load(Ordering::Relaxed);
+        next.page.held.store(held, Ordering::Relaxed);
+        next.user.add(held);
+        *counted = next;
     }
 
-    /// While this lives, the page stays the same one.
-    fn page(&self) -> RwLockReadGuard<'_, &'static Memory> {
+    /// While this lives, it is counted there.
+    fn counted(&self) -> RwLockReadGuard<'_, Counted> {
         self.0.read()
     }
 }
@@ -38,18 +96,21 @@ pub struct Account {
 }
 
 impl Account {
-    /// Bytes that may be held; `u64::MAX`: all there is.
+    /// Bytes that this process may hold; `u64::MAX`: all there is.
     pub fn limit(self) -> u64 {
-        let server = self.slot.page().limit.load(Ordering::Relaxed);
+        let server = self.slot.counted().page.limit.load(Ordering::Relaxed);
         server.min(self.lowered.load(Ordering::Relaxed))
     }
 
     /// Bytes that may still be allocated.
     pub fn left(self) -> u64 {
-        match self.limit() {
+        let limit = self.limit();
+        let counted = self.slot.counted();
+        let own = match limit {
             u64::MAX => u64::MAX,
-            limit => limit.saturating_sub(self.slot.page().held.load(Ordering::Relaxed)),
-        }
+            limit => limit.saturating_sub(counted.page.held.load(Ordering::Relaxed)),
+        };
+        own.min(counted.user.left())
     }
 
     /// Lowers the limit; a higher one than the present changes nothing.
@@ -60,14 +121,18 @@ impl Account {
     /// Counts memory that is about to be allocated.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit; then nothing is counted.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit, or over the user's; then nothing is counted.
     pub fn take(self, bytes: u64) -> Result<Charge, CUresult> {
         let limit = self.limit();
         let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
-        let page = self.slot.page();
-        page.held
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+        let counted = self.slot.counted();
+        let held = &counted.page.held;
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        if !counted.user.take(bytes) {
+            held.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
         let slot = self.slot;
         Ok(Charge { slot, bytes })
     }
@@ -83,23 +148,26 @@ pub struct Charge {
 impl Charge {
     /// Counts what the driver has taken in fact, even over the limit: it is there.
     pub fn settle(&mut self, bytes: u64) {
-        let page = self.slot.page();
+        let counted = self.slot.counted();
         if bytes >= self.bytes {
             let more = bytes - self.bytes;
-            page.held.fetch_add(more, Ordering::Relaxed);
+            counted.page.held.fetch_add(more, Ordering::Relaxed);
+            counted.user.add(more);
         } else {
             let less = self.bytes - bytes;
-            page.held.fetch_sub(less, Ordering::Relaxed);
+            counted.user.sub(less);
+            counted.page.held.fetch_sub(less, Ordering::Relaxed);
         }
-        drop(page);
+        drop(counted);
         self.bytes = bytes;
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let page = self.slot.page();
-        page.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        let counted = self.slot.counted();
+        counted.user.sub(self.bytes);
+        counted.page.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -109,19 +177,39 @@ pub mod tests {
 
     /// An account of its own with a limit of the server's.
     pub fn account(limit: u64) -> Account {
-        let slot = Box::leak(Box::new(Slot::new(page(limit))));
+        of_user(limit, user(u64::MAX), 0)
+    }
+
+    /// One of a client at this place.
+    fn of_user(limit: u64, user: &'static UserMemory, place: u32) -> Account {
+        let slot = Box::leak(Box::new(Slot::new(counted(limit, user, place))));
         let lowered = Box::leak(Box::new(AtomicU64::new(u64::MAX)));
         Account { slot, lowered }
     }
 
-    fn page(limit: u64) -> &'static Memory {
+    fn counted(limit: u64, user: &'static UserMemory, place: u32) -> Counted {
         let page: &Memory = Box::leak(Box::default());
         page.limit.store(limit, Ordering::Relaxed);
-        page
+        let user = Share {
+            memory: user,
+            device: 0,
+            place: Box::leak(Box::new(AtomicU32::new(place))),
+            state: Box::leak(Box::default()),
+        };
+        Counted { page, user }
+    }
+
+    /// A user's memory with this limit.
+    fn user(limit: u64) -> &'static UserMemory {
+        // SAFETY: all zero is a value of it, which is all atomics.
+        let user: Box<UserMemory> = unsafe { Box::new_zeroed().assume_init() };
+        user.used.store(4, Ordering::Relaxed);
+        user.devices[0].limit.store(limit, Ordering::Relaxed);
+        Box::leak(user)
     }
 
     pub fn held(account: Account) -> u64 {
-        account.slot.page().held.load(Ordering::Relaxed)
+        account.slot.counted().page.held.load(Ordering::Relaxed)
     }
 
     #[test]
@@ -153,6 +241,56 @@ pub mod tests {
     }
 
     #[test]
+    fn clients_of_a_user_share_its_limit() {
+        let user = user(100);
+        let (one, two) = (of_user(u64::MAX, user, 0), of_user(u64::MAX, user, 1));
+        let first = one.take(60).unwrap();
+        assert_eq!(two.take(41).unwrap_err(), CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!((held(two), two.left(), one.left()), (0, 40, 40));
+        two.lower(30);
+        assert_eq!((two.left(), two.limit(), one.limit()), (30, 30, u64::MAX));
+        let mut second = two.take(30).unwrap();
+        second.settle(50);
+        assert_eq!((one.left(), two.left()), (0, 0));
+        second.settle(10);
+        assert_eq!((one.left(), two.left()), (30, 20));
+        drop((first, second));
+        assert_eq!((one.left(), two.left()), (100, 30));
+    }
+
+    #[test]
+    fn a_place_that_may_be_another_s_is_left_alone() {
+        let user = user(100);
+        let (one, two) = (of_user(u64::MAX, user, 0), of_user(u64::MAX, user, 0));
+        let _others = one.take(60).unwrap();
+        let state = two.slot.counted().user.state;
+        for over in [TERMINATED, GONE] {
+            state.store(over, Ordering::Relaxed);
+            let charge = two.take(1000).unwrap();
+            let left = (one.left(), two.left(), held(two));
+            assert_eq!(left, (40, u64::MAX, 1000), "it goes on by itself");
+            drop(charge);
+        }
+        state.store(0, Ordering::Relaxed);
+        let place = two.slot.counted().user.place;
+        place.store(u32::MAX, Ordering::Relaxed);
+        drop(two.take(1000).unwrap());
+        assert_eq!((one.left(), held(two)), (40, 0));
+    }
+
+    #[test]
+    fn what_is_held_goes_over_to_the_next_server() {
+        let (before, after) = (user(100), user(80));
+        let one = of_user(u64::MAX, before, 0);
+        let first = one.take(60).unwrap();
+        one.slot.move_to(counted(u64::MAX, after, 2));
+        assert_eq!((after.held(0), one.left()), (60, 20));
+        assert!(one.take(21).is_err());
+        drop(first);
+        assert_eq!((after.held(0), before.held(0)), (0, 60));
+    }
+
+    #[test]
     fn no_limit_is_none() {
         let account = account(u64::MAX);
         let _held = account.take(1 << 50).unwrap();
@@ -175,7 +313,8 @@ pub mod tests {
     fn another_page_goes_on_with_what_is_held() {
         let account = account(100);
         let first = account.take(60).unwrap();
-        account.slot.move_to(page(50));
+        let next = counted(50, user(u64::MAX), 0);
+        account.slot.move_to(next);
         assert_eq!((held(account), account.left()), (60, 0));
         assert!(account.take(1).is_err());
         drop(first);
@@ -184,7 +323,7 @@ pub mod tests {
 
     #[test]
     fn pages_change_while_threads_allocate() {
-        let account = account(u64::MAX);
+        let (account, user) = (account(u64::MAX), user(u64::MAX));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
@@ -195,7 +334,7 @@ pub mod tests {
                 });
             }
             for _ in 0..500 {
-                account.slot.move_to(page(u64::MAX));
+                account.slot.move_to(counted(u64::MAX, user, 0));
             }
         });
         assert_eq!(held(account), 0);

@@ -1,0 +1,184 @@
+//! Device memory of all clients of one user, in a file that the server shares with those in direct mode.
+//!
+//! Each client has a place in a table and adds to nothing but its own number there; what the user holds is the sum. So a
+//! client that ends in the middle of anything leaves nothing behind once the server has cleared its place, and nobody has
+//! to find out what was whose. The server adds for the clients in proxy mode.
+//!
+//! A client may write whatever it likes into the table, as it may allocate without asking: that is between the clients of
+//! one user. The server relies on nothing in it.
+
+use crate::handshake::MAX_DEVICES;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Clients that one user can have at a time.
+pub const PLACES: usize = 1024;
+/// Bytes of the file.
+pub const USER_MEMORY_LEN: usize = size_of::<UserMemory>().next_multiple_of(4096);
+/// How often an allocation is tried that would fit if others were not trying, too.
+const TRIES: usize = 1000;
+
+/// One device.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Device {
+    /// Bytes that all clients may hold together, `u64::MAX`: all there is. The server writes it, at any time.
+    pub limit: AtomicU64,
+    held: [AtomicU64; PLACES],
+}
+
+/// The whole file. All zero it has limits of 0.
+#[repr(C)]
+#[derive(Debug)]
+pub struct UserMemory {
+    /// Places that were ever used: the first so many. The server writes it.
+    pub used: AtomicU32,
+    /// By the server's ordinal.
+    pub devices: [Device; MAX_DEVICES],
+}
+
+impl UserMemory {
+    /// The numbers of a device that may be other than 0.
+    fn numbers(&self, device: usize) -> &[AtomicU64] {
+        let used = self.used.load(Ordering::SeqCst) as usize;
+        &self.devices[device].held[..used.min(PLACES)]
+    }
+
+    /// Bytes that all clients hold of a device.
+    pub fn held(&self, device: usize) -> u64 {
+        let numbers = self.numbers(device).iter();
+        numbers.fold(0, |sum, number| {
+            sum.saturating_add(number.load(Ordering::SeqCst))
+        })
+    }
+
+    /// Bytes that may still be allocated of a device; `u64::MAX`: all there is.
+    pub fn left(&self, device: usize) -> u64 {
+        match self.devices[device].limit.load(Ordering::Relaxed) {
+            u64::MAX => u64::MAX,
+            limit => limit.saturating_sub(self.held(device)),
+        }
+    }
+
+    /// Counts bytes that are there, whatever the limit is.
+    pub fn add(&self, device: usize, place: usize, bytes: u64) {
+        self.devices[device].held[place].fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Counts bytes that are there no more.
+    pub fn sub(&self, device: usize, place: usize, bytes: u64) {
+        let number = &self.devices[device].held[place];
+        // It never fails.
+        let _ = number.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| {
+            Some(held.saturating_sub(bytes))
+        });
+    }
+
+    /// Counts bytes that are about to be allocated; `false`: that would be more than the limit, and nothing is counted.
+    ///
+    /// Each adds first and then looks at the sum, so that two at once do not both pass. Where both see too much, each takes
+    /// back what it added and looks again; whoever took back last then sees only what is really held, and tries anew.
+    pub fn take(&self, device: usize, place: usize, bytes: u64) -> bool {
+        for _ in 0..TRIES {
+            let limit = self.devices[device].limit.load(Ordering::Relaxed);
+            if bytes > limit {
+                return false;
+            }
+            self.add(device, place, bytes);
+            if limit == u64::MAX || self.held(device) <= limit {
+                return true;
+            }
+            self.sub(device, place, bytes);
+            if self.held(device).saturating_add(bytes) > limit {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        false
+    }
+
+    /// Makes a place nobody's.
+    pub fn clear(&self, place: usize) {
+        for device in &self.devices {
+            device.held[place].store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(limit: u64) -> Box<UserMemory> {
+        Box::new(UserMemory {
+            used: AtomicU32::new(4),
+            devices: std::array::from_fn(|_| Device {
+                limit: AtomicU64::new(limit),
+                held: [const { AtomicU64::new(0) }; PLACES],
+            }),
+        })
+    }
+
+    #[test]
+    fn the_clients_share_the_limit() {
+        let table = table(100);
+        assert!(table.take(1, 0, 60));
+        assert!(!table.take(1, 3, 41) && !table.take(1, 3, u64::MAX));
+        assert!(table.take(1, 3, 40) && table.take(0, 3, 100));
+        assert_eq!((table.held(1), table.left(1), table.left(2)), (100, 0, 100));
+        table.sub(1, 0, 60);
+        table.add(1, 1, 70);
+        assert_eq!((table.held(1), table.left(1)), (110, 0), "it is there");
+        table.clear(1);
+        assert_eq!((table.left(1), table.left(0)), (60, 0));
+        table.sub(1, 3, 1000);
+        assert_eq!(table.held(1), 0);
+    }
+
+    #[test]
+    fn a_limit_may_change_at_any_time() {
+        let table = table(u64::MAX);
+        assert!(table.take(0, 0, 500));
+        assert_eq!(table.left(0), u64::MAX);
+        table.devices[0].limit.store(400, Ordering::Relaxed);
+        assert!(!table.take(0, 1, 1) && table.left(0) == 0);
+        table.devices[0].limit.store(501, Ordering::Relaxed);
+        assert!(table.take(0, 1, 1));
+    }
+
+    #[test]
+    fn nonsense_in_the_table_only_refuses() {
+        let table = table(100);
+        table.devices[0].held[2].store(u64::MAX, Ordering::Relaxed);
+        table.devices[0].held[3].store(u64::MAX, Ordering::Relaxed);
+        table.used.store(u32::MAX, Ordering::Relaxed);
+        assert!(!table.take(0, 0, 1));
+        assert_eq!((table.held(0), table.left(0)), (u64::MAX, 0));
+        table.sub(0, 0, u64::MAX);
+        table.clear(2);
+        table.clear(3);
+        assert!(table.take(0, 0, 1));
+    }
+
+    #[test]
+    fn at_once_they_stay_within_the_limit_and_one_of_them_passes() {
+        let table = table(1000);
+        let passed = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for place in 0..4 {
+                let (table, passed) = (&table, &passed);
+                scope.spawn(move || {
+                    for _ in 0..5000 {
+                        // Only one fits at a time.
+                        if table.take(0, place, 600) {
+                            assert_eq!(passed.fetch_add(1, Ordering::SeqCst), 0);
+                            passed.fetch_sub(1, Ordering::SeqCst);
+                            table.sub(0, place, 600);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(table.held(0), 0);
+        assert!(table.take(0, 0, 600));
+    }
+}
