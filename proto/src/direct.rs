@@ -80,6 +80,8 @@ pub struct Turn {
 pub struct Memory {
     /// That the client holds; the client writes it.
     pub held: AtomicU64,
+    /// That its process holds besides: contexts, code. 0 until the server has found out; the server writes it.
+    pub overhead: AtomicU64,
     /// That it may hold, `u64::MAX`: all there is; the server writes it.
     pub limit: AtomicU64,
 }

@@ -4,6 +4,7 @@
 //! One thread owns everything (`thread.rs`) and waits for doorbells, ended connections, orders and the end of a quantum.
 //! Who goes first is decided in [`turns`], whether turns are taken at all in [`sharing`]; what is shared with a client is in `page.rs`.
 
+mod overhead;
 mod page;
 pub mod sharing;
 mod thread;
@@ -15,9 +16,11 @@ use crate::limits::{Limits, Usage};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
+use overhead::Overheads;
 use sharing::TurnPolicy;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// What the arbiter's thread is told.
 enum Order {
     Add(OwnedFd, Box<ClientHello>, Credentials),
+    Overheads(Overheads),
     Terminate(u64),
     Limits(Limits),
     Weight(u64, u32),
@@ -77,6 +81,15 @@ impl Arbiter {
         // It ends with the last `Arbiter` only.
         let _ = self.orders.send(order);
         self.bell.ring();
+    }
+
+    /// Has NVML asked what clients that come from now on hold besides what they count; `library`: NVML, when not the one
+    /// the loader finds.
+    pub fn count_overheads(&self, devices: &[[u8; 16]], library: Option<PathBuf>) {
+        match Overheads::start(devices, library) {
+            Ok(overheads) => self.order(Order::Overheads(overheads)),
+            Err(error) => tracing::error!("Memory of contexts is not counted: {error}"),
+        }
     }
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.

@@ -24,6 +24,8 @@ use std::sync::Arc;
 pub struct HostingConfig {
     /// The genuine driver, when not the one the loader finds.
     pub cuda_library: Option<PathBuf>,
+    /// NVIDIA's management library, when not the one the loader finds.
+    pub nvml_library: Option<PathBuf>,
     /// Clients at a time; one more is refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
     pub max_clients: usize,
     /// Modes of those who ask for none.
@@ -127,6 +129,7 @@ impl Hosting {
             let (admission, events) = (Arc::clone(&self.admission), self.events.clone());
             match Arbiter::start(&self.uuids, self.config.turns, admission, events) {
                 Ok(arbiter) => {
+                    arbiter.count_overheads(&self.uuids, self.config.nvml_library.clone());
                     arbiter.set_limits(parts.limits.clone());
                     parts.arbiter = Some(arbiter);
                 }

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod link;
 pub mod logging;
 pub mod mode;
+pub mod nvml;
 pub mod seqpacket;
 pub mod serve;
 pub mod settings;

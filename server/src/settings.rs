@@ -31,6 +31,8 @@ pub const PIPE_DIRECTORY: &str = "MPSSHIM_PIPE_DIRECTORY";
 pub const LOG_DIRECTORY: &str = "MPSSHIM_LOG_DIRECTORY";
 /// The genuine driver.
 pub const CUDA_LIBRARY: &str = "MPSSHIM_CUDA_LIBRARY";
+/// NVIDIA's management library.
+pub const NVML_LIBRARY: &str = "MPSSHIM_NVML_LIBRARY";
 /// Log filter.
 pub const LOG: &str = "MPSSHIM_LOG";
 /// Pass everything through.
@@ -73,6 +75,12 @@ pub const TABLE: &[Setting] = &[
         name: CUDA_LIBRARY,
         default: "found as the loader would",
         meaning: "Absolute path of the genuine CUDA driver (libcuda.so.1), for server and programs.",
+    },
+    Setting {
+        name: NVML_LIBRARY,
+        default: "found as the loader would",
+        meaning: "Absolute path of NVIDIA's management library (libnvidia-ml.so.1), which tells the server how much device \
+                  memory a client's process holds in direct mode. Without one, memory of contexts is not counted.",
     },
     Setting {
         name: LOG,
@@ -188,6 +196,8 @@ pub struct Settings {
     pub log_directory: PathBuf,
     /// [`CUDA_LIBRARY`].
     pub cuda_library: Option<PathBuf>,
+    /// [`NVML_LIBRARY`].
+    pub nvml_library: Option<PathBuf>,
     /// [`LOG`].
     pub log: Option<String>,
     /// [`DISABLE`].
@@ -233,6 +243,7 @@ impl Settings {
             pipe_directory,
             log_directory,
             cuda_library: path(CUDA_LIBRARY)?,
+            nvml_library: path(NVML_LIBRARY)?,
             log: get(LOG).map(|value| value.to_string_lossy().into_owned()),
             disable: get(DISABLE).is_some_and(|value| value != "0"),
             server: path(SERVER)?,

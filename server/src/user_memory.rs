@@ -139,6 +139,15 @@ impl Place {
         self.table.memory().sub(device, self.place, bytes);
     }
 
+    /// Counts so much instead of what was counted before; it is there, whatever the limit is.
+    pub fn change(&self, device: usize, before: u64, now: u64) {
+        let memory = self.table.memory();
+        match now.checked_sub(before) {
+            Some(more) => memory.add(device, self.place, more),
+            None => memory.sub(device, self.place, before - now),
+        }
+    }
+
     /// Bytes of a device that the user may still allocate, `u64::MAX`: all there is.
     pub fn left(&self, device: usize) -> u64 {
         self.table.memory().left(device)
@@ -213,6 +222,10 @@ mod tests {
         // However it ends.
         drop(one);
         assert_eq!(two.left(1), 70);
+        two.change(1, 0, 60);
+        two.change(1, 60, 20);
+        assert_eq!(two.left(1), 50);
+        two.change(1, 20, 0);
         two.give_back(1, 10);
         // Those who are there already have the new limit, too.
         users.set_limits(&limits(&[(7, 1, 50)]));

@@ -38,6 +38,7 @@ fn package_of(name: &str) -> &str {
     match name {
         "libmpsshim.so" => "mpsshim",
         "libsoftgpu.so" => "softgpu",
+        "libsoftnvml.so" => "softnvml",
         "mps-server" | "mps-control" | "mps-run" => "mpsshim-server",
         _ => "mpsshim-examples",
     }

@@ -5,9 +5,15 @@ mod programs;
 mod scene;
 
 use control_daemon::{Place, wait_until};
+use mpsshim_tests::artifacts::artifact;
+use mpsshim_tests::direct_peer::DirectPeer;
 use programs::{Running, preloaded, succeed};
-use scene::daemon;
+use scene::{control, daemon, daemon_with};
+use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 const PIECE: &str = "67108864";
@@ -112,4 +118,108 @@ fn ps_shows_the_memory_held() {
     assert_eq!(shown(&place, &environment), [1024; 3]);
     one.hang_up();
     wait_until("it has gone", || column(&place, "memory").is_empty());
+}
+
+/// A daemon whose servers ask an NVML that is told in this folder what processes hold.
+fn daemon_with_nvml(folder: &Path) -> Place {
+    let text = |path: std::path::PathBuf| path.into_os_string().into_string().expect("UTF-8");
+    let nvml = text(artifact("libsoftnvml.so"));
+    let (processes, asked) = (text(folder.join("processes")), text(folder.join("asked")));
+    daemon_with(&[
+        ("MPSSHIM_NVML_LIBRARY", &nvml),
+        ("SOFTNVML_PROCESSES", &processes),
+        ("SOFTNVML_ASKED", &asked),
+    ])
+}
+
+/// Every process holds so much of the first device, says NVML.
+fn all_hold(place: &Place, folder: &Path, bytes: u64) {
+    let devices = place.control(&["device_query", "--format=csv"]).out;
+    let device = devices.lines().nth(1).expect("a device");
+    let uuid = device.split(',').nth(3).expect("a UUID");
+    let line = format!("{uuid} * {bytes}\n");
+    fs::write(folder.join("processes"), line).expect("processes");
+}
+
+#[test]
+fn memory_of_a_context_counts() {
+    let folder = tempfile::tempdir().expect("folder");
+    let place = daemon_with_nvml(folder.path());
+    all_hold(&place, folder.path(), 300 << 20);
+    let environment = [(MEMORY, "0=1G")];
+    let arguments = ["until", "724", PIECE];
+    assert_eq!(
+        succeed(&mut limited(&place, &arguments, &environment)),
+        "free 724 of 1024\npieces: 11 then CUDA_ERROR_OUT_OF_MEMORY (2)\n"
+    );
+    // What a client counts is in it.
+    let hold = &mut limited(&place, &["hold", PIECE], &environment);
+    let mut one = Running::start_until(hold, "ready");
+    let all = (300u64 << 20).to_string();
+    wait_until("it is seen", || column(&place, "memory") == [all.as_str()]);
+    // It is part of what the user has.
+    let user = place.uid().to_string();
+    let set = place.control(&["set_user_device_pinned_mem_limit", &user, "0", "512M"]);
+    assert_eq!(set.code, 0, "{}", set.out);
+    assert_eq!(shown(&place, &[("MPSSHIM_MODE", "proxy")])[0], 212);
+    one.hang_up();
+    wait_until("it has gone", || {
+        shown(&place, &[("MPSSHIM_MODE", "proxy")])[0] == 512
+    });
+}
+
+#[test]
+fn nvml_is_asked_about_clients_that_change_only() {
+    let folder = tempfile::tempdir().expect("folder");
+    let place = daemon_with_nvml(folder.path());
+    let asked = || {
+        let lines = fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
+        lines.lines().count()
+    };
+    let quiet = || {
+        let before = asked();
+        std::thread::sleep(Duration::from_millis(2500));
+        asked() == before
+    };
+    let one = DirectPeer::connect(&control(&place)).expect("a client");
+    assert!(quiet() && asked() == 0, "it uses no device");
+    one.take(1);
+    wait_until("its context is asked about", || asked() == 2);
+    assert!(quiet(), "nothing has changed");
+    one.give(false);
+    assert!(quiet());
+    one.page().memory[0].held.store(5 << 20, Ordering::Relaxed);
+    wait_until("what it allocates is asked about", || asked() == 4);
+    assert!(quiet());
+    let memory = &one.page().memory[0];
+    // NVML knows nothing of it.
+    assert_eq!(memory.overhead.load(Ordering::Relaxed), 0);
+    all_hold(&place, folder.path(), 7 << 20);
+    memory.held.store(6 << 20, Ordering::Relaxed);
+    wait_until("it says more", || {
+        memory.overhead.load(Ordering::Relaxed) == 1 << 20
+    });
+    // It may write what it likes.
+    memory.overhead.store(u64::MAX, Ordering::Relaxed);
+    memory.held.store(u64::MAX, Ordering::Relaxed);
+    wait_until("it is asked about", || asked() >= 7);
+    assert_eq!(column(&place, "memory"), [u64::MAX.to_string()]);
+}
+
+#[test]
+fn without_nvml_contexts_do_not_count() {
+    let place = daemon_with(&[("MPSSHIM_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1")]);
+    let mut one = Running::start_until(&mut limited(&place, &["hold", PIECE], &[]), "ready");
+    assert_eq!(shown(&place, &[(MEMORY, "0=1G")]), [1024; 3]);
+    assert_eq!(column(&place, "memory"), [PIECE]);
+    let said = || {
+        place
+            .log("server.log")
+            .matches("NVML cannot be asked")
+            .count()
+    };
+    wait_until("the log says so", || said() == 1);
+    one.hang_up();
+    assert_eq!(shown(&place, &[(MEMORY, "0=1G")]), [1024; 3]);
+    assert_eq!(said(), 1);
 }

@@ -1,12 +1,22 @@
 //! The server's side of the page that it shares with a client in direct mode.
 
 use mpsshim_proto::direct::{self, PAGE_LEN, Page};
+use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::shm::{self, Mapping, sealed_memfd};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use super::turns::{Account, Asked, DeviceSet};
+
+/// What a client uses and holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Devices in use, a bit each.
+    pub devices: DeviceSet,
+    /// Bytes by ordinal.
+    pub held: [u64; MAX_DEVICES],
+}
 
 /// A page that is mapped here.
 #[derive(Debug)]
@@ -53,6 +63,30 @@ impl SharedPage {
     /// Bytes that the client says it holds of a device.
     pub fn held(&self, device: usize) -> u64 {
         self.page().memory[device].held.load(Ordering::Relaxed)
+    }
+
+    /// What the client says that it uses and holds of so many devices.
+    pub fn counts(&self, count: usize) -> Counts {
+        let devices = self.page().turn.devices.load(Ordering::SeqCst);
+        let held = |device: usize| match device < count {
+            true => self.page().memory[device].held.load(Ordering::SeqCst),
+            false => 0,
+        };
+        Counts {
+            devices: devices & ((1 << count) - 1),
+            held: std::array::from_fn(held),
+        }
+    }
+
+    /// Bytes that it holds besides.
+    pub fn overhead(&self, device: usize) -> u64 {
+        self.page().memory[device].overhead.load(Ordering::Relaxed)
+    }
+
+    /// Tells the client what it holds besides.
+    pub fn set_overhead(&self, device: usize, bytes: u64) {
+        let memory = &self.page().memory[device];
+        memory.overhead.store(bytes, Ordering::Relaxed);
     }
 
     /// What it may hold of a device.

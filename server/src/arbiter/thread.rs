@@ -1,6 +1,7 @@
 //! The arbiter's thread: from descriptors to the policy and back.
 
 use super::Order;
+use super::overhead::Overheads;
 use super::page::SharedPage;
 use super::sharing::TurnPolicy;
 use super::turns::{Decision, Nanoseconds, Standing, Turns};
@@ -48,12 +49,12 @@ struct Client {
     info: ClientInfo,
     socket: OwnedFd,
     bell: Doorbell,
-    page: SharedPage,
+    page: Arc<SharedPage>,
     terms: Terms,
     weight: u32,
     memory_limit: BTreeMap<usize, u64>,
     /// What it holds of its user's memory ends with this.
-    place: Place,
+    place: Arc<Place>,
 }
 
 impl Client {
@@ -80,6 +81,8 @@ pub struct Arbiting {
     limits: Limits,
     clients: BTreeMap<u64, Client>,
     turns: Turns,
+    /// Who finds out what clients hold besides what they count.
+    overheads: Option<Overheads>,
     ending: bool,
 }
 
@@ -112,6 +115,7 @@ impl Arbiting {
             turns: Turns::new(limits.quantum.nanoseconds(), policy),
             limits,
             clients: BTreeMap::new(),
+            overheads: None,
             ending: false,
         })
     }
@@ -162,6 +166,7 @@ impl Arbiting {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Add(socket, hello, who) => self.add(socket, &hello, who),
+                Order::Overheads(overheads) => self.overheads = Some(overheads),
                 Order::Terminate(session) => {
                     self.end(session, Some("terminated by the operator".into()));
                 }
@@ -245,12 +250,15 @@ impl Arbiting {
             },
             socket,
             bell,
-            page,
+            page: Arc::new(page),
             terms: Terms::new(&self.limits, hello),
             weight: DEFAULT_WEIGHT,
             memory_limit,
-            place,
+            place: Arc::new(place),
         };
+        if let Some(overheads) = &self.overheads {
+            overheads.add(session, who.pid, &client.page, &client.place);
+        }
         self.turns.join(session, client.share());
         self.tell(EngineEvent::Connected(client.info.clone()));
         let welcomed = self.welcome(&client, &fd);
@@ -404,7 +412,10 @@ impl Arbiting {
         let now = self.now();
         let of = |(session, client): (&u64, &Client)| {
             let account = self.turns.account(*session, now);
-            let held = (0..self.devices.len()).map(|device| (device, client.page.held(device)));
+            let held = (0..self.devices.len()).map(|device| {
+                let held = client.page.held(device);
+                (device, held.saturating_add(client.page.overhead(device)))
+            });
             Usage {
                 session: *session,
                 threads: client.terms.threads,

@@ -77,6 +77,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     let control = settings.control_socket();
     let config = HostingConfig {
         cuda_library: settings.cuda_library,
+        nvml_library: settings.nvml_library,
         max_clients: options.max_clients,
         modes: options.mode.clone(),
         visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),

@@ -134,6 +134,7 @@ fn with_settings<'a>(command: &'a mut Command, settings: &Settings) -> &'a mut C
     command.env(settings::LOG_DIRECTORY, &settings.log_directory);
     for (name, value) in [
         (settings::CUDA_LIBRARY, &settings.cuda_library),
+        (settings::NVML_LIBRARY, &settings.nvml_library),
         (settings::SERVER, &settings.server),
     ] {
         if let Some(value) = value {

@@ -269,16 +269,20 @@ fn is_capturing(stream: u64, per_thread: bool) -> bool {
 fn pooled(
     out: *const u64,
     bytes: usize,
-    device: impl FnOnce() -> Option<CUdevice>,
+    (pool, device): (Option<u64>, impl FnOnce() -> Option<CUdevice>),
     (stream, per_thread): (u64, bool),
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     if is_capturing(stream, per_thread) {
         return call();
     }
-    let charge = match take(device(), rounded(bytes as u64)) {
+    let (device, bytes) = (device(), rounded(bytes as u64));
+    let charge = match take(device, bytes) {
         Ok(charge) => charge,
-        Err(status) => return status,
+        Err(status) => match kept(pool, device, bytes) {
+            Some(charge) => Some(charge),
+            None => return status,
+        },
     };
     let status = call();
     if let (Some(charge), true) = (charge, status.is_ok())
@@ -287,6 +291,25 @@ fn pooled(
         BLOCKS.lock().add(address, Block::new(charge, Owner::Pool));
     }
     status
+}
+
+/// Memory that does not fit, but that the pool has kept when it was freed: the process' overhead has it in it.
+fn kept(pool: Option<u64>, device: Option<CUdevice>, bytes: u64) -> Option<Charge> {
+    let (device, account) = (device?, account(device?)?);
+    if account.overhead() < bytes {
+        return None;
+    }
+    let mut current = 0;
+    let pool = match pool {
+        Some(pool) => pool,
+        None if driver::current_pool(&mut current, device).is_ok() => current,
+        None => return None,
+    };
+    let (mut reserved, mut used) = (0, 0);
+    let known = driver::pool_bytes(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &mut reserved)
+        .is_ok()
+        && driver::pool_bytes(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &mut used).is_ok();
+    (known && reserved.saturating_sub(used) >= bytes).then(|| account.count(bytes))
 }
 
 /// The device of a stream: the current one's, unless the driver knows better.
@@ -486,16 +509,16 @@ wrappers! { WRAPPED;
     }
 
     fn alloc_async => [cuMemAllocAsync] (out: *mut u64, bytes: usize, stream: u64) |genuine| {
-        pooled(out, bytes, || stream_device(stream), (stream, false), || genuine(out, bytes, stream))
+        pooled(out, bytes, (None, || stream_device(stream)), (stream, false), || genuine(out, bytes, stream))
     }
     fn alloc_async_ptsz => [cuMemAllocAsync_ptsz] (out: *mut u64, bytes: usize, stream: u64) |genuine| {
-        pooled(out, bytes, || stream_device(stream), (stream, true), || genuine(out, bytes, stream))
+        pooled(out, bytes, (None, || stream_device(stream)), (stream, true), || genuine(out, bytes, stream))
     }
     fn alloc_from_pool => [cuMemAllocFromPoolAsync] (out: *mut u64, bytes: usize, pool: u64, stream: u64) |genuine| {
-        pooled(out, bytes, || pool_device(pool), (stream, false), || genuine(out, bytes, pool, stream))
+        pooled(out, bytes, (Some(pool), || pool_device(pool)), (stream, false), || genuine(out, bytes, pool, stream))
     }
     fn alloc_from_pool_ptsz => [cuMemAllocFromPoolAsync_ptsz] (out: *mut u64, bytes: usize, pool: u64, stream: u64) |genuine| {
-        pooled(out, bytes, || pool_device(pool), (stream, true), || genuine(out, bytes, pool, stream))
+        pooled(out, bytes, (Some(pool), || pool_device(pool)), (stream, true), || genuine(out, bytes, pool, stream))
     }
     fn free_async => [cuMemFreeAsync] (address: u64, stream: u64) |genuine| {
         free_of_pool(address, (stream, false), || genuine(address, stream))

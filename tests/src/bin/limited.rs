@@ -8,7 +8,8 @@
 //!   and with what; at most [`MOST`];
 //! - `limited ends BYTES`: how much is used after pieces of so many bytes have ended in one way or the other;
 //! - `limited handed`: what NVIDIA's variables are set to, and whether a kernel runs;
-//! - `limited hold BYTES`: holds a piece until its input ends.
+//! - `limited hold BYTES`: holds a piece until its input ends;
+//! - `limited until MIB BYTES`: once so much is free, how many pieces of so many bytes there are.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -17,11 +18,14 @@ use mpsshim_tests::cu;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::process::ExitCode;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 type Status<T = ()> = Result<T, CUresult>;
 
 /// Pieces of one kind that are allocated at most.
 const MOST: usize = 200;
+/// How long anything is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
 const BLOCKS: u32 = 4096;
 const PTX: &str = "\
 .version 7.0
@@ -425,23 +429,42 @@ fn hold(bytes: usize) -> Status {
     cu!(cuMemFree_v2, held).ok()
 }
 
+fn until(free: usize, bytes: usize) -> Status {
+    primary()?;
+    let began = Instant::now();
+    loop {
+        let (mut now, mut total) = (0usize, 0usize);
+        cu!(cuMemGetInfo_v2, &mut now, &mut total).ok()?;
+        if now >> 20 == free {
+            println!("free {free} of {}", total >> 20);
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{} MiB are free", now >> 20);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fill("pieces", || piece(bytes), |at| cu!(cuMemFree_v2, at))
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let done =
-        cu!(cuInit, 0 as c_uint)
-            .ok()
-            .and_then(|()| match arguments.first().map(String::as_str) {
-                Some("show") => show(),
-                Some("where") => places(),
-                Some("contexts") => contexts(&arguments[1..]),
-                Some("allocate") => allocate(arguments[1].parse().expect("bytes")),
-                Some("ends") => ends(arguments[1].parse().expect("bytes")),
-                Some("handed") => handed(),
-                Some("hold") => hold(arguments[1].parse().expect("bytes")),
-                _ => {
-                    panic!("show, where, handed, contexts PERCENT..., allocate, ends or hold BYTES")
-                }
-            });
+    let done = cu!(cuInit, 0 as c_uint).ok().and_then(|()| {
+        match arguments.first().map(String::as_str) {
+            Some("show") => show(),
+            Some("where") => places(),
+            Some("contexts") => contexts(&arguments[1..]),
+            Some("allocate") => allocate(arguments[1].parse().expect("bytes")),
+            Some("ends") => ends(arguments[1].parse().expect("bytes")),
+            Some("handed") => handed(),
+            Some("hold") => hold(arguments[1].parse().expect("bytes")),
+            Some("until") => until(
+                arguments[1].parse().expect("MiB"),
+                arguments[2].parse().expect("bytes"),
+            ),
+            _ => panic!(
+                "show, where, handed, contexts PERCENT..., allocate, ends or hold BYTES, until MIB BYTES"
+            ),
+        }
+    });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(status) => {

@@ -108,9 +108,16 @@ impl Account {
         let counted = self.slot.counted();
         let own = match limit {
             u64::MAX => u64::MAX,
-            limit => limit.saturating_sub(counted.page.held.load(Ordering::Relaxed)),
+            limit => limit
+                .saturating_sub(counted.page.held.load(Ordering::Relaxed))
+                .saturating_sub(counted.page.overhead.load(Ordering::Relaxed)),
         };
         own.min(counted.user.left())
+    }
+
+    /// Bytes that this process holds besides what is counted.
+    pub fn overhead(self) -> u64 {
+        self.slot.counted().page.overhead.load(Ordering::Relaxed)
     }
 
     /// Lowers the limit; a higher one than the present changes nothing.
@@ -123,7 +130,10 @@ impl Account {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit, or over the user's; then nothing is counted.
     pub fn take(self, bytes: u64) -> Result<Charge, CUresult> {
-        let limit = self.limit();
+        let limit = match self.limit() {
+            u64::MAX => u64::MAX,
+            limit => limit.saturating_sub(self.overhead()),
+        };
         let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         let counted = self.slot.counted();
         let held = &counted.page.held;
@@ -135,6 +145,15 @@ impl Account {
         }
         let slot = self.slot;
         Ok(Charge { slot, bytes })
+    }
+
+    /// Counts memory that is there already and only becomes somebody's, whatever the limit is.
+    pub fn count(self, bytes: u64) -> Charge {
+        let counted = self.slot.counted();
+        counted.page.held.fetch_add(bytes, Ordering::Relaxed);
+        counted.user.add(bytes);
+        let slot = self.slot;
+        Charge { slot, bytes }
     }
 }
 
@@ -288,6 +307,20 @@ pub mod tests {
         assert!(one.take(21).is_err());
         drop(first);
         assert_eq!((after.held(0), before.held(0)), (0, 60));
+    }
+
+    #[test]
+    fn what_is_held_besides_counts() {
+        let account = account(100);
+        let overhead = &account.slot.counted().page.overhead;
+        overhead.store(30, Ordering::Relaxed);
+        assert_eq!((account.left(), account.limit()), (70, 100));
+        assert!(account.take(71).is_err());
+        let charge = account.take(70).unwrap();
+        overhead.store(200, Ordering::Relaxed);
+        assert!(account.left() == 0 && account.take(1).is_err());
+        drop((charge, account.count(50)));
+        assert_eq!(held(account), 0);
     }
 
     #[test]

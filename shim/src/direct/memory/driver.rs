@@ -31,6 +31,8 @@ functions! {
     fn pointer_attribute = cuPointerGetAttribute(ordinal: &mut i32, attribute: u32, address: u64);
     fn stream_device = cuStreamGetDevice(stream: u64, device: &mut CUdevice);
     fn default_pool = cuDeviceGetDefaultMemPool(pool: &mut u64, device: CUdevice);
+    fn current_pool = cuDeviceGetMemPool(pool: &mut u64, device: CUdevice);
+    fn pool_bytes = cuMemPoolGetAttribute(pool: u64, attribute: u32, bytes: &mut u64);
     fn is_capturing = cuStreamIsCapturing(stream: u64, state: &mut u32);
     fn is_capturing_per_thread = cuStreamIsCapturing_ptsz(stream: u64, state: &mut u32);
     fn nodes = cuGraphGetNodes(graph: u64, nodes: *mut u64, count: &mut usize);
