@@ -51,6 +51,8 @@ pub const NOT_ASKED: u32 = 0;
 pub const WHEN_IDLE: u32 = 1;
 /// [`Turn::asked`]: to be given up now.
 pub const NOW: u32 = 2;
+/// [`Turn::asked`]: others have theirs at the same time; to be kept, and [`Turn::submissions`] to be written now and then.
+pub const REPORT: u32 = 3;
 
 /// One client's turns.
 #[repr(C)]
@@ -70,7 +72,7 @@ pub struct Turn {
     pub held_ns: AtomicU64,
     /// Nanoseconds that a turn was waited for; the server writes it.
     pub waited_ns: AtomicU64,
-    /// Submissions made, about; the client writes it before it gives a turn up.
+    /// Submissions made, about; the client writes it before it gives a turn up, and as long as [`REPORT`] is asked for.
     pub submissions: AtomicU64,
 }
 

@@ -169,7 +169,7 @@ fn turns_are_not_taken_where_they_do_not_pay() {
                 while peer.asked() != direct::NOW && Instant::now() < ends {
                     std::thread::sleep(Duration::from_micros(200));
                     peer.submit(10);
-                    if peer.asked() == direct::NOT_ASKED {
+                    if peer.asked() == direct::REPORT {
                         shared += Duration::from_micros(200);
                     }
                 }

@@ -126,6 +126,7 @@ impl SharedPage {
             Asked::Not => direct::NOT_ASKED,
             Asked::WhenIdle => direct::WHEN_IDLE,
             Asked::Now => direct::NOW,
+            Asked::Report => direct::REPORT,
         };
         let word = &self.page().turn.asked.0;
         if word.swap(value, Ordering::AcqRel) != value {

@@ -15,16 +15,26 @@ const MS: Nanoseconds = 1_000_000;
 /// How long clients share a device before the other way is tried for the first time, and after a new one has come.
 const FIRST: Nanoseconds = 100 * MS;
 /// How long the other way is tried at least. A time slice of the driver takes a few milliseconds.
-const TRIAL: Nanoseconds = 30 * MS;
+const TRIAL: Nanoseconds = 20 * MS;
+/// How long turns are in a trial.
+pub const TRIAL_QUANTUM: Nanoseconds = 3 * MS;
 /// How long is waited until every client has had its turn, before the comparison goes on without it.
-const ROUND: Nanoseconds = 1_000 * MS;
+const ROUND: Nanoseconds = 3_000 * MS;
 /// Between two trials: at least, and at most, after trials that have changed nothing.
-const LEAST_INTERVAL: Nanoseconds = 2_000 * MS;
+const LEAST_INTERVAL: Nanoseconds = 500 * MS;
 const GREATEST_INTERVAL: Nanoseconds = 8_000 * MS;
-/// This part of the interval a trial may keep clients waiting for those who drain.
+/// How often is looked whether clients go on as before, while they have the device together, and in turns.
+const LOOK_TOGETHER: Nanoseconds = 100 * MS;
+const LOOK_IN_TURNS: Nanoseconds = 1_000 * MS;
+/// As many turns everybody is to have had between two looks.
+const TURNS_TO_COMPARE: u64 = 4;
+/// By this factor their pace has to change to be a reason for another trial.
+const OTHER_PACE: f64 = 2.0;
+/// A trial may keep clients waiting for those who drain as long as this part of the interval, and at least so long.
 const PATIENCE: u64 = 32;
+const LEAST_PATIENCE: Nanoseconds = 100 * MS;
 /// By so much the other way has to be better.
-const WORTH: f64 = 1.05;
+const WORTH: f64 = 1.03;
 /// By how much at most one client counts for or against it.
 const MOST: f64 = 8.0;
 
@@ -109,11 +119,60 @@ struct Start {
     turns: u64,
 }
 
+impl Start {
+    fn of(user: &User) -> (u64, Start) {
+        let (done, turns) = (user.done, user.turns);
+        (user.client, Start { done, turns })
+    }
+}
+
 /// What a client got done in a stretch.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     done: u64,
     time: Nanoseconds,
+}
+
+/// How fast the clients went on between the last two looks.
+#[derive(Debug, Default)]
+struct Pace {
+    looked: Nanoseconds,
+    /// What each had done then.
+    starts: BTreeMap<u64, Start>,
+    rates: BTreeMap<u64, Rate>,
+}
+
+impl Pace {
+    fn new(now: Nanoseconds, users: &[User], rates: BTreeMap<u64, Rate>) -> Pace {
+        Pace {
+            looked: now,
+            starts: users.iter().map(Start::of).collect(),
+            rates,
+        }
+    }
+
+    /// Whether there have been so few turns that one more or less makes a difference.
+    fn is_early(&self, users: &[User]) -> bool {
+        users.iter().any(|user| {
+            let start = self.starts.get(&user.client);
+            let turns = start.map_or(0, |start| user.turns.saturating_sub(start.turns));
+            (user.waits || user.holds) && turns < TURNS_TO_COMPARE
+        })
+    }
+
+    /// Looks; whether they go on much faster or slower than before.
+    fn look(&mut self, now: Nanoseconds, users: &[User]) -> bool {
+        let time = now.saturating_sub(self.looked).max(1);
+        let rate = |user: &User| {
+            let start = self.starts.get(&user.client)?;
+            let done = user.done.saturating_sub(start.done);
+            Some((user.client, Rate { done, time }))
+        };
+        let rates: BTreeMap<u64, Rate> = users.iter().filter_map(rate).collect();
+        let factor = gain(&self.rates, &rates).unwrap_or(1.0);
+        *self = Pace::new(now, users, rates);
+        !(1.0 / OTHER_PACE..=OTHER_PACE).contains(&factor)
+    }
 }
 
 /// How the clients of one device share it.
@@ -130,6 +189,7 @@ pub struct Sharing {
     /// More than one client had something to do in this stretch.
     contended: bool,
     starts: BTreeMap<u64, Start>,
+    pace: Pace,
     usual: BTreeMap<u64, Rate>,
 }
 
@@ -144,6 +204,7 @@ impl Default for Sharing {
             stale: false,
             contended: false,
             starts: BTreeMap::new(),
+            pace: Pace::default(),
             usual: BTreeMap::new(),
         }
     }
@@ -160,6 +221,16 @@ impl Sharing {
         matches!(self.stage, Stage::Closing { .. } | Stage::Changing)
     }
 
+    /// The other way is tried.
+    pub fn is_trial(&self) -> bool {
+        self.stage == Stage::Trial
+    }
+
+    /// Several hold the device, and what they submit is to be known.
+    pub fn is_watched(&self) -> bool {
+        self.kind == Kind::Together && self.contended && self.starts.len() > 1
+    }
+
     /// Something has happened, or the [`Sharing::deadline`] has come. `kind`: the one that it has to be.
     pub fn review(&mut self, now: Nanoseconds, kind: Option<Kind>, users: &[User]) {
         let in_use = users.iter().any(|user| user.holds);
@@ -169,6 +240,8 @@ impl Sharing {
             return;
         }
         if users.len() < 2 {
+            // Whoever comes begins with turns: from those it is not far to a trial, whatever is in flight.
+            self.kind = Kind::InTurns;
             self.stage = Stage::Usual;
             self.starts.clear();
             return;
@@ -182,9 +255,10 @@ impl Sharing {
         match self.stage {
             // There is nothing to compare.
             Stage::Usual if !self.contended => {
-                let length = self.ends.saturating_sub(self.began);
-                self.begin(now, Stage::Usual, length, users);
+                self.interval = LEAST_INTERVAL;
+                self.begin(now, Stage::Usual, FIRST, users);
             }
+            Stage::Usual if now < self.ends => self.look(now, users),
             Stage::Usual | Stage::Trial if now < self.ends || self.misses_turns(now, users) => {}
             Stage::Usual | Stage::Trial => {
                 let trial_is_over = self.stage == Stage::Trial;
@@ -201,6 +275,24 @@ impl Sharing {
             }
             Stage::Closing { .. } | Stage::Changing => {}
         }
+    }
+
+    /// Who goes on differently than before is to be tried anew, from here on.
+    fn look(&mut self, now: Nanoseconds, users: &[User]) {
+        let early = self.kind == Kind::InTurns && self.pace.is_early(users);
+        if now >= self.next_look() && !early && self.pace.look(now, users) {
+            self.interval = LEAST_INTERVAL;
+            self.ends = self.ends.min(now + FIRST);
+            self.stale = true;
+        }
+    }
+
+    fn next_look(&self) -> Nanoseconds {
+        let pause = match self.kind {
+            Kind::InTurns => LOOK_IN_TURNS,
+            Kind::Together => LOOK_TOGETHER,
+        };
+        self.pace.looked + pause
     }
 
     fn become_kind(&mut self, kind: Kind, in_use: bool) {
@@ -220,11 +312,8 @@ impl Sharing {
             return;
         }
         for user in users {
-            let start = Start {
-                done: user.done,
-                turns: user.turns,
-            };
-            self.starts.entry(user.client).or_insert(start);
+            let (client, start) = Start::of(user);
+            self.starts.entry(client).or_insert(start);
         }
         self.interval = LEAST_INTERVAL;
         if begins {
@@ -284,11 +373,8 @@ impl Sharing {
     fn begin(&mut self, now: Nanoseconds, stage: Stage, length: Nanoseconds, users: &[User]) {
         (self.stage, self.began, self.ends) = (stage, now, now + length);
         self.contended = is_contended(users);
-        let start = |user: &User| {
-            let (done, turns) = (user.done, user.turns);
-            (user.client, Start { done, turns })
-        };
-        self.starts = users.iter().map(start).collect();
+        self.starts = users.iter().map(Start::of).collect();
+        self.pace = Pace::new(now, users, BTreeMap::new());
     }
 
     fn lengthen(&mut self) {
@@ -296,13 +382,17 @@ impl Sharing {
     }
 
     fn patience(&self) -> Nanoseconds {
-        self.interval / PATIENCE
+        (self.interval / PATIENCE).max(LEAST_PATIENCE)
     }
 
     /// What each client got done since the stretch began. Together, the time of each ends when it has drained.
     fn rates(&self, now: Nanoseconds, users: &[User]) -> BTreeMap<u64, Rate> {
         let rate = |user: &User| {
             let start = self.starts.get(&user.client)?;
+            if self.kind == Kind::InTurns && user.waits && start.turns == user.turns {
+                // It has not had its turn yet, which says nothing about turns.
+                return None;
+            }
             let until = match self.kind {
                 Kind::Together if user.said > self.began => user.said,
                 _ => now,
@@ -323,7 +413,12 @@ impl Sharing {
         }
         match self.stage {
             Stage::Usual if !self.contended => None,
-            Stage::Usual | Stage::Trial if now < self.ends => Some(self.ends),
+            // In turns something happens all the time.
+            Stage::Usual if now < self.ends && self.kind == Kind::Together => {
+                Some(self.ends.min(self.next_look().max(now + 1)))
+            }
+            Stage::Usual if now < self.ends => Some(self.ends),
+            Stage::Trial if now < self.ends => Some(self.ends),
             Stage::Usual | Stage::Trial => Some(self.ends + ROUND).filter(|at| *at > now),
             Stage::Closing {
                 since,

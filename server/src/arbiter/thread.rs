@@ -329,6 +329,13 @@ impl Arbiting {
 
     /// Does what the policy says.
     fn pass_on(&mut self) {
+        let now = self.now();
+        if self.turns.wants_reports() {
+            for (session, client) in &self.clients {
+                self.turns
+                    .has_done(*session, client.page.submissions(), now);
+            }
+        }
         loop {
             let now = self.now();
             let mut changed_their_minds = false;

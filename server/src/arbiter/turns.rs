@@ -8,7 +8,7 @@
 //!
 //! Where turns do not pay (see [`super::sharing`]) all who wait for a device are granted it at once, and keep it.
 
-use super::sharing::{Kind, Sharing, TurnPolicy, User};
+use super::sharing::{Kind, Sharing, TRIAL_QUANTUM, TurnPolicy, User};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub const DRAIN_PATIENCE: Nanoseconds = 1_000_000_000;
 const LEAST_SLEEP: Nanoseconds = 50_000;
 
 /// How urgently a holder is asked for its turn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Asked {
     /// Nobody waits for it.
     #[default]
@@ -37,6 +37,8 @@ pub enum Asked {
     WhenIdle,
     /// Now.
     Now,
+    /// Not at all, but others have theirs too: what it submits is to be told now and then.
+    Report,
 }
 
 /// What is to be told to a client.
@@ -210,6 +212,11 @@ impl Turns {
         }
     }
 
+    /// Whether it counts now what clients that hold a turn have submitted, so that it should be told.
+    pub fn wants_reports(&self) -> bool {
+        self.sharing.iter().any(Sharing::is_watched)
+    }
+
     /// What a client has submitted in its life.
     pub fn has_done(&mut self, client: u64, submissions: u64, now: Nanoseconds) {
         if let Some(client) = self.clients.get_mut(&client) {
@@ -343,20 +350,24 @@ impl Turns {
         let mut waiting = self.waiting(now);
         let granted = self.grant(&mut waiting, now);
         let mut decisions = Vec::new();
-        let quantum = self.quantum;
         let contended = self.holders(&waiting, now);
         for (number, least, lead) in contended {
+            let trials = self.devices_that(Sharing::is_trial);
             let closing = self.devices_that(Sharing::is_closing);
+            let shared = self.devices_that(Sharing::is_watched);
             let Some(Phase::Holds(hold)) = self.clients.get_mut(&number).map(|c| &mut c.phase)
             else {
                 continue;
             };
             let closing = hold.devices & closing != 0;
+            let shared = hold.devices & shared != 0;
             // Who is behind those who wait would only get the turn back.
+            let quantum = quantum_of(self.quantum, hold.devices & trials);
             let over = least
                 .is_some_and(|least| now.saturating_sub(hold.since) >= quantum && lead >= least);
             let asked = match least {
                 _ if closing => Asked::Now,
+                None if shared => Asked::Report,
                 None => Asked::Not,
                 Some(_) if over || hold.asked == Asked::Now => Asked::Now,
                 Some(_) => Asked::WhenIdle,
@@ -480,6 +491,7 @@ impl Turns {
     /// When [`Turns::decide`] is to be called although nothing has happened. To be asked right after it.
     pub fn deadline(&self, now: Nanoseconds) -> Option<Nanoseconds> {
         let waiting = self.waiting(now);
+        let trials = self.devices_that(Sharing::is_trial);
         let next = |(number, least, lead): (u64, Option<u128>, u128)| {
             let client = self.clients.get(&number)?;
             let Phase::Holds(hold) = client.phase else {
@@ -490,7 +502,8 @@ impl Turns {
                 (Asked::Now, _) => Some(hold.asked_since.saturating_add(DRAIN_PATIENCE)),
                 (_, None) => None,
                 (_, Some(least)) => {
-                    let over = hold.since.saturating_add(self.quantum);
+                    let quantum = quantum_of(self.quantum, hold.devices & trials);
+                    let over = hold.since.saturating_add(quantum);
                     let level = match client.time(least.saturating_sub(lead)) {
                         0 => now,
                         time => now.saturating_add(time.max(LEAST_SLEEP)),
@@ -502,6 +515,14 @@ impl Turns {
         let holders = self.holders(&waiting, now);
         let reviews = self.sharing.iter().filter_map(|s| s.deadline(now));
         holders.into_iter().filter_map(next).chain(reviews).min()
+    }
+}
+
+/// How long a turn is held: in a trial everybody is to have had one soon.
+fn quantum_of(quantum: Nanoseconds, trials: DeviceSet) -> Nanoseconds {
+    match trials {
+        0 => quantum,
+        _ => quantum.min(TRIAL_QUANTUM),
     }
 }
 

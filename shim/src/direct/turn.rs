@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUresult};
-use mpsshim_proto::direct::{GIVING, GONE, HELD, IDLE, NOT_ASKED, NOW, TERMINATED, WANTS};
+use mpsshim_proto::direct::{
+    GIVING, GONE, HELD, IDLE, NOT_ASKED, NOW, REPORT, TERMINATED, WANTS, WHEN_IDLE,
+};
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
 
@@ -22,6 +24,8 @@ static WAITING: AtomicU32 = AtomicU32::new(0);
 const LOOK: Duration = Duration::from_millis(100);
 /// Between two looks at what the program does while others wait.
 const PAUSE: Duration = Duration::from_micros(100);
+/// How often what was submitted is told while several have their turn at the same time.
+const REPORTS: Duration = Duration::from_millis(50);
 /// A program that has submitted nothing for so long has nothing to do: longer than between two small kernels.
 const PATIENCE: Duration = Duration::from_micros(400);
 /// For ever.
@@ -158,9 +162,14 @@ fn keep(direct: &Direct) {
             shm::futex_wait(state, now, LOOK);
             continue;
         }
+        if asked.load(Ordering::SeqCst) == REPORT {
+            count(&turn.submissions);
+            shm::futex_wait(asked, REPORT, REPORTS);
+            continue;
+        }
         let (mut seen, mut since) = (SUBMISSIONS.load(Ordering::Relaxed), Instant::now());
-        while asked.load(Ordering::SeqCst) != NOW && asked.load(Ordering::SeqCst) != NOT_ASKED {
-            shm::futex_wait(asked, asked.load(Ordering::SeqCst), PAUSE);
+        while asked.load(Ordering::SeqCst) == WHEN_IDLE {
+            shm::futex_wait(asked, WHEN_IDLE, PAUSE);
             let now = SUBMISSIONS.load(Ordering::Relaxed);
             if now != seen {
                 (seen, since) = (now, Instant::now());
@@ -168,7 +177,7 @@ fn keep(direct: &Direct) {
                 break;
             }
         }
-        if asked.load(Ordering::SeqCst) != NOT_ASKED {
+        if matches!(asked.load(Ordering::SeqCst), WHEN_IDLE | NOW) {
             give_up(direct);
         }
     }

@@ -68,6 +68,11 @@ impl Simulation {
     }
 
     fn decide(&mut self) -> Vec<Decision> {
+        if self.turns.wants_reports() {
+            for (client, done) in &self.done {
+                self.turns.has_done(*client, *done as u64, self.now);
+            }
+        }
         let decisions = self.turns.decide(self.now);
         for decision in &decisions {
             if let Decision::Ask(client, Asked::Now) | Decision::Grant(client, Asked::Now) =
@@ -482,5 +487,58 @@ fn clients_without_work_need_no_timer() {
         simulation.turns.wants(client, 1, simulation.now);
     }
     simulation.run(3_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 1);
+}
+
+#[test]
+fn who_begins_to_work_is_looked_at_soon() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in 0..8 {
+        simulation.add_worker(client, SLOW.0, SLOW.1);
+    }
+    simulation.run(10_000 * MS);
+    // They hold the device together and do nothing.
+    for speed in simulation.speeds.values_mut() {
+        *speed = (0.0, 0.0);
+    }
+    simulation.run(1_000 * MS);
+    for speed in simulation.speeds.values_mut() {
+        *speed = SMALL;
+    }
+    let done = simulation.work(5_000 * MS);
+    assert!(done > 0.9 * 5_000.0 * SMALL.0, "{done}");
+}
+
+#[test]
+fn turns_that_take_long_to_drain_are_compared_too() {
+    // Time slices cost these clients a third, or a fifteenth.
+    for together in [4.5, 6.2] {
+        let mut simulation = Simulation::with(TurnPolicy::Auto);
+        for client in 0..3 {
+            simulation.add_worker(client, 20.0, together);
+            simulation.clients.insert(client, (1, 500 * MS));
+        }
+        let done = simulation.work(10_000 * MS);
+        assert_eq!(simulation.turns.exclusive() & 1, 1);
+        assert!(done > 0.92 * 10_000.0 * 20.0, "{done}");
+        let later = simulation.work(50_000 * MS);
+        assert!(later > 0.97 * 50_000.0 * 20.0, "{later}");
+    }
+}
+
+#[test]
+fn the_next_clients_begin_anew() {
+    let mut simulation = Simulation::with(TurnPolicy::Auto);
+    for client in 0..2 {
+        simulation.add_worker(client, SLOW.0, SLOW.1);
+    }
+    simulation.run(3_000 * MS);
+    assert_eq!(simulation.turns.exclusive() & 1, 0);
+    for client in 0..2 {
+        simulation.turns.leave(client, simulation.now);
+        simulation.clients.remove(&client);
+        simulation.giving.remove(&client);
+    }
+    simulation.decide();
     assert_eq!(simulation.turns.exclusive() & 1, 1);
 }
