@@ -40,7 +40,7 @@ const REPLACEMENT: Duration = Duration::from_secs(5);
 /// The pause before the next try.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The same for one that goes on without a server meanwhile.
-const LONG_REPLACEMENT: Duration = Duration::from_secs(15);
+const LONG_REPLACEMENT: Duration = Duration::from_secs(60);
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
 /// How this process gets a session.
