@@ -3,6 +3,7 @@
 mod control_daemon;
 
 use control_daemon::{Done, Place, wait_until};
+use mpsshim_tests::artifacts::artifact;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -137,6 +138,53 @@ fn many_at_once_start_one_daemon() {
     wait_until("the daemon has ended", || {
         !place.pipe().join("mps-control.pid").exists()
     });
+}
+
+/// The processors that a process may run on.
+fn processors(pid: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.expect("the list").trim().to_owned()
+}
+
+#[test]
+fn the_daemon_is_not_bound_to_the_processors_of_the_program() {
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
+    let place = Place::new();
+    let all = processors("self");
+    let may = sched_getaffinity(Pid::from_raw(0)).expect("affinity");
+    let first = (0..CpuSet::count()).find(|&one| may.is_set(one) == Ok(true));
+    let first = first.expect("a processor");
+    // In a thread of its own, whose binding the program inherits.
+    let seen = std::thread::scope(|scope| {
+        let bound = scope.spawn(|| {
+            let mut one = CpuSet::new();
+            one.set(first).expect("a processor");
+            sched_setaffinity(Pid::from_raw(0), &one).expect("affinity");
+            run(&place, &["grep", "Cpus_allowed_list", "/proc/self/status"]).out
+        });
+        bound.join().expect("no panic")
+    });
+    assert_eq!(seen, format!("Cpus_allowed_list:\t{first}\n"));
+    assert_eq!(processors(&place.daemon_pid().to_string()), all);
+}
+
+/// As under MPICH, whose mpirun waits until nobody holds the pipes that its ranks inherit.
+#[test]
+fn the_daemon_keeps_nothing_that_the_program_inherited() {
+    let place = Place::new();
+    let held = place.path().join("held");
+    let line = "exec 7>held 251>>held; exec \"$0\" sh -c 'readlink /proc/$$/fd/7'";
+    let mut command = place.command_like(&mps_run(&place), "bash");
+    command.args(["-c", line]).arg(artifact("mps-run"));
+    let seen = Done::from(command.current_dir(place.path()).output().expect("run"));
+    assert_eq!(seen.out, format!("{}\n", held.display()), "{}", seen.err);
+    let daemon = format!("/proc/{}/fd", place.daemon_pid());
+    let open = fs::read_dir(daemon).expect("descriptors");
+    let open = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    assert!(open.into_iter().all(|file| file != held));
 }
 
 #[test]

@@ -6,8 +6,11 @@
 use super::spawn::{beside_this_executable, without_terminal};
 use crate::seqpacket;
 use crate::settings::{self, Settings};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -79,10 +82,21 @@ pub fn start_detached(
     }
 }
 
-/// In the daemon, at its start: leaves the session of whoever started it.
+/// In the daemon, at its start, before it has opened anything: leaves the session of whoever started it, and lets go of
+/// what it inherited, such as MPICH's pipes, by whose end mpirun knows that a rank has ended.
 pub fn leave_session() {
     // Fails for a process that leads a group already, which is as good.
     let _ = nix::unistd::setsid();
+    // Without /proc they stay open.
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let inherited: Vec<RawFd> = names.filter_map(|name| name.parse().ok()).collect();
+    for fd in inherited.into_iter().filter(|fd| *fd > 2) {
+        // One was the folder's and is closed.
+        let _ = nix::unistd::close(fd);
+    }
 }
 
 /// In the daemon, when it listens: tells who started it and lets go of the pipe.
@@ -102,16 +116,21 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     // By way of `mps-control -d`, so that the daemon is no child of the program that this process becomes.
     let executable = beside_this_executable("mps-control");
     let mut command = Command::new(&executable);
+    let bound = leave_processors();
     let result = with_settings(&mut command, settings)
         .arg("-d")
         // What this program asks for is not what every other one gets.
         .env_remove(settings::MODE)
         .stdin(Stdio::null())
-        .output()
-        .map_err(|source| LaunchError::Execute {
-            path: executable,
-            source,
-        })?;
+        .output();
+    if let Some(bound) = bound {
+        // It was in force just now.
+        let _ = sched_setaffinity(Pid::from_raw(0), &bound);
+    }
+    let result = result.map_err(|source| LaunchError::Execute {
+        path: executable,
+        source,
+    })?;
     let until = Instant::now() + START_PATIENCE;
     let said = String::from_utf8_lossy(&result.stderr)
         .trim_end()
@@ -127,6 +146,19 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+/// Lets this thread, and what it starts, run on every processor that the system gives it: mpirun binds a program to
+/// one, which would become every client's server's too. Returns what was in force.
+fn leave_processors() -> Option<CpuSet> {
+    let this = Pid::from_raw(0);
+    let bound = sched_getaffinity(this).ok()?;
+    let mut all = CpuSet::new();
+    for processor in 0..CpuSet::count() {
+        all.set(processor).ok()?;
+    }
+    // The kernel leaves out what there is not, and what a cpuset does not have.
+    sched_setaffinity(this, &all).ok().map(|()| bound)
 }
 
 fn with_settings<'a>(command: &'a mut Command, settings: &Settings) -> &'a mut Command {
