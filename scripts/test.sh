@@ -7,6 +7,9 @@ cd "$(dirname "$0")/.."
 . scripts/tools.sh
 need_cargo
 need python3 python3
+# For examples/mpi.
+need make make
+want mpicc openmpi-bin libopenmpi-dev || echo "$0: no mpicc: MPI will not be tested" >&2
 
 step() {
     echo "== $*"

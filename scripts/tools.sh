@@ -3,6 +3,15 @@
 
 # need COMMAND PACKAGE...: COMMAND is there afterwards, or the script ends with a message.
 need() {
+    want "$@" && return
+    wanted=$1
+    shift
+    echo "$0: $wanted is needed; install it (on Debian and Ubuntu: apt-get install $*)" >&2
+    exit 1
+}
+
+# want COMMAND PACKAGE...: whether COMMAND is there, installed where that is possible.
+want() {
     wanted=$1
     shift
     command -v "$wanted" >/dev/null 2>&1 && return
@@ -13,10 +22,7 @@ need() {
             as_root=sudo apt_install "$@" || true
         fi
     fi
-    if ! command -v "$wanted" >/dev/null 2>&1; then
-        echo "$0: $wanted is needed; install it (on Debian and Ubuntu: apt-get install $*)" >&2
-        exit 1
-    fi
+    command -v "$wanted" >/dev/null 2>&1
 }
 
 apt_install() {
