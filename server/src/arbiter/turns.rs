@@ -351,10 +351,10 @@ impl Turns {
         let granted = self.grant(&mut waiting, now);
         let mut decisions = Vec::new();
         let contended = self.holders(&waiting, now);
+        let trials = self.devices_that(Sharing::is_trial);
+        let closing = self.devices_that(Sharing::is_closing);
+        let shared = self.devices_that(Sharing::is_watched);
         for (number, least, lead) in contended {
-            let trials = self.devices_that(Sharing::is_trial);
-            let closing = self.devices_that(Sharing::is_closing);
-            let shared = self.devices_that(Sharing::is_watched);
             let Some(Phase::Holds(hold)) = self.clients.get_mut(&number).map(|c| &mut c.phase)
             else {
                 continue;
