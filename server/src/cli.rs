@@ -53,6 +53,9 @@ pub struct Control {
     /// proxy,1=direct; one device in direct mode that a client sees decides [default: proxy]
     #[arg(long, value_name = "MODES")]
     pub mode: Option<Modes>,
+    /// The file with settings (sets MPSSHIM_CONFIG)
+    #[arg(long, value_name = "PATH")]
+    pub config: Option<PathBuf>,
     /// How commands list what they list
     #[arg(
         long,
@@ -126,6 +129,9 @@ fn control_help() -> String {
 #[derive(Debug, Parser)]
 #[command(name = "mps-run", version, after_help = run_help())]
 pub struct Run {
+    /// The file with settings (sets MPSSHIM_CONFIG)
+    #[arg(long, value_name = "PATH")]
+    pub config: Option<PathBuf>,
     /// Pipe directory of the daemon (sets MPSSHIM_PIPE_DIRECTORY)
     #[arg(long, value_name = "DIR")]
     pub pipe_dir: Option<PathBuf>,

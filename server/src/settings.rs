@@ -1,13 +1,17 @@
-//! The settings of the product: environment variables, declared once in [`TABLE`].
+//! The settings of the product: environment variables and keys of a file, declared once in [`TABLE`].
 //!
 //! `--help` of the binaries and docs/settings.md are made from the table.
 
+pub mod file;
+
 use crate::arbiter::sharing::TurnPolicy;
+use crate::control::defaults::Defaults;
 use crate::mode::{Modes, NoModes};
 use clap::ValueEnum;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Longest path of a Unix socket, bytes: `sun_path` holds 108 with its terminator.
 pub const SOCKET_PATH_LIMIT: usize = 107;
@@ -19,12 +23,16 @@ pub const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/mpsshim";
 pub struct Setting {
     /// Environment variable.
     pub name: &'static str,
+    /// Key in the file; `None`: it is not for the file.
+    pub key: Option<&'static str>,
     /// Value in force when the variable is not set, in words.
     pub default: &'static str,
     /// What it does.
     pub meaning: &'static str,
 }
 
+/// The file with further settings.
+pub const CONFIG: &str = "MPSSHIM_CONFIG";
 /// Pipe directory of the daemon and its clients.
 pub const PIPE_DIRECTORY: &str = "MPSSHIM_PIPE_DIRECTORY";
 /// Where the logs are.
@@ -61,80 +69,100 @@ pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
 /// Every setting.
 pub const TABLE: &[Setting] = &[
     Setting {
+        name: CONFIG,
+        key: None,
+        default: "/etc/mpsshim/config.toml, where there is one",
+        meaning: "File with settings for mps-control and mps-run; what the environment has goes before it.",
+    },
+    Setting {
         name: PIPE_DIRECTORY,
+        key: Some("pipe_directory"),
         default: "/tmp/mpsshim",
         meaning: "Directory of the daemon's sockets. A program finds the daemon there; daemons of different \
                   directories know nothing of each other. At most 88 bytes.",
     },
     Setting {
         name: LOG_DIRECTORY,
+        key: Some("log_directory"),
         default: "/var/log/mpsshim for root, else `logs` in the pipe directory",
         meaning: "Directory of control.log and server.log.",
     },
     Setting {
         name: CUDA_LIBRARY,
+        key: Some("cuda_library"),
         default: "found as the loader would",
         meaning: "Absolute path of the genuine CUDA driver (libcuda.so.1), for server and programs.",
     },
     Setting {
         name: NVML_LIBRARY,
+        key: Some("nvml_library"),
         default: "found as the loader would",
         meaning: "Absolute path of NVIDIA's management library (libnvidia-ml.so.1), which tells the server how much device \
                   memory a client's process holds in direct mode. Without one, memory of contexts is not counted.",
     },
     Setting {
         name: LOG,
+        key: Some("log"),
         default: "`info` in daemon and server, silent in programs",
         meaning: "What is logged: a level (error, warn, info, debug, trace) or a filter such as \
                   `info,mpsshim_server::link=trace`. In a program the shim logs only when this is set.",
     },
     Setting {
         name: DISABLE,
+        key: None,
         default: "0",
         meaning: "1: the shim passes every call to the genuine driver, as if it were not loaded.",
     },
     Setting {
         name: SERVER,
+        key: Some("server"),
         default: "mps-server next to mps-control",
         meaning: "Executable that the daemon starts as server. Read by the daemon.",
     },
     Setting {
         name: LIBRARY,
+        key: Some("library"),
         default: "libmpsshim.so next to mps-run, in ../lib/mpsshim or ../lib",
         meaning: "The library that mps-run preloads.",
     },
     Setting {
         name: MAX_CLIENTS,
+        key: Some("max_clients"),
         default: "256",
         meaning: "Clients of one server at a time; one more is refused with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED (808). \
                   Read by the daemon.",
     },
     Setting {
         name: MODE,
+        key: Some("mode"),
         default: "proxy",
         meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, also by device \
                   as `proxy,1=direct` (see `--mode`), in a client's environment what it asks for.",
     },
     Setting {
         name: TURNS,
+        key: Some("turns"),
         default: "auto",
         meaning: "When clients in direct mode take turns on a device: always, never, or auto, where more gets done so \
                   than with the driver's time slices and where shares differ. Read by the daemon.",
     },
     Setting {
         name: ACTIVE_THREAD_PERCENTAGE,
+        key: Some("active_thread_percentage"),
         default: "100",
         meaning: "Share of a device's multiprocessors that a client may use. In the daemon: for servers without a \
                   command that says otherwise, read at its start. In a program: can only lower that.",
     },
     Setting {
         name: PINNED_DEVICE_MEM_LIMIT,
+        key: Some("pinned_device_mem_limit"),
         default: "none",
         meaning: "Device memory that a client may have, such as `0=1G,1=512MB`; a device is an ordinal or a UUID. \
                   In daemon and program as above.",
     },
     Setting {
         name: CLIENT_PRIORITY,
+        key: Some("client_priority"),
         default: "0",
         meaning: "0: normal, 1: below normal. In daemon and program as above.",
     },
@@ -157,39 +185,46 @@ pub enum SettingsError {
         length: usize,
     },
     /// Not a number over 0.
-    #[error("{name}={value} is not a number over 0")]
-    Number {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-    },
+    #[error("{0} is not a number over 0")]
+    Number(String),
     /// No list of modes.
-    #[error("{MODE}={value}: {why}")]
+    #[error("{given}: {why}")]
     Mode {
-        /// Its value.
-        value: String,
+        /// The setting and its value.
+        given: String,
         /// What is wrong with it.
         why: NoModes,
     },
     /// No policy of turns.
-    #[error("{TURNS}={0} is none of auto, always, never")]
+    #[error("{0} is none of auto, always, never")]
     Turns(String),
+    /// The file is not to be understood.
+    #[error("{0}")]
+    File(String),
+    /// Relative to what, nobody can say.
+    #[error("{0} is no absolute path")]
+    NotAbsolute(String),
     /// The working directory is gone, so that a relative path means nothing.
-    #[error(
-        "{name}={path} is relative and the working directory cannot be read; give an absolute path"
-    )]
-    Relative {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        path: String,
-    },
+    #[error("{0} is relative and the working directory cannot be read; give an absolute path")]
+    Relative(String),
+}
+
+/// A value that was given for a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// It.
+    pub value: OsString,
+    /// Setting and value as the user finds them: `NAME=VALUE`, or `FILE:LINE: KEY = VALUE`.
+    pub told: String,
+    /// Not in the environment.
+    pub in_file: bool,
 }
 
 /// The settings in force in one process. Paths are absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// [`CONFIG`], where it was named.
+    pub config: Option<PathBuf>,
     /// [`PIPE_DIRECTORY`].
     pub pipe_directory: PathBuf,
     /// [`LOG_DIRECTORY`].
@@ -212,10 +247,28 @@ pub struct Settings {
     pub mode: Option<Modes>,
     /// [`TURNS`].
     pub turns: TurnPolicy,
+    /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`] and [`CLIENT_PRIORITY`].
+    pub defaults: Defaults,
+    /// What of these in the environment could not be understood.
+    pub ignored: Vec<String>,
 }
 
 impl Settings {
-    /// The settings of this process.
+    /// What `lookup` names, which is the environment and what goes before it, and then the file.
+    ///
+    /// # Errors
+    /// A value that makes no sense, and a file that does not.
+    pub fn load(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Settings, SettingsError> {
+        let environment = |name: &'static str| from_environment(&lookup, name);
+        let config = environment(CONFIG).as_ref().map(absolute).transpose()?;
+        let file = file::read(config.as_deref())?;
+        let is_root = nix::unistd::geteuid().is_root();
+        let get = |name: &'static str| environment(name).or_else(|| file.get(name).cloned());
+        let settings = Settings::from_given(get, is_root)?;
+        Ok(Settings { config, ..settings })
+    }
+
+    /// The settings of this process's environment, without a file.
     pub fn from_env() -> Result<Settings, SettingsError> {
         Settings::from_lookup(
             |name| std::env::var_os(name),
@@ -228,8 +281,15 @@ impl Settings {
         lookup: impl Fn(&str) -> Option<OsString>,
         is_root: bool,
     ) -> Result<Settings, SettingsError> {
-        let get = |name: &'static str| lookup(name).filter(|value| !value.is_empty());
-        let path = |name: &'static str| get(name).map(|value| absolute(name, &value)).transpose();
+        Settings::from_given(|name| from_environment(&lookup, name), is_root)
+    }
+
+    fn from_given(
+        get: impl Fn(&'static str) -> Option<Given>,
+        is_root: bool,
+    ) -> Result<Settings, SettingsError> {
+        let path = |name: &'static str| get(name).as_ref().map(absolute).transpose();
+        let text = |given: Given| given.value.to_string_lossy().into_owned();
 
         let pipe_directory =
             path(PIPE_DIRECTORY)?.unwrap_or_else(|| PathBuf::from(DEFAULT_PIPE_DIRECTORY));
@@ -239,22 +299,41 @@ impl Settings {
             None if is_root => PathBuf::from("/var/log/mpsshim"),
             None => pipe_directory.join("logs"),
         };
+        let (defaults, ignored) = Defaults::from_given(&get)?;
         Ok(Settings {
+            config: None,
             pipe_directory,
             log_directory,
             cuda_library: path(CUDA_LIBRARY)?,
             nvml_library: path(NVML_LIBRARY)?,
-            log: get(LOG).map(|value| value.to_string_lossy().into_owned()),
-            disable: get(DISABLE).is_some_and(|value| value != "0"),
+            log: get(LOG).map(text),
+            disable: get(DISABLE).is_some_and(|given| given.value != "0"),
             server: path(SERVER)?,
             library: path(LIBRARY)?,
-            max_clients: match get(MAX_CLIENTS) {
-                Some(value) => positive(MAX_CLIENTS, &value)?,
-                None => DEFAULT_MAX_CLIENTS,
-            },
-            mode: get(MODE).map(|value| mode(&value)).transpose()?,
-            turns: get(TURNS).map_or(Ok(TurnPolicy::Auto), |value| turns(&value))?,
+            max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
+            mode: get(MODE).map(mode).transpose()?,
+            turns: get(TURNS).map_or(Ok(TurnPolicy::Auto), turns)?,
+            defaults,
+            ignored,
         })
+    }
+
+    /// Gives a program of the product the same file and paths, wherever it is started.
+    pub fn hand_on<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(PIPE_DIRECTORY, &self.pipe_directory);
+        command.env(LOG_DIRECTORY, &self.log_directory);
+        let paths = [
+            (CONFIG, &self.config),
+            (CUDA_LIBRARY, &self.cuda_library),
+            (NVML_LIBRARY, &self.nvml_library),
+            (SERVER, &self.server),
+        ];
+        for (name, path) in paths {
+            if let Some(path) = path {
+                command.env(name, path);
+            }
+        }
+        command
     }
 
     /// Socket of clients and of status commands.
@@ -268,28 +347,43 @@ impl Settings {
     }
 }
 
-fn absolute(name: &'static str, value: &OsStr) -> Result<PathBuf, SettingsError> {
-    std::path::absolute(value).map_err(|_| SettingsError::Relative {
-        name,
-        path: value.to_string_lossy().into_owned(),
+fn from_environment(
+    lookup: impl Fn(&str) -> Option<OsString>,
+    name: &'static str,
+) -> Option<Given> {
+    let value = lookup(name).filter(|value| !value.is_empty())?;
+    Some(Given {
+        told: format!("{name}={}", value.to_string_lossy()),
+        value,
+        in_file: false,
     })
 }
 
-fn positive(name: &'static str, value: &OsStr) -> Result<usize, SettingsError> {
-    let text = value.to_string_lossy();
-    let number = text.parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| SettingsError::Number {
-        name,
-        value: text.into_owned(),
-    })
+fn absolute(given: &Given) -> Result<PathBuf, SettingsError> {
+    let path = Path::new(&given.value);
+    if given.in_file && !path.is_absolute() {
+        return Err(SettingsError::NotAbsolute(given.told.clone()));
+    }
+    std::path::absolute(path).map_err(|_| SettingsError::Relative(given.told.clone()))
 }
 
-fn mode(value: &OsStr) -> Result<Modes, SettingsError> {
-    let text = value.to_string_lossy();
-    text.parse().map_err(|why| SettingsError::Mode {
-        value: text.into_owned(),
+fn positive(given: Given) -> Result<usize, SettingsError> {
+    let number = given.value.to_str().and_then(|text| text.parse().ok());
+    let number = number.filter(|number| *number > 0);
+    number.ok_or(SettingsError::Number(given.told))
+}
+
+fn mode(given: Given) -> Result<Modes, SettingsError> {
+    let modes = given.value.to_string_lossy().parse();
+    modes.map_err(|why| SettingsError::Mode {
+        given: given.told,
         why,
     })
+}
+
+fn turns(given: Given) -> Result<TurnPolicy, SettingsError> {
+    let policy = TurnPolicy::from_str(&given.value.to_string_lossy(), false);
+    policy.map_err(|_| SettingsError::Turns(given.told))
 }
 
 fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
@@ -329,21 +423,24 @@ pub fn markdown() -> String {
          All settings are environment variables. A relative path is relative to the working directory of the \
          process that reads it; an empty value counts as not set. The variables `CUDA_MPS_*` and \
          `CUDA_VISIBLE_DEVICES` have the meaning that NVIDIA gives them, see [operations](operations.md).\n\n\
-         | variable | default | meaning |\n|---|---|---|\n",
+         Those with a key can also be in a file, /etc/mpsshim/config.toml or the one that `--config` or \
+         `MPSSHIM_CONFIG` names, which mps-control and mps-run read: TOML, a line `key = value` each, where a path is \
+         absolute and a value that makes no sense is an error. What the environment has goes before the file. \
+         Programs do not read it: where it sets `pipe_directory` or `cuda_library`, start them with mps-run, which \
+         hands these on, or set the variables for them. `packaging/config.toml` is a sample.\n\n\
+         | variable | key | default | meaning |\n|---|---|---|---|\n",
     );
     for setting in TABLE {
         let _ = writeln!(
             text,
-            "| {} | {} | {} |",
-            setting.name, setting.default, setting.meaning
+            "| {} | {} | {} | {} |",
+            setting.name,
+            setting.key.unwrap_or_default(),
+            setting.default,
+            setting.meaning
         );
     }
     text
-}
-
-fn turns(value: &OsStr) -> Result<TurnPolicy, SettingsError> {
-    let text = value.to_string_lossy();
-    TurnPolicy::from_str(&text, false).map_err(|_| SettingsError::Turns(text.into_owned()))
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use mpsshim_server::control::launch;
 use mpsshim_server::control::prompt::Prompt;
 use mpsshim_server::control::ui::{Ui, UiError};
 use mpsshim_server::control::wire::Answer;
-use mpsshim_server::settings::Settings;
+use mpsshim_server::settings::{self, Settings};
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -45,7 +46,11 @@ fn run(options: &Control) -> anyhow::Result<bool> {
     if documents::print::<Control>(&options.documents)? {
         return Ok(true);
     }
-    let mut settings = Settings::from_env()?;
+    let config = options.config.as_deref().map(Path::as_os_str);
+    let mut settings = Settings::load(|name| match config {
+        Some(path) if name == settings::CONFIG => Some(path.to_owned()),
+        _ => std::env::var_os(name),
+    })?;
     settings.mode = options.mode.clone().or(settings.mode);
     if options.detached {
         launch::leave_session();

@@ -60,6 +60,10 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     };
     let given = [
         (
+            settings::CONFIG,
+            options.config.as_deref().map(Path::as_os_str),
+        ),
+        (
             settings::PIPE_DIRECTORY,
             options.pipe_dir.as_deref().map(Path::as_os_str),
         ),
@@ -78,7 +82,7 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
             .map(OsStr::to_owned)
             .or_else(|| std::env::var_os(name))
     };
-    let settings = Settings::from_lookup(lookup, nix::unistd::geteuid().is_root())?;
+    let settings = Settings::load(lookup)?;
     if let Some(driver) = &settings.cuda_library
         && !driver.is_file()
     {
@@ -90,10 +94,14 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     }
     let mut command = Command::new(program);
     command.args(arguments);
-    for (name, value) in given {
-        if value.is_some()
-            && let Some(value) = in_force(&settings, name)
-        {
+    // Paths are absolute, wherever the program goes. What else the file says is not for programs.
+    command.env(settings::PIPE_DIRECTORY, &settings.pipe_directory);
+    for (name, value) in [
+        (settings::CONFIG, settings.config.as_deref()),
+        (settings::CUDA_LIBRARY, settings.cuda_library.as_deref()),
+        (settings::LOG, options.log.as_deref().map(Path::new)),
+    ] {
+        if let Some(value) = value {
             command.env(name, value);
         }
     }
@@ -102,15 +110,6 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
         preload(&shim, std::env::var_os("LD_PRELOAD").as_deref()),
     );
     Ok(command)
-}
-
-/// A setting as the program shall see it: a path is absolute, wherever the program goes.
-fn in_force<'a>(settings: &'a Settings, name: &str) -> Option<&'a OsStr> {
-    match name {
-        settings::PIPE_DIRECTORY => Some(settings.pipe_directory.as_os_str()),
-        settings::CUDA_LIBRARY => settings.cuda_library.as_deref().map(Path::as_os_str),
-        _ => settings.log.as_deref().map(OsStr::new),
-    }
 }
 
 fn find_shim(given: Option<&Path>) -> anyhow::Result<PathBuf> {

@@ -4,7 +4,6 @@ mod answering;
 mod room;
 
 use super::commands::Request;
-use super::defaults::Defaults;
 use super::devices::Devices;
 use super::directory::{self, DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
@@ -181,13 +180,12 @@ impl Daemon {
         if let Some(warning) = directory::warning(&settings.pipe_directory, uid) {
             tracing::warn!("{warning}");
         }
-        let (defaults, warnings) = Defaults::from_lookup(|name| std::env::var_os(name));
-        for warning in warnings {
+        for warning in &settings.ignored {
             tracing::warn!("{warning}");
         }
         let launcher = Launcher::new(settings.clone(), users, server_log);
         let devices = devices_of_modes(&launcher)?;
-        let mut servers = Servers::new(launcher, defaults);
+        let mut servers = Servers::new(launcher, settings.defaults.clone());
         if held.predecessor_died {
             servers.expect_orphans();
         }

@@ -1,9 +1,8 @@
-//! What the daemon's environment says of the limits of every server that it starts.
+//! What the daemon's settings say of the limits of every server that it starts.
 
 use crate::limits::Limits;
-use crate::settings;
+use crate::settings::{self, Given, SettingsError};
 use mpsshim_proto::limits::of_devices;
-use std::ffi::OsString;
 
 /// Limits for servers that are started from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,17 +14,27 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Those that `lookup` names, and what could not be understood.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> (Defaults, Vec<String>) {
+    /// Those that `get` knows, and what could not be understood in the environment.
+    ///
+    /// # Errors
+    /// What could not be understood in the file.
+    pub fn from_given(
+        get: impl Fn(&'static str) -> Option<Given>,
+    ) -> Result<(Defaults, Vec<String>), SettingsError> {
         let mut defaults = Defaults::default();
-        let mut warnings = Vec::new();
-        let mut read = |name: &str, take: &mut dyn FnMut(&str) -> Result<(), String>| {
-            let value = lookup(name).filter(|value| !value.is_empty());
-            let value = value.map(|value| value.to_string_lossy().into_owned());
-            if let Some(value) = value
-                && let Err(why) = take(value.trim())
-            {
-                warnings.push(format!("{name}={value} is ignored: {why}"));
+        let mut ignored = Vec::new();
+        let mut wrong = Ok(());
+        let mut read = |name, take: &mut dyn FnMut(&str) -> Result<(), String>| {
+            let Some(given) = get(name) else {
+                return;
+            };
+            let Err(why) = take(given.value.to_string_lossy().trim()) else {
+                return;
+            };
+            if given.in_file {
+                wrong = Err(SettingsError::File(format!("{}: {why}", given.told)));
+            } else {
+                ignored.push(format!("{} is ignored: {why}", given.told));
             }
         };
         let limits = &mut defaults.limits;
@@ -46,7 +55,7 @@ impl Defaults {
             }
             Ok(())
         });
-        (defaults, warnings)
+        wrong.map(|()| (defaults, ignored))
     }
 }
 
@@ -70,9 +79,15 @@ mod tests {
     use super::*;
 
     fn read(values: &[(&str, &str)]) -> (Defaults, Vec<String>) {
-        Defaults::from_lookup(|name| {
-            let found = values.iter().find(|(given, _)| *given == name);
-            found.map(|(_, value)| value.into())
+        Defaults::from_given(|name| given(values, name, false)).expect("ignored")
+    }
+
+    fn given(values: &[(&str, &str)], name: &str, in_file: bool) -> Option<Given> {
+        let (_, value) = values.iter().find(|(given, _)| *given == name)?;
+        Some(Given {
+            value: value.into(),
+            told: format!("{name}={value}"),
+            in_file,
         })
     }
 
@@ -96,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_named_and_ignored() {
+    fn what_is_malformed_is_named_and_ignored_unless_in_the_file() {
         for (name, value, why) in [
             (
                 "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
@@ -122,6 +137,9 @@ mod tests {
                 warnings[0].contains(name) && warnings[0].contains(why),
                 "{warnings:?}"
             );
+            let in_file = Defaults::from_given(|wanted| given(&[(name, value)], wanted, true));
+            let error = in_file.expect_err(value).to_string();
+            assert!(error.contains(name) && error.contains(why), "{error}");
         }
     }
 }

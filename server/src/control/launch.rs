@@ -61,7 +61,8 @@ pub fn start_detached(
         .stdout(Stdio::piped())
         .args(["-d", DETACHED_OPTION])
         .args(options);
-    let mut child = with_settings(&mut command, settings)
+    let mut child = settings
+        .hand_on(&mut command)
         .current_dir("/")
         .spawn()
         .map_err(failed)?;
@@ -117,7 +118,8 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     let executable = beside_this_executable("mps-control");
     let mut command = Command::new(&executable);
     let bound = leave_processors();
-    let result = with_settings(&mut command, settings)
+    let result = settings
+        .hand_on(&mut command)
         .arg("-d")
         // What this program asks for is not what every other one gets.
         .env_remove(settings::MODE)
@@ -159,19 +161,4 @@ fn leave_processors() -> Option<CpuSet> {
     }
     // The kernel leaves out what there is not, and what a cpuset does not have.
     sched_setaffinity(this, &all).ok().map(|()| bound)
-}
-
-fn with_settings<'a>(command: &'a mut Command, settings: &Settings) -> &'a mut Command {
-    command.env(settings::PIPE_DIRECTORY, &settings.pipe_directory);
-    command.env(settings::LOG_DIRECTORY, &settings.log_directory);
-    for (name, value) in [
-        (settings::CUDA_LIBRARY, &settings.cuda_library),
-        (settings::NVML_LIBRARY, &settings.nvml_library),
-        (settings::SERVER, &settings.server),
-    ] {
-        if let Some(value) = value {
-            command.env(name, value);
-        }
-    }
-    command
 }

@@ -9,7 +9,7 @@
 
 pub mod commands;
 pub mod daemon;
-mod defaults;
+pub mod defaults;
 mod devices;
 pub mod directory;
 pub mod greeting;

@@ -160,8 +160,10 @@ impl Launcher {
         let mut command = Command::new(&self.executable);
         command.stderr(self.log.try_clone()?);
         command.current_dir("/").process_group(0);
-        command.env(settings::PIPE_DIRECTORY, &self.settings.pipe_directory);
-        command.env(settings::LOG_DIRECTORY, &self.settings.log_directory);
+        self.settings.hand_on(&mut command);
+        if let Some(filter) = &self.settings.log {
+            command.env(settings::LOG, filter);
+        }
         // The server needs the genuine driver, whatever is preloaded here, and has its limits from the daemon.
         for name in [
             "LD_PRELOAD",

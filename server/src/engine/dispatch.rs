@@ -54,8 +54,8 @@ enum Visit {
 /// The body of dispatch thread `me`.
 pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     let dispatcher = &shared.dispatchers[me];
-    // SAFETY: plain system calls on the calling thread; without the right to it nothing changes.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as u32, NICE) };
+    // SAFETY: a plain system call on the calling thread, 0; without the right to it nothing changes.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     let mut sessions: Vec<Box<Session>> = Vec::new();
     let mut idle_since: Option<Instant> = None;
     let mut probed = Instant::now();
