@@ -4,7 +4,7 @@
 //! switches between contexts, and nothing when they take turns. Clients that are slow to submit leave a device idle in
 //! their turn, which others could use meanwhile. So it is tried: from time to time the clients of a device are served the
 //! other way for a moment, and what they get done is compared, each client with itself. What is counted are submissions;
-//! each stretch begins and ends when nothing is in flight, so that what was submitted has been done.
+//! each stretch that counts begins and ends when nothing is in flight, so that what was submitted has been done.
 
 use super::turns::Nanoseconds;
 use serde::{Deserialize, Serialize};
@@ -12,15 +12,18 @@ use std::collections::BTreeMap;
 
 const MS: Nanoseconds = 1_000_000;
 
-/// How long clients share a device before the other way is tried for the first time, and after a new one has come.
-const FIRST: Nanoseconds = 100 * MS;
+/// How long clients share a device as usual before the other way is tried: what they get done then is what the trial is
+/// compared with.
+const USUAL: Nanoseconds = 100 * MS;
 /// How long the other way is tried at least. A time slice of the driver takes a few milliseconds.
 const TRIAL: Nanoseconds = 20 * MS;
 /// How long turns are in a trial.
 pub const TRIAL_QUANTUM: Nanoseconds = 3 * MS;
 /// How long is waited until every client has had its turn, before the comparison goes on without it.
 const ROUND: Nanoseconds = 3_000 * MS;
-/// Between two trials: at least, and at most, after trials that have changed nothing.
+/// Between two trials: after one that has changed something, which may have been chance; after the next; and at most, after
+/// trials that have changed nothing.
+const DOUBTFUL_INTERVAL: Nanoseconds = USUAL;
 const LEAST_INTERVAL: Nanoseconds = 500 * MS;
 const GREATEST_INTERVAL: Nanoseconds = 8_000 * MS;
 /// How often is looked whether clients go on as before, while they have the device together, and in turns.
@@ -33,6 +36,8 @@ const OTHER_PACE: f64 = 2.0;
 /// A trial may keep clients waiting for those who drain as long as this part of the interval, and at least so long.
 const PATIENCE: u64 = 32;
 const LEAST_PATIENCE: Nanoseconds = 100 * MS;
+/// Clients that drain for this part of their turns have so much in flight that they kept the device busy before that too.
+const BUSY: f64 = 0.4;
 /// By so much the other way has to be better.
 const WORTH: f64 = 1.03;
 /// By how much at most one client counts for or against it.
@@ -87,10 +92,14 @@ pub struct User {
     pub client: u64,
     /// What it has submitted in its life, as far as known: exact whenever it holds no turn.
     pub done: u64,
-    /// When it said so.
-    pub said: Nanoseconds,
+    /// When its last turn ended, drained.
+    pub rested: Nanoseconds,
     /// Turns it has had.
     pub turns: u64,
+    /// How long it held those that have ended.
+    pub held: Nanoseconds,
+    /// How long of that it drained because others waited: so long the device was certainly busy with it.
+    pub drained: Nanoseconds,
     /// It waits for a turn.
     pub waits: bool,
     /// It has one.
@@ -117,12 +126,19 @@ enum Stage {
 struct Start {
     done: u64,
     turns: u64,
+    held: Nanoseconds,
+    drained: Nanoseconds,
 }
 
 impl Start {
     fn of(user: &User) -> (u64, Start) {
-        let (done, turns) = (user.done, user.turns);
-        (user.client, Start { done, turns })
+        let start = Start {
+            done: user.done,
+            turns: user.turns,
+            held: user.held,
+            drained: user.drained,
+        };
+        (user.client, start)
     }
 }
 
@@ -184,7 +200,7 @@ pub struct Sharing {
     /// When the stretch ends, unless somebody has not had a turn in it.
     ends: Nanoseconds,
     interval: Nanoseconds,
-    /// Somebody has come in this stretch: what came before says nothing about the clients there are.
+    /// What is got done in this stretch counts for nothing: it is long, or somebody has come in it.
     stale: bool,
     /// More than one client had something to do in this stretch.
     contended: bool,
@@ -251,15 +267,20 @@ impl Sharing {
             self.stage = Stage::Usual;
         }
         self.welcome(now, users);
+        let was_contended = self.contended;
         self.contended |= is_contended(users);
         match self.stage {
-            // There is nothing to compare.
-            Stage::Usual if !self.contended => {
+            // There is nothing to compare, or only from now on.
+            Stage::Usual if !was_contended => {
                 self.interval = LEAST_INTERVAL;
-                self.begin(now, Stage::Usual, FIRST, users);
+                self.begin_usual(now, USUAL, users);
             }
             Stage::Usual if now < self.ends => self.look(now, users),
             Stage::Usual | Stage::Trial if now < self.ends || self.misses_turns(now, users) => {}
+            Stage::Usual if self.kept_busy(users) => {
+                self.lengthen();
+                self.begin_usual(now, self.interval, users);
+            }
             Stage::Usual | Stage::Trial => {
                 let trial_is_over = self.stage == Stage::Trial;
                 self.close(now, trial_is_over, in_use, users);
@@ -271,7 +292,7 @@ impl Sharing {
             } if self.kind == Kind::Together && now - since >= self.patience() => {
                 // Turns end by themselves; time slices do not, and nobody shall wait long for a mere trial.
                 self.lengthen();
-                self.begin(now, Stage::Usual, self.interval, users);
+                self.begin_usual(now, self.interval, users);
             }
             Stage::Closing { .. } | Stage::Changing => {}
         }
@@ -282,7 +303,7 @@ impl Sharing {
         let early = self.kind == Kind::InTurns && self.pace.is_early(users);
         if now >= self.next_look() && !early && self.pace.look(now, users) {
             self.interval = LEAST_INTERVAL;
-            self.ends = self.ends.min(now + FIRST);
+            self.ends = self.ends.min(now + USUAL);
             self.stale = true;
         }
     }
@@ -320,7 +341,7 @@ impl Sharing {
             self.began = now;
         }
         if self.stage == Stage::Usual {
-            let soon = now + FIRST;
+            let soon = now + USUAL;
             self.ends = if begins { soon } else { self.ends.min(soon) };
             self.stale = !begins;
         }
@@ -333,6 +354,18 @@ impl Sharing {
             user.waits && start.is_none_or(|start| start.turns == user.turns)
         };
         now < self.ends + ROUND && users.iter().any(misses)
+    }
+
+    /// Whether clients in turns have so much in flight that they hardly leave the device idle. There is nothing to gain then:
+    /// contexts never use it at the same time.
+    fn kept_busy(&self, users: &[User]) -> bool {
+        let sum = |of: fn(&User, &Start) -> Nanoseconds| -> Nanoseconds {
+            let since = |user: &User| Some(of(user, self.starts.get(&user.client)?));
+            users.iter().filter_map(since).sum()
+        };
+        let held = sum(|user, start| user.held - start.held);
+        let drained = sum(|user, start| user.drained - start.drained);
+        self.kind == Kind::InTurns && held > 0 && drained as f64 >= BUSY * held as f64
     }
 
     fn close(&mut self, now: Nanoseconds, trial_is_over: bool, in_use: bool, users: &[User]) {
@@ -349,8 +382,7 @@ impl Sharing {
     /// Nothing is in flight: a stretch is over, the next one begins.
     fn next(&mut self, now: Nanoseconds, trial_is_over: bool, users: &[User]) {
         if self.stale && !trial_is_over {
-            self.stale = false;
-            return self.begin(now, Stage::Usual, FIRST, users);
+            return self.begin_usual(now, USUAL, users);
         }
         let rates = self.rates(now, users);
         if !trial_is_over {
@@ -358,16 +390,23 @@ impl Sharing {
             self.usual = rates;
             return self.begin(now, Stage::Trial, TRIAL, users);
         }
-        match gain(&self.usual, &rates) {
+        let gain = gain(&self.usual, &rates);
+        tracing::debug!("Tried {:?} on a device: gain {gain:?}", self.kind);
+        match gain {
             // It stays, and is to stand the test soon.
-            Some(gain) if gain > WORTH => self.interval = LEAST_INTERVAL,
+            Some(gain) if gain > WORTH => self.interval = DOUBTFUL_INTERVAL,
             Some(_) => {
                 self.kind = self.kind.other();
                 self.lengthen();
             }
             None => self.kind = self.kind.other(),
         }
-        self.begin(now, Stage::Usual, self.interval, users);
+        self.begin_usual(now, self.interval, users);
+    }
+
+    fn begin_usual(&mut self, now: Nanoseconds, length: Nanoseconds, users: &[User]) {
+        self.begin(now, Stage::Usual, length, users);
+        self.stale = length > USUAL;
     }
 
     fn begin(&mut self, now: Nanoseconds, stage: Stage, length: Nanoseconds, users: &[User]) {
@@ -378,7 +417,7 @@ impl Sharing {
     }
 
     fn lengthen(&mut self) {
-        self.interval = (self.interval * 2).min(GREATEST_INTERVAL);
+        self.interval = (self.interval * 2).clamp(LEAST_INTERVAL, GREATEST_INTERVAL);
     }
 
     fn patience(&self) -> Nanoseconds {
@@ -387,6 +426,10 @@ impl Sharing {
 
     /// What each client got done since the stretch began. Together, the time of each ends when it has drained.
     fn rates(&self, now: Nanoseconds, users: &[User]) -> BTreeMap<u64, Rate> {
+        let closed = match self.stage {
+            Stage::Closing { since, .. } => since,
+            _ => now,
+        };
         let rate = |user: &User| {
             let start = self.starts.get(&user.client)?;
             if self.kind == Kind::InTurns && user.waits && start.turns == user.turns {
@@ -394,8 +437,8 @@ impl Sharing {
                 return None;
             }
             let until = match self.kind {
-                Kind::Together if user.said > self.began => user.said,
-                _ => now,
+                Kind::Together => user.rested.max(closed),
+                Kind::InTurns => now,
             };
             let rate = Rate {
                 done: user.done.saturating_sub(start.done),

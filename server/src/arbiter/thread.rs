@@ -300,7 +300,7 @@ impl Arbiting {
         let state = client.page.state();
         let devices = client.page.devices(self.devices.len());
         let submissions = client.page.submissions();
-        self.turns.has_done(session, submissions, now);
+        self.turns.has_done(session, submissions);
         match (self.turns.standing(session), state) {
             (Standing::Idle, direct::IDLE) => {}
             (Standing::Holds, direct::HELD | direct::GIVING) => {}
@@ -329,11 +329,9 @@ impl Arbiting {
 
     /// Does what the policy says.
     fn pass_on(&mut self) {
-        let now = self.now();
         if self.turns.wants_reports() {
             for (session, client) in &self.clients {
-                self.turns
-                    .has_done(*session, client.page.submissions(), now);
+                self.turns.has_done(*session, client.page.submissions());
             }
         }
         loop {

@@ -98,6 +98,16 @@ struct Hold {
     not_draining: bool,
 }
 
+impl Hold {
+    /// For how long it has been asked for now.
+    fn drains(&self, now: Nanoseconds) -> Nanoseconds {
+        match self.asked {
+            Asked::Now => now.saturating_sub(self.asked_since),
+            _ => 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Client {
     share: u64,
@@ -106,8 +116,12 @@ struct Client {
     account: Account,
     /// The devices it has ever wanted.
     used: DeviceSet,
-    /// What it has submitted, as it has said then.
-    done: (u64, Nanoseconds),
+    /// What it has submitted, as far as it has said.
+    done: u64,
+    /// When its last turn ended.
+    rested: Nanoseconds,
+    /// How long it took, since it was asked, to end those it has had.
+    drained: Nanoseconds,
 }
 
 impl Client {
@@ -191,7 +205,9 @@ impl Turns {
             phase: Phase::Idle,
             account: Account::default(),
             used: 0,
-            done: (0, 0),
+            done: 0,
+            rested: 0,
+            drained: 0,
         };
         self.clients.insert(client, new);
     }
@@ -218,9 +234,9 @@ impl Turns {
     }
 
     /// What a client has submitted in its life.
-    pub fn has_done(&mut self, client: u64, submissions: u64, now: Nanoseconds) {
+    pub fn has_done(&mut self, client: u64, submissions: u64) {
         if let Some(client) = self.clients.get_mut(&client) {
-            client.done = (submissions, now);
+            client.done = submissions;
         }
     }
 
@@ -304,7 +320,11 @@ impl Turns {
         match client.phase {
             Phase::Idle => {}
             Phase::Waits { since, .. } => client.account.waited += now.saturating_sub(since),
-            Phase::Holds(hold) => client.account.held += now.saturating_sub(hold.since),
+            Phase::Holds(hold) => {
+                client.account.held += now.saturating_sub(hold.since);
+                client.rested = now;
+                client.drained += hold.drains(now);
+            }
         }
         client.phase = Phase::Idle;
     }
@@ -416,8 +436,10 @@ impl Turns {
             };
             let user = |(number, client): (&u64, &Client)| User {
                 client: *number,
-                done: client.done.0,
-                said: client.done.1,
+                done: client.done,
+                rested: client.rested,
+                held: client.account.held,
+                drained: client.drained,
                 turns: client.account.turns,
                 waits: matches!(client.phase, Phase::Waits { devices, .. } if devices & (1 << device) != 0),
                 holds: matches!(client.phase, Phase::Holds(hold) if hold.devices & (1 << device) != 0),
