@@ -10,6 +10,11 @@ need python3 python3
 # For examples/mpi.
 need make make
 want mpicc openmpi-bin libopenmpi-dev || echo "$0: no mpicc: MPI will not be tested" >&2
+# For the packages, and containers that they are installed in.
+for tool in debootstrap lintian; do
+    want $tool $tool || echo "$0: no $tool: some of the packages will not be tested" >&2
+done
+want docker docker.io || echo "$0: no docker: containers will not be tested" >&2
 
 step() {
     echo "== $*"
@@ -20,6 +25,8 @@ step cargo fmt --all --check
 step cargo clippy --workspace --all-targets -- -D warnings
 # Tests start these libraries and programs; cargo does not build other packages' for a test.
 step cargo build -p mpsshim -p softgpu -p mpsshim-server -p mpsshim-examples
+# The tests of packages need its tools.
+step scripts/package.sh -p softgpu -p mpsshim-examples
 step cargo test --workspace
 if [ -e proto/tests/loom.rs ]; then
     # A folder of its own: other flags would have cargo build everything anew each time.

@@ -44,6 +44,12 @@ fn package_of(name: &str) -> &str {
     }
 }
 
+/// Cargo's target folder.
+pub fn target() -> PathBuf {
+    let folder = folder();
+    folder.parent().expect("target/PROFILE has a parent").into()
+}
+
 /// `target/PROFILE`: test programs lie in its `deps`.
 fn folder() -> PathBuf {
     let test = env::current_exe().expect("a running program has a file");
@@ -68,7 +74,6 @@ fn build(package: &str, folder: &Path) {
         .get_or_insert_default()
         .entry(package.to_owned())
         .or_insert_with(|| {
-            let target = folder.parent().expect("target/PROFILE has a parent");
             let profile = match folder.file_name().and_then(|name| name.to_str()) {
                 Some("debug") | None => "dev",
                 Some(profile) => profile,
@@ -83,7 +88,7 @@ fn build(package: &str, folder: &Path) {
                     profile,
                     "--target-dir",
                 ])
-                .arg(target)
+                .arg(target())
                 .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
                 .status()
                 .is_ok_and(|status| status.success())

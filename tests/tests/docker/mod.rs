@@ -1,0 +1,190 @@
+//! Containers without a registry: root file systems made by debootstrap, started by a Docker engine that is here.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use crate::control_daemon::Done;
+use mpsshim_tests::artifacts::target;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// Debian releases for containers: glibc 2.31, as Ubuntu 20.04 has; where mirrors have it no more, 2.36.
+const SUITES: [&str; 2] = ["bullseye", "bookworm"];
+
+/// Why there are no containers; `None`: there are.
+static MISSING: LazyLock<Option<String>> = LazyLock::new(|| {
+    let asked = Command::new("docker").arg("info").output();
+    match asked.map(Done::from) {
+        Err(error) => Some(format!("docker: {error}")),
+        Ok(done) if done.code != 0 => Some(done.err.lines().last().unwrap_or_default().to_owned()),
+        Ok(_) => debootstrap_missing(),
+    }
+});
+
+fn debootstrap_missing() -> Option<String> {
+    let found = Command::new("debootstrap").arg("--version").output();
+    let root = nix::unistd::geteuid().is_root();
+    match found {
+        Err(error) => Some(format!("debootstrap: {error}")),
+        Ok(_) if !root => Some("debootstrap needs root".to_owned()),
+        Ok(_) => None,
+    }
+}
+
+/// Whether packages can be built; says why not.
+pub fn packages() -> bool {
+    let folders = fs::read_dir(target()).into_iter().flatten().flatten();
+    let installed = folders
+        .map(|entry| entry.file_name())
+        .any(|name| name.to_string_lossy().starts_with("zig-"));
+    let found = installed || Command::new("cargo-zigbuild").arg("-V").output().is_ok();
+    if !found {
+        eprintln!("no package is tested: scripts/package.sh installs cargo-zigbuild");
+    }
+    found
+}
+
+/// Whether containers can be tested; says why not.
+pub fn containers() -> bool {
+    if !packages() {
+        return false;
+    }
+    if let Some(why) = &*MISSING {
+        eprintln!("no container is tested: {why}");
+    }
+    MISSING.is_none()
+}
+
+/// Does a command that must succeed; gives what it printed.
+#[track_caller]
+pub fn done(command: &mut Command) -> String {
+    let result = Done::from(command.output().expect("run"));
+    assert_eq!(result.code, 0, "{command:?}: {}{}", result.out, result.err);
+    result.out
+}
+
+pub fn docker(arguments: &[&str]) -> Command {
+    let mut command = Command::new("docker");
+    // An engine without BuildKit's plugin builds by itself.
+    command.args(arguments).env("DOCKER_BUILDKIT", "0");
+    command
+}
+
+/// An image with a minimal Debian, made once.
+pub fn base_image() -> &'static str {
+    static BASE: LazyLock<String> = LazyLock::new(|| {
+        let made = target().join("containers");
+        fs::create_dir_all(&made).expect("directory");
+        let suite = SUITES.iter().find(|suite| {
+            let image = docker(&["image", "inspect", &name_of(suite)]).output();
+            image.expect("docker").status.success() || bootstrap(suite, &made)
+        });
+        name_of(suite.expect("debootstrap makes one of the releases"))
+    });
+    &BASE
+}
+
+fn name_of(suite: &str) -> String {
+    format!("mpsshim-test-base:{suite}")
+}
+
+/// Makes the image of a release; `false`: the mirror has it no more.
+fn bootstrap(suite: &str, folder: &Path) -> bool {
+    let root = folder.join(suite);
+    // What was begun and not ended cannot be gone on with.
+    let _ = fs::remove_dir_all(&root);
+    let made = Command::new("debootstrap")
+        .args(["--variant=minbase", suite])
+        .arg(&root)
+        .output();
+    if !made.expect("debootstrap").status.success() {
+        return false;
+    }
+    let pack = "tar -C \"$1\" --exclude=./var/cache/apt --exclude=./var/lib/apt/lists --exclude=./usr/share/doc \
+                --exclude=./usr/share/locale -c . | docker import - \"$2\"";
+    done(
+        Command::new("sh")
+            .args(["-c", pack, "sh"])
+            .arg(&root)
+            .arg(name_of(suite)),
+    );
+    fs::remove_dir_all(&root).expect("remove");
+    true
+}
+
+/// The packages, and softgpu and the examples for the same machines.
+pub struct Packages {
+    pub archive: PathBuf,
+    pub debian: PathBuf,
+    /// Where the programs lie that are in no package.
+    pub built: PathBuf,
+}
+
+/// Built by `scripts/package.sh`.
+pub static PACKAGES: LazyLock<Packages> = LazyLock::new(|| {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/package.sh");
+    let made = done(
+        Command::new(script)
+            .args(["-p", "softgpu", "-p", "mpsshim-examples"])
+            .env("CARGO_TARGET_DIR", target())
+            .env_remove("LD_PRELOAD"),
+    );
+    let made = |ending: &str| {
+        let found = made.lines().find(|path| path.ends_with(ending));
+        PathBuf::from(found.expect(ending))
+    };
+    Packages {
+        archive: made(".tar.gz"),
+        debian: made(".deb"),
+        built: target().join("x86_64-unknown-linux-gnu/release"),
+    }
+});
+
+/// A container that lives as long as the value.
+pub struct Container(String);
+
+impl Container {
+    /// Starts one that does nothing by itself. `/packages` has the packages, `/built` what was built with them.
+    pub fn start(options: &[&str]) -> Container {
+        let at = |path: &Path, place: &str| format!("{}:{place}:ro", path.display());
+        let folder = PACKAGES.archive.parent().expect("a folder");
+        let mut command = docker(&["run", "--detach", "--init", "--network", "none"]);
+        command
+            .args(["--volume", &at(folder, "/packages")])
+            .args(["--volume", &at(&PACKAGES.built, "/built")])
+            .args(options)
+            .args([base_image(), "sleep", "600"]);
+        Container(done(&mut command).trim().to_owned())
+    }
+
+    /// What a shell in it does with a script, which fails at the first command that does.
+    pub fn shell(&self, script: &str) -> Done {
+        let mut command = docker(&["exec", &self.0, "sh", "-ec", script]);
+        command.output().expect("docker").into()
+    }
+
+    /// The same, which must succeed and print nothing on standard error; gives what it printed.
+    #[track_caller]
+    pub fn does(&self, script: &str) -> String {
+        let result = self.shell(script);
+        assert_eq!(
+            (result.code, result.err.as_str()),
+            (0, ""),
+            "{script}: {}",
+            result.out
+        );
+        result.out
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        remove(&["rm", "--force", "--volumes", &self.0]);
+    }
+}
+
+/// Removes what may be gone already.
+pub fn remove(arguments: &[&str]) {
+    let _ = docker(arguments).output();
+}

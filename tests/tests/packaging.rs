@@ -1,0 +1,236 @@
+//! The packages: what is in them, and that they install, work and go in a clean system.
+
+mod control_daemon;
+mod docker;
+
+use control_daemon::Done;
+use docker::{Container, PACKAGES, base_image, containers, done, packages};
+use mpsshim_proto::table;
+use object::{Object, ObjectSection, ObjectSymbol};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::LazyLock;
+use std::thread;
+use tempfile::TempDir;
+
+/// The oldest C library that the packages promise to work with.
+const GLIBC: (u32, u32) = (2, 28);
+const PROGRAMS: [&str; 3] = ["mps-control", "mps-server", "mps-run"];
+/// What a container without a GPU is told besides.
+const SOFTGPU: &str = "export MPSSHIM_CUDA_LIBRARY=/built/libsoftgpu.so";
+const NBODY: &str = "/built/nbody -compare -numbodies=512";
+
+/// The unpacked archive.
+static UNPACKED: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
+    let folder = TempDir::with_prefix("packaging-").expect("directory");
+    done(
+        Command::new("tar")
+            .arg("-xzf")
+            .arg(&PACKAGES.archive)
+            .arg("-C")
+            .arg(folder.path()),
+    );
+    let root = fs::read_dir(folder.path()).expect("list").next();
+    let root = root.expect("one folder").expect("entry").path();
+    (folder, root)
+});
+
+fn unpacked(name: &str) -> Vec<u8> {
+    let path = UNPACKED.1.join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn nothing_asks_for_a_newer_c_library() {
+    if !packages() {
+        return;
+    }
+    for name in PROGRAMS
+        .map(|name| format!("bin/{name}"))
+        .iter()
+        .map(String::as_str)
+        .chain(["lib/mpsshim/libmpsshim.so"])
+    {
+        let file = unpacked(name);
+        let file = object::File::parse(&*file).expect("ELF");
+        let names = file.section_by_name(".dynstr").expect("dynamic");
+        let names = names.data().expect("names").split(|byte| *byte == 0);
+        let names: Vec<&str> = names.filter_map(|name| str::from_utf8(name).ok()).collect();
+        let versions = names.iter().filter_map(|name| {
+            let mut numbers = name.strip_prefix("GLIBC_")?.split('.');
+            let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
+            Some((number(numbers.next())?, number(numbers.next())?))
+        });
+        let newest = versions.max().expect("versions");
+        assert!(newest <= GLIBC, "{name} asks for {newest:?}");
+        let libraries = names.iter().filter(|name| name.contains(".so"));
+        for library in libraries {
+            assert!(
+                [
+                    "libc.so.6",
+                    "libm.so.6",
+                    "libdl.so.2",
+                    "libpthread.so.0",
+                    "ld-linux-x86-64.so.2",
+                    "libcuda.so.1"
+                ]
+                .contains(library),
+                "{name} names {library}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_library_exports_the_table_under_the_driver_s_name() {
+    if !packages() {
+        return;
+    }
+    let file = unpacked("lib/mpsshim/libmpsshim.so");
+    let library = object::File::parse(&*file).expect("ELF");
+    let exported: BTreeSet<_> = library
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_definition())
+        .map(|symbol| symbol.name().expect("name"))
+        .collect();
+    let expected = table::symbols().chain(["dlopen", "mpsshim_version"]);
+    assert_eq!(exported, expected.collect());
+    let path = UNPACKED.1.join("lib/mpsshim/libmpsshim.so");
+    let dynamic = done(Command::new("readelf").arg("-d").arg(path));
+    assert!(dynamic.contains("soname: [libcuda.so.1]"), "{dynamic}");
+    assert!(!dynamic.contains("PATH)"), "{dynamic}");
+}
+
+#[test]
+fn lintian_finds_nothing() {
+    if !packages() {
+        return;
+    }
+    let asked = Command::new("lintian")
+        .args(["--allow-root", "--fail-on", "error,warning"])
+        .arg(&PACKAGES.debian)
+        .output();
+    let Ok(output) = asked else {
+        return eprintln!("lintian is not installed: the Debian package is not looked at");
+    };
+    let result = Done::from(output);
+    assert_eq!((result.code, result.out.as_str()), (0, ""));
+}
+
+/// A container, made while the packages are.
+fn container() -> Option<Container> {
+    if !containers() {
+        return None;
+    }
+    thread::scope(|scope| {
+        scope.spawn(base_image);
+        LazyLock::force(&PACKAGES);
+    });
+    Some(Container::start(&[]))
+}
+
+/// Has a client preloaded with that library come to the daemon that runs, and looks that it was served.
+#[track_caller]
+fn is_used(container: &Container, library: &str) {
+    let before = clients(container);
+    let preloaded = container.does(&format!("{SOFTGPU}; LD_PRELOAD={library} {NBODY}"));
+    assert!(preloaded.contains("  OK ("), "{preloaded}");
+    let run = container.does(&format!("{SOFTGPU}; mps-run {NBODY}"));
+    assert!(run.contains("  OK ("), "{run}");
+    assert_eq!(clients(container), before + 2);
+    let server = container.does("mps-control get_server_list");
+    let server = server.trim().parse::<u32>().expect("one server");
+    let status = container.does(&format!("mps-control get_server_status {server}"));
+    assert_eq!(status, "ACTIVE\n");
+    let devices = container.does("mps-control device_query");
+    assert!(devices.contains("Software GPU"), "{devices}");
+}
+
+fn clients(container: &Container) -> usize {
+    let log = container.does("cat /var/log/mpsshim/control.log");
+    log.matches("NEW CLIENT").count()
+}
+
+#[test]
+fn the_archive_works_wherever_it_is_unpacked() {
+    let Some(container) = container() else { return };
+    container.does("mkdir '/opt/elsewhere'; tar -xzf /packages/*.tar.gz -C /opt/elsewhere");
+    let path = container.does("echo /opt/elsewhere/mpsshim-*");
+    let path = path.trim();
+    container.does(&format!("ln -s {path}/bin/* /usr/local/bin"));
+    // By its links, from another directory, and without anything else of it in the system.
+    container.does(&format!("{SOFTGPU}; cd /; mps-control -d"));
+    is_used(&container, &format!("{path}/lib/mpsshim/libmpsshim.so"));
+    assert_eq!(container.does("mps-control quit"), "");
+    assert_eq!(container.shell("mps-control get_server_list").code, 1);
+}
+
+#[test]
+fn the_debian_package_installs_upgrades_and_goes() {
+    let Some(container) = container() else { return };
+    container.does("dpkg --install /packages/*.deb >/dev/null");
+    let version = env!("CARGO_PKG_VERSION");
+    for program in PROGRAMS {
+        let told = container.does(&format!("{program} --version"));
+        assert_eq!(told, format!("{program} {version}\n"));
+        let page = container.does(&format!("zcat /usr/share/man/man1/{program}.1.gz"));
+        assert!(page.contains(&format!(".TH {program} 1")), "{page}");
+        container.does(&format!(
+            "grep -q {program} /usr/share/bash-completion/completions/{program} \
+             /usr/share/zsh/vendor-completions/_{program} /usr/share/fish/vendor_completions.d/{program}.fish"
+        ));
+    }
+    // The administrator's settings count, and stay.
+    let setting = "active_thread_percentage = 50";
+    container.does(&format!(
+        "echo '{setting}' >> /etc/mpsshim/config.toml; {SOFTGPU}; mps-control -d"
+    ));
+    let library = "/usr/lib/mpsshim/libmpsshim.so";
+    is_used(&container, library);
+    let percentage = container.does("mps-control get_default_active_thread_percentage");
+    assert_eq!(percentage, "50.0\n");
+
+    // An upgrade leaves the daemon to the program that runs, and says so.
+    container.does(&format!(
+        "dpkg-deb --raw-extract /packages/*.deb /tmp/next
+         sed -i 's/^Version: .*/Version: {version}+next/' /tmp/next/DEBIAN/control
+         dpkg-deb --build /tmp/next /tmp/next.deb >/dev/null"
+    ));
+    container.does(&format!(
+        "{SOFTGPU}; LD_PRELOAD={library} /built/nbody -benchmark -numbodies=1024 -i=1000000 >/dev/null 2>&1 &
+         until [ -n \"$(mps-control ps)\" ]; do sleep 0.1; done"
+    ));
+    let upgraded = container.shell("dpkg --install /tmp/next.deb >/dev/null");
+    assert_eq!(upgraded.code, 0, "{}", upgraded.err);
+    assert!(
+        upgraded
+            .err
+            .contains(&format!("daemon of version {version} still has clients")),
+        "{}",
+        upgraded.err
+    );
+    assert_eq!(container.does("mps-control ps | wc -l").trim(), "2");
+    container.does("mps-control quit -t 0");
+    container.does(&format!(
+        "grep -q '^{setting}' /etc/mpsshim/config.toml; {SOFTGPU}; mps-control -d"
+    ));
+    is_used(&container, library);
+
+    // Removal ends the daemon; settings stay until the purge.
+    container.does("dpkg --remove mpsshim >/dev/null 2>&1; test -e /etc/mpsshim/config.toml");
+    assert_eq!(
+        container
+            .shell("ps -e 2>/dev/null || cat /proc/[0-9]*/comm")
+            .out
+            .matches("mps-")
+            .count(),
+        0
+    );
+    let left =
+        "find / -xdev -not -path '/proc/*' -name '*mps*' -path '*mpsshim*' -not -path '/tmp/*'";
+    assert!(!container.does(left).contains("/usr/"));
+    container.does("dpkg --purge mpsshim >/dev/null 2>&1");
+    assert_eq!(container.does(left), "");
+}
