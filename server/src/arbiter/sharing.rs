@@ -40,6 +40,8 @@ const LEAST_PATIENCE: Nanoseconds = 100 * MS;
 const BUSY: f64 = 0.4;
 /// By so much the other way has to be better.
 const WORTH: f64 = 1.03;
+/// A trial that gets done less than that is so clear, and so dear, that the next one comes still later.
+const MUCH_WORSE: f64 = 0.5;
 /// By how much at most one client counts for or against it.
 const MOST: f64 = 8.0;
 
@@ -395,9 +397,12 @@ impl Sharing {
         match gain {
             // It stays, and is to stand the test soon.
             Some(gain) if gain > WORTH => self.interval = DOUBTFUL_INTERVAL,
-            Some(_) => {
+            Some(gain) => {
                 self.kind = self.kind.other();
                 self.lengthen();
+                if gain < MUCH_WORSE {
+                    self.lengthen();
+                }
             }
             None => self.kind = self.kind.other(),
         }
