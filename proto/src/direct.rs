@@ -72,7 +72,8 @@ pub struct Turn {
     pub held_ns: AtomicU64,
     /// Nanoseconds that a turn was waited for; the server writes it.
     pub waited_ns: AtomicU64,
-    /// Submissions made, about; the client writes it before it gives a turn up, and as long as [`REPORT`] is asked for.
+    /// Submissions made, about; the client writes it before it gives a turn up, as long as [`REPORT`] is
+    /// asked for, and when `asked` is woken.
     pub submissions: AtomicU64,
 }
 

@@ -4,6 +4,7 @@
 //! [`dispatch`], then `calls/`.
 
 mod account;
+mod activity;
 mod arrays;
 mod calls;
 mod cubin;

@@ -16,4 +16,5 @@ pub mod seqpacket;
 pub mod serve;
 pub mod settings;
 pub mod takeover;
+pub mod top;
 pub mod user_memory;

@@ -213,6 +213,38 @@ pub struct Usage {
     /// Its turns, in direct mode.
     #[serde(default)]
     pub turns: Option<TurnUsage>,
+    /// Launches of kernels and graphs; in direct mode whatever it has submitted, as last told.
+    #[serde(default)]
+    pub launches: u64,
+    /// What it does, in proxy mode.
+    #[serde(default)]
+    pub activity: Option<Activity>,
+}
+
+impl Usage {
+    /// Nanoseconds that it had its turn, in proxy mode work on the device, and that it waited for that.
+    pub fn held_and_waited(&self) -> Option<(u64, u64)> {
+        let turns = self.turns.map(|turns| (turns.held_ns, turns.waited_ns));
+        let activity = |activity: Activity| (activity.held_ns, activity.waited_ns);
+        turns.or(self.activity.map(activity))
+    }
+}
+
+/// What a client in proxy mode has done and has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// Copies and memsets.
+    pub copies: u64,
+    /// Messages executed.
+    pub messages: u64,
+    /// Operations on the device that are not known to be done, and messages that wait for the client.
+    pub queued: u64,
+    /// Bytes of messages in its ring.
+    pub ring: u64,
+    /// Nanoseconds in which it had work on the device, sampled.
+    pub held_ns: u64,
+    /// Nanoseconds in which a message of it waited for dispatch, sampled.
+    pub waited_ns: u64,
 }
 
 /// What a client in direct mode has had of its devices.

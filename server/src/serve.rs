@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// How long clients have to see the error of a lost context before the process ends.
 const FAULT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Clients described in one report: with limits for all devices each takes up to 1.2 KiB.
+/// Clients described in one report: with limits for all devices each takes up to 1.5 KiB.
 const USAGE_A_REPORT: usize = 32;
 
 /// What serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
@@ -401,7 +401,7 @@ impl<H: Host> Serving<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{Percentage, TurnUsage};
+    use crate::limits::{Activity, Percentage, TurnUsage};
     use crate::mode::Mode;
     use crate::seqpacket;
     use crate::takeover::{MAGIC_SERVER, Verdict};
@@ -464,6 +464,15 @@ mod tests {
                     held_ns: u64::MAX,
                     waited_ns: u64::MAX,
                     not_draining: false,
+                }),
+                launches: u64::MAX,
+                activity: Some(Activity {
+                    copies: u64::MAX,
+                    messages: u64::MAX,
+                    queued: u64::MAX,
+                    ring: u64::MAX,
+                    held_ns: u64::MAX,
+                    waited_ns: u64::MAX,
                 }),
             };
             (0..self.held.lock().len()).map(usage).collect()

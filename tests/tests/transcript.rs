@@ -176,6 +176,7 @@ fn every_command_is_in_the_transcript() {
         "get_client_weight",
         "set_client_weight",
         "users",
+        "top",
         "help",
         "get_quantum",
         "set_quantum",

@@ -51,6 +51,11 @@ impl SharedPage {
         self.page().turn.submissions.load(Ordering::Relaxed)
     }
 
+    /// Has a client that is asked for nothing write what it has submitted, for whoever asks next.
+    pub fn want_count(&self) {
+        shm::futex_wake(&self.page().turn.asked.0);
+    }
+
     /// The devices that it uses, of those that there are; all when it names none.
     pub fn devices(&self, count: usize) -> DeviceSet {
         let all = (1u32 << count) - 1;

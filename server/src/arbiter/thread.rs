@@ -417,6 +417,9 @@ impl Arbiting {
         let now = self.now();
         let of = |(session, client): (&u64, &Client)| {
             let account = self.turns.account(*session, now);
+            // What it has told since the last question: were it asked first, it might have told or not.
+            let launches = client.page.submissions();
+            client.page.want_count();
             let held = (0..self.devices.len()).map(|device| {
                 let held = client.page.held(device);
                 (device, held.saturating_add(client.page.overhead(device)))
@@ -436,6 +439,8 @@ impl Arbiting {
                     waited_ns: account.waited,
                     not_draining: account.not_draining,
                 }),
+                launches,
+                activity: None,
             }
         };
         self.clients.iter().map(of).collect()

@@ -10,9 +10,13 @@ use mpsshim_server::control::prompt::Prompt;
 use mpsshim_server::control::ui::{Ui, UiError};
 use mpsshim_server::control::wire::Answer;
 use mpsshim_server::settings::{self, Settings};
+use mpsshim_server::top;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+
+/// The command that this program does itself.
+const TOP: &str = "top";
 
 fn main() -> ExitCode {
     let options = Control::parse_from(as_long_options(std::env::args_os()));
@@ -72,6 +76,10 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         daemon.run()?;
     } else if options.command.is_empty() {
         commands_of_standard_input(&settings, options.format)?;
+    } else if options.command[0] == TOP {
+        let mut asked = top::Options::parse_from(&options.command);
+        asked.json |= options.format == Format::Json;
+        top::run(&settings, &asked)?;
     } else {
         let line = in_format(&options.command.join(" "), options.format);
         let answer = Ui::connect(&settings)?.command(&line)?;
@@ -87,7 +95,7 @@ fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Re
     if io::stdin().is_terminal() && io::stdout().is_terminal() {
         let mut prompt = Prompt::new()?;
         while let Some(line) = prompt.line()? {
-            if !obey(&mut ui, &line, format)? {
+            if !obey(&mut ui, &line, settings, format)? {
                 break;
             }
         }
@@ -100,7 +108,7 @@ fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Re
         .context("cannot read standard input")?
         > 0
     {
-        if !obey(&mut ui, &String::from_utf8_lossy(&line), format)? {
+        if !obey(&mut ui, &String::from_utf8_lossy(&line), settings, format)? {
             break;
         }
         line.clear();
@@ -109,11 +117,15 @@ fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Re
 }
 
 /// Has a line done and prints the answer; `false`: there is nobody left to give commands to.
-fn obey(ui: &mut Ui, line: &str, format: Format) -> anyhow::Result<bool> {
+fn obey(ui: &mut Ui, line: &str, settings: &Settings, format: Format) -> anyhow::Result<bool> {
     let line = line.trim_end_matches(['\n', '\r']);
     let Some(name) = line.split_whitespace().next() else {
         return Ok(true);
     };
+    if name == TOP {
+        show(line, settings)?;
+        return Ok(true);
+    }
     match ui.command(&in_format(line, format)) {
         Ok(answer) => {
             print(&answer)?;
@@ -124,6 +136,18 @@ fn obey(ui: &mut Ui, line: &str, format: Format) -> anyhow::Result<bool> {
             Ok(true)
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// `top` among other commands: what is wrong with it is its answer.
+fn show(line: &str, settings: &Settings) -> io::Result<()> {
+    let outcome = match top::Options::try_parse_from(line.split_whitespace()) {
+        Ok(options) => top::run(settings, &options).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(text) => writeln!(io::stdout(), "{}", text.trim_end()),
     }
 }
 

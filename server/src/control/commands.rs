@@ -13,6 +13,8 @@ pub enum Kind {
     Lists,
     /// Changes something: only for the daemon's owner and root.
     Acts,
+    /// Shows something on and on: mps-control does it itself.
+    Shows,
 }
 
 /// One row of [`TABLE`].
@@ -79,6 +81,12 @@ pub const TABLE: &[Row] = &[
         "users",
         "",
         "a row for each user and device: clients, those that wait for a server, device and pinned host memory of all together",
+    ),
+    row(
+        Kind::Shows,
+        "top",
+        "[--interval SECONDS] [--sort COLUMN] [--once] [--json]",
+        "what the clients do, looked at again and again: time on the device, memory, launches, queue, waits; top --help says more",
     ),
     row(
         Kind::Lists,
@@ -276,6 +284,12 @@ pub fn in_format(line: &str, format: Format) -> String {
     } else {
         line.to_owned()
     }
+}
+
+/// Whether a command line changes nothing.
+pub fn only_looks(line: &str) -> bool {
+    let row = line.split_whitespace().next().and_then(find);
+    row.is_some_and(|row| row.kind != Kind::Acts)
 }
 
 /// A command and the form of its answer.

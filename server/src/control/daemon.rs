@@ -70,6 +70,10 @@ struct Peer {
     privileged: bool,
     /// `Some`: has not said what it is, and must by then. `None`: a user interface.
     silent_until: Option<Instant>,
+    /// Its last command.
+    last: String,
+    /// It gives the same command again and again: neither that nor the answer is logged.
+    repeats: bool,
 }
 
 /// A command whose answer must wait.
@@ -440,6 +444,8 @@ impl Daemon {
                             who,
                             privileged,
                             silent_until,
+                            last: String::new(),
+                            repeats: false,
                         },
                     );
                     self.next_peer += 1;

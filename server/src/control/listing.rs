@@ -116,13 +116,26 @@ pub fn status(server: &Server) -> Listing {
 /// Mode and turns of a client, each `null` where there is no such thing or the server does not say.
 fn turns(usage: Option<&Usage>) -> [Value; 5] {
     let turns = usage.and_then(|usage| usage.turns);
+    let times = usage.and_then(Usage::held_and_waited);
     let milliseconds = |nanoseconds: u64| nanoseconds as f64 / 1e6;
     [
         json!(usage.map(|usage| usage.mode.name())),
         json!(turns.map(|turns| turns.turns)),
-        json!(turns.map(|turns| milliseconds(turns.held_ns))),
-        json!(turns.map(|turns| milliseconds(turns.waited_ns))),
+        json!(times.map(|(held, _)| milliseconds(held))),
+        json!(times.map(|(_, waited)| milliseconds(waited))),
         json!(turns.map(|turns| turns.not_draining)),
+    ]
+}
+
+/// What a client has done and has to do, each `null` where there is no such thing or the server does not say.
+fn activity(usage: Option<&Usage>) -> [Value; 5] {
+    let activity = usage.and_then(|usage| usage.activity);
+    [
+        json!(usage.map(|usage| usage.launches)),
+        json!(activity.map(|activity| activity.copies)),
+        json!(activity.map(|activity| activity.messages)),
+        json!(activity.map(|activity| activity.queued)),
+        json!(activity.map(|activity| activity.ring)),
     ]
 }
 
@@ -233,6 +246,7 @@ pub fn processes<'a>(
                     json!(usage.map(|usage| usage.host)),
                 ];
                 row.extend(turns(usage));
+                row.extend(activity(usage));
                 rows.push(row);
             }
         }
@@ -267,6 +281,11 @@ pub fn processes<'a>(
             "held_ms",
             "waited_ms",
             "not_draining",
+            "launches",
+            "copies",
+            "messages",
+            "queued",
+            "ring_bytes",
         ],
         rows,
     }

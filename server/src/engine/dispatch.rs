@@ -65,6 +65,9 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(64) && counted.elapsed() > COUNT {
             counted = Instant::now();
+            for session in &mut sessions {
+                session.sample(shared, counted, false);
+            }
             let active = sessions
                 .iter_mut()
                 .filter_map(|s| s.marks.take_lately().then_some(()))
@@ -174,8 +177,10 @@ fn sleep(
     }
     fence(Ordering::SeqCst);
     let mut in_flight = false;
+    let now = Instant::now();
     for session in sessions.iter_mut() {
         in_flight |= session.has_work_in_flight(shared);
+        session.sample(shared, now, true);
     }
     dispatcher.busy.store(in_flight, Ordering::Relaxed);
     if !sessions.iter().any(|session| session.marks.is_waiting()) {

@@ -174,6 +174,10 @@ impl Held {
     pub fn any(&self) -> bool {
         !self.holds.is_empty() || !self.backlog.is_empty()
     }
+    /// Messages that are held back.
+    pub fn len(&self) -> usize {
+        self.backlog.len()
+    }
     /// Whether the message at the ring's tail waits for the backlog.
     pub fn is_stalled(&self) -> bool {
         self.stalled

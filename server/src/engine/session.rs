@@ -3,6 +3,7 @@
 use super::ClientInfo;
 use super::Shared;
 use super::account::{Account, Charge, Memory};
+use super::activity::{Counts, Published};
 use super::arrays::{Array, Objects, Reference};
 use super::devices::Grant;
 use super::fairness::Standing;
@@ -94,6 +95,8 @@ pub struct SessionShared {
     pub terms: Terms,
     /// Its share of dispatch in relation to others.
     pub standing: Standing,
+    /// What it does.
+    pub activity: Published,
 }
 
 impl SessionShared {
@@ -102,6 +105,7 @@ impl SessionShared {
         let devices = 0..MAX_DEVICES;
         let held = |device: usize| (device, self.account.held(Memory::Device(device)));
         let limit = |device| Some((device, self.account.limit(Memory::Device(device))?));
+        let (launches, activity) = self.activity();
         Usage {
             session: self.info.session,
             threads: self.terms.threads,
@@ -116,6 +120,8 @@ impl SessionShared {
             host: self.account.held(Memory::Host),
             mode: Mode::Proxy,
             turns: None,
+            launches,
+            activity: Some(activity),
         }
     }
     fn base(&self) -> *mut u8 {
@@ -356,6 +362,8 @@ pub struct Session {
     pub home: usize,
     /// Messages that dispatch threads have executed.
     pub dispatched: u64,
+    /// What else is counted.
+    pub counts: Counts,
     /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
     pub classed: bool,
 }
@@ -403,6 +411,7 @@ impl Session {
             fault: None,
             home,
             dispatched: 0,
+            counts: Counts::default(),
             classed: false,
         }
     }

@@ -2,6 +2,7 @@
 
 use super::Shared;
 use super::account::{Account, Memory};
+use super::activity::Published;
 use super::dispatch::{self, Step};
 use super::fairness::Standing;
 use super::partition::Place;
@@ -202,6 +203,7 @@ fn prepare(
         account,
         terms,
         standing: Standing::default(),
+        activity: Published::default(),
     });
     let mut welcome = admission::welcome(CUDA_SUCCESS);
     welcome.mode = Mode::Proxy.number();

@@ -153,6 +153,8 @@ fn keep(direct: &Direct) {
             _ => {}
         }
         if asked.load(Ordering::SeqCst) == NOT_ASKED {
+            // The server wakes this thread when an operator looks.
+            count(&turn.submissions);
             shm::futex_wait(asked, NOT_ASKED, LONG);
             continue;
         }

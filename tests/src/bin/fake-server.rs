@@ -76,6 +76,8 @@ impl Host for Fake {
             host: 0,
             mode: Mode::Proxy,
             turns: None,
+            launches: 0,
+            activity: None,
         };
         self.clients.lock().expect("clients").push(usage);
         let (events, clients) = (self.events.clone(), self.clients.clone());

@@ -33,7 +33,11 @@ impl Daemon {
                 &Answer::failed(format!("a command line may have {limit} bytes")),
             );
         }
-        tracing::info!("Cmd:{}", line.trim());
+        peer.repeats = peer.last == line && commands::only_looks(line);
+        if !peer.repeats {
+            tracing::info!("Cmd:{}", line.trim());
+            line.clone_into(&mut peer.last);
+        }
         match parse(line, peer.privileged) {
             Ok(None) => self.answer(number, &Answer::done("")),
             Ok(Some(request)) => self.serve(number, request),
@@ -394,7 +398,7 @@ impl Daemon {
             return;
         };
         // As NVIDIA's; what is long and can be asked for again would only fill the log.
-        if answer.text.len() <= wire::COMMAND_LIMIT {
+        if !peer.repeats && answer.text.len() <= wire::COMMAND_LIMIT {
             for line in answer.text.lines() {
                 tracing::info!("{line}");
             }

@@ -77,6 +77,7 @@ impl Session {
         };
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.array.memcpy3d_async(&copy, stream)?;
+        self.counts.copies += 1;
         self.submitted(shared, index)
     }
 

@@ -30,6 +30,7 @@ impl Session {
                 .memcpy_htod_async(body.to, data as u64, len, stream)
         };
         self.copy_with_host(shared, (index, stream), body.to, copy)?;
+        self.counts.copies += 1;
         self.submitted(shared, index)
     }
 
@@ -69,6 +70,7 @@ impl Session {
                 ));
             }
         }
+        self.counts.copies += 1;
         self.submitted(shared, index)
     }
 
@@ -149,6 +151,7 @@ impl Session {
                 )));
             }
         }
+        self.counts.copies += 1;
         self.submitted(shared, index)
     }
 }

@@ -1056,6 +1056,7 @@ impl Session {
             self.graphs.memory.launched(body.exec);
             self.graphs.discharge();
         }
+        self.counts.launches += 1;
         self.submitted(shared, index)
     }
 

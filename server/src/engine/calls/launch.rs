@@ -66,6 +66,7 @@ impl Session {
                 .driver
                 .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
         }
+        self.counts.launches += 1;
         self.submitted(shared, index)
     }
 
