@@ -15,6 +15,18 @@ want() {
     wanted=$1
     shift
     command -v "$wanted" >/dev/null 2>&1 && return
+    try_apt "$@"
+    command -v "$wanted" >/dev/null 2>&1
+}
+
+# want_python MODULE PACKAGE: whether the system's Python has a module, installed where that is possible.
+want_python() {
+    /usr/bin/python3 -c "import $1" 2>/dev/null && return
+    try_apt "$2"
+    /usr/bin/python3 -c "import $1" 2>/dev/null
+}
+
+try_apt() {
     if command -v apt-get >/dev/null 2>&1; then
         if [ "$(id -u)" = 0 ]; then
             apt_install "$@" || true
@@ -22,7 +34,6 @@ want() {
             as_root=sudo apt_install "$@" || true
         fi
     fi
-    command -v "$wanted" >/dev/null 2>&1
 }
 
 apt_install() {

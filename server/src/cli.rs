@@ -13,6 +13,7 @@ use crate::settings;
 use clap::{Args, Parser};
 use clap_complete::Shell;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
@@ -56,6 +57,9 @@ pub struct Control {
     /// The file with settings (sets MPSSHIM_CONFIG)
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
+    /// With -d or -f: answer Prometheus at this address and port, such as 127.0.0.1:9400 (sets MPSSHIM_METRICS)
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
     /// How commands list what they list
     #[arg(
         long,
@@ -89,9 +93,10 @@ impl Control {
         let given = given.into_iter().filter(|(given, _)| *given);
         let given = given.map(|(_, option)| option.to_owned());
         let mode = self.mode.iter();
-        given
-            .chain(mode.flat_map(|modes| ["--mode".to_owned(), modes.to_string()]))
-            .collect()
+        let mode = mode.flat_map(|modes| ["--mode".to_owned(), modes.to_string()]);
+        let metrics = self.metrics.iter();
+        let metrics = metrics.flat_map(|at| ["--metrics".to_owned(), at.to_string()]);
+        given.chain(mode).chain(metrics).collect()
     }
 
     /// Whose clients a server takes.

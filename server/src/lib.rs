@@ -10,6 +10,7 @@ pub mod hosting;
 pub mod limits;
 pub mod link;
 pub mod logging;
+pub mod metrics;
 pub mod mode;
 pub mod nvml;
 pub mod seqpacket;

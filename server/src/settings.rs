@@ -10,6 +10,7 @@ use crate::mode::{Modes, NoModes};
 use clap::ValueEnum;
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -56,6 +57,9 @@ pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
 pub const MODE: &str = "MPSSHIM_MODE";
 /// When clients in direct mode take turns.
 pub const TURNS: &str = "MPSSHIM_TURNS";
+
+/// Where metrics are.
+pub const METRICS: &str = "MPSSHIM_METRICS";
 
 /// Clients that a server takes when nothing else is set.
 pub const DEFAULT_MAX_CLIENTS: usize = 256;
@@ -147,6 +151,13 @@ pub const TABLE: &[Setting] = &[
                   than with the driver's time slices and where shares differ. Read by the daemon.",
     },
     Setting {
+        name: METRICS,
+        key: Some("metrics"),
+        default: "none",
+        meaning: "Address and port, such as `127.0.0.1:9400`, at which the daemon answers Prometheus, at /metrics (see \
+                  `--metrics`). Whoever reaches it sees clients and users. Read by the daemon.",
+    },
+    Setting {
         name: ACTIVE_THREAD_PERCENTAGE,
         key: Some("active_thread_percentage"),
         default: "100",
@@ -195,6 +206,9 @@ pub enum SettingsError {
         /// What is wrong with it.
         why: NoModes,
     },
+    /// No address.
+    #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
+    Metrics(String),
     /// No policy of turns.
     #[error("{0} is none of auto, always, never")]
     Turns(String),
@@ -251,6 +265,8 @@ pub struct Settings {
     pub defaults: Defaults,
     /// What of these in the environment could not be understood.
     pub ignored: Vec<String>,
+    /// [`METRICS`].
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Settings {
@@ -313,6 +329,7 @@ impl Settings {
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
             mode: get(MODE).map(mode).transpose()?,
             turns: get(TURNS).map_or(Ok(TurnPolicy::Auto), turns)?,
+            metrics: get(METRICS).map(metrics).transpose()?,
             defaults,
             ignored,
         })
@@ -365,6 +382,11 @@ fn absolute(given: &Given) -> Result<PathBuf, SettingsError> {
         return Err(SettingsError::NotAbsolute(given.told.clone()));
     }
     std::path::absolute(path).map_err(|_| SettingsError::Relative(given.told.clone()))
+}
+
+fn metrics(given: Given) -> Result<SocketAddr, SettingsError> {
+    let address = given.value.to_str().and_then(|text| text.parse().ok());
+    address.ok_or(SettingsError::Metrics(given.told))
 }
 
 fn positive(given: Given) -> Result<usize, SettingsError> {

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         (options.multi_user, "-M"),
         (options.ready_devices, "-q"),
         (options.mode.is_some(), "--mode"),
+        (options.metrics.is_some(), "--metrics"),
     ] {
         if given && !starts {
             eprintln!("{name} is an option of the daemon: give -d or -f with it");
@@ -56,11 +57,14 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         _ => std::env::var_os(name),
     })?;
     settings.mode = options.mode.clone().or(settings.mode);
+    settings.metrics = options.metrics.or(settings.metrics);
+    // A scrape does not wait for them.
+    let ready_devices = options.ready_devices || settings.metrics.is_some();
     if options.detached {
         launch::leave_session();
         let mut daemon = Daemon::open(&settings, options.users(), Manner::Detached)?;
         launch::tell_ready()?;
-        if options.ready_devices {
+        if ready_devices {
             daemon.search_devices();
         }
         daemon.run()?;
@@ -70,7 +74,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         launch::start_detached(&executable, &settings, &options.daemon_options())?;
     } else if options.foreground {
         let mut daemon = Daemon::open(&settings, options.users(), Manner::Foreground)?;
-        if options.ready_devices {
+        if ready_devices {
             daemon.search_devices();
         }
         daemon.run()?;

@@ -14,6 +14,7 @@ use super::wire::Answer;
 use crate::engine::Credentials;
 use crate::link::{Arrival, PACKET_LIMIT};
 use crate::logging::{self, LogError, Sink};
+use crate::metrics::{Endpoint, MetricsError};
 use crate::mode::Modes;
 use crate::mode::by_device::DeviceModes;
 use crate::seqpacket;
@@ -57,6 +58,9 @@ pub enum DaemonError {
         /// What is wrong with them.
         why: String,
     },
+    /// The endpoint of metrics.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// Signals or descriptors.
     #[error("cannot start the control daemon: {0}")]
     Io(#[from] io::Error),
@@ -70,9 +74,9 @@ struct Peer {
     privileged: bool,
     /// `Some`: has not said what it is, and must by then. `None`: a user interface.
     silent_until: Option<Instant>,
-    /// Its last command.
-    last: String,
-    /// It gives the same command again and again: neither that nor the answer is logged.
+    /// Its first commands that change nothing.
+    asked: Vec<String>,
+    /// It gives a command again: neither that nor the answer is logged.
     repeats: bool,
 }
 
@@ -154,6 +158,7 @@ impl Daemon {
             return Err(DaemonError::NotRoot);
         }
         let held = PipeDirectory::take(settings)?;
+        let metrics = settings.metrics.map(Endpoint::bind).transpose()?;
         let control_log = logging::open(&settings.log_directory, "control.log")?;
         let server_log = logging::open(&settings.log_directory, "server.log")?;
         let log = Sink::file(control_log.try_clone()?);
@@ -180,6 +185,10 @@ impl Daemon {
             settings::PIPE_DIRECTORY,
             settings.pipe_directory.display()
         );
+        if let Some(endpoint) = metrics {
+            tracing::info!("Metrics are at http://{}/metrics", endpoint.address());
+            endpoint.serve(settings)?;
+        }
         let uid = nix::unistd::geteuid().as_raw();
         if let Some(warning) = directory::warning(&settings.pipe_directory, uid) {
             tracing::warn!("{warning}");
@@ -444,7 +453,7 @@ impl Daemon {
                             who,
                             privileged,
                             silent_until,
-                            last: String::new(),
+                            asked: Vec::new(),
                             repeats: false,
                         },
                     );

@@ -319,12 +319,13 @@ pub fn devices(lists: &[(Option<i32>, &[DeviceInfo])], commas: bool) -> Listing 
                 json!(device.pci),
                 json!(uuid),
                 json!(name),
+                json!(device.memory),
             ]);
         }
     }
     Listing {
         table,
-        columns: &["server", "device", "pci", "uuid", "name"],
+        columns: &["server", "device", "pci", "uuid", "name", "memory"],
         rows,
     }
 }

@@ -15,6 +15,9 @@ use crate::seqpacket;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+/// Commands of a connection that are logged once, however often they are given.
+const REMEMBERED: usize = 8;
+
 /// What comes of a command that is done at once, as an error the answer to one that cannot be.
 type Outcome = Result<Answer, Answer>;
 
@@ -33,10 +36,12 @@ impl Daemon {
                 &Answer::failed(format!("a command line may have {limit} bytes")),
             );
         }
-        peer.repeats = peer.last == line && commands::only_looks(line);
+        peer.repeats = peer.asked.iter().any(|before| before == line);
         if !peer.repeats {
             tracing::info!("Cmd:{}", line.trim());
-            line.clone_into(&mut peer.last);
+            if peer.asked.len() < REMEMBERED && commands::only_looks(line) {
+                peer.asked.push(line.to_owned());
+            }
         }
         match parse(line, peer.privileged) {
             Ok(None) => self.answer(number, &Answer::done("")),
