@@ -53,6 +53,19 @@ pub const fn message_len(payload: usize) -> usize {
     (HEADER as usize + payload + (ALIGN as usize - 1)) & !(ALIGN as usize - 1)
 }
 
+/// A place in the ring where a message begins, or will.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place(u64);
+
+impl Place {
+    /// Behind the message that is here.
+    #[inline]
+    #[must_use]
+    pub fn behind(self, message: &Message) -> Place {
+        Place(self.0.wrapping_add((message.len + HEADER) as u64))
+    }
+}
+
 /// The client's end.
 #[derive(Debug)]
 pub struct Producer<M> {
@@ -208,14 +221,36 @@ impl<M: Memory> Consumer<M> {
     /// A [`Violation`] when the producer broke the rules.
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Message>, Violation> {
+        let mut place = self.place();
+        let message = self.peek_at(&mut place);
+        if place.0 != self.tail {
+            self.consume_to(place);
+        }
+        message
+    }
+
+    /// Where [`Consumer::peek`] looks.
+    #[inline]
+    pub fn place(&self) -> Place {
+        Place(self.tail)
+    }
+
+    /// The message at a place at or behind the tail. Fillers before it are skipped: the place is then behind them.
+    ///
+    /// # Errors
+    /// A [`Violation`] when the producer broke the rules.
+    #[inline]
+    pub fn peek_at(&mut self, place: &mut Place) -> Result<Option<Message>, Violation> {
         loop {
-            if self.head == self.tail {
+            let at = place.0;
+            if self.head == at {
                 let head = self.memory.head();
                 let capacity = self.memory.capacity();
-                if head == self.tail {
+                if head == at {
                     return Ok(None);
                 }
-                if head.wrapping_sub(self.tail) > capacity || !head.is_multiple_of(ALIGN as u64) {
+                let room = capacity.wrapping_sub(at.wrapping_sub(self.tail));
+                if head.wrapping_sub(at) > room || !head.is_multiple_of(ALIGN as u64) {
                     return Err(Violation::Head {
                         head,
                         tail: self.tail,
@@ -225,7 +260,7 @@ impl<M: Memory> Consumer<M> {
                 self.head = head;
             }
             let capacity = self.memory.capacity();
-            let offset = self.tail & (capacity - 1);
+            let offset = at & (capacity - 1);
             let mut header = [0u8; HEADER as usize];
             self.memory.read(offset, &mut header);
             let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
@@ -233,7 +268,7 @@ impl<M: Memory> Consumer<M> {
             let flags = u16::from_le_bytes([header[6], header[7]]);
             let mut token = [0u8; 8];
             token.copy_from_slice(&header[8..16]);
-            let available = self.head.wrapping_sub(self.tail);
+            let available = self.head.wrapping_sub(at);
             let to_end = capacity - offset;
             let sound = len >= HEADER
                 && len.is_multiple_of(ALIGN)
@@ -243,13 +278,12 @@ impl<M: Memory> Consumer<M> {
             if !sound || (op == WRAP && len as u64 != to_end) {
                 return Err(Violation::Length {
                     len,
-                    tail: self.tail,
+                    tail: at,
                     available,
                 });
             }
             if op == WRAP {
-                self.tail = self.tail.wrapping_add(len as u64);
-                self.memory.publish_tail(self.tail);
+                place.0 = at.wrapping_add(len as u64);
                 continue;
             }
             return Ok(Some(Message {
@@ -266,6 +300,13 @@ impl<M: Memory> Consumer<M> {
     #[inline]
     pub fn consume(&mut self, message: &Message) {
         self.tail = self.tail.wrapping_add((message.len + HEADER) as u64);
+        self.memory.publish_tail(self.tail);
+    }
+
+    /// Done with everything before a place.
+    #[inline]
+    pub fn consume_to(&mut self, place: Place) {
+        self.tail = place.0;
         self.memory.publish_tail(self.tail);
     }
 
@@ -372,19 +413,61 @@ mod tests {
             memory.bytes.borrow_mut().copy_from_slice(&bytes);
             memory.head.set(head);
             let mut consumer = Consumer::new(memory);
-            for _ in 0..rounds {
-                match consumer.peek() {
+            let mut place = consumer.place();
+            for round in 0..rounds {
+                // Ahead of the tail for a while, then up to there at once.
+                match consumer.peek_at(&mut place) {
                     Ok(Some(message)) => {
                         prop_assert!(message.offset + message.len as u64 <= 4096);
                         let mut body = vec![0; message.len as usize];
                         prop_assert!(consumer.copy_out(&message, 0, &mut body));
                         prop_assert!(!consumer.copy_out(&message, 1, &mut body));
-                        consumer.consume(&message);
+                        place = place.behind(&message);
+                        if round % 3 == 0 {
+                            consumer.consume_to(place);
+                        }
                     }
                     Ok(None) | Err(_) => break,
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_behind_the_tail_is_seen_and_stays() {
+        let memory = shared(1024);
+        let mut producer = Producer::new(memory.clone());
+        let mut consumer = Consumer::new(memory.clone());
+        // Twice around, so that a filler is among them.
+        for round in 0..20u64 {
+            for token in [2 * round, 2 * round + 1] {
+                let room = producer.reserve(80).expect("room");
+                producer.publish(room, 2, 0, token);
+            }
+            let mut place = consumer.place();
+            let mut tokens = Vec::new();
+            while let Some(message) = consumer.peek_at(&mut place).expect("a sound ring") {
+                tokens.push(message.token);
+                place = place.behind(&message);
+            }
+            assert_eq!(tokens, [2 * round, 2 * round + 1]);
+            assert!(!producer.is_drained(), "nothing was consumed");
+            let first = consumer.peek().expect("a sound ring");
+            assert_eq!(first.map(|message| message.token), Some(2 * round));
+            consumer.consume_to(place);
+            assert!(producer.is_drained());
+        }
+        // A head that goes back behind what was seen already.
+        let room = producer.reserve(80).expect("room");
+        producer.publish(room, 2, 0, 0);
+        let mut place = consumer.place();
+        let message = consumer.peek_at(&mut place).expect("a sound ring");
+        place = place.behind(&message.expect("a message"));
+        memory.head.set(memory.head.get() - 16);
+        assert!(matches!(
+            consumer.peek_at(&mut place),
+            Err(Violation::Head { .. })
+        ));
     }
 
     #[test]

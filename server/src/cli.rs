@@ -6,7 +6,7 @@ pub mod documents;
 use crate::arbiter::sharing::TurnPolicy;
 use crate::control::commands::{self, Format};
 use crate::control::spawn::Users;
-use crate::engine::MarkKind;
+use crate::engine::{MarkKind, runs};
 use crate::limits::Limits;
 use crate::mode::Modes;
 use crate::settings;
@@ -189,10 +189,12 @@ pub struct Server {
     /// When clients in direct mode take turns
     #[arg(long, value_enum, default_value_t)]
     pub turns: TurnPolicy,
-    /// How a stream tells that it got to a point: by a word the GPU writes, by an event the server asks about, or
-    /// as suits the number of clients
-    #[arg(long, value_name = "KIND", default_value = "auto")]
+    /// How a stream tells that it got to a point: by a word the GPU writes, or by an event the server asks about
+    #[arg(long, value_name = "KIND", default_value = "written")]
     pub marks: MarkKind,
+    /// Kernels that a client launches one after the other that are given to the driver at a time, at most; 1: each by itself
+    #[arg(long, value_name = "N", default_value_t = runs::MOST)]
+    pub launch_run: usize,
     /// What clients may have until the daemon says otherwise
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     pub limits: Option<Limits>,

@@ -27,6 +27,7 @@ mod pools;
 mod printing;
 mod ranges;
 mod reaper;
+pub mod runs;
 mod session;
 mod shared_events;
 mod shares;
@@ -134,6 +135,8 @@ pub struct EngineConfig {
     pub dispatch_threads: usize,
     /// How streams tell the server and its clients that they got to a point.
     pub marks: MarkKind,
+    /// Kernels that are given to the driver at a time, at most; 1: each by itself.
+    pub launch_run: usize,
 }
 
 /// A dispatch thread as others see it.
@@ -178,8 +181,8 @@ struct Shared {
     /// More threads want to run than there are CPUs.
     crowded: AtomicBool,
     loads_waiting: AtomicU32,
-    /// Marks to come are events that dispatch threads ask about.
-    ask_marks: AtomicBool,
+    /// More than a few sessions synchronize all the time.
+    many_synchronize: AtomicBool,
     /// The sticky status of a lost context, 0 while all is well.
     lost: AtomicU32,
     stopping: AtomicBool,
@@ -273,7 +276,7 @@ impl Engine {
             cpus,
             crowded: AtomicBool::new(false),
             loads_waiting: AtomicU32::new(0),
-            ask_marks: AtomicBool::new(false),
+            many_synchronize: AtomicBool::new(false),
             lost: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
         });

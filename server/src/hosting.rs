@@ -38,6 +38,8 @@ pub struct HostingConfig {
     pub dispatch_threads: usize,
     /// How streams tell the engine and its clients that they got to a point.
     pub marks: MarkKind,
+    /// Kernels of a run at most.
+    pub launch_run: usize,
 }
 
 impl HostingConfig {
@@ -45,6 +47,7 @@ impl HostingConfig {
         EngineConfig {
             dispatch_threads: self.dispatch_threads,
             marks: self.marks,
+            launch_run: self.launch_run,
         }
     }
 }

@@ -20,6 +20,7 @@ mod calls;
 mod capture;
 mod connect;
 mod context;
+mod copying;
 mod direct;
 mod dlopen;
 mod event;

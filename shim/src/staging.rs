@@ -5,13 +5,16 @@
 //! again once a mark behind that copy is reached; the mark is posted only when chunks run short, or every few
 //! chunks of one long copy, since each costs the server more than the copy's message.
 
+use std::collections::VecDeque;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use mpsshim_proto::message::{Copy, Op, Side};
 use mpsshim_proto::segment::STAGING_LEN;
 use parking_lot::Mutex;
 
+use crate::copying::{self, Helpers};
 use crate::ffi::Status;
 use crate::memory;
 use crate::stream::{self, StreamRef, Target};
@@ -168,6 +171,39 @@ impl Chunks {
         self.states.lock()[chunk] = state;
     }
 
+    /// Has the server take what is in a chunk; a mark is posted when `limit` chunks have none.
+    fn post_full(
+        &self,
+        session: &Session,
+        stream: StreamRef,
+        chunk: usize,
+        limit: usize,
+        post: impl Fn(&mut Ring<'_>, (u64, Side)) -> Status,
+    ) -> Status {
+        let handle = stream.handle();
+        let posted = session.ring().and_then(|mut ring| {
+            post(&mut ring, (self.offset(chunk), self.side))?;
+            stream.count(&ring);
+            Ok(stream.position())
+        });
+        let at = match posted {
+            Ok(at) => at,
+            Err(status) => {
+                self.give_back(chunk);
+                return Err(status);
+            }
+        };
+        let state = State::Read {
+            stream,
+            handle,
+            at,
+            mark: None,
+            sequence: sequence(),
+        };
+        self.set(chunk, state);
+        self.mark_unmarked(session, stream, limit)
+    }
+
     /// Gives a mark to the chunks of a stream that stand before it and have none.
     fn mark_unmarked(&self, session: &Session, stream: StreamRef, limit: usize) -> Status {
         let unmarked = |state: &State| matches!(*state, State::Read { handle, mark: None, .. } if handle == stream.handle());
@@ -280,7 +316,11 @@ pub unsafe fn from_device(
         |most| cut.next(most),
         // SAFETY: the target is the caller's promise; a chunk has a piece's bytes.
         |(at, part), chunk| unsafe {
-            ptr::copy_nonoverlapping(chunk, (to + at) as *mut u8, part as usize);
+            let (to, part) = ((to + at) as *mut u8, part as usize);
+            match len < LARGE_FROM {
+                true => ptr::copy_nonoverlapping(chunk, to, part),
+                false => copying::copy_past_caches(chunk, to, part),
+            }
         },
         |ring, (at, part), (chunk, chunk_side)| {
             let body = Copy {
@@ -314,108 +354,196 @@ impl Cut {
     }
 }
 
+/// What helps with a copy of `len` bytes.
+fn helped<'scope, R>(
+    session: &Session,
+    len: u64,
+    what: impl FnOnce(Helpers<'_, 'scope>) -> R,
+) -> R {
+    let crowded = session.header().crowded.load(Ordering::Relaxed) != 0;
+    copying::with_helpers(len >= LARGE_FROM && !crowded, what)
+}
+
+/// A chunk that a thread fills.
+struct Filling<P> {
+    chunk: usize,
+    piece: P,
+    is_full: Arc<AtomicBool>,
+}
+
 /// Sends `len` bytes in pieces through staging: `next` gives a piece of at most as many bytes as it is told, `fill`
 /// puts it into a chunk, `post` has the server take it from there. Returns when all of it is staged.
-pub fn send<P: core::marker::Copy>(
+pub fn send<P: core::marker::Copy + Send>(
     session: &Session,
     stream: StreamRef,
     len: u64,
     mut next: impl FnMut(u64) -> Option<P>,
-    fill: impl Fn(P, *mut u8),
+    fill: impl Fn(P, *mut u8) + Sync,
     post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
 ) -> Status {
     let chunks = chunks_for(session, stream, len);
-    while let Some(piece) = next(chunks.size) {
-        let chunk = chunks.take(session)?;
-        fill(piece, chunks.address(session, chunk));
-        let handle = stream.handle();
-        let posted = session.ring().and_then(|mut ring| {
-            post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
-            stream.count(&ring);
-            Ok(stream.position())
-        });
-        let at = match posted {
-            Ok(at) => at,
-            Err(status) => {
-                chunks.give_back(chunk);
-                return Err(status);
+    let limit = if len > chunks.size {
+        UNMARKED
+    } else {
+        chunks.count as usize / 2
+    };
+    let post_full = |chunk: usize, piece: P| {
+        chunks.post_full(session, stream, chunk, limit, |ring, chunk| {
+            post(ring, piece, chunk)
+        })
+    };
+    let fill = &fill;
+    helped(session, len, |helpers| {
+        let mut filling: VecDeque<Filling<P>> = VecDeque::new();
+        let mut status = Ok(());
+        while status.is_ok()
+            && let Some(piece) = next(chunks.size)
+        {
+            // Wait for a chunk only while holding none: two threads must not wait for each other.
+            let taken = loop {
+                match chunks.try_take(session) {
+                    Some(chunk) => break Ok(chunk),
+                    None => match filling.pop_front() {
+                        Some(full) => {
+                            full.wait();
+                            if let Err(error) = post_full(full.chunk, full.piece) {
+                                break Err(error);
+                            }
+                        }
+                        None => break chunks.take(session),
+                    },
+                }
+            };
+            let chunk = match taken {
+                Ok(chunk) => chunk,
+                Err(error) => {
+                    status = Err(error);
+                    break;
+                }
+            };
+            if filling.len() < helpers.count {
+                let is_full = Arc::new(AtomicBool::new(false));
+                let address = chunks.address(session, chunk) as usize;
+                let told = is_full.clone();
+                helpers.spawn(move || {
+                    fill(piece, address as *mut u8);
+                    told.store(true, Ordering::Release);
+                });
+                filling.push_back(Filling {
+                    chunk,
+                    piece,
+                    is_full,
+                });
+            } else {
+                fill(piece, chunks.address(session, chunk));
+                status = post_full(chunk, piece);
             }
-        };
-        chunks.set(
-            chunk,
-            State::Read {
-                stream,
-                handle,
-                at,
-                mark: None,
-                sequence: sequence(),
-            },
-        );
-        let limit = if len > chunks.size {
-            UNMARKED
-        } else {
-            chunks.count as usize / 2
-        };
-        chunks.mark_unmarked(session, stream, limit)?;
+            while status.is_ok() && filling.front().is_some_and(Filling::is_full) {
+                if let Some(full) = filling.pop_front() {
+                    status = post_full(full.chunk, full.piece);
+                }
+            }
+        }
+        for full in filling {
+            full.wait();
+            match status {
+                Ok(()) => status = post_full(full.chunk, full.piece),
+                Err(_) => chunks.give_back(full.chunk),
+            }
+        }
+        status
+    })
+}
+
+impl<P> Filling<P> {
+    fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Acquire)
     }
-    Ok(())
+
+    fn wait(&self) {
+        let mut rounds = 0u32;
+        while !self.is_full() {
+            rounds += 1;
+            match rounds.is_multiple_of(1024) {
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
+        }
+    }
 }
 
 /// Fetches `len` bytes in pieces through staging, as [`send`] does the other way, and waits for them: `post` has the
 /// server put a piece into a chunk, `empty` takes it from there.
-pub fn fetch<P: core::marker::Copy>(
+pub fn fetch<P: core::marker::Copy + Send>(
     session: &Session,
     stream: StreamRef,
     len: u64,
     mut next: impl FnMut(u64) -> Option<P>,
-    empty: impl Fn(P, *const u8),
+    empty: impl Fn(P, *const u8) + Sync,
     post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
 ) -> Status {
     let chunks = chunks_for(session, stream, len);
-    let mut under_way: std::collections::VecDeque<(usize, Target, P)> = Default::default();
-    let mut status = Ok(());
-    let mut coming = next(chunks.size);
-    loop {
-        while status.is_ok() && under_way.len() < IN_FLIGHT {
-            let Some(piece) = coming else {
+    // Chunks that helpers empty.
+    let emptied = AtomicUsize::new(0);
+    let (emptied, empty) = (&emptied, &empty);
+    helped(session, len, |helpers| {
+        let mut given = 0;
+        let mut under_way: VecDeque<(usize, Target, P)> = VecDeque::new();
+        let mut status = Ok(());
+        let mut coming = next(chunks.size);
+        loop {
+            while status.is_ok() && under_way.len() < IN_FLIGHT {
+                let Some(piece) = coming else {
+                    break;
+                };
+                // Wait for a chunk only while holding none: two threads must not wait for each other. What helpers hold
+                // they give back by themselves.
+                let chunk = match chunks.try_take(session) {
+                    Some(chunk) => chunk,
+                    None if under_way.is_empty() => match chunks.take(session) {
+                        Ok(chunk) => chunk,
+                        Err(error) => {
+                            status = Err(error);
+                            break;
+                        }
+                    },
+                    None => break,
+                };
+                let posted = session.ring().and_then(|mut ring| {
+                    post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
+                    stream.count(&ring);
+                    stream::mark(&mut ring, stream)
+                });
+                match posted {
+                    Ok(target) => under_way.push_back((chunk, target, piece)),
+                    Err(error) => {
+                        chunks.give_back(chunk);
+                        status = Err(error);
+                    }
+                }
+                coming = next(chunks.size);
+            }
+            let Some((chunk, target, piece)) = under_way.pop_front() else {
                 break;
             };
-            // Wait for a chunk only while holding none: two threads must not wait for each other.
-            let chunk = match chunks.try_take(session) {
-                Some(chunk) => chunk,
-                None if under_way.is_empty() => match chunks.take(session) {
-                    Ok(chunk) => chunk,
-                    Err(error) => {
-                        status = Err(error);
-                        break;
-                    }
-                },
-                None => break,
-            };
-            let posted = session.ring().and_then(|mut ring| {
-                post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
-                stream.count(&ring);
-                stream::mark(&mut ring, stream)
-            });
-            match posted {
-                Ok(target) => under_way.push_back((chunk, target, piece)),
-                Err(error) => {
+            let waited = stream::wait_for(session, stream, target, stream.context().policy());
+            if waited.is_err() {
+                chunks.give_back(chunk);
+            } else if given - emptied.load(Ordering::Relaxed) < helpers.count {
+                // The GPU is done with the chunk, which is ours.
+                given += 1;
+                let address = chunks.address(session, chunk) as usize;
+                helpers.spawn(move || {
+                    empty(piece, address as *const u8);
                     chunks.give_back(chunk);
-                    status = Err(error);
-                }
+                    emptied.fetch_add(1, Ordering::Relaxed);
+                });
+            } else {
+                empty(piece, chunks.address(session, chunk));
+                chunks.give_back(chunk);
             }
-            coming = next(chunks.size);
+            status = status.and(waited);
         }
-        let Some((chunk, target, piece)) = under_way.pop_front() else {
-            break;
-        };
-        let waited = stream::wait_for(session, stream, target, stream.context().policy());
-        if waited.is_ok() {
-            // The GPU is done with the chunk, which is ours.
-            empty(piece, chunks.address(session, chunk));
-        }
-        chunks.give_back(chunk);
-        status = status.and(waited);
-    }
-    status
+        status
+    })
 }

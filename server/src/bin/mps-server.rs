@@ -84,6 +84,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         turns: options.turns,
         dispatch_threads: options.dispatch_threads,
         marks: options.marks,
+        launch_run: options.launch_run,
     };
     let (events, receiver) = unbounded();
     let host = Hosting::start(config, events).context("cannot start the engine")?;

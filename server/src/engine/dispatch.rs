@@ -73,7 +73,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 .filter_map(|s| s.marks.take_lately().then_some(()))
                 .count();
             dispatcher.active.store(active, Ordering::Relaxed);
-            shared.choose_marks();
+            shared.count_synchronizing();
         }
         sessions.extend(inbox.try_iter());
         if shared.stopping.load(Ordering::Relaxed) {
@@ -185,7 +185,7 @@ fn sleep(
     dispatcher.busy.store(in_flight, Ordering::Relaxed);
     if !sessions.iter().any(|session| session.marks.is_waiting()) {
         dispatcher.active.store(0, Ordering::Relaxed);
-        shared.choose_marks();
+        shared.count_synchronizing();
     }
     let pending = |session: &Session| {
         session.consumer.has_message() && !session.held.is_stalled()
@@ -338,6 +338,16 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     }
     if !on_slow_lane && calls::is_slow(op) {
         return Step::Slow;
+    }
+    if op == Op::Launch && !on_slow_lane {
+        match session.launch_run(shared) {
+            Ok(0) => {}
+            Ok(launched) => {
+                session.dispatched += launched - 1;
+                return Step::Done;
+            }
+            Err(violation) => return Step::Violation(violation.to_string()),
+        }
     }
     match calls::execute(shared, session, op, &message) {
         Ok(()) => {

@@ -1,26 +1,20 @@
 //! Marks: how a client's flag comes to be written when its stream gets to a point.
 //!
-//! The GPU writes it (`cuStreamWriteValue32`), which needs no thread of the server and is quickest for a few
-//! clients. Under load that call is the dearest part of a small kernel's way: 0.9 µs, under the context's lock,
-//! where recording an event takes 0.2 µs. So while a medium number of clients synchronize all the time, the mark is
-//! an event that the dispatch thread, which spins anyway, asks about, and the thread writes the flag. Measured in
-//! one process, 50 µs kernels on 16 streams: 263,000/s with written flags, 281,000/s with asked events; 8: 147,000
-//! and 150,000; 32: 368,000 and 356,000 (H200, driver 580.159.04, 4 threads).
+//! The GPU writes it (`cuStreamWriteValue32`), which needs no thread of the server. That call takes 0.9 µs under the
+//! context's lock, where recording an event takes 0.2 µs: the mark can as well be an event that the dispatch thread, which
+//! spins anyway, asks about, and the thread writes the flag. Which is better depends on the host, and written flags are
+//! never much worse (docs/design/0002-marks-and-waits.md), so they are what is used unless somebody says otherwise.
 
-use super::Shared;
+use super::runs::FEW;
 use super::session::Session;
+use super::{Dispatcher, Shared};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::reached;
-use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 
-/// Numbers of synchronizing clients with which marks are events.
-const ASKED: RangeInclusive<usize> = 6..=12;
 /// How a mark is made; `auto` chooses by the number of clients that synchronize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum MarkKind {
-    /// As suits the number of clients.
-    Auto,
     /// The GPU writes the client's flag.
     Written,
     /// The dispatch thread asks about an event and writes the flag.
@@ -55,6 +49,16 @@ impl Marks {
         !self.asked.is_empty()
     }
 
+    /// Whether the GPU may write a flag: behind a mark of it that is asked about, it would write first and be overwritten.
+    pub fn may_write(&self, slot: u32) -> bool {
+        !self.asked.iter().any(|asked| asked.slot == slot)
+    }
+
+    /// Notes that there was a mark.
+    pub fn note(&mut self) {
+        self.lately = true;
+    }
+
     /// Whether there was a mark since this was last asked.
     pub fn take_lately(&mut self) -> bool {
         std::mem::take(&mut self.lately)
@@ -62,19 +66,17 @@ impl Marks {
 }
 
 impl Shared {
-    /// Chooses the kind of the marks to come by how many sessions synchronize.
-    pub fn choose_marks(&self) {
-        let active = self
-            .dispatchers
-            .iter()
-            .map(|dispatcher| dispatcher.active.load(Ordering::Relaxed))
-            .sum();
-        let ask = match self.config.marks {
-            MarkKind::Auto => ASKED.contains(&active),
-            MarkKind::Written => false,
-            MarkKind::Asked => true,
-        };
-        self.ask_marks.store(ask, Ordering::Relaxed);
+    /// Adds up how many sessions synchronize.
+    pub fn count_synchronizing(&self) {
+        let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
+        let active: usize = self.dispatchers.iter().map(active).sum();
+        self.many_synchronize.store(active > FEW, Ordering::Relaxed);
+    }
+
+    /// Whether so few sessions synchronize that their marks may be in the graphs of runs.
+    #[inline]
+    pub fn few_synchronize(&self) -> bool {
+        self.config.marks == MarkKind::Written && !self.many_synchronize.load(Ordering::Relaxed)
     }
 }
 
@@ -92,10 +94,9 @@ impl Session {
         slot: u32,
         value: u32,
     ) -> Result<(), CUresult> {
-        self.marks.lately = true;
-        // Behind a mark of the same flag that is asked about, the GPU would write first and be overwritten.
-        let ask = shared.ask_marks.load(Ordering::Relaxed) && self.marks.asked.len() < MOST;
-        if !ask && !self.marks.asked.iter().any(|asked| asked.slot == slot) {
+        self.marks.note();
+        let ask = shared.config.marks == MarkKind::Asked && self.marks.asked.len() < MOST;
+        if !ask && self.marks.may_write(slot) {
             let address = self
                 .shared
                 .flag_address(slot)

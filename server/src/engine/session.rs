@@ -18,6 +18,7 @@ use super::marks::Marks;
 use super::partition::Place;
 use super::pools::Pools;
 use super::printing::Printed;
+use super::runs::Planned;
 use super::shared_events::SharedEvent;
 use super::shares::Sharing;
 use super::slots::Slots;
@@ -230,6 +231,8 @@ pub struct Function {
     pub device: usize,
     /// Launching it may print (see [`Image::prints`]).
     pub prints: bool,
+    /// It may be launched in a run with others.
+    pub in_runs: bool,
 }
 
 /// A variable in a module of a session.
@@ -348,6 +351,8 @@ pub struct Session {
     pub surface_references: Slots<Reference>,
     /// Streams that the client destroyed while they had work.
     pub retired: Vec<Stream>,
+    /// Room for the launches of the next run.
+    pub planned: Vec<Planned>,
     /// Its marks that the server asks about.
     pub marks: Marks,
     /// What waits for the client, and the messages behind it.
@@ -404,6 +409,7 @@ impl Session {
             texture_references: Slots::new(Kind::TextureReference, MAX_IMAGES),
             surface_references: Slots::new(Kind::SurfaceReference, MAX_IMAGES),
             retired: Vec::new(),
+            planned: Vec::new(),
             marks: Marks::default(),
             held: Held::default(),
             printed: Printed::default(),

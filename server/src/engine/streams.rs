@@ -6,6 +6,7 @@
 
 use super::Shared;
 use super::green::GreenRef;
+use super::runs::Chains;
 use super::session::{CallError, Session, SessionShared};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::reached;
@@ -68,6 +69,10 @@ pub struct Stream {
     join_recorded: u64,
     /// The green context it is in.
     pub green: Option<GreenRef>,
+    /// Graphs for runs of launches.
+    pub chains: Chains,
+    /// Between the client's last two marks was a single operation.
+    pub waits_for_each: bool,
 }
 
 impl Stream {
@@ -98,6 +103,8 @@ impl Stream {
             has_attributes: false,
             join_recorded: 0,
             green: None,
+            chains: Chains::default(),
+            waits_for_each: false,
         }
     }
 
@@ -139,6 +146,9 @@ impl Stream {
 
     /// Notes that the client's own flag will be written after everything submitted so far.
     pub fn note_mark(&mut self, slot: u32, value: u32) {
+        let before = self.mark.map_or(0, |mark| mark.ops);
+        // It, and the mark.
+        self.waits_for_each = self.ops == before + 2;
         self.mark = Some(Checkpoint {
             ops: self.ops,
             slot,
@@ -174,8 +184,22 @@ impl Stream {
         Ok(())
     }
 
-    /// Frees what belongs to the stream; the caller knows that it is idle.
-    pub fn release(self, shared: &Shared) {
+    /// Whether launches may be given to it as a graph. Nodes know nothing of a stream's attributes and of its part of a
+    /// device.
+    #[inline]
+    pub fn takes_runs(&self) -> bool {
+        !self.capturing && !self.has_attributes && self.green.is_none()
+    }
+
+    /// Whether nothing was submitted since the client's last mark: the GPU may be waiting for what comes next.
+    #[inline]
+    pub fn is_fresh(&self) -> bool {
+        self.ops == self.mark.map_or(0, |mark| mark.ops)
+    }
+
+    /// Frees what belongs to the stream; the caller knows that it is idle, and has its context made current.
+    pub fn release(mut self, shared: &Shared) {
+        self.chains.end(&shared.driver);
         if let Some(event) = self.join_event {
             let _ = shared.driver.event_destroy(event);
         }
@@ -278,15 +302,20 @@ impl Session {
         Ok((index, self.streams.at(index)?.raw))
     }
 
-    /// Counts an operation just submitted, and bounds what is unknown to be done.
+    /// Counts operations just submitted, and bounds what is unknown to be done.
     #[inline]
-    pub fn submitted(&mut self, shared: &Shared, index: usize) -> Result<(), CallError> {
+    pub fn submitted(
+        &mut self,
+        shared: &Shared,
+        index: usize,
+        operations: u64,
+    ) -> Result<(), CallError> {
         let interval = shared.checkpoint_interval();
         let stream = self.streams.at_mut(index)?;
         if stream.capturing {
             return Ok(());
         }
-        stream.ops += 1;
+        stream.ops += operations;
         if stream.uncovered() >= interval {
             stream.checkpoint(shared)?;
         }

@@ -78,7 +78,7 @@ impl Session {
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.array.memcpy3d_async(&copy, stream)?;
         self.counts.copies += 1;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     fn box_side(&self, side: &BoxSide, body: &CopyBox) -> Result<DriverSide, CallError> {

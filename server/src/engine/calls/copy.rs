@@ -31,7 +31,7 @@ impl Session {
         };
         self.copy_with_host(shared, (index, stream), body.to, copy)?;
         self.counts.copies += 1;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// A copy between memories the server reaches.
@@ -71,7 +71,7 @@ impl Session {
             }
         }
         self.counts.copies += 1;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// Does a copy between host memory and what lies at `address` on a device, be it the stream's or another.
@@ -152,6 +152,6 @@ impl Session {
             }
         }
         self.counts.copies += 1;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 }

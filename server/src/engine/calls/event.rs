@@ -57,7 +57,7 @@ impl Session {
         if let Some(shared) = &event.shared {
             shared.note_recorded();
         }
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// `cuStreamWaitEvent`; an event never recorded is no reason to wait.
@@ -79,7 +79,7 @@ impl Session {
             self.graphs.refer_to(body.event);
         }
         self.look_whether_captures(shared, index);
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// Writes a flag when the event's last record is complete, whatever its stream was given later.
@@ -110,7 +110,7 @@ impl Session {
             });
         match queued {
             Ok(index) => {
-                self.submitted(shared, index)?;
+                self.submitted(shared, index, 1)?;
                 self.streams.at_mut(index)?.note_mark(body.slot, body.value);
                 Ok(())
             }

@@ -29,6 +29,17 @@ fn params_of(info: impl Fn(usize, &mut usize, &mut usize) -> Result<(), CUresult
     params
 }
 
+/// Whether a function is launched in clusters, by its attributes; what an older driver does not tell is not so.
+fn has_clusters(attributes: &[i32; 16]) -> bool {
+    let of_clusters = [
+        CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
+        CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+    ];
+    of_clusters
+        .iter()
+        .any(|attribute| attributes[*attribute as usize] > 0)
+}
+
 /// Parameters a kernel can have at most: one per byte of its parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
 
@@ -74,6 +85,7 @@ impl Session {
             image: body.parent,
             device,
             prints,
+            in_runs: !has_clusters(&info.attributes),
         };
         self.functions
             .insert(body.function, function)
@@ -196,6 +208,11 @@ impl Session {
         let body: FunctionAttribute = self.body(message)?;
         let known = self.functions.get(body.function)?;
         let (of, key) = (known.image, known.key.clone());
+        self.end_runs(shared);
+        let clusters = CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET;
+        if body.attribute >= clusters {
+            self.functions.get_mut(body.function)?.in_runs = false;
+        }
         let image = self.image_mut(of)?;
         if image.is_tracked() {
             let raw = image.set(shared, &key, (body.attribute, body.value), false)?;

@@ -1011,7 +1011,7 @@ impl Session {
         }
         if body.stream != 0 {
             let index = self.streams.index(body.stream)?;
-            self.submitted(shared, index)?;
+            self.submitted(shared, index, 1)?;
         }
         made.prints = u32::from(self.graphs.prints);
         let exec = Exec {
@@ -1057,7 +1057,7 @@ impl Session {
             self.graphs.discharge();
         }
         self.counts.launches += 1;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// `cuGraphUpload`.
@@ -1066,7 +1066,7 @@ impl Session {
         let raw = self.graphs.execs.get(body.exec)?.raw;
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.graph.upload(raw, stream)?;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     fn exec_ready(&self, shared: &Shared, handle: u64) -> Result<CUgraphExec, CUresult> {

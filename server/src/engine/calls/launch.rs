@@ -67,7 +67,7 @@ impl Session {
                 .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
         }
         self.counts.launches += 1;
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     fn params(&self, message: &Message, body: &Launch) -> Result<*mut u8, CallError> {

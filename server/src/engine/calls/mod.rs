@@ -132,7 +132,7 @@ pub fn execute(
         Op::GreenDestroy => session.green_destroy(shared, message),
         Op::LimitMemory => session.limit_memory(message),
         Op::LinkDestroy => session.link_destroy(shared, message),
-        Op::ImageLeave => session.image_leave(message),
+        Op::ImageLeave => session.image_leave(shared, message),
         Op::HostFree => session.host_free(message),
         Op::AddressFree => session.address_free(shared, message),
         Op::PhysicalRelease => session.physical_release(shared, message),

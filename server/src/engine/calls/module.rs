@@ -97,6 +97,7 @@ impl Session {
             _ => self.images.remove(body.object)?,
         };
         self.image_charges.remove(&body.object);
+        self.end_runs(shared);
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
             .retain(|function| function.image != body.object);
@@ -112,8 +113,9 @@ impl Session {
     }
 
     /// A client's context with a library in it is over: what was found there is not named any more.
-    pub fn image_leave(&mut self, message: &Message) -> Result<(), CallError> {
+    pub fn image_leave(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Named = self.body(message)?;
+        self.end_runs(shared);
         self.libraries
             .get_mut(body.parent)?
             .leave(body.device as usize);
@@ -131,13 +133,14 @@ impl Session {
     /// # Errors
     /// The driver's, from loading it once more.
     pub fn separate(&mut self, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
+        if !self.image(handle)?.may_be_shared() {
+            return Ok(false);
+        }
+        self.end_runs(shared);
         let image = match Handle(handle).kind() {
             Some(Kind::Library) => self.libraries.get_mut(handle)?,
             _ => self.images.get_mut(handle)?,
         };
-        if !image.may_be_shared() {
-            return Ok(false);
-        }
         let moved = image.separate(shared)?;
         let mine = |function: &&mut Function| function.image == handle;
         for function in self.functions.iter_mut().filter(mine) {

@@ -81,7 +81,7 @@ impl Session {
             .inspect_err(|_| self.account.credit(memory, body.len))?;
         self.pools
             .note(start, body.len, body.len, body.pool, device);
-        self.submitted(shared, index)?;
+        self.submitted(shared, index, 1)?;
         Ok(Range {
             start,
             len: body.len,
@@ -105,7 +105,7 @@ impl Session {
             self.graphs.memory.freed(body.address);
             self.graphs.discharge();
         }
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// `cuMemPoolGetAttribute`.

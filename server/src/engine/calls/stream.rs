@@ -113,7 +113,7 @@ impl Session {
         if let Err(status) = self.queue_mark(shared, device, stream, body.slot, body.value) {
             return self.mark_failed(&body, status.into());
         }
-        self.submitted(shared, index)?;
+        self.submitted(shared, index, 1)?;
         self.streams.at_mut(index)?.note_mark(body.slot, body.value);
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Session {
         if let Err(status) = queued {
             return self.mark_failed(&mark, status.into());
         }
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// `cuStreamSetAttribute`.
@@ -189,7 +189,7 @@ impl Session {
                 };
                 let driver = &shared.driver.stream;
                 driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
-                return self.submitted(shared, index);
+                return self.submitted(shared, index, 1);
             }
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
@@ -210,7 +210,7 @@ impl Session {
             };
             let driver = &shared.driver.stream;
             driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
-            return self.submitted(shared, index);
+            return self.submitted(shared, index, 1);
         }
         match body.operation {
             CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.driver.stream_write_value32(
@@ -227,7 +227,7 @@ impl Session {
             )?,
             _ => return self.wait_value(shared, index, &body, wide),
         }
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// Holds a stream back until a word of the client's has a value.
@@ -260,7 +260,7 @@ impl Session {
             phase: Phase::Arriving,
         };
         self.hold(index, Awaited::Word(word));
-        self.submitted(shared, index)
+        self.submitted(shared, index, 1)
     }
 
     /// A mark that cannot be queued must not leave its waiter waiting: the server writes the flag itself after it

@@ -32,6 +32,8 @@ functions! {
     node_set = "cuGraphNodeSetParams" (node: CUgraphNode, params: &mut CUgraphNodeParams);
     exec_node_set = "cuGraphExecNodeSetParams" (exec: CUgraphExec, node: CUgraphNode, params: &mut CUgraphNodeParams);
     kernel_get = "cuGraphKernelNodeGetParams_v2" (node: CUgraphNode, params: &mut CUDA_KERNEL_NODE_PARAMS);
+    exec_kernel_set = "cuGraphExecKernelNodeSetParams_v2" (exec: CUgraphExec, node: CUgraphNode, params: &CUDA_KERNEL_NODE_PARAMS);
+    exec_batch_set = "cuGraphExecBatchMemOpNodeSetParams" (exec: CUgraphExec, node: CUgraphNode, params: &CUDA_BATCH_MEM_OP_NODE_PARAMS);
     memcpy_get = "cuGraphMemcpyNodeGetParams" (node: CUgraphNode, params: &mut CUDA_MEMCPY3D);
     memset_get = "cuGraphMemsetNodeGetParams" (node: CUgraphNode, params: &mut CUDA_MEMSET_NODE_PARAMS);
     child_get = "cuGraphChildGraphNodeGetGraph" (node: CUgraphNode, graph: &mut CUgraph);

@@ -1,0 +1,439 @@
+//! Runs: launches that follow each other in a stream, given to the driver as one graph.
+//!
+//! A launch costs the driver 1.3 to 3.8 µs, some of it under the context's lock, and the GPU a pause before the next one.
+//! A node of a graph that was instantiated before takes 0.3 µs to be given another kernel, and the graph's launch 3 to 5 µs
+//! whatever its length (docs/design/0014-runs-of-launches.md). So a stream that gets many launches has graphs that are
+//! chains of kernels, of a few lengths. Where a client has queued several launches, the nodes of such a chain become those
+//! kernels. What a kernel sees is the same: a node begins when the one before it has ended.
+//!
+//! A client's mark behind the launches can be the graph's last node. With many clients that synchronize, a graph's launch
+//! holds the context's lock for longer than a launch and a mark by themselves; with few it is 2 µs of their wait.
+
+use super::Shared;
+use super::driver::Driver;
+use super::session::{CallError, Session};
+use super::streams::Stream;
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
+use mpsshim_proto::ring::{Message, Place, Violation};
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Kernels of a run at most: longer ones gain little, and the GPU waits for the first of them.
+pub const MOST: usize = LENGTHS[LENGTHS.len() - 1];
+const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// As often a length must have been wanted until a graph is made for it, which takes the driver 5 µs a kernel.
+const WANTED: u32 = 8;
+/// With more clients than that that synchronize, marks are not put into graphs.
+pub const FEW: usize = 4;
+/// Kernels in front of a mark that are not begun before the whole graph is, at most: the GPU waits for them.
+const UNBEGUN: usize = 4;
+/// How long is waited for the mark behind a launch of a client that usually waits for each.
+const FOR_MARK: Duration = Duration::from_micros(1);
+
+/// A launch of a run.
+#[derive(Debug)]
+pub struct Planned {
+    body: Launch,
+    raw: CUfunction,
+    /// Where its parameters are: in the ring.
+    params: u64,
+    /// Behind its message.
+    end: Place,
+}
+
+impl Planned {
+    /// Has `give` take it in the driver's form.
+    fn with<R>(&self, give: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
+        let mut size = self.body.param_len as usize;
+        let extra = [
+            CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
+            self.params as *mut c_void,
+            CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
+            (&raw mut size).cast(),
+            CU_LAUNCH_PARAM_END as *mut c_void,
+        ];
+        give(&CUDA_KERNEL_NODE_PARAMS {
+            function: self.raw.0,
+            grid: self.body.grid,
+            block: self.body.block,
+            shared: self.body.shared,
+            extra: extra.as_ptr() as u64,
+            ..CUDA_KERNEL_NODE_PARAMS::default()
+        })
+    }
+}
+
+/// The client's flag that is written behind a run.
+#[derive(Clone, Copy, Debug)]
+struct Marking {
+    body: Mark,
+    context: CUcontext,
+    /// The device's address of the flag.
+    address: CUdeviceptr,
+    /// Behind its message.
+    end: Place,
+}
+
+impl Marking {
+    /// Has `give` take it in the driver's form.
+    fn with<R>(&self, give: impl FnOnce(&CUDA_BATCH_MEM_OP_NODE_PARAMS) -> R) -> R {
+        let write = CUstreamBatchMemOpParams {
+            operation: CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address: self.address,
+            value: self.body.value.into(),
+            ..CUstreamBatchMemOpParams::default()
+        };
+        give(&CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            context: self.context.0,
+            count: 1,
+            operations: (&raw const write) as u64,
+            ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+        })
+    }
+}
+
+/// A graph that is a chain of kernels, or of kernels and a mark.
+#[derive(Debug)]
+struct Chain {
+    graph: CUgraph,
+    exec: CUgraphExec,
+    kernels: Vec<CUgraphNode>,
+    mark: Option<CUgraphNode>,
+}
+
+/// What the driver does not take as a node.
+enum Unfit {
+    /// The function with this handle.
+    Function(u64),
+    Mark,
+}
+
+impl Chain {
+    /// A chain of so many launches like `first`, and a mark. The context must be current.
+    fn new(
+        driver: &Driver,
+        len: usize,
+        first: &Planned,
+        mark: Option<&Marking>,
+    ) -> Result<Chain, CUresult> {
+        let mut chain = Chain {
+            graph: CUgraph::NULL,
+            exec: CUgraphExec::NULL,
+            kernels: Vec::with_capacity(len),
+            mark: None,
+        };
+        driver.graph.create(&mut chain.graph, 0)?;
+        match chain.fill(driver, len, first, mark) {
+            Ok(()) => Ok(chain),
+            Err(status) => {
+                chain.end(driver);
+                Err(status)
+            }
+        }
+    }
+
+    fn fill(
+        &mut self,
+        driver: &Driver,
+        len: usize,
+        first: &Planned,
+        mark: Option<&Marking>,
+    ) -> Result<(), CUresult> {
+        for _ in 0..len {
+            let kind = CU_GRAPH_NODE_TYPE_KERNEL;
+            let node = first.with(|kernel| self.add(driver, kind, kernel.as_bytes()))?;
+            self.kernels.push(node);
+        }
+        if let Some(mark) = mark {
+            let kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+            let node = mark.with(|batch| self.add(driver, kind, batch.as_bytes()))?;
+            self.mark = Some(node);
+        }
+        driver.graph.instantiate(&mut self.exec, self.graph, 0)
+    }
+
+    /// Adds a node behind the last kernel.
+    fn add(&self, driver: &Driver, kind: u32, body: &[u8]) -> Result<CUgraphNode, CUresult> {
+        let mut params = CUgraphNodeParams {
+            kind,
+            ..CUgraphNodeParams::default()
+        };
+        params.words.as_mut_bytes()[..body.len()].copy_from_slice(body);
+        let before = self.kernels.last();
+        let mut node = CUgraphNode::NULL;
+        driver.graph.add_node(
+            &mut node,
+            self.graph,
+            before.map_or(std::ptr::null(), std::ptr::from_ref),
+            std::ptr::null(),
+            usize::from(before.is_some()),
+            &mut params,
+        )?;
+        Ok(node)
+    }
+
+    /// Makes the nodes these launches and this mark.
+    fn set(&self, driver: &Driver, run: &[Planned], mark: Option<&Marking>) -> Result<(), Unfit> {
+        for (planned, node) in run.iter().zip(&self.kernels) {
+            planned
+                .with(|kernel| driver.graph.exec_kernel_set(self.exec, *node, kernel))
+                .map_err(|_| Unfit::Function(planned.body.function))?;
+        }
+        if let (Some(mark), Some(node)) = (mark, self.mark) {
+            mark.with(|batch| driver.graph.exec_batch_set(self.exec, node, batch))
+                .map_err(|_| Unfit::Mark)?;
+        }
+        Ok(())
+    }
+
+    /// What of it still runs goes on.
+    fn end(&self, driver: &Driver) {
+        if self.exec != CUgraphExec::NULL {
+            let _ = driver.graph.exec_destroy(self.exec);
+        }
+        let _ = driver.graph.destroy(self.graph);
+    }
+}
+
+/// The chains of a stream, without and with a mark, by length.
+#[derive(Debug, Default)]
+pub struct Chains {
+    chains: [[Option<Chain>; LENGTHS.len()]; 2],
+    wanted: [[u32; LENGTHS.len()]; 2],
+    /// The driver does not make them, or not launch them.
+    refused: bool,
+}
+
+impl Chains {
+    /// The longest chain for a run of `len`, made if it was wanted often; with a mark, for all of the run.
+    fn longest(
+        &mut self,
+        driver: &Driver,
+        len: usize,
+        first: &Planned,
+        mark: Option<&Marking>,
+    ) -> Option<&Chain> {
+        let at = LENGTHS.iter().rposition(|length| *length <= len)?;
+        let kind = usize::from(mark.is_some());
+        let (chains, wanted) = (&mut self.chains[kind], &mut self.wanted[kind][at]);
+        *wanted = wanted.saturating_add(1);
+        if chains[at].is_none() && *wanted > WANTED && !self.refused {
+            match Chain::new(driver, LENGTHS[at], first, mark) {
+                Ok(chain) => chains[at] = Some(chain),
+                Err(status) => {
+                    tracing::debug!(%status, "no graph for runs of launches");
+                    self.refused = true;
+                }
+            }
+        }
+        match mark {
+            Some(_) => chains[at].as_ref(),
+            None => chains[..=at].iter().rev().find_map(Option::as_ref),
+        }
+    }
+
+    /// Destroys the chains. The context must be current.
+    pub fn end(&mut self, driver: &Driver) {
+        for chain in self.chains.iter_mut().flatten() {
+            if let Some(chain) = chain.take() {
+                chain.end(driver);
+            }
+        }
+    }
+
+    /// There will be none any more. The context must be current.
+    fn refuse(&mut self, driver: &Driver) {
+        self.refused = true;
+        self.end(driver);
+    }
+
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        self.chains.iter().flatten().any(Option::is_some)
+    }
+}
+
+impl Session {
+    /// Gives the driver the launches at the ring's tail as one graph, maybe with the mark behind them, and consumes them;
+    /// how many messages. 0: the first one is to be executed by itself.
+    ///
+    /// # Errors
+    /// The client broke the ring's rules.
+    pub fn launch_run(&mut self, shared: &Shared) -> Result<u64, Violation> {
+        let most = shared.config.launch_run.min(MOST);
+        if most < 2 || self.held.any() || !self.graphs.captures.is_empty() {
+            return Ok(0);
+        }
+        let mut run = std::mem::take(&mut self.planned);
+        let mark = self.plan(shared, most, &mut run);
+        let launched = mark.map(|mark| self.launch_planned(shared, &run, mark));
+        run.clear();
+        self.planned = run;
+        Ok(launched?.unwrap_or(0))
+    }
+
+    /// Finds the launches at the ring's tail that can be in a run, and the mark behind them. What is wrong with a message
+    /// is found when it is executed by itself.
+    fn plan(
+        &mut self,
+        shared: &Shared,
+        most: usize,
+        run: &mut Vec<Planned>,
+    ) -> Result<Option<Marking>, Violation> {
+        let mut place = self.consumer.place();
+        while run.len() < most {
+            let mut found = self.consumer.peek_at(&mut place)?;
+            if found.is_none() && self.expects_mark(shared, run) {
+                found = self.await_message(&mut place)?;
+            }
+            let Some(message) = found else { break };
+            match Op::from_u16(message.op) {
+                Some(Op::Launch) => {}
+                Some(Op::Mark) => return Ok(self.marking(shared, run, &message, place)),
+                _ => break,
+            }
+            place = place.behind(&message);
+            let Some(planned) = self.planned(shared, run.first(), &message, place) else {
+                break;
+            };
+            run.push(planned);
+        }
+        Ok(None)
+    }
+
+    /// The launch of a message, if it can be in a run that begins like this.
+    fn planned(
+        &mut self,
+        shared: &Shared,
+        first: Option<&Planned>,
+        message: &Message,
+        end: Place,
+    ) -> Option<Planned> {
+        let body: Launch = self.body(message).ok()?;
+        let len = body.param_len as usize;
+        let fits = body.attributes == 0
+            && len <= PARAMS_MAX
+            && first.is_none_or(|first| first.body.stream == body.stream);
+        fits.then_some(())?;
+        let function = self.function(shared, body.function).ok()?;
+        let fits = function.in_runs && !function.prints && body.param_len >= function.param_bytes;
+        let raw = fits.then_some(function.raw)?;
+        let params = self.in_place(message, size_of::<Launch>(), len).ok()? as u64;
+        Some(Planned {
+            body,
+            raw,
+            params,
+            end,
+        })
+    }
+
+    /// Whether this is the only launch of a client that usually waits for each, on an idle stream.
+    fn expects_mark(&self, shared: &Shared, run: &[Planned]) -> bool {
+        let [only] = run else { return false };
+        let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
+        shared.few_synchronize() && self.streams.get(only.body.stream).is_ok_and(waits)
+    }
+
+    fn await_message(&mut self, place: &mut Place) -> Result<Option<Message>, Violation> {
+        let since = Instant::now();
+        loop {
+            let found = self.consumer.peek_at(place)?;
+            if found.is_some() || since.elapsed() > FOR_MARK {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// The mark of a message, if it may be behind a run.
+    fn marking(
+        &self,
+        shared: &Shared,
+        run: &[Planned],
+        message: &Message,
+        at: Place,
+    ) -> Option<Marking> {
+        let body: Mark = self.body(message).ok()?;
+        let fits = shared.few_synchronize()
+            && run.first()?.body.stream == body.stream
+            && LENGTHS.contains(&run.len())
+            && self.marks.may_write(body.slot);
+        fits.then_some(())?;
+        let device = self.streams.get(body.stream).ok()?.device;
+        Some(Marking {
+            body,
+            context: shared.devices[device].context()?,
+            address: self.shared.flag_address(body.slot).ok()?,
+            end: at.behind(message),
+        })
+    }
+
+    /// `None`: nothing was launched.
+    fn launch_planned(
+        &mut self,
+        shared: &Shared,
+        run: &[Planned],
+        mark: Option<Marking>,
+    ) -> Option<u64> {
+        let first = run.first()?;
+        let messages = |run: &[Planned]| run.len() + usize::from(mark.is_some());
+        // An idle GPU begins with the first launch while the others are made nodes.
+        let stays_idle = mark.is_none() || run.len() > UNBEGUN;
+        let stream = self.streams.get(first.body.stream).ok()?;
+        let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
+        fits.then_some(())?;
+        let (index, raw) = self.prepare(shared, first.body.stream).ok()?;
+        let room = shared.window() as usize / 4;
+        if mark.is_some() && run.len() > room {
+            return None;
+        }
+        let chains = &mut self.streams.at_mut(index).ok()?.chains;
+        let len = run.len().min(room);
+        let chain = chains.longest(&shared.driver, len, first, mark.as_ref())?;
+        let run = &run[..chain.kernels.len()];
+        match chain.set(&shared.driver, run, mark.as_ref()) {
+            Ok(()) => {}
+            Err(Unfit::Function(handle)) => {
+                self.functions.get_mut(handle).ok()?.in_runs = false;
+                return None;
+            }
+            Err(Unfit::Mark) => {
+                chains.refuse(&shared.driver);
+                return None;
+            }
+        }
+        if shared.driver.graph.launch(chain.exec, raw).is_err() {
+            chains.refuse(&shared.driver);
+            return None;
+        }
+        let end = mark
+            .map(|mark| mark.end)
+            .or(run.last().map(|last| last.end));
+        self.consumer.consume_to(end?);
+        self.counts.launches += run.len() as u64;
+        let messages = messages(run) as u64;
+        if let Err(CallError::Status(status)) = self.submitted(shared, index, messages) {
+            shared.note_status(status);
+            self.post_error(status);
+        }
+        if let Some(Marking { body, .. }) = mark {
+            self.marks.note();
+            let stream = self.streams.at_mut(index).ok()?;
+            stream.note_mark(body.slot, body.value);
+        }
+        Some(messages)
+    }
+
+    /// Functions are about to go, or to be others: no graph of the server's may name them any more.
+    pub fn end_runs(&mut self, shared: &Shared) {
+        let streams = self.streams.iter_mut().chain(&mut self.retired);
+        for stream in streams.filter(|stream| stream.chains.any()) {
+            let device = &shared.devices[stream.device];
+            if device.make_current(&shared.driver).is_ok() {
+                stream.chains.end(&shared.driver);
+            }
+        }
+    }
+}
