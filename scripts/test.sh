@@ -14,6 +14,7 @@ want mpicc openmpi-bin libopenmpi-dev || echo "$0: no mpicc: MPI will not be tes
 for tool in debootstrap lintian; do
     want $tool $tool || echo "$0: no $tool: some of the packages will not be tested" >&2
 done
+want docker-compose docker-compose || true
 want docker docker.io || echo "$0: no docker: containers will not be tested" >&2
 want_python prometheus_client python3-prometheus-client ||
     echo "$0: no prometheus_client: its parser will not read the metrics" >&2

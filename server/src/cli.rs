@@ -10,7 +10,7 @@ use crate::engine::{MarkKind, runs};
 use crate::limits::Limits;
 use crate::mode::Modes;
 use crate::settings;
-use clap::{Args, Parser};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -37,7 +37,14 @@ pub struct Documents {
 /// as arguments is done alone, and the exit status then says whether it succeeded.
 #[derive(Debug, Parser)]
 #[command(name = "mps-control", version, disable_version_flag = true, after_help = control_help())]
+#[command(
+    disable_help_subcommand = true,
+    subcommand_help_heading = "Without a daemon"
+)]
 pub struct Control {
+    /// What needs no daemon
+    #[command(subcommand)]
+    pub own: Option<Own>,
     /// Start the daemon in the background; return when it listens
     #[arg(short = 'd', long, conflicts_with_all = ["foreground", "command"])]
     pub daemon: bool,
@@ -84,6 +91,25 @@ pub struct Control {
         allow_hyphen_values = true
     )]
     pub command: Vec<String>,
+}
+
+/// What mps-control does without a daemon.
+#[derive(Debug, Subcommand)]
+pub enum Own {
+    /// Specifications for container engines (Container Device Interface)
+    #[command(subcommand, disable_help_subcommand = true)]
+    Cdi(Cdi),
+}
+
+/// What there is to do with specifications.
+#[derive(Debug, Subcommand)]
+pub enum Cdi {
+    /// Print the specification of mpsshim.io/gpu=all, which gives a container the library and the daemon's sockets
+    Generate {
+        /// Write it into this file instead
+        #[arg(long, value_name = "PATH")]
+        output: Option<PathBuf>,
+    },
 }
 
 impl Control {

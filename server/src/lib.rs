@@ -3,10 +3,12 @@
 pub mod admission;
 pub mod amount;
 pub mod arbiter;
+pub mod cdi;
 pub mod cli;
 pub mod control;
 pub mod engine;
 pub mod hosting;
+pub mod library;
 pub mod limits;
 pub mod link;
 pub mod logging;

@@ -161,6 +161,10 @@ fn decide(flags: u32) -> Result<(), CUresult> {
             Ok(())
         }
         (None, Some(driver)) => {
+            if !settings::disabled() {
+                let directory = settings::pipe_directory();
+                tracing::info!(directory = %directory.display(), "no daemon listens there: on the genuine driver, unshared");
+            }
             install_pass_through(driver);
             Ok(())
         }

@@ -2,7 +2,8 @@
 
 use anyhow::Context;
 use clap::Parser;
-use mpsshim_server::cli::{Control, as_long_options, documents};
+use mpsshim_server::cdi::Spec;
+use mpsshim_server::cli::{Cdi, Control, Own, as_long_options, documents};
 use mpsshim_server::control::commands::{Format, in_format};
 use mpsshim_server::control::daemon::{Daemon, Manner};
 use mpsshim_server::control::launch;
@@ -11,6 +12,7 @@ use mpsshim_server::control::ui::{Ui, UiError};
 use mpsshim_server::control::wire::Answer;
 use mpsshim_server::settings::{self, Settings};
 use mpsshim_server::top;
+use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -56,6 +58,10 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         Some(path) if name == settings::CONFIG => Some(path.to_owned()),
         _ => std::env::var_os(name),
     })?;
+    if let Some(Own::Cdi(Cdi::Generate { output })) = &options.own {
+        generate(&settings, output.as_deref())?;
+        return Ok(true);
+    }
     settings.mode = options.mode.clone().or(settings.mode);
     settings.metrics = options.metrics.or(settings.metrics);
     // A scrape does not wait for them.
@@ -91,6 +97,16 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         return Ok(answer.ok);
     }
     Ok(true)
+}
+
+/// The specification for container engines.
+fn generate(settings: &Settings, output: Option<&Path>) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(&Spec::new(settings)?)? + "\n";
+    match output {
+        Some(path) => fs::write(path, text)
+            .with_context(|| format!("cannot write the specification {}", path.display())),
+        None => Ok(io::stdout().write_all(text.as_bytes())?),
+    }
 }
 
 /// As NVIDIA's: a command that fails says so and does not end the session, and the exit status is 0.

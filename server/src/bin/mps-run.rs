@@ -1,16 +1,15 @@
 //! Runs a CUDA program on a shared GPU.
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Parser;
 use mpsshim_server::cli::{RUN_FAILURE, Run, documents};
 use mpsshim_server::control::launch::ensure_daemon;
-use mpsshim_server::control::spawn::beside_this_executable;
+use mpsshim_server::library;
 use mpsshim_server::settings::{self, Settings};
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
@@ -88,7 +87,7 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     {
         bail!("there is no CUDA driver {}", driver.display());
     }
-    let shim = find_shim(options.shim.as_deref().or(settings.library.as_deref()))?;
+    let shim = library::find(options.shim.as_deref().or(settings.library.as_deref()))?;
     if !settings.disable {
         ensure_daemon(&settings)?;
     }
@@ -110,43 +109,6 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
         preload(&shim, std::env::var_os("LD_PRELOAD").as_deref()),
     );
     Ok(command)
-}
-
-fn find_shim(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let name = "libmpsshim.so";
-    let candidates = match given {
-        Some(path) => vec![path.to_owned()],
-        None => ["", "../lib/mpsshim", "../lib"]
-            .iter()
-            .map(|place| beside_this_executable(&Path::new(place).join(name).to_string_lossy()))
-            .collect(),
-    };
-    let Some(shim) = candidates.iter().find(|path| path.is_file()) else {
-        let looked: Vec<String> = candidates
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        bail!(
-            "cannot find the library {}; name it with --shim or {}",
-            looked.join(" or "),
-            settings::LIBRARY
-        );
-    };
-    let shim = shim
-        .canonicalize()
-        .with_context(|| format!("cannot resolve {}", shim.display()))?;
-    if shim
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| b" :".contains(byte))
-    {
-        bail!(
-            "{} cannot be preloaded: the loader takes a space or a colon for the end of the path",
-            shim.display()
-        );
-    }
-    Ok(shim)
 }
 
 /// The shim first: its symbols must win.

@@ -47,6 +47,7 @@ pub fn manual(program: &Command, out: &mut dyn Write) -> io::Result<()> {
     let mut roff = Roff::new();
     if has_commands(program) {
         commands(&mut roff);
+        own_commands(&mut roff, program);
     }
     environment(&mut roff);
     exit_status(&mut roff, program.get_name());
@@ -68,6 +69,24 @@ fn commands(roff: &mut Roff) {
         bold(FORMAT_OPTION),
         roman("table, csv or json at its end."),
     ]);
+}
+
+fn own_commands(roff: &mut Roff, program: &Command) {
+    roff.control("SH", ["COMMANDS WITHOUT A DAEMON"]);
+    for group in program.get_subcommands() {
+        for command in group.get_subcommands() {
+            roff.control("TP", []);
+            let name = format!("{} {} ", group.get_name(), command.get_name());
+            let mut words = vec![bold(name)];
+            for option in command.get_arguments().filter_map(Arg::get_long) {
+                let option = bold(format!("--{option} "));
+                words.extend([roman("["), option, italic("PATH"), roman("]")]);
+            }
+            roff.text(words);
+            let about = command.get_about().map(ToString::to_string);
+            roff.text([roman(about.unwrap_or_default())]);
+        }
+    }
 }
 
 fn environment(roff: &mut Roff) {
@@ -126,6 +145,7 @@ pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
             // Options say that they exclude it.
             .group(ArgGroup::new("command"))
             .disable_help_subcommand(true)
+            .subcommands(program.get_subcommands().cloned())
             .subcommands(TABLE.iter().map(subcommand));
     }
     let mut text = Vec::new();
@@ -216,6 +236,7 @@ mod tests {
                 );
             }
             assert!(!page.contains("detached"), "hidden");
+            assert!(!has_commands(&program) || page.contains("cdi generate "));
         }
     }
 
