@@ -45,7 +45,7 @@ install_into() {
     root=$1 etc=$2 zsh=$3
     install -d "$root/bin" "$root/lib/mpsshim" "$root/lib/systemd/system" "$root/share/man/man1" "$root/share/$zsh" \
         "$root/share/bash-completion/completions" "$root/share/fish/vendor_completions.d" \
-        "$root/share/doc/mpsshim/docs" "$etc/mpsshim" "$etc/logrotate.d"
+        "$root/share/doc/mpsshim/docs" "$root/share/mpsshim/slurm" "$etc/mpsshim" "$etc/logrotate.d"
     for program in mps-control mps-server mps-run; do
         install "$built/$program" "$root/bin"
         "$built/$program" --man | gzip -9n >"$root/share/man/man1/$program.1.gz"
@@ -55,6 +55,7 @@ install_into() {
     done
     install -m 644 "$built/libmpsshim.so" "$root/lib/mpsshim"
     install -m 644 packaging/systemd/mpsshim.service "$root/lib/systemd/system"
+    install packaging/slurm/* "$root/share/mpsshim/slurm"
     install -m 644 packaging/config.toml "$etc/mpsshim"
     install -m 644 packaging/logrotate/mpsshim "$etc/logrotate.d"
     cp README.md SECURITY.md "$root/share/doc/mpsshim"

@@ -10,6 +10,7 @@ need python3 python3
 # For examples/mpi.
 need make make
 want mpicc openmpi-bin libopenmpi-dev || echo "$0: no mpicc: MPI will not be tested" >&2
+want slurmctld slurmctld slurmd slurm-client munge || echo "$0: no slurmctld: Slurm will not be tested" >&2
 # For the packages, and containers that they are installed in.
 for tool in debootstrap lintian; do
     want $tool $tool || echo "$0: no $tool: some of the packages will not be tested" >&2
