@@ -23,8 +23,8 @@ out=$target/package
 if ! command -v cargo-zigbuild >/dev/null 2>&1; then
     zig=$target/zig-$ZIGBUILD-$ZIG
     if [ ! -x "$zig/bin/cargo-zigbuild" ]; then
-        # A module, no command: it is asked for by a name that is none.
-        python3 -c 'import ensurepip' 2>/dev/null || want ensurepip python3-venv || true
+        python3 -c 'import ensurepip' 2>/dev/null || want_python ensurepip python3-venv ||
+            echo "$0: no python3-venv: what follows needs it" >&2
         python3 -m venv "$zig"
         "$zig/bin/pip" --quiet --disable-pip-version-check install "cargo-zigbuild==$ZIGBUILD" "ziglang==$ZIG"
     fi

@@ -4,7 +4,7 @@ mod control_daemon;
 mod docker;
 
 use control_daemon::Done;
-use docker::{Container, PACKAGES, base_image, containers, done, packages};
+use docker::{Container, PACKAGES, containers, done, packages};
 use mpsshim_proto::table;
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::BTreeSet;
@@ -12,7 +12,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::LazyLock;
-use std::thread;
 use tempfile::TempDir;
 
 /// The oldest C library that the packages promise to work with.
@@ -119,16 +118,8 @@ fn lintian_finds_nothing() {
     assert_eq!((result.code, result.out.as_str()), (0, ""));
 }
 
-/// A container, made while the packages are.
 fn container() -> Option<Container> {
-    if !containers() {
-        return None;
-    }
-    thread::scope(|scope| {
-        scope.spawn(base_image);
-        LazyLock::force(&PACKAGES);
-    });
-    Some(Container::start(&[]))
+    containers().then(|| Container::start(&[]))
 }
 
 /// Has a client preloaded with that library come to the daemon that runs, and looks that it was served.

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
+use std::thread;
 
 /// Debian releases for containers: glibc 2.31, as Ubuntu 20.04 has; where mirrors have it no more, 2.36.
 const SUITES: [&str; 2] = ["bullseye", "bookworm"];
@@ -52,8 +53,18 @@ pub fn containers() -> bool {
     }
     if let Some(why) = &*MISSING {
         eprintln!("no container is tested: {why}");
+        return false;
     }
-    MISSING.is_none()
+    // Neither needs the other.
+    let base = thread::scope(|scope| {
+        let base = scope.spawn(|| BASE.is_some());
+        LazyLock::force(&PACKAGES);
+        base.join().expect("no panic")
+    });
+    if !base {
+        eprintln!("no container is tested: debootstrap makes none of {SUITES:?} here");
+    }
+    base
 }
 
 /// Does a command that must succeed; gives what it printed.
@@ -71,25 +82,26 @@ pub fn docker(arguments: &[&str]) -> Command {
     command
 }
 
-/// An image with a minimal Debian, made once.
-pub fn base_image() -> &'static str {
-    static BASE: LazyLock<String> = LazyLock::new(|| {
-        let made = target().join("containers");
-        fs::create_dir_all(&made).expect("directory");
-        let suite = SUITES.iter().find(|suite| {
-            let image = docker(&["image", "inspect", &name_of(suite)]).output();
-            image.expect("docker").status.success() || bootstrap(suite, &made)
-        });
-        name_of(suite.expect("debootstrap makes one of the releases"))
+static BASE: LazyLock<Option<String>> = LazyLock::new(|| {
+    let made = target().join("containers");
+    fs::create_dir_all(&made).expect("directory");
+    let suite = SUITES.iter().find(|suite| {
+        let image = docker(&["image", "inspect", &name_of(suite)]).output();
+        image.expect("docker").status.success() || bootstrap(suite, &made)
     });
-    &BASE
+    suite.map(|suite| name_of(suite))
+});
+
+/// An image with a minimal Debian, where there are [`containers`].
+pub fn base_image() -> &'static str {
+    BASE.as_deref().expect("there are containers")
 }
 
 fn name_of(suite: &str) -> String {
     format!("mpsshim-test-base:{suite}")
 }
 
-/// Makes the image of a release; `false`: the mirror has it no more.
+/// Makes the image of a release; `false`: the mirror has it no more, or cannot be reached.
 fn bootstrap(suite: &str, folder: &Path) -> bool {
     let root = folder.join(suite);
     // What was begun and not ended cannot be gone on with.
