@@ -221,7 +221,11 @@ impl Chains {
         *wanted = wanted.saturating_add(1);
         if chains[at].is_none() && *wanted > WANTED && !self.refused {
             match Chain::new(driver, LENGTHS[at], first, mark) {
-                Ok(chain) => chains[at] = Some(chain),
+                Ok(chain) => {
+                    let marked = mark.is_some();
+                    tracing::debug!(kernels = LENGTHS[at], marked, "a graph for runs: made");
+                    chains[at] = Some(chain);
+                }
                 Err(status) => {
                     tracing::debug!(%status, "no graph for runs of launches");
                     self.refused = true;
@@ -238,6 +242,7 @@ impl Chains {
     pub fn end(&mut self, driver: &Driver) {
         for chain in self.chains.iter_mut().flatten() {
             if let Some(chain) = chain.take() {
+                tracing::debug!(kernels = chain.kernels.len(), "a graph for runs: destroyed");
                 chain.end(driver);
             }
         }
