@@ -8,11 +8,13 @@ mod overhead;
 mod page;
 pub mod sharing;
 mod thread;
+mod traced;
 pub mod turns;
 
 use crate::admission::Admission;
 use crate::engine::{Credentials, EngineEvent};
 use crate::limits::{Limits, Usage};
+use crate::trace::Run;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
@@ -36,6 +38,8 @@ enum Order {
     Limits(Limits),
     Weight(u64, u32),
     Usage(Sender<Vec<Usage>>),
+    /// Answered when it is so.
+    Trace(Option<Arc<Run>>, Sender<()>),
     End,
 }
 
@@ -117,6 +121,14 @@ impl Arbiter {
         let (answer, answers) = bounded(1);
         self.order(Order::Usage(answer));
         answers.recv_timeout(PATIENCE).unwrap_or_default()
+    }
+
+    /// Begins or ends to trace turns; returns when all that there is has been told.
+    pub fn trace(&self, run: Option<Arc<Run>>) {
+        let (done, answer) = bounded(1);
+        self.order(Order::Trace(run, done));
+        // A thread that has ended traces nothing.
+        let _ = answer.recv_timeout(PATIENCE);
     }
 
     /// Closes every client's connection and ends the thread.

@@ -34,6 +34,7 @@ mod shares;
 mod slots;
 mod slow;
 mod streams;
+mod trace;
 mod virtual_memory;
 mod watcher;
 
@@ -43,6 +44,7 @@ pub use images::is_whole;
 
 use crate::admission::Admission;
 use crate::limits::{Limits, Usage};
+use crate::trace::Run;
 use crossbeam_channel::{Sender, unbounded};
 use devices::{Device, Grant};
 use driver::{Driver, is_sticky};
@@ -72,6 +74,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
+use trace::Traces;
 use virtual_memory::VirtualArena;
 
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
@@ -186,6 +189,13 @@ struct Shared {
     /// The sticky status of a lost context, 0 while all is well.
     lost: AtomicU32,
     stopping: AtomicBool,
+    /// A trace goes on.
+    tracing: AtomicBool,
+    /// Number of the last trace.
+    trace_number: AtomicU32,
+    traces: Traces,
+    /// Streams that there ever were.
+    streams: AtomicU32,
 }
 
 /// A running engine.
@@ -279,6 +289,10 @@ impl Engine {
             many_synchronize: AtomicBool::new(false),
             lost: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
+            tracing: AtomicBool::new(false),
+            trace_number: AtomicU32::new(0),
+            traces: Traces::default(),
+            streams: AtomicU32::new(0),
         });
         let mut threads = Vec::new();
         type Body = Box<dyn FnOnce(&Arc<Shared>) + Send>;
@@ -367,6 +381,14 @@ impl Engine {
             .collect();
         usage.sort_by_key(|client| client.session);
         usage
+    }
+
+    /// Begins or ends to trace; returns when all that was recorded has been told.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn trace(&self, run: Option<Arc<Run>>) -> std::io::Result<()> {
+        self.shared.trace(run)
     }
 
     /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and

@@ -11,10 +11,13 @@ use crate::limits::{Limits, Usage};
 use crate::mode::by_device::DeviceModes;
 use crate::mode::{Mode, Modes};
 use crate::serve::Host;
+use crate::trace::{self, Run, Totals};
 use crossbeam_channel::Sender;
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
 use mpsshim_proto::handshake::ClientHello;
 use parking_lot::Mutex;
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,6 +74,7 @@ struct Parts {
     proxy: Proxy,
     arbiter: Option<Arbiter>,
     limits: Limits,
+    trace: Option<(Arc<Run>, trace::Writer)>,
 }
 
 /// Serves clients of both modes.
@@ -110,6 +114,7 @@ impl Hosting {
             proxy,
             arbiter: None,
             limits: Limits::default(),
+            trace: None,
         };
         Ok(Hosting {
             config,
@@ -134,6 +139,9 @@ impl Hosting {
                 Ok(arbiter) => {
                     arbiter.count_overheads(&self.uuids, self.config.nvml_library.clone());
                     arbiter.set_limits(parts.limits.clone());
+                    if let Some((run, _)) = &parts.trace {
+                        arbiter.trace(Some(Arc::clone(run)));
+                    }
                     parts.arbiter = Some(arbiter);
                 }
                 Err(error) => {
@@ -203,6 +211,11 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
     };
     if let Proxy::Running(engine) = &parts.proxy {
         engine.set_limits(parts.limits.clone());
+        if let Some((run, _)) = &parts.trace
+            && let Err(error) = engine.trace(Some(Arc::clone(run)))
+        {
+            tracing::error!("Clients in proxy mode are not traced: {error}");
+        }
     }
     for (socket, hello, who) in waiting {
         match &parts.proxy {
@@ -280,6 +293,35 @@ impl Host for Hosting {
         }
         usage.sort_by_key(|client| client.session);
         usage
+    }
+
+    fn start_trace(&self, file: File) -> io::Result<()> {
+        let (run, writer) = trace::start(file)?;
+        let mut parts = self.parts.lock();
+        if let Proxy::Running(engine) = &parts.proxy {
+            engine.trace(Some(Arc::clone(&run)))?;
+        }
+        if let Some(arbiter) = &parts.arbiter {
+            arbiter.trace(Some(Arc::clone(&run)));
+        }
+        parts.trace = Some((run, writer));
+        Ok(())
+    }
+
+    fn stop_trace(&self) -> Option<Totals> {
+        let (run, writer) = {
+            let mut parts = self.parts.lock();
+            let trace = parts.trace.take()?;
+            if let Proxy::Running(engine) = &parts.proxy {
+                // Only a start can fail.
+                let _ = engine.trace(None);
+            }
+            if let Some(arbiter) = &parts.arbiter {
+                arbiter.trace(None);
+            }
+            trace
+        };
+        Some(writer.finish(run))
     }
 
     /// First the arbiter's clients, who need nothing but to be told.

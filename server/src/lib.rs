@@ -20,4 +20,5 @@ pub mod serve;
 pub mod settings;
 pub mod takeover;
 pub mod top;
+pub mod trace;
 pub mod user_memory;

@@ -7,6 +7,7 @@
 use crate::engine::{ClientInfo, Credentials, DeviceInfo};
 use crate::limits::{Limits, Usage};
 use crate::seqpacket;
+use crate::trace::Totals;
 use mpsshim_proto::handshake::ClientHello;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 4;
+pub const LINK_VERSION: u32 = 5;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -56,6 +57,10 @@ pub enum ToServer {
     Log,
     /// An operator asks for the devices. Only a line for the log: the daemon knows them.
     DeviceQuery,
+    /// Trace into the file that comes with this packet.
+    Trace,
+    /// End the trace.
+    StopTrace,
     /// Report what the clients have.
     Usage {
         /// To be repeated in the report.
@@ -103,6 +108,13 @@ pub enum ToDaemon {
         /// The `CUresult`.
         status: u32,
     },
+    /// A trace goes on, or why not.
+    TraceStarted {
+        /// Why not.
+        error: Option<String>,
+    },
+    /// A trace has ended.
+    TraceEnded(Totals),
     /// The server is ending as it was told to.
     Stopping,
     /// What clients have; several reports make one answer.
@@ -173,6 +185,10 @@ pub enum Order {
     Log(OwnedFd),
     /// An operator has asked for the devices.
     DeviceQuery,
+    /// Trace into this file.
+    Trace(OwnedFd),
+    /// End the trace.
+    StopTrace,
     /// Report what clients have, as the answer to this question.
     Usage(u64),
 }
@@ -269,6 +285,16 @@ impl Link {
         self.send(&ToServer::Log, Some(log))
     }
 
+    /// Has the server trace into a file.
+    pub fn order_trace(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.send(&ToServer::Trace, Some(file))
+    }
+
+    /// Has the server end its trace.
+    pub fn order_trace_end(&self) -> Result<(), LinkError> {
+        self.send(&ToServer::StopTrace, None)
+    }
+
     /// Tells the server that an operator has asked for the devices.
     pub fn tell_device_query(&self) -> Result<(), LinkError> {
         self.send(&ToServer::DeviceQuery, None)
@@ -297,6 +323,10 @@ impl Link {
             Some((ToServer::Log, log)) => Ok(Some(Order::Log(
                 log.ok_or(LinkError::Incomplete("the log"))?,
             ))),
+            Some((ToServer::Trace, file)) => Ok(Some(Order::Trace(
+                file.ok_or(LinkError::Incomplete("the trace"))?,
+            ))),
+            Some((ToServer::StopTrace, _)) => Ok(Some(Order::StopTrace)),
             Some((ToServer::DeviceQuery, _)) => Ok(Some(Order::DeviceQuery)),
             Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
             Some((

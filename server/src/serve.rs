@@ -8,10 +8,13 @@ use crate::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};
 use crate::limits::{Limits, Quantum, Usage};
 use crate::link::{Arrival, Link, LinkError, Order, ToDaemon};
 use crate::takeover::{self, Introduction, Versions};
+use crate::trace::Totals;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select, unbounded};
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::handshake::ClientHello;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +44,13 @@ pub trait Host {
     fn set_weight(&self, session: u64, weight: u32);
     /// What the clients have.
     fn usage(&self) -> Vec<Usage>;
+    /// Begins to trace into this file.
+    ///
+    /// # Errors
+    /// No thread.
+    fn start_trace(&self, file: File) -> io::Result<()>;
+    /// Ends the trace; `None`: there is none.
+    fn stop_trace(&self) -> Option<Totals>;
     /// Ends every session.
     fn shutdown(self);
 }
@@ -79,6 +89,7 @@ pub fn serve<H: Host>(
     let end = serving.run(orders, events);
     match end {
         Ok(()) => {
+            serving.stop_trace();
             serving.report(&ToDaemon::Stopping);
             let devices = match serving.host.has_contexts() {
                 true => serving.host.devices(),
@@ -199,6 +210,24 @@ impl<H: Host> Serving<H> {
         }
     }
 
+    fn start_trace(&self, file: OwnedFd) {
+        let began = self.host.start_trace(file.into());
+        let error = began.err().map(|error| error.to_string());
+        match &error {
+            None => tracing::info!("Tracing"),
+            Some(error) => tracing::error!("Cannot trace: {error}"),
+        }
+        self.report(&ToDaemon::TraceStarted { error });
+    }
+
+    fn stop_trace(&self) {
+        if let Some(totals) = self.host.stop_trace() {
+            let Totals { written, lost, .. } = totals;
+            tracing::info!("The trace has ended: {written} slices, {lost} lost");
+            self.report(&ToDaemon::TraceEnded(totals));
+        }
+    }
+
     fn report(&self, report: &ToDaemon) {
         let Some(link) = &self.link else { return };
         // A daemon that has gone is noticed where its orders are read.
@@ -246,6 +275,8 @@ impl<H: Host> Serving<H> {
                         self.host.devices().len()
                     ),
                     Some(Order::Usage(question)) => self.report_usage(question),
+                    Some(Order::Trace(file)) => self.start_trace(file),
+                    Some(Order::StopTrace) => self.stop_trace(),
                     None => {
                         orders = never();
                         next_daemon = self.daemon_gone();
@@ -286,6 +317,8 @@ impl<H: Host> Serving<H> {
     /// Looks for the next daemon as long as there are clients.
     fn daemon_gone(&mut self) -> Receiver<Link> {
         tracing::info!("The control daemon has gone");
+        // Nobody would end it.
+        self.stop_trace();
         self.link = None;
         if !self.has_clients() {
             return never();
@@ -476,6 +509,12 @@ mod tests {
                 }),
             };
             (0..self.held.lock().len()).map(usage).collect()
+        }
+        fn start_trace(&self, _: File) -> io::Result<()> {
+            Ok(())
+        }
+        fn stop_trace(&self) -> Option<Totals> {
+            None
         }
         fn shutdown(self) {}
     }

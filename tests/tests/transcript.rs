@@ -177,6 +177,7 @@ fn every_command_is_in_the_transcript() {
         "set_client_weight",
         "users",
         "top",
+        "trace",
         "help",
         "get_quantum",
         "set_quantum",

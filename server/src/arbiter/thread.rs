@@ -4,6 +4,7 @@ use super::Order;
 use super::overhead::Overheads;
 use super::page::SharedPage;
 use super::sharing::TurnPolicy;
+use super::traced::Traced;
 use super::turns::{Decision, Nanoseconds, Standing, Turns};
 use crate::admission::{self, Admission};
 use crate::engine::{ClientInfo, Credentials, EngineEvent};
@@ -83,6 +84,7 @@ pub struct Arbiting {
     turns: Turns,
     /// Who finds out what clients hold besides what they count.
     overheads: Option<Overheads>,
+    traced: Option<Traced>,
     ending: bool,
 }
 
@@ -116,6 +118,7 @@ impl Arbiting {
             limits,
             clients: BTreeMap::new(),
             overheads: None,
+            traced: None,
             ending: false,
         })
     }
@@ -145,6 +148,7 @@ impl Arbiting {
                 }
             }
             self.pass_on();
+            self.trace_turns();
             self.arm();
         }
         for session in self.clients.keys().copied().collect::<Vec<_>>() {
@@ -184,6 +188,14 @@ impl Arbiting {
                 Order::Usage(answer) => {
                     // Whoever asked may have given up.
                     let _ = answer.send(self.usage());
+                }
+                Order::Trace(run, done) => {
+                    if let Some(traced) = self.traced.take() {
+                        traced.end();
+                    }
+                    self.traced = run.map(Traced::new);
+                    // Whoever asked may have given up.
+                    let _ = done.send(());
                 }
                 Order::End => self.ending = true,
             }
@@ -364,6 +376,13 @@ impl Arbiting {
         }
     }
 
+    fn trace_turns(&mut self) {
+        if let Some(traced) = &mut self.traced {
+            let clients = self.clients.values().map(|client| &client.info);
+            traced.look(clients, &self.turns);
+        }
+    }
+
     fn note_late(&self, session: u64) {
         if let Some(client) = self.clients.get(&session) {
             tracing::warn!(
@@ -400,6 +419,9 @@ impl Arbiting {
         let Some(client) = self.clients.remove(&session) else {
             return;
         };
+        if let Some(traced) = &mut self.traced {
+            traced.leave(session);
+        }
         self.turns.leave(session, self.now());
         if why.is_some() {
             client.page.terminate();

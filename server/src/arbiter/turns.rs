@@ -249,6 +249,12 @@ impl Turns {
         }
     }
 
+    /// How many turns a client has had.
+    pub fn turns_had(&self, client: u64) -> u64 {
+        let client = self.clients.get(&client);
+        client.map_or(0, |client| client.account.turns)
+    }
+
     /// What a client has had, what goes on included.
     pub fn account(&self, client: u64, now: Nanoseconds) -> Account {
         let Some(client) = self.clients.get(&client) else {

@@ -8,6 +8,7 @@ use mpsshim_server::control::commands::{Format, in_format};
 use mpsshim_server::control::daemon::{Daemon, Manner};
 use mpsshim_server::control::launch;
 use mpsshim_server::control::prompt::Prompt;
+use mpsshim_server::control::target::Target;
 use mpsshim_server::control::ui::{Ui, UiError};
 use mpsshim_server::control::wire::Answer;
 use mpsshim_server::settings::{self, Settings};
@@ -92,7 +93,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         top::run(&settings, &asked)?;
     } else {
         let line = in_format(&options.command.join(" "), options.format);
-        let answer = Ui::connect(&settings)?.command(&line)?;
+        let answer = give(&mut Ui::connect(&settings)?, &line)?;
         print(&answer)?;
         return Ok(answer.ok);
     }
@@ -146,16 +147,18 @@ fn obey(ui: &mut Ui, line: &str, settings: &Settings, format: Format) -> anyhow:
         show(line, settings)?;
         return Ok(true);
     }
-    match ui.command(&in_format(line, format)) {
+    match give(ui, &in_format(line, format)) {
         Ok(answer) => {
             print(&answer)?;
             Ok(!(answer.ok && name == "quit"))
         }
-        Err(error @ UiError::TooLong) => {
-            println!("{error}");
-            Ok(true)
-        }
-        Err(error) => Err(error.into()),
+        Err(error) => match error.downcast_ref() {
+            Some(UiError::TooLong) => {
+                println!("{error}");
+                Ok(true)
+            }
+            _ => Err(error),
+        },
     }
 }
 
@@ -168,6 +171,17 @@ fn show(line: &str, settings: &Settings) -> io::Result<()> {
     match outcome {
         Ok(()) => Ok(()),
         Err(text) => writeln!(io::stdout(), "{}", text.trim_end()),
+    }
+}
+
+/// Has a command done.
+fn give(ui: &mut Ui, line: &str) -> anyhow::Result<Answer> {
+    match Target::of(line) {
+        None => Ok(ui.command(line)?),
+        Some(path) => match Target::open(path) {
+            Ok(target) => target.begin(ui),
+            Err(why) => Ok(Answer::failed(why)),
+        },
     }
 }
 

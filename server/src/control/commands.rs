@@ -238,6 +238,12 @@ pub const TABLE: &[Row] = &[
         "[-t SECONDS]",
         "end the servers when their clients have gone, after SECONDS at the latest, then the daemon",
     ),
+    row(
+        Kind::Acts,
+        "trace",
+        "start FILE|stop",
+        "write what all clients do, launches, copies and waits, into a file that Perfetto reads",
+    ),
     row(Kind::Tells, "help", "", "this list"),
 ];
 
@@ -317,6 +323,10 @@ pub enum Command {
         /// Only this server, or this client process.
         pid: Option<Server>,
     },
+    /// `trace start FILE`: as the operator knows the file, which comes with the command.
+    TraceStart(String),
+    /// `trace stop`
+    TraceStop,
     /// `users`
     Users,
     /// `device_query [PID] [--csv]`

@@ -95,6 +95,10 @@ enum Until {
     Devices(Request),
     /// What clients have.
     Usage(Question, Request),
+    /// That every server traces; not longer than this.
+    TraceStart(Instant),
+    /// That no server does; not longer than this.
+    TraceStop(Instant),
 }
 
 /// A daemon that was told to end.
@@ -250,6 +254,7 @@ impl Daemon {
         {
             self.answer(peer, &Answer::done(""));
         }
+        self.servers.finish_trace();
         tracing::info!("Exit with status 0");
         Ok(())
     }
@@ -318,6 +323,7 @@ impl Daemon {
             .iter()
             .filter_map(|awaiting| match &awaiting.until {
                 Until::Usage(question, _) => Some(question.until),
+                Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
                 Until::Gone(..) | Until::Devices(_) => None,
             });
         let next = silent
@@ -481,10 +487,11 @@ impl Daemon {
         };
         // As long as the introduction of a server may be; a command that is too long is seen to be.
         let mut buffer = vec![0; PACKET_LIMIT];
-        let len = match seqpacket::receive(peer.connection.as_fd(), &mut buffer) {
-            Ok(len) => len,
+        let received = seqpacket::receive_with_descriptor(peer.connection.as_fd(), &mut buffer);
+        let (len, descriptor) = match received {
+            Ok(packet) => (packet.len, packet.descriptor),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(_) => 0,
+            Err(_) => (0, None),
         };
         if len == 0 {
             return self.forget(number);
@@ -492,7 +499,7 @@ impl Daemon {
         match greeting::read(&buffer[..len]) {
             Greeting::Command(line) => {
                 let line = String::from_utf8_lossy(line).into_owned();
-                self.command(number, &line);
+                self.command(number, &line, descriptor);
             }
             Greeting::Client(hello) => match self.peers.remove(&number) {
                 Some(Peer {

@@ -5,7 +5,7 @@
 //! of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is how a command and its
 //! answer travel, [`parse`] understands a command line, [`listing`] is what some commands list, [`usage`] asks servers
 //! for what their clients have, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the other side of
-//! a command, [`prompt`] reads commands from a terminal.
+//! a command, [`target`] is the file of a trace, [`prompt`] reads commands from a terminal.
 
 pub mod commands;
 pub mod daemon;
@@ -20,6 +20,7 @@ mod process;
 pub mod prompt;
 pub mod servers;
 pub mod spawn;
+pub mod target;
 pub mod ui;
 mod usage;
 pub mod wire;

@@ -204,6 +204,14 @@ impl Arguments<'_> {
         quantum.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
     }
 
+    fn trace(&self) -> Result<Command, CommandError> {
+        match self.words.as_slice() {
+            ["stop"] => Ok(Command::TraceStop),
+            ["start", file @ ..] if !file.is_empty() => Ok(Command::TraceStart(file.join(" "))),
+            _ => Err(self.wrong("start and a file, or stop, expected")),
+        }
+    }
+
     fn quit(&self) -> Result<Command, CommandError> {
         let ["-t", seconds] = self.words.as_slice() else {
             self.none()?;
@@ -297,6 +305,7 @@ impl Arguments<'_> {
                 let [pid, value] = self.exactly("a process id and a number of milliseconds")?;
                 Command::SetQuantum(Whose::Server(Server(text(pid))), self.quantum(value)?)
             }
+            "trace" => self.trace()?,
             "quit" => self.quit()?,
             without_arguments => {
                 self.none()?;
@@ -538,6 +547,7 @@ mod tests {
                 "-uid UID" => "-uid 1",
                 "PID" => "1",
                 "PID [-f]" => "1 -f",
+                "start FILE|stop" => "stop",
                 "PID DEVICE"
                 | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"

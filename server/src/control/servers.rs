@@ -5,6 +5,7 @@
 
 mod limits;
 mod orphans;
+mod traces;
 
 use super::defaults::Defaults;
 use super::greeting;
@@ -15,6 +16,7 @@ use crate::engine::{Credentials, DeviceInfo};
 use crate::limits::Limits;
 use crate::link::{Arrival, Link, ToDaemon};
 use crate::seqpacket;
+use crate::trace::Totals;
 use mpsshim_proto::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
@@ -25,6 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
+use traces::{Part, Trace};
 use zerocopy::IntoBytes;
 
 /// Servers that may fail to start within [`FAILURE_WINDOW`] before their user's clients are refused.
@@ -94,6 +97,10 @@ pub struct Server {
     /// Clients handed over whose fate is not reported yet.
     handed_over: Vec<Credentials>,
     kill_at: Option<Instant>,
+    /// What it has to do with the trace.
+    part: Part,
+    /// What it has said of its traces and nobody has looked at.
+    traced: Vec<Totals>,
 }
 
 impl Server {
@@ -112,6 +119,8 @@ impl Server {
             usage: Vec::new(),
             handed_over: Vec::new(),
             kill_at: None,
+            part: Part::None,
+            traced: Vec::new(),
         }
     }
 
@@ -251,6 +260,8 @@ impl Server {
                 self.end_within(END_PATIENCE);
                 tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
             }
+            ToDaemon::TraceStarted { error } => self.note_trace_start(error),
+            ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),
             ToDaemon::Stopping => self.state = State::Stopping,
             ToDaemon::Usage {
                 question,
@@ -324,6 +335,7 @@ pub struct Servers {
     /// Until then servers of a daemon that has died may come.
     orphans_until: Option<Instant>,
     closing: bool,
+    trace: Option<Trace>,
 }
 
 impl Servers {
@@ -339,6 +351,7 @@ impl Servers {
             next_number: 1,
             orphans_until: None,
             closing: false,
+            trace: None,
         }
     }
 
@@ -453,6 +466,7 @@ impl Servers {
                 self.learn_devices(&devices);
             }
         }
+        self.order_traces();
         self.advance();
     }
 
@@ -490,6 +504,7 @@ impl Servers {
     fn ended(&mut self, mut server: Server, status: Option<ExitStatus>) {
         // Its last words may still be in the link.
         server.read_reports(usize::MAX);
+        self.end_trace_of(&mut server);
         let pid = server.pid;
         match status {
             Some(status) => {

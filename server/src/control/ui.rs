@@ -4,7 +4,7 @@ use super::wire::{self, Answer, Mark};
 use crate::seqpacket;
 use crate::settings::Settings;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Why a command has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +62,17 @@ impl Ui {
 
     /// Has one command done; waits for its answer.
     pub fn command(&mut self, line: &str) -> Result<Answer, UiError> {
+        self.command_with(line, None)
+    }
+
+    /// The same with a descriptor.
+    pub fn command_with(
+        &mut self,
+        line: &str,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Answer, UiError> {
         let packet = wire::command_packet(line).ok_or(UiError::TooLong)?;
-        seqpacket::send(self.connection.as_fd(), &packet, None).map_err(|_| UiError::Gone)?;
+        seqpacket::send(self.connection.as_fd(), &packet, descriptor).map_err(|_| UiError::Gone)?;
         let (mut text, mut note) = (Vec::new(), Vec::new());
         let mut buffer = vec![0; wire::PACKET_LIMIT];
         loop {

@@ -64,6 +64,9 @@ impl Session {
             busy: in_flight > 0,
             waits: self.consumer.has_message(),
         };
+        if !shared.is_tracing() {
+            self.tracer = None;
+        }
         let counts = &mut self.counts;
         if let Some(last) = counts.last {
             let between = now.duration_since(last.at).min(LONGEST);

@@ -23,6 +23,7 @@ use super::shared_events::SharedEvent;
 use super::shares::Sharing;
 use super::slots::Slots;
 use super::streams::Stream;
+use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
 use crate::limits::{Terms, Usage};
 use crate::mode::Mode;
@@ -233,6 +234,8 @@ pub struct Function {
     pub prints: bool,
     /// It may be launched in a run with others.
     pub in_runs: bool,
+    /// The trace that last had its name, and its number there.
+    pub traced: (u32, u32),
 }
 
 /// A variable in a module of a session.
@@ -369,6 +372,8 @@ pub struct Session {
     pub dispatched: u64,
     /// What else is counted.
     pub counts: Counts,
+    /// What it has to do with traces.
+    pub tracer: Option<Tracer>,
     /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
     pub classed: bool,
 }
@@ -418,6 +423,7 @@ impl Session {
             home,
             dispatched: 0,
             counts: Counts::default(),
+            tracer: None,
             classed: false,
         }
     }

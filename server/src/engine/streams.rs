@@ -11,6 +11,7 @@ use super::session::{CallError, Session, SessionShared};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 /// How a stream is ordered against its context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,16 +26,20 @@ pub enum Role {
 
 /// A flag that the GPU will write when a stream gets to a point.
 #[derive(Debug, Clone, Copy)]
-struct Checkpoint {
+pub struct Point {
     /// Operations of the stream it covers.
-    ops: u64,
-    slot: u32,
-    value: u32,
+    pub ops: u64,
+    /// The flag.
+    pub slot: u32,
+    /// What it will be then.
+    pub value: u32,
 }
 
 /// A stream of a session.
 #[derive(Debug)]
 pub struct Stream {
+    /// No other stream has it.
+    pub number: u32,
     /// The driver's stream.
     pub raw: CUstream,
     /// Server's ordinal.
@@ -54,9 +59,9 @@ pub struct Stream {
     ops: u64,
     /// Operations known to be complete.
     done: u64,
-    checkpoints: VecDeque<Checkpoint>,
+    checkpoints: VecDeque<Point>,
     /// The client's last mark.
-    mark: Option<Checkpoint>,
+    mark: Option<Point>,
     own_flag: Option<(u32, u32)>,
     /// `ops` of this stream when the legacy stream last waited for it.
     joined: u64,
@@ -85,6 +90,7 @@ impl Stream {
         role: Role,
     ) -> Stream {
         Stream {
+            number: shared.streams.fetch_add(1, Ordering::Relaxed),
             raw,
             device,
             priority,
@@ -138,6 +144,16 @@ impl Stream {
         self.done
     }
 
+    /// Operations submitted.
+    pub fn ops(&self) -> u64 {
+        self.ops
+    }
+
+    /// The server's flag that will be written last.
+    pub fn last_point(&self) -> Option<Point> {
+        self.checkpoints.back().copied()
+    }
+
     /// Operations that no checkpoint covers.
     #[inline]
     fn uncovered(&self) -> u64 {
@@ -149,7 +165,7 @@ impl Stream {
         let before = self.mark.map_or(0, |mark| mark.ops);
         // It, and the mark.
         self.waits_for_each = self.ops == before + 2;
-        self.mark = Some(Checkpoint {
+        self.mark = Some(Point {
             ops: self.ops,
             slot,
             value,
@@ -176,7 +192,7 @@ impl Stream {
             .driver
             .stream_write_value32(self.raw, address, next, 0)?;
         *value = next;
-        self.checkpoints.push_back(Checkpoint {
+        self.checkpoints.push_back(Point {
             ops: self.ops,
             slot: *slot,
             value: next,
@@ -371,6 +387,7 @@ impl Session {
     /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
     pub fn has_work_in_flight(&mut self, shared: &Shared) -> bool {
         let mut any = self.held.is_reading(shared);
+        let (tracing, mut points) = (shared.is_tracing(), Vec::new());
         for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
             if stream.ops == stream.take_notice(shared) {
                 continue;
@@ -380,10 +397,19 @@ impl Session {
                 && shared.devices[stream.device]
                     .make_current(&shared.driver)
                     .is_ok()
-                && let Err(status) = stream.checkpoint(shared)
             {
-                shared.note_status(status);
+                match stream.checkpoint(shared) {
+                    Ok(()) if tracing => {
+                        let point = stream.last_point();
+                        points.extend(point.map(|point| (stream.number, point)));
+                    }
+                    Ok(()) => {}
+                    Err(status) => shared.note_status(status),
+                }
             }
+        }
+        if tracing {
+            self.trace_points(&points);
         }
         any
     }

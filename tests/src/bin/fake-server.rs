@@ -21,6 +21,7 @@ use mpsshim_server::seqpacket;
 use mpsshim_server::serve::{End, Host, serve};
 use mpsshim_server::settings::Settings;
 use mpsshim_server::takeover::{Introduction, Versions};
+use mpsshim_server::trace::Totals;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -111,6 +112,14 @@ impl Host for Fake {
 
     fn usage(&self) -> Vec<Usage> {
         self.clients.lock().expect("clients").clone()
+    }
+
+    fn start_trace(&self, _: std::fs::File) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stop_trace(&self) -> Option<Totals> {
+        Some(Totals::default())
     }
 
     fn shutdown(self) {}

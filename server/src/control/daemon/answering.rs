@@ -12,9 +12,11 @@ use crate::control::{devices, parse::CommandError};
 use crate::engine::{Credentials, DeviceInfo};
 use crate::limits::{Limits, Percentage};
 use crate::seqpacket;
-use std::os::fd::AsFd;
-use std::time::Instant;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
+/// How long servers may take to begin or end a trace.
+const TRACE_PATIENCE: Duration = Duration::from_secs(10);
 /// Commands of a connection that are logged once, however often they are given.
 const REMEMBERED: usize = 8;
 
@@ -22,7 +24,8 @@ const REMEMBERED: usize = 8;
 type Outcome = Result<Answer, Answer>;
 
 impl Daemon {
-    pub(super) fn command(&mut self, number: u64, line: &str) {
+    /// `descriptor`: what came with the command.
+    pub(super) fn command(&mut self, number: u64, line: &str, descriptor: Option<OwnedFd>) {
         let Some(peer) = self.peers.get_mut(&number) else {
             return;
         };
@@ -45,7 +48,7 @@ impl Daemon {
         }
         match parse(line, peer.privileged) {
             Ok(None) => self.answer(number, &Answer::done("")),
-            Ok(Some(request)) => self.serve(number, request),
+            Ok(Some(request)) => self.serve(number, request, descriptor),
             Err(error) => {
                 if matches!(error, CommandError::NotPermitted(_)) {
                     let Credentials { pid, uid, .. } = peer.who;
@@ -57,7 +60,7 @@ impl Daemon {
     }
 
     /// Does what can be done now and waits for the rest.
-    fn serve(&mut self, by: u64, request: Request) {
+    fn serve(&mut self, by: u64, request: Request, descriptor: Option<OwnedFd>) {
         let outcome = match &request.command {
             Command::Quit { patience } => return self.begin_quit(Some(by), *patience),
             Command::ShutdownServer { server, force } => self.pid(server).map(|pid| {
@@ -92,6 +95,21 @@ impl Daemon {
             Command::ClientList(wanted) if request.format != commands::Format::Table => {
                 let pid = self.pid(wanted);
                 pid.map(|pid| Until::Usage(self.ask(&[pid]), request))
+            }
+            Command::TraceStart(path) => match descriptor {
+                Some(file) => {
+                    let until = Until::TraceStart(Instant::now() + TRACE_PATIENCE);
+                    let begun = self.servers.start_trace(file.into(), path);
+                    begun.map(|()| until).map_err(Answer::failed)
+                }
+                None => Err(Answer::failed(
+                    "trace start: mps-control sends the file with the command; none came",
+                )),
+            },
+            Command::TraceStop => {
+                let until = Until::TraceStop(Instant::now() + TRACE_PATIENCE);
+                let ended = self.servers.stop_trace();
+                ended.map(|()| until).map_err(Answer::failed)
             }
             Command::Users => {
                 let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
@@ -139,6 +157,7 @@ impl Daemon {
         if let Some(devices) = self.devices.known() {
             self.servers.learn_devices(devices);
         }
+        self.servers.collect_traces();
         let reports = self.servers.take_usage();
         let (servers, searching) = (&self.servers, self.devices.is_searching());
         let found = self.devices.known().is_some();
@@ -151,6 +170,9 @@ impl Daemon {
                 }
             },
             Until::Devices(_) => found || !searching,
+            Until::TraceStart(until) | Until::TraceStop(until) => {
+                servers.is_tracing_settled() || now >= *until
+            }
             Until::Usage(question, _) => {
                 reports.iter().for_each(|report| question.hear(report));
                 question.is_over(servers, now)
@@ -162,6 +184,16 @@ impl Daemon {
                 Until::Gone(_, _, answer) => answer,
                 Until::Devices(_) if !found => Answer::failed(self.devices.failure()),
                 Until::Devices(request) => self.perform(&request, &UsageBySession::new()),
+                Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {
+                    [] => Answer::done(""),
+                    troubles => Answer::failed(troubles.join("\n")),
+                },
+                Until::TraceStop(_) => match self.servers.finish_trace() {
+                    Some((true, text)) => Answer::done(text),
+                    Some((false, text)) => Answer::failed(text),
+                    // Another command has ended it.
+                    None => Answer::done(""),
+                },
                 Until::Usage(question, request) => self.perform(&request, &question.found),
             };
             self.answer(by, &answer);
@@ -232,6 +264,8 @@ impl Daemon {
             Command::Help => Ok(Answer::done(commands::help())),
             // These wait for what they cause.
             Command::Quit { .. }
+            | Command::TraceStart(_)
+            | Command::TraceStop
             | Command::ShutdownServer { .. }
             | Command::TerminateClient { .. } => Ok(Answer::done("")),
         };

@@ -78,6 +78,7 @@ impl Session {
         let mut payload = info.as_bytes().to_vec();
         payload.extend_from_slice(params.as_bytes());
         let function = Function {
+            traced: (0, 0),
             raw,
             taken,
             key,

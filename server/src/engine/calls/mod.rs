@@ -22,6 +22,7 @@ mod virtual_memory;
 
 use super::Shared;
 use super::session::{CallError, Session};
+use super::trace;
 use mpsshim_proto::message::{Op, Value};
 use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
@@ -109,6 +110,23 @@ pub enum Undone {
 /// See [`Undone`].
 #[inline]
 pub fn execute(
+    shared: &Shared,
+    session: &mut Session,
+    op: Op,
+    message: &Message,
+) -> Result<(), Undone> {
+    if shared.is_tracing() {
+        return trace::execute(shared, session, op, message);
+    }
+    perform(shared, session, op, message)
+}
+
+/// The same, traced or not.
+///
+/// # Errors
+/// See [`Undone`].
+#[inline]
+pub fn perform(
     shared: &Shared,
     session: &mut Session,
     op: Op,

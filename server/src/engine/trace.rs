@@ -1,0 +1,390 @@
+//! What the engine tells a trace.
+//!
+//! The thread that has a session writes a record of each message into the session's ring of records: when it was begun and
+//! ended here, and by which flag the GPU will tell that it is done. The collector reads the records, looks at the flags and
+//! makes slices of both. Nobody waits for anybody: a record that finds no room is lost and counted.
+
+mod collect;
+
+use super::Shared;
+use super::calls::{self, Undone};
+use super::session::{Session, SessionShared};
+use super::streams::Point;
+use crate::trace::Run;
+use mpsshim_proto::message::array::CopyBox;
+use mpsshim_proto::message::graph::GraphLaunch;
+use mpsshim_proto::message::{Copy, CopyInline, Launch, Mark, Memset, Op};
+use mpsshim_proto::ring::Message;
+use parking_lot::Mutex;
+use quanta::Clock;
+use rtrb::{Consumer, Producer, RingBuffer};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+/// Records of one session that the collector has not read.
+const RECORDS: usize = 4096;
+/// Names of kernels that are told apart.
+const NAMES: usize = 1 << 16;
+/// How often, in nanoseconds, a session's streams get a flag besides those that they get anyway: kernels that take longer
+/// are told apart.
+const APART: u64 = 100_000;
+
+/// What a thread that has a session has to say.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    begun: u64,
+    ended: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// An operation was given to a stream, after which it has had so many.
+    Operation {
+        stream: u32,
+        ops: u64,
+        kind: Kind,
+        amount: u64,
+    },
+    /// This will tell when the stream has done so many.
+    Point {
+        stream: u32,
+        point: Point,
+        own: bool,
+    },
+    /// The client waits for this flag.
+    Wait { slot: u32, value: u32 },
+    /// A call that may take long.
+    Call(Op),
+    /// So many records found no room.
+    Lost(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// By number of its name.
+    Kernel(u32),
+    Graph,
+    Copy,
+    Set,
+}
+
+/// What a session keeps for a trace.
+#[derive(Debug)]
+pub struct Tracer {
+    /// Number of the trace.
+    of: u32,
+    clock: Clock,
+    records: Producer<Record>,
+    lost: u64,
+    /// When the last flag was asked for.
+    pointed: u64,
+}
+
+/// What a message is about, as far as a trace is concerned.
+enum Subject {
+    Operation {
+        stream: u64,
+        kind: Kind,
+        amount: u64,
+    },
+    Launch {
+        stream: u64,
+        function: u64,
+        blocks: u64,
+    },
+    Wait(Mark),
+    Call,
+    Nothing,
+}
+
+/// A session as the collector gets to know it.
+#[derive(Debug)]
+struct Joined {
+    session: Arc<SessionShared>,
+    records: Consumer<Record>,
+}
+
+/// The engine's part of a trace.
+#[derive(Debug, Default)]
+pub struct Traces(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of the last trace.
+    number: u32,
+    run: Option<Arc<Run>>,
+    joined: Vec<Joined>,
+    numbers: HashMap<Box<[u8]>, u32>,
+    /// By number less one.
+    names: Vec<Box<[u8]>>,
+    collector: Option<JoinHandle<()>>,
+}
+
+impl Shared {
+    /// Begins or ends to trace; returns when all that was recorded has been told.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn trace(self: &Arc<Shared>, run: Option<Arc<Run>>) -> std::io::Result<()> {
+        let mut state = self.traces.0.lock();
+        self.tracing.store(false, Ordering::SeqCst);
+        state.run = None;
+        if let Some(collector) = state.collector.take() {
+            drop(state);
+            // It has nothing to say if it has panicked.
+            let _ = collector.join();
+            state = self.traces.0.lock();
+        }
+        let Some(run) = run else { return Ok(()) };
+        state.number += 1;
+        self.trace_number.store(state.number, Ordering::Relaxed);
+        state.joined.clear();
+        state.numbers.clear();
+        state.names.clear();
+        let (shared, told) = (Arc::clone(self), Arc::clone(&run));
+        let collector = std::thread::Builder::new()
+            .name("trace".into())
+            .spawn(move || collect::run(&shared, &told))?;
+        state.collector = Some(collector);
+        state.run = Some(run);
+        self.tracing.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether a trace goes on: one load, of a line that every round of a dispatch thread reads.
+    #[inline]
+    pub fn is_tracing(&self) -> bool {
+        self.tracing.load(Ordering::Relaxed)
+    }
+}
+
+impl Traces {
+    /// The number of a kernel's name; 0 for those for which there is no room.
+    fn number(&self, name: &[u8]) -> u32 {
+        let mut state = self.0.lock();
+        if let Some(number) = state.numbers.get(name) {
+            return *number;
+        }
+        if state.names.len() >= NAMES {
+            return 0;
+        }
+        state.names.push(name.into());
+        let number = state.names.len() as u32;
+        state.numbers.insert(name.into(), number);
+        number
+    }
+
+    /// Names from this number on.
+    fn names_from(&self, number: usize) -> Vec<Box<[u8]>> {
+        let state = self.0.lock();
+        state.names.get(number..).unwrap_or_default().to_vec()
+    }
+
+    fn take_joined(&self) -> Vec<Joined> {
+        std::mem::take(&mut self.0.lock().joined)
+    }
+}
+
+impl Tracer {
+    fn record(&mut self, begun: u64, ended: u64, what: What) {
+        let mut push = |what| self.records.push(Record { begun, ended, what }).is_ok();
+        if self.lost > 0 && push(What::Lost(self.lost)) {
+            self.lost = 0;
+        }
+        self.lost += u64::from(!push(what));
+    }
+}
+
+/// [`calls::perform`], with a record of it.
+#[cold]
+pub fn execute(
+    shared: &Shared,
+    session: &mut Session,
+    op: Op,
+    message: &Message,
+) -> Result<(), Undone> {
+    if !session.join_trace(shared) {
+        return calls::perform(shared, session, op, message);
+    }
+    let now = |session: &Session| {
+        session
+            .tracer
+            .as_ref()
+            .map_or(0, |tracer| tracer.clock.raw())
+    };
+    let subject = session.subject(op, message);
+    let begun = now(session);
+    let outcome = calls::perform(shared, session, op, message);
+    if outcome.is_ok() {
+        let ended = now(session);
+        session.record(shared, op, subject, (begun, ended));
+    }
+    outcome
+}
+
+impl Session {
+    /// Whether the session takes part in the trace that goes on, from now on.
+    fn join_trace(&mut self, shared: &Shared) -> bool {
+        // A trace may have ended and another begun since.
+        let known = self.tracer.as_ref().map(|tracer| tracer.of);
+        if known.is_some() && known == Some(shared.trace_number.load(Ordering::Relaxed)) {
+            return true;
+        }
+        let mut state = shared.traces.0.lock();
+        let Some(run) = state.run.clone() else {
+            return false;
+        };
+        let (producer, consumer) = RingBuffer::new(RECORDS);
+        state.joined.push(Joined {
+            session: Arc::clone(&self.shared),
+            records: consumer,
+        });
+        self.tracer = Some(Tracer {
+            of: state.number,
+            clock: run.clock(),
+            records: producer,
+            lost: 0,
+            pointed: 0,
+        });
+        true
+    }
+
+    /// What a message is about. The client may change it in the meantime, and its own trace with it.
+    fn subject(&self, op: Op, message: &Message) -> Subject {
+        let found = match op {
+            Op::Launch => self.body(message).map(|body: Launch| Subject::Launch {
+                stream: body.stream,
+                function: body.function,
+                blocks: body.grid.iter().map(|count| u64::from(*count)).product(),
+            }),
+            Op::GraphLaunch => self
+                .body(message)
+                .map(|body: GraphLaunch| Subject::operation(body.stream, Kind::Graph, 0)),
+            Op::CopyInline => self
+                .body(message)
+                .map(|body: CopyInline| Subject::operation(body.stream, Kind::Copy, body.len)),
+            Op::Copy => self
+                .body(message)
+                .map(|body: Copy| Subject::operation(body.stream, Kind::Copy, body.len)),
+            Op::CopyBox => self
+                .body(message)
+                .map(|body: CopyBox| Subject::operation(body.stream, Kind::Copy, 0)),
+            Op::Memset => self.body(message).map(|body: Memset| {
+                let row = body.width.saturating_mul(body.element.into());
+                Subject::operation(body.stream, Kind::Set, row.saturating_mul(body.height))
+            }),
+            Op::Mark => self.body(message).map(Subject::Wait),
+            op if calls::is_slow(op) => Ok(Subject::Call),
+            _ => Ok(Subject::Nothing),
+        };
+        found.unwrap_or(Subject::Nothing)
+    }
+
+    /// The number of a function's name. Looked for once in a trace.
+    fn traced_name(&mut self, shared: &Shared, function: u64, of: u32) -> u32 {
+        let Ok(function) = self.functions.get_mut(function) else {
+            return 0;
+        };
+        if function.traced.0 != of {
+            function.traced = (of, shared.traces.number(&function.key.0));
+        }
+        function.traced.1
+    }
+
+    fn record(&mut self, shared: &Shared, op: Op, subject: Subject, (begun, ended): (u64, u64)) {
+        let Some(mut tracer) = self.tracer.take() else {
+            return;
+        };
+        let (stream, kind, amount) = match subject {
+            Subject::Nothing => {
+                self.tracer = Some(tracer);
+                return;
+            }
+            Subject::Call => {
+                tracer.record(begun, ended, What::Call(op));
+                self.tracer = Some(tracer);
+                return;
+            }
+            Subject::Wait(mark) => (mark.stream, None, 0),
+            Subject::Operation {
+                stream,
+                kind,
+                amount,
+            } => (stream, Some(kind), amount),
+            Subject::Launch {
+                stream,
+                function,
+                blocks,
+            } => {
+                let name = self.traced_name(shared, function, tracer.of);
+                (stream, Some(Kind::Kernel(name)), blocks)
+            }
+        };
+        if let Ok(stream) = self.streams.get_mut(stream)
+            && !stream.capturing
+        {
+            let (number, ops) = (stream.number, stream.ops());
+            if let Some(kind) = kind {
+                let what = What::Operation {
+                    stream: number,
+                    ops,
+                    kind,
+                    amount,
+                };
+                tracer.record(begun, ended, what);
+            }
+            if let Subject::Wait(mark) = subject {
+                let (slot, value) = (mark.slot, mark.value);
+                let point = Point { ops, slot, value };
+                let what = What::Point {
+                    stream: number,
+                    point,
+                    own: false,
+                };
+                tracer.record(begun, ended, what);
+                tracer.record(begun, ended, What::Wait { slot, value });
+            } else if tracer.clock.delta_as_nanos(tracer.pointed, ended) > APART {
+                // Where the driver refuses, the next one tells.
+                let _ = stream.checkpoint(shared);
+            }
+            if let Some(point) = stream.last_point().filter(|point| point.ops == ops) {
+                let what = What::Point {
+                    stream: number,
+                    point,
+                    own: true,
+                };
+                tracer.record(begun, ended, what);
+                tracer.pointed = ended;
+            }
+        }
+        self.tracer = Some(tracer);
+    }
+
+    /// A stream has got a flag while nothing was dispatched.
+    pub fn trace_points(&mut self, points: &[(u32, Point)]) {
+        if let Some(tracer) = &mut self.tracer {
+            let now = tracer.clock.raw();
+            for (stream, point) in points {
+                let what = What::Point {
+                    stream: *stream,
+                    point: *point,
+                    own: true,
+                };
+                tracer.record(now, now, what);
+            }
+        }
+    }
+}
+
+impl Subject {
+    fn operation(stream: u64, kind: Kind, amount: u64) -> Subject {
+        Subject::Operation {
+            stream,
+            kind,
+            amount,
+        }
+    }
+}

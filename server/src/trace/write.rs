@@ -1,0 +1,197 @@
+//! The file: a JSON array of trace events, one a line. Several servers append to it one after the other, whole lines each
+//! time; the daemon writes its first and last lines.
+
+use super::{Detail, Event, Slice, Totals};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use nix::time::{ClockId, clock_gettime};
+use quanta::Clock;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+/// Bytes that are written together.
+const CHUNK: usize = 64 << 10;
+/// How long a line may wait for others.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// From the processor's counter to microseconds of `CLOCK_MONOTONIC`, which is the same in all processes.
+pub struct Timeline {
+    clock: Clock,
+    counter: u64,
+    nanoseconds: u64,
+}
+
+impl Timeline {
+    /// By what both show now.
+    pub fn new(clock: Clock) -> Timeline {
+        let counter = clock.raw();
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
+            .map_or(0, |time| Duration::from(time).as_nanos() as u64);
+        Timeline {
+            clock,
+            counter,
+            nanoseconds: now,
+        }
+    }
+
+    fn nanoseconds(&self, time: u64) -> u64 {
+        // What began before the trace begins with it.
+        self.nanoseconds + self.clock.delta_as_nanos(self.counter, time)
+    }
+}
+
+/// Until nobody has anything more to say.
+pub fn run(mut file: File, events: &Receiver<Event>, time: &Timeline) -> Totals {
+    let mut totals = Totals::default();
+    let mut lines = Vec::with_capacity(2 * CHUNK);
+    let mut flushed = Instant::now();
+    loop {
+        let event = match events.recv_timeout(PATIENCE) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        if let Some(event) = event {
+            totals.written += u64::from(matches!(event, Event::Slice(_)));
+            // Memory takes whatever is written to it.
+            let _ = line(&mut lines, &event, time);
+        }
+        if lines.len() >= CHUNK || flushed.elapsed() >= PATIENCE {
+            flush(&mut file, &mut lines, &mut totals);
+            flushed = Instant::now();
+        }
+    }
+    flush(&mut file, &mut lines, &mut totals);
+    totals
+}
+
+/// Once writing has failed nothing more is written: a part of a line may be there.
+fn flush(file: &mut File, lines: &mut Vec<u8>, totals: &mut Totals) {
+    if totals.error.is_none()
+        && let Err(error) = file.write_all(lines)
+    {
+        tracing::error!("The trace cannot be written: {error}");
+        totals.error = Some(error.to_string());
+    }
+    lines.clear();
+}
+
+fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
+    let value = match event {
+        Event::Slice(found) => return slice(out, found, time),
+        Event::Process(process, program) => {
+            let name = match process.pid {
+                0 => "process of another PID namespace".to_owned(),
+                pid => format!("{program} ({pid})"),
+            };
+            metadata("process_name", process.number(), 0, &name)
+        }
+        Event::Track(track, name) => {
+            metadata("thread_name", track.process.number(), track.thread(), name)
+        }
+    };
+    serde_json::to_writer(&mut *out, &value)?;
+    out.write_all(b",\n")?;
+    if let Event::Track(track, _) = event {
+        // Otherwise sorted by name.
+        let (process, thread) = (track.process.number(), track.thread());
+        let mut order = metadata("thread_sort_index", process, thread, "");
+        order["args"] = json!({"sort_index": track.number});
+        serde_json::to_writer(&mut *out, &order)?;
+        out.write_all(b",\n")?;
+    }
+    Ok(())
+}
+
+fn metadata(what: &str, process: u64, thread: u64, name: &str) -> Value {
+    json!({"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}})
+}
+
+fn slice(out: &mut Vec<u8>, slice: &Slice, time: &Timeline) -> io::Result<()> {
+    let (begin, end) = (
+        time.nanoseconds(slice.time.0),
+        time.nanoseconds(slice.time.1),
+    );
+    let duration = end.saturating_sub(begin);
+    let (process, thread) = (slice.track.process.number(), slice.track.thread());
+    write!(
+        out,
+        "{{\"ph\":\"X\",\"pid\":{process},\"tid\":{thread},\"ts\":{}.{:03},\"dur\":{}.{:03},\"cat\":\"{}\",\"name\":",
+        begin / 1000,
+        begin % 1000,
+        duration / 1000,
+        duration % 1000,
+        slice.category,
+    )?;
+    serde_json::to_writer(&mut *out, &*slice.name)?;
+    match slice.detail {
+        Detail::None => {}
+        Detail::Bytes(bytes) => write!(out, ",\"args\":{{\"bytes\":{bytes}}}")?,
+        Detail::Blocks(blocks) => write!(out, ",\"args\":{{\"blocks\":{blocks}}}")?,
+        Detail::Operations(count) => write!(out, ",\"args\":{{\"operations\":{count}}}")?,
+        Detail::Unfinished => write!(out, ",\"args\":{{\"unfinished\":true}}")?,
+    }
+    out.write_all(b"},\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Process, Track};
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_is_said_in_the_end() {
+        let folder = tempfile::tempdir().expect("directory");
+        let path = folder.path().join("trace");
+        File::create(&path).expect("create");
+        let (mut read_only, mut totals) = (File::open(&path).expect("open"), Totals::default());
+        let mut lines = b"x".to_vec();
+        flush(&mut read_only, &mut lines, &mut totals);
+        assert!(lines.is_empty() && totals.error.is_some());
+    }
+
+    fn written(event: &Event) -> Vec<Value> {
+        let time = Timeline {
+            clock: Clock::mock().0,
+            counter: 1000,
+            nanoseconds: 5_000_000,
+        };
+        let mut out = Vec::new();
+        line(&mut out, event, &time).expect("memory");
+        let text = String::from_utf8(out).expect("UTF-8");
+        let value = |line: &str| {
+            serde_json::from_str(line.strip_suffix(',').expect("a comma")).expect("JSON")
+        };
+        text.lines().map(value).collect()
+    }
+
+    #[test]
+    fn events_are_lines_of_json() {
+        let process = Process {
+            session: 2,
+            pid: 77,
+        };
+        let track = Track { process, number: 3 };
+        let slice = Slice {
+            track,
+            name: "a\"<b>\n".into(),
+            category: "kernel",
+            time: (3500, 4001),
+            detail: Detail::Blocks(9),
+        };
+        assert_eq!(
+            written(&Event::Slice(slice)),
+            [
+                json!({"ph": "X", "pid": 77, "tid": 2 * 4096 + 3, "ts": 5002.5, "dur": 0.501, "cat": "kernel",
+                    "name": "a\"<b>\n", "args": {"blocks": 9}})
+            ]
+        );
+        let named = written(&Event::Track(track, "stream 1".into()));
+        assert_eq!(named[0]["args"], json!({"name": "stream 1"}));
+        assert_eq!(named[1]["args"], json!({"sort_index": 3}));
+        let nobody = Process { session: 2, pid: 0 };
+        let named = written(&Event::Process(nobody, String::new()));
+        assert_eq!(named[0]["pid"], (1 << 22) + 2);
+    }
+}
