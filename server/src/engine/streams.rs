@@ -149,6 +149,11 @@ impl Stream {
         self.ops
     }
 
+    /// The server's flags that were not seen to be written, in order.
+    pub fn points(&self) -> impl Iterator<Item = Point> + '_ {
+        self.checkpoints.iter().copied()
+    }
+
     /// The server's flag that will be written last.
     pub fn last_point(&self) -> Option<Point> {
         self.checkpoints.back().copied()

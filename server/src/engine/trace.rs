@@ -27,9 +27,11 @@ use std::thread::JoinHandle;
 const RECORDS: usize = 4096;
 /// Names of kernels that are told apart.
 const NAMES: usize = 1 << 16;
-/// How often, in nanoseconds, a session's streams get a flag besides those that they get anyway: kernels that take longer
-/// are told apart.
+/// How often on average, in nanoseconds, a session's streams get a flag besides those that they get anyway: kernels that
+/// take longer are told apart.
 const APART: u64 = 100_000;
+/// So many may follow each other at once, where there were few before: as many as a stream may have in flight.
+const BURST: u64 = super::WINDOW;
 
 /// What a thread that has a session has to say.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +71,8 @@ enum Kind {
     Graph,
     Copy,
     Set,
+    /// Whatever was in flight when the trace began.
+    Earlier,
 }
 
 /// What a session keeps for a trace.
@@ -79,8 +83,8 @@ pub struct Tracer {
     clock: Clock,
     records: Producer<Record>,
     lost: u64,
-    /// When the last flag was asked for.
-    pointed: u64,
+    /// Nanoseconds saved up for flags, and until when.
+    saved: (u64, u64),
 }
 
 /// What a message is about, as far as a trace is concerned.
@@ -189,6 +193,16 @@ impl Traces {
 }
 
 impl Tracer {
+    /// Whether a stream may get a flag besides those that it gets anyway.
+    fn may_point(&mut self, now: u64) -> bool {
+        let (saved, until) = self.saved;
+        let more = self.clock.delta_as_nanos(until, now);
+        let saved = saved.saturating_add(more).min(BURST * APART);
+        let may = saved >= APART;
+        self.saved = (if may { saved - APART } else { saved }, now);
+        may
+    }
+
     fn record(&mut self, begun: u64, ended: u64, what: What) {
         let mut push = |what| self.records.push(Record { begun, ended, what }).is_ok();
         if self.lost > 0 && push(What::Lost(self.lost)) {
@@ -242,13 +256,31 @@ impl Session {
             session: Arc::clone(&self.shared),
             records: consumer,
         });
-        self.tracer = Some(Tracer {
+        let mut tracer = Tracer {
             of: state.number,
             clock: run.clock(),
             records: producer,
             lost: 0,
-            pointed: 0,
-        });
+            saved: (0, 0),
+        };
+        drop(state);
+        let now = tracer.clock.raw();
+        for stream in self.streams.iter().filter(|stream| !stream.capturing) {
+            for point in stream.points() {
+                let stream = stream.number;
+                let (kind, amount, ops) = (Kind::Earlier, 0, point.ops);
+                let what = What::Operation {
+                    stream,
+                    ops,
+                    kind,
+                    amount,
+                };
+                tracer.record(now, now, what);
+                let own = true;
+                tracer.record(now, now, What::Point { stream, point, own });
+            }
+        }
+        self.tracer = Some(tracer);
         true
     }
 
@@ -346,7 +378,7 @@ impl Session {
                 };
                 tracer.record(begun, ended, what);
                 tracer.record(begun, ended, What::Wait { slot, value });
-            } else if tracer.clock.delta_as_nanos(tracer.pointed, ended) > APART {
+            } else if tracer.may_point(ended) {
                 // Where the driver refuses, the next one tells.
                 let _ = stream.checkpoint(shared);
             }
@@ -357,7 +389,6 @@ impl Session {
                     own: true,
                 };
                 tracer.record(begun, ended, what);
-                tracer.pointed = ended;
             }
         }
         self.tracer = Some(tracer);
@@ -386,5 +417,72 @@ impl Subject {
             kind,
             amount,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tracer(records: Producer<Record>) -> Tracer {
+        Tracer {
+            of: 1,
+            clock: Clock::new(),
+            records,
+            lost: 0,
+            saved: (0, 0),
+        }
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted() {
+        let (producer, mut consumer) = RingBuffer::new(2);
+        let mut tracer = tracer(producer);
+        for _ in 0..5 {
+            tracer.record(1, 2, What::Call(Op::ImageLoad));
+        }
+        let mut next = || consumer.pop().map(|record| record.what);
+        assert!(matches!(
+            (next(), next()),
+            (Ok(What::Call(_)), Ok(What::Call(_)))
+        ));
+        tracer.record(1, 2, What::Call(Op::ImageLoad));
+        assert!(matches!(
+            (next(), next()),
+            (Ok(What::Lost(3)), Ok(What::Call(_)))
+        ));
+    }
+
+    #[test]
+    fn flags_are_saved_up() {
+        let mut tracer = tracer(RingBuffer::new(1).0);
+        tracer.clock = Clock::mock().0;
+        let first = 1_000 * APART;
+        let burst = (0..BURST + 10).filter(|_| tracer.may_point(first)).count();
+        assert_eq!(burst as u64, BURST);
+        assert!(!tracer.may_point(first + APART / 2));
+        assert!(tracer.may_point(first + APART));
+        assert!(!tracer.may_point(first + APART));
+    }
+
+    /// `cargo test --release -p mpsshim-server cost_of_a_record -- --ignored --nocapture`
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost_of_a_record() {
+        const COUNT: u32 = 100_000;
+        let (producer, mut consumer) = RingBuffer::new(COUNT as usize);
+        let mut tracer = tracer(producer);
+        let before = std::time::Instant::now();
+        for _ in 0..COUNT {
+            let (begun, ended) = (tracer.clock.raw(), tracer.clock.raw());
+            tracer.may_point(ended);
+            tracer.record(begun, ended, What::Call(Op::Launch));
+        }
+        println!(
+            "{} ns",
+            before.elapsed().as_nanos() as f64 / f64::from(COUNT)
+        );
+        assert_eq!(tracer.lost, 0);
+        while consumer.pop().is_ok() {}
     }
 }
