@@ -152,8 +152,8 @@ impl Run {
     /// Names a client by its program.
     pub fn name_process(&self, process: Process) {
         let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-        let program = line.split(|byte| *byte == 0 || *byte == b'/' && line.is_empty());
-        let program = String::from_utf8_lossy(program.into_iter().next().unwrap_or_default());
+        let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
+        let program = String::from_utf8_lossy(program);
         let name = program.rsplit('/').next().unwrap_or_default().to_owned();
         self.send(Event::Process(process, name));
     }
