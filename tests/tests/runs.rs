@@ -10,6 +10,8 @@ use mpsshim_tests::peer::{PTX, Peer, fill_params, launch};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use scene::{control, daemon_with};
+use serde_json::Value;
+use std::fs;
 use std::sync::atomic::Ordering;
 
 /// As many launches are queued at a time.
@@ -216,4 +218,32 @@ fn a_mark_in_a_run_says_that_the_kernels_are_done() {
         log.contains("marked=true"),
         "no mark was in a graph:\n{log}"
     );
+}
+
+#[test]
+fn a_trace_has_every_launch_of_a_run() {
+    let place = place();
+    let mut client = Client::new(&place);
+    for round in 0..20 {
+        client.burst(round + 1);
+    }
+    let path = place.path().join("trace.json");
+    let text = path.to_str().expect("UTF-8");
+    let started = place.control(&["trace", "start", text]);
+    assert_eq!(started.code, 0, "{}", started.err);
+    for round in 0..20 {
+        client.burst(round + 1);
+    }
+    assert_eq!(place.control(&["trace", "stop"]).code, 0);
+    let events: Vec<Value> =
+        serde_json::from_str(&fs::read_to_string(&path).expect("a file")).expect("JSON");
+    let submitted: Vec<f64> = events
+        .iter()
+        .filter(|event| event["cat"] == "submission" && event["name"] == "fill")
+        .map(|event| event["ts"].as_f64().expect("a time"))
+        .collect();
+    assert_eq!(submitted.len(), 20 * BURST as usize);
+    assert!(submitted.is_sorted(), "{submitted:?}");
+    let waits = events.iter().filter(|event| event["cat"] == "wait");
+    assert!(waits.count() >= 20);
 }

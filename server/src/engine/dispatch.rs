@@ -339,8 +339,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     if !on_slow_lane && calls::is_slow(op) {
         return Step::Slow;
     }
-    // A trace has each launch by its name.
-    if op == Op::Launch && !on_slow_lane && !shared.is_tracing() {
+    if op == Op::Launch && !on_slow_lane {
         match session.launch_run(shared) {
             Ok(0) => {}
             Ok(launched) => {

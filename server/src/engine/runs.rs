@@ -44,6 +44,25 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// Handle of its function.
+    pub fn function(&self) -> u64 {
+        self.body.function
+    }
+
+    /// Handle of its stream.
+    pub fn stream(&self) -> u64 {
+        self.body.stream
+    }
+
+    /// Blocks of its grid.
+    pub fn blocks(&self) -> u64 {
+        self.body
+            .grid
+            .iter()
+            .map(|count| u64::from(*count))
+            .product()
+    }
+
     /// Has `give` take it in the driver's form.
     fn with<R>(&self, give: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
         let mut size = self.body.param_len as usize;
@@ -390,6 +409,7 @@ impl Session {
         let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
         fits.then_some(())?;
         let (index, raw) = self.prepare(shared, first.body.stream).ok()?;
+        let begun = self.trace_clock(shared);
         let room = shared.window() as usize / 4;
         if mark.is_some() && run.len() > room {
             return None;
@@ -427,6 +447,9 @@ impl Session {
             self.marks.note();
             let stream = self.streams.at_mut(index).ok()?;
             stream.note_mark(body.slot, body.value);
+        }
+        if let Some(begun) = begun {
+            self.record_run(shared, begun, run, mark.map(|mark| mark.body));
         }
         Some(messages)
     }

@@ -8,8 +8,9 @@ mod collect;
 
 use super::Shared;
 use super::calls::{self, Undone};
+use super::runs::Planned;
 use super::session::{Session, SessionShared};
-use super::streams::Point;
+use super::streams::{Point, Stream};
 use crate::trace::Run;
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::graph::GraphLaunch;
@@ -203,6 +204,37 @@ impl Tracer {
         may
     }
 
+    /// Records the flags that will tell that the stream has got here.
+    fn record_points(
+        &mut self,
+        shared: &Shared,
+        stream: &mut Stream,
+        mark: Option<Mark>,
+        (begun, ended): (u64, u64),
+    ) {
+        let (number, ops) = (stream.number, stream.ops());
+        if let Some(Mark { slot, value, .. }) = mark {
+            let what = What::Point {
+                stream: number,
+                point: Point { ops, slot, value },
+                own: false,
+            };
+            self.record(begun, ended, what);
+            self.record(begun, ended, What::Wait { slot, value });
+        } else if self.may_point(ended) {
+            // Where the driver refuses, the next one tells.
+            let _ = stream.checkpoint(shared);
+        }
+        if let Some(point) = stream.last_point().filter(|point| point.ops == ops) {
+            let what = What::Point {
+                stream: number,
+                point,
+                own: true,
+            };
+            self.record(begun, ended, what);
+        }
+    }
+
     fn record(&mut self, begun: u64, ended: u64, what: What) {
         let mut push = |what| self.records.push(Record { begun, ended, what }).is_ok();
         if self.lost > 0 && push(What::Lost(self.lost)) {
@@ -358,38 +390,65 @@ impl Session {
         if let Ok(stream) = self.streams.get_mut(stream)
             && !stream.capturing
         {
-            let (number, ops) = (stream.number, stream.ops());
             if let Some(kind) = kind {
                 let what = What::Operation {
-                    stream: number,
-                    ops,
+                    stream: stream.number,
+                    ops: stream.ops(),
                     kind,
                     amount,
                 };
                 tracer.record(begun, ended, what);
             }
-            if let Subject::Wait(mark) = subject {
-                let (slot, value) = (mark.slot, mark.value);
-                let point = Point { ops, slot, value };
-                let what = What::Point {
-                    stream: number,
-                    point,
-                    own: false,
-                };
-                tracer.record(begun, ended, what);
-                tracer.record(begun, ended, What::Wait { slot, value });
-            } else if tracer.may_point(ended) {
-                // Where the driver refuses, the next one tells.
-                let _ = stream.checkpoint(shared);
-            }
-            if let Some(point) = stream.last_point().filter(|point| point.ops == ops) {
-                let what = What::Point {
-                    stream: number,
-                    point,
-                    own: true,
-                };
-                tracer.record(begun, ended, what);
-            }
+            let mark = match subject {
+                Subject::Wait(mark) => Some(mark),
+                _ => None,
+            };
+            tracer.record_points(shared, stream, mark, (begun, ended));
+        }
+        self.tracer = Some(tracer);
+    }
+
+    /// The trace's clock, if one goes on and the session takes part in it.
+    #[inline]
+    pub fn trace_clock(&mut self, shared: &Shared) -> Option<u64> {
+        match shared.is_tracing() {
+            true => self.traced_now(shared),
+            false => None,
+        }
+    }
+
+    #[cold]
+    fn traced_now(&mut self, shared: &Shared) -> Option<u64> {
+        self.join_trace(shared);
+        self.tracer.as_ref().map(|tracer| tracer.clock.raw())
+    }
+
+    /// Records launches, and the mark behind them, that were given to the driver together since `begun`: each as if it had
+    /// taken an equal part of the time.
+    #[cold]
+    pub fn record_run(&mut self, shared: &Shared, begun: u64, run: &[Planned], mark: Option<Mark>) {
+        let (Some(mut tracer), Some(first)) = (self.tracer.take(), run.first()) else {
+            return;
+        };
+        let ended = tracer.clock.raw();
+        let each = ended.saturating_sub(begun) / run.len() as u64;
+        let ops = self.streams.get(first.stream()).map_or(0, Stream::ops);
+        let before = ops.saturating_sub(run.len() as u64 + u64::from(mark.is_some()));
+        for (at, launch) in (0..).zip(run) {
+            let name = self.traced_name(shared, launch.function(), tracer.of);
+            let Ok(stream) = self.streams.get(launch.stream()) else {
+                continue;
+            };
+            let what = What::Operation {
+                stream: stream.number,
+                ops: before + at + 1,
+                kind: Kind::Kernel(name),
+                amount: launch.blocks(),
+            };
+            tracer.record(begun + at * each, begun + (at + 1) * each, what);
+        }
+        if let Ok(stream) = self.streams.get_mut(first.stream()) {
+            tracer.record_points(shared, stream, mark, (ended, ended));
         }
         self.tracer = Some(tracer);
     }
