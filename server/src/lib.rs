@@ -6,6 +6,7 @@ pub mod arbiter;
 pub mod cdi;
 pub mod cli;
 pub mod control;
+pub mod elf;
 pub mod engine;
 pub mod hosting;
 pub mod library;

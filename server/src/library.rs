@@ -1,6 +1,7 @@
 //! Where the library to preload is.
 
 use crate::control::spawn::beside_this_executable;
+use crate::elf;
 use crate::settings;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -23,6 +24,9 @@ pub enum LibraryError {
         /// Why.
         source: io::Error,
     },
+    /// The loader would say so in each program, and go on without it.
+    #[error("{0} cannot be preloaded: {1}")]
+    NotLoadable(PathBuf, &'static str),
     /// Not a path for `LD_PRELOAD`.
     #[error("{0} cannot be preloaded: the loader takes a space or a colon for the end of the path")]
     Separator(PathBuf),
@@ -53,6 +57,9 @@ pub fn find(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
     let separates = |byte: &u8| b" :".contains(byte);
     if path.as_os_str().as_bytes().iter().any(separates) {
         return Err(LibraryError::Separator(path));
+    }
+    if let Some(why) = elf::not_preloadable(&path) {
+        return Err(LibraryError::NotLoadable(path, why));
     }
     Ok(path)
 }

@@ -5,6 +5,7 @@ mod control_daemon;
 use control_daemon::{Done, Place, wait_until};
 use mpsshim_tests::artifacts::artifact;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -244,4 +245,43 @@ fn disabled_it_starts_no_daemon() {
         .expect("run");
     assert!(status.success());
     assert!(!place.pipe().exists());
+}
+
+#[test]
+fn what_cannot_be_preloaded_is_refused() {
+    let place = Place::new();
+    let text = place.path().join("text.so");
+    fs::write(&text, "no library").expect("write");
+    let mut command = mps_run(&place);
+    command.env("MPSSHIM_LIBRARY", &text).arg("true");
+    let done: Done = command.output().expect("run").into();
+    assert_eq!(done.code, 125);
+    let expected = format!(
+        "mps-run: {} cannot be preloaded: it is no shared library\n",
+        text.display()
+    );
+    assert_eq!(done.err, expected);
+}
+
+#[test]
+fn a_program_that_preloads_nothing_is_named_and_runs() {
+    let place = Place::new();
+    let program = place.path().join("program");
+    fs::copy("/bin/echo", &program).expect("copy");
+    if !nix::unistd::getuid().is_root() {
+        println!("skipped: only root can make a program another user's");
+        return;
+    }
+    let other = Some(nix::unistd::Uid::from_raw(12345));
+    nix::unistd::chown(&program, other, None).expect("chown");
+    let mode = fs::Permissions::from_mode(0o4755);
+    fs::set_permissions(&program, mode).expect("chmod");
+    let done = run(&place, &[program.to_str().expect("text"), "hello"]);
+    assert_eq!((done.code, done.out.as_str()), (0, "hello\n"));
+    assert!(
+        done.err
+            .contains("will not share the GPU: it is set-user-ID"),
+        "{}",
+        done.err
+    );
 }

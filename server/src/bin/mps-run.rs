@@ -4,6 +4,7 @@ use anyhow::bail;
 use clap::Parser;
 use mpsshim_server::cli::{RUN_FAILURE, Run, documents};
 use mpsshim_server::control::launch::ensure_daemon;
+use mpsshim_server::elf;
 use mpsshim_server::library;
 use mpsshim_server::settings::{self, Settings};
 use std::ffi::{OsStr, OsString};
@@ -90,6 +91,10 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     let shim = library::find(options.shim.as_deref().or(settings.library.as_deref()))?;
     if !settings.disable {
         ensure_daemon(&settings)?;
+    }
+    if let Some(why) = elf::not_preloading(program) {
+        let program = Path::new(program).display();
+        eprintln!("mps-run: {program} will not share the GPU: {why}");
     }
     let mut command = Command::new(program);
     command.args(arguments);
