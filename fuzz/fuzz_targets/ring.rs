@@ -63,7 +63,7 @@ fuzz_target!(|input: &[u8]| {
     let mut consumer = Consumer::new(&ring);
     let mut input = input;
     while !input.is_empty() {
-        match take::<1>(&mut input)[0] % 4 {
+        match take::<1>(&mut input)[0] % 5 {
             // Any head, and one a little ahead.
             0 => ring.head.set(u64::from_le_bytes(take(&mut input))),
             1 => {
@@ -73,6 +73,23 @@ fuzz_target!(|input: &[u8]| {
             2 => {
                 let at = u64::from(u16::from_le_bytes(take(&mut input))) % (CAPACITY - 32);
                 (&ring).write(at, &take::<32>(&mut input));
+            }
+            // What is behind the tail, up to there at once.
+            3 => {
+                let mut place = consumer.place();
+                let most = take::<1>(&mut input)[0] % 8;
+                for _ in 0..most {
+                    match consumer.peek_at(&mut place) {
+                        Ok(None) => break,
+                        Ok(Some(message)) => {
+                            assert!(message.offset >= u64::from(HEADER));
+                            assert!(message.offset + u64::from(message.len) <= CAPACITY);
+                            place = place.behind(&message);
+                        }
+                        Err(_) => return,
+                    }
+                }
+                consumer.consume_to(place);
             }
             _ => match consumer.peek() {
                 Ok(None) => {}
