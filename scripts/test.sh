@@ -20,6 +20,14 @@ want docker docker.io || echo "$0: no docker: containers will not be tested" >&2
 want_python prometheus_client python3-prometheus-client ||
     echo "$0: no prometheus_client: its parser will not read the metrics" >&2
 
+kubernetes=${CARGO_TARGET_DIR:-target}/kubernetes-validate
+if [ ! -x "$kubernetes/bin/kubernetes-validate" ]; then
+    python3 -c 'import ensurepip' 2>/dev/null || want_python ensurepip python3-venv || true
+    { python3 -m venv "$kubernetes" &&
+        "$kubernetes/bin/pip" --quiet --disable-pip-version-check install kubernetes-validate==1.37.0; } ||
+        echo "$0: no kubernetes-validate: the manifests for Kubernetes will not be tested" >&2
+fi
+
 step() {
     echo "== $*"
     "$@"
