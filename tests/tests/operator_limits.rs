@@ -323,7 +323,10 @@ fn devices_are_listed_with_and_without_a_server() {
     let csv = place
         .control(&["device_query", &server, "--format=csv"])
         .out;
-    assert_eq!(csv.lines().next(), Some("server,device,pci,uuid,name,memory"));
+    assert_eq!(
+        csv.lines().next(),
+        Some("server,device,pci,uuid,name,memory")
+    );
     assert_eq!(csv.lines().count(), 5);
 }
 
