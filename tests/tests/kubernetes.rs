@@ -399,7 +399,6 @@ fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
     wait_until("the daemon is ready", || probe("readinessProbe") == 0);
     assert_eq!(probe("livenessProbe"), 0);
     assert!(waiting.wait().expect("wait").success());
-    let pid = Pid::from_raw(started.id().cast_signed());
     node.daemon = Some(started);
 
     node.mount(&job);
@@ -440,6 +439,11 @@ fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
     let quit = control(&["quit", "-t", "0"]);
     assert_eq!(quit.code, 0, "{}", quit.err);
     wait_until("the server is gone", || kill(server, None).is_err());
-    let ended = node.daemon.take().expect("started").wait().expect("wait");
-    assert!(ended.success(), "{ended} of {pid}");
+    let mut ended = None;
+    wait_until("the daemon has ended", || {
+        let daemon = node.daemon.as_mut().expect("started");
+        ended = daemon.try_wait().expect("wait");
+        ended.is_some()
+    });
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
 }
