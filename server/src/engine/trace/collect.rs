@@ -35,7 +35,7 @@ pub fn run(shared: &Arc<Shared>, run: &Arc<Run>) {
     // SAFETY: plain system calls on the calling thread; without the right to the second nothing changes.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1000);
-        libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as u32, NICE);
+        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
     };
     let mut names = Names::default();
     let mut clients: Vec<Client> = Vec::new();
