@@ -489,6 +489,13 @@ pub enum Side {
     Staging = 2,
 }
 
+impl Launch {
+    /// Blocks of the grid.
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().map(|count| u64::from(*count)).product()
+    }
+}
+
 impl Side {
     /// The side of this number.
     pub fn from_u8(value: u8) -> Option<Side> {

@@ -8,7 +8,7 @@ use mpsshim_proto::handshake::{
 };
 use mpsshim_proto::message::{
     Attach, Copy, CopyInline, FunctionInfo, GetFunction, ImageLoad, Launch, Mark, MemGrant,
-    MemInfo, Memset, Op, Range, Side, StreamCreate,
+    MemInfo, Memset, Object, Op, Range, Side, StreamCreate,
 };
 use mpsshim_proto::ring::{Memory, Producer};
 use mpsshim_proto::segment::{
@@ -535,6 +535,54 @@ pub fn fill_params(out: u64, seed: u32, rounds: u32) -> Vec<u8> {
     params.extend_from_slice(&seed.to_le_bytes());
     params.extend_from_slice(&rounds.to_le_bytes());
     params
+}
+
+/// A peer with a module, the function `fill` of it, memory and a stream.
+pub struct Loaded {
+    /// The peer.
+    pub peer: Peer,
+    /// The module.
+    pub module: u64,
+    /// `fill`.
+    pub function: u64,
+    /// 2 MiB.
+    pub memory: Range,
+    /// Its stream.
+    pub stream: u64,
+}
+
+impl Loaded {
+    /// Connects, and loads a text that has `fill`.
+    ///
+    /// # Panics
+    /// Where the server refuses anything of it.
+    pub fn connect(control: &Path, text: &str) -> Loaded {
+        let mut peer = Peer::connect(control).expect("a session");
+        peer.attach().expect("attach");
+        let module = peer.module(text.as_bytes()).expect("a module");
+        let function = peer.function(module, "fill").expect("a function");
+        let memory = peer.memory(2 << 20).expect("memory");
+        let stream = peer.stream().expect("a stream");
+        Loaded {
+            peer,
+            module,
+            function,
+            memory,
+            stream,
+        }
+    }
+
+    /// Unloads the module.
+    ///
+    /// # Panics
+    /// When the session is over.
+    pub fn unload(&mut self) {
+        let unload = Object {
+            object: self.module,
+        };
+        let posted = self.peer.post(Op::ImageUnload, &unload, &[]);
+        posted.expect("unload");
+    }
 }
 
 /// A peer that computes and checks what comes of it.

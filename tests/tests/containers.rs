@@ -4,7 +4,7 @@ mod control_daemon;
 mod docker;
 
 use control_daemon::{Done, wait_until};
-use docker::{PACKAGES, base_image, containers, docker, done, remove};
+use docker::{PACKAGES, base_image, containers, docker, done, remove, unpack};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,19 +60,9 @@ impl Images {
                 .env("BASE", &base)
                 .env("MPSSHIM_TAG", TAG),
         );
-        done(
-            Command::new("tar")
-                .arg("-xzf")
-                .arg(&PACKAGES.archive)
-                .arg("-C")
-                .arg(folder.path()),
-        );
-        let entries = fs::read_dir(folder.path()).expect("list");
-        let mut paths = entries.map(|entry| entry.expect("entry").path());
-        let installed = paths.find(|path| path.join("bin").is_dir());
         Images {
             base,
-            installed: installed.expect("unpacked"),
+            installed: unpack(folder.path()),
             folder,
         }
     }

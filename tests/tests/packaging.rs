@@ -4,7 +4,7 @@ mod control_daemon;
 mod docker;
 
 use control_daemon::Done;
-use docker::{Container, PACKAGES, containers, done, packages};
+use docker::{Container, PACKAGES, containers, done, packages, unpack};
 use mpsshim_proto::table;
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::BTreeSet;
@@ -24,15 +24,7 @@ const NBODY: &str = "/built/nbody -compare -numbodies=512";
 /// The unpacked archive.
 static UNPACKED: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
     let folder = TempDir::with_prefix("packaging-").expect("directory");
-    done(
-        Command::new("tar")
-            .arg("-xzf")
-            .arg(&PACKAGES.archive)
-            .arg("-C")
-            .arg(folder.path()),
-    );
-    let root = fs::read_dir(folder.path()).expect("list").next();
-    let root = root.expect("one folder").expect("entry").path();
+    let root = unpack(folder.path());
     (folder, root)
 });
 

@@ -5,8 +5,8 @@ mod scene;
 
 use control_daemon::Place;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::{Launch, Mark, Object, Op, Range};
-use mpsshim_tests::peer::{PTX, Peer, fill_params, launch};
+use mpsshim_proto::message::{Launch, Mark, Op};
+use mpsshim_tests::peer::{Loaded, PTX, Peer, fill_params, launch};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use scene::{control, daemon_with};
@@ -20,30 +20,17 @@ const BURST: u32 = 40;
 const WORDS: u32 = 32;
 
 struct Client {
-    peer: Peer,
-    module: u64,
-    function: u64,
-    memory: Range,
-    stream: u64,
+    on: Loaded,
     server: Pid,
 }
 
 impl Client {
     fn new(place: &Place) -> Client {
-        let mut peer = Peer::connect(&control(place)).expect("a session");
-        peer.attach().expect("attach");
-        let module = peer.module(PTX.as_bytes()).expect("a module");
-        let function = peer.function(module, "fill").expect("a function");
-        let memory = peer.memory(2 << 20).expect("memory");
-        let stream = peer.stream().expect("a stream");
+        let on = Loaded::connect(&control(place), PTX);
         let servers = place.control(&["get_server_list"]).out;
         let server = servers.trim().parse().expect("one server");
         Client {
-            peer,
-            module,
-            function,
-            memory,
-            stream,
+            on,
             server: Pid::from_raw(server),
         }
     }
@@ -57,11 +44,19 @@ impl Client {
 
     fn fill(&mut self, body: &Launch, to: u64, seed: u32) {
         let params = fill_params(to, seed, 1);
-        self.peer.post(Op::Launch, body, &params).expect("launch");
+        self.on
+            .peer
+            .post(Op::Launch, body, &params)
+            .expect("launch");
     }
 
     fn plain(&self) -> Launch {
-        launch(self.function, self.stream, 1, fill_params(0, 0, 0).len())
+        launch(
+            self.on.function,
+            self.on.stream,
+            1,
+            fill_params(0, 0, 0).len(),
+        )
     }
 
     /// Many launches at once, each into the second half of what the one before it wrote, and what was written.
@@ -70,13 +65,13 @@ impl Client {
         let half = u64::from(WORDS) / 2 * 4;
         self.queue(|client| {
             for at in 0..BURST {
-                let to = client.memory.start + u64::from(at) * half;
+                let to = client.on.memory.start + u64::from(at) * half;
                 client.fill(&body, to, first_seed + at);
             }
         });
-        self.peer.finish(self.stream).expect("the launches");
+        self.on.peer.finish(self.on.stream).expect("the launches");
         let len = (BURST as usize + 1) * half as usize;
-        let read = self.peer.read(self.stream, self.memory.start, len);
+        let read = self.on.peer.read(self.on.stream, self.on.memory.start, len);
         let word = |word: u32| {
             let half = WORDS / 2;
             // Of the last launch that wrote it.
@@ -109,7 +104,7 @@ fn launches_of_a_run_happen_in_order() {
     assert!(made(&place) > 0, "no run was launched");
     // In another stream there are other graphs.
     let before = made(&place);
-    client.stream = client.peer.stream().expect("a stream");
+    client.on.stream = client.on.peer.stream().expect("a stream");
     for round in 0..40 {
         client.burst(round * 100 + 7);
     }
@@ -132,14 +127,14 @@ fn a_launch_that_cannot_be_is_refused_by_itself() {
         (too_large, CUDA_ERROR_INVALID_VALUE),
         (unknown, CUDA_ERROR_INVALID_HANDLE),
     ] {
-        let first = client.memory.start;
+        let first = client.on.memory.start;
         client.queue(|client| {
             for seed in 1..BURST {
                 let body = if seed == BURST / 2 { &bad } else { &good };
                 client.fill(body, first + u64::from(seed) * 128, seed);
             }
         });
-        let (peer, stream) = (&mut client.peer, client.stream);
+        let (peer, stream) = (&mut client.on.peer, client.on.stream);
         assert_eq!(peer.finish(stream), Err(status));
         let last = peer.read(stream, first + u64::from(BURST - 1) * 128, 8);
         let expected = [0u32.to_le_bytes(), (BURST - 1).to_le_bytes()].concat();
@@ -160,17 +155,12 @@ fn graphs_do_not_outlive_their_kernels() {
     }
     assert!(made(&place) > 0);
     for round in 0..5 {
-        let unload = Object {
-            object: client.module,
-        };
-        client
+        client.on.unload();
+        client.on.module = client.on.peer.module(PTX.as_bytes()).expect("a module");
+        client.on.function = client
+            .on
             .peer
-            .post(Op::ImageUnload, &unload, &[])
-            .expect("unload");
-        client.module = client.peer.module(PTX.as_bytes()).expect("a module");
-        client.function = client
-            .peer
-            .function(client.module, "fill")
+            .function(client.on.module, "fill")
             .expect("a function");
         for burst in 0..12 {
             client.burst(round * 20 + burst + 1);
@@ -198,19 +188,19 @@ fn a_mark_in_a_run_says_that_the_kernels_are_done() {
     for seed in 1..200u32 {
         client.queue(|client| {
             for part in 0..seed % 4 + 1 {
-                client.fill(&body, client.memory.start + u64::from(part) * 128, seed);
+                client.fill(&body, client.on.memory.start + u64::from(part) * 128, seed);
             }
             let mark = Mark {
-                stream: client.stream,
+                stream: client.on.stream,
                 slot: 1,
                 value: seed,
             };
-            client.peer.post(Op::Mark, &mark, &[]).expect("mark");
+            client.on.peer.post(Op::Mark, &mark, &[]).expect("mark");
         });
-        let peer = &mut client.peer;
+        let peer = &mut client.on.peer;
         let written = |peer: &Peer| (peer.flag(1).load(Ordering::Acquire) == seed).then_some(());
         peer.wait(written).expect("the mark");
-        let read = peer.read(client.stream, client.memory.start, 8);
+        let read = peer.read(client.on.stream, client.on.memory.start, 8);
         assert_eq!(read, Ok([0u32.to_le_bytes(), seed.to_le_bytes()].concat()));
     }
     let log = place.log("server.log");

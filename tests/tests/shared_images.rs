@@ -5,8 +5,8 @@ mod scene;
 
 use control_daemon::Place;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::{FunctionAttribute, Named, Object, Op, Range, Value};
-use mpsshim_tests::peer::{PTX, Peer, Status, fill_params, launch};
+use mpsshim_proto::message::{FunctionAttribute, Named, Op, Range, Value};
+use mpsshim_tests::peer::{Loaded, PTX, Status, fill_params, launch};
 use scene::{control, daemon_with};
 
 const SHARED: CUfunction_attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -25,49 +25,35 @@ fn loads(place: &Place) -> (usize, usize) {
     )
 }
 
-/// A client with the module, its function, memory and a stream.
-struct Client {
-    peer: Peer,
-    module: u64,
-    function: u64,
-    memory: Range,
-    stream: u64,
-}
+/// A client with the module.
+struct Client(Loaded);
 
 impl Client {
     fn new(place: &Place, text: &str) -> Client {
-        let mut peer = Peer::connect(&control(place)).expect("a session");
-        peer.attach().expect("attach");
-        let module = peer.module(text.as_bytes()).expect("a module");
-        let function = peer.function(module, "fill").expect("a function");
-        let memory = peer.memory(2 << 20).expect("memory");
-        let stream = peer.stream().expect("a stream");
-        Client {
-            peer,
-            module,
-            function,
-            memory,
-            stream,
-        }
+        Client(Loaded::connect(&control(place), text))
     }
 
     /// Runs the kernel and looks at what it wrote.
     fn computes(&mut self, seed: u32) {
-        let params = fill_params(self.memory.start, seed, 1);
-        let body = launch(self.function, self.stream, 1, params.len());
-        self.peer.post(Op::Launch, &body, &params).expect("launch");
-        let read = self.peer.read(self.stream, self.memory.start, 128);
+        let params = fill_params(self.0.memory.start, seed, 1);
+        let body = launch(self.0.function, self.0.stream, 1, params.len());
+        self.0
+            .peer
+            .post(Op::Launch, &body, &params)
+            .expect("launch");
+        let read = self.0.peer.read(self.0.stream, self.0.memory.start, 128);
         let expected: Vec<u8> = (0..32u32).flat_map(|i| (i * seed).to_le_bytes()).collect();
         assert_eq!(read, Ok(expected));
     }
 
     fn attribute(&mut self, attribute: CUfunction_attribute) -> i32 {
         let body = FunctionAttribute {
-            function: self.function,
+            function: self.0.function,
             attribute,
             value: 0,
         };
         let value: Value = self
+            .0
             .peer
             .ask(Op::GetFunctionAttribute, &body, &[])
             .expect("an attribute");
@@ -76,22 +62,24 @@ impl Client {
 
     fn set(&mut self, attribute: CUfunction_attribute, value: i32) -> Status {
         let body = FunctionAttribute {
-            function: self.function,
+            function: self.0.function,
             attribute,
             value,
         };
-        self.peer
+        self.0
+            .peer
             .ask_as(0, Op::SetFunctionAttribute, &body, &[])
             .map(drop)
     }
 
     fn variable(&mut self, name: &str) -> Range {
         let body = Named {
-            parent: self.module,
+            parent: self.0.module,
             ..Named::default()
         };
         let name = [name.as_bytes(), b"\0"].concat();
-        self.peer
+        self.0
+            .peer
             .ask(Op::GetGlobal, &body, &name)
             .expect("a variable")
     }
@@ -114,13 +102,7 @@ fn code_without_variables_is_loaded_once() {
     first.computes(3);
     second.computes(5);
     // The first may go; the second keeps what both had.
-    let unload = Object {
-        object: first.module,
-    };
-    first
-        .peer
-        .post(Op::ImageUnload, &unload, &[])
-        .expect("unload");
+    first.0.unload();
     second.computes(7);
     drop(first);
     second.computes(9);
@@ -185,13 +167,14 @@ fn constants_are_each_clients_own() {
     assert_ne!(a.start, b.start);
     for (client, range, value) in [(&mut first, a, 1u8), (&mut second, b, 2)] {
         client
+            .0
             .peer
-            .write(client.stream, range.start, &[value; 16])
+            .write(client.0.stream, range.start, &[value; 16])
             .expect("written");
         client.computes(value.into());
     }
     for (client, range, value) in [(&mut first, a, 1u8), (&mut second, b, 2)] {
-        let read = client.peer.read(client.stream, range.start, 16);
+        let read = client.0.peer.read(client.0.stream, range.start, 16);
         assert_eq!(read, Ok(vec![value; 16]));
     }
     // What they set before and set now is in force.

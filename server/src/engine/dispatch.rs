@@ -51,11 +51,16 @@ enum Visit {
     Ended(Option<String>),
 }
 
+/// Gives the calling thread [`NICE`].
+pub fn run_ahead() {
+    // SAFETY: a plain system call on the calling thread, 0; without the right to it nothing changes.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+}
+
 /// The body of dispatch thread `me`.
 pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     let dispatcher = &shared.dispatchers[me];
-    // SAFETY: a plain system call on the calling thread, 0; without the right to it nothing changes.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    run_ahead();
     let mut sessions: Vec<Box<Session>> = Vec::new();
     let mut idle_since: Option<Instant> = None;
     let mut probed = Instant::now();

@@ -10,13 +10,13 @@
 //! holds the context's lock for longer than a launch and a mark by themselves; with few it is 2 µs of their wait.
 
 use super::Shared;
+use super::calls::launch::packed;
 use super::driver::Driver;
 use super::session::{CallError, Session};
 use super::streams::Stream;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
 use mpsshim_proto::ring::{Message, Place, Violation};
-use std::ffi::c_void;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -44,35 +44,15 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Handle of its function.
-    pub fn function(&self) -> u64 {
-        self.body.function
-    }
-
-    /// Handle of its stream.
-    pub fn stream(&self) -> u64 {
-        self.body.stream
-    }
-
-    /// Blocks of its grid.
-    pub fn blocks(&self) -> u64 {
-        self.body
-            .grid
-            .iter()
-            .map(|count| u64::from(*count))
-            .product()
+    /// The launch.
+    pub fn body(&self) -> &Launch {
+        &self.body
     }
 
     /// Has `give` take it in the driver's form.
     fn with<R>(&self, give: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
         let mut size = self.body.param_len as usize;
-        let extra = [
-            CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
-            self.params as *mut c_void,
-            CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
-            (&raw mut size).cast(),
-            CU_LAUNCH_PARAM_END as *mut c_void,
-        ];
+        let extra = packed(self.params as *mut u8, &mut size);
         give(&CUDA_KERNEL_NODE_PARAMS {
             function: self.raw.0,
             grid: self.body.grid,

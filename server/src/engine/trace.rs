@@ -322,7 +322,7 @@ impl Session {
             Op::Launch => self.body(message).map(|body: Launch| Subject::Launch {
                 stream: body.stream,
                 function: body.function,
-                blocks: body.grid.iter().map(|count| u64::from(*count)).product(),
+                blocks: body.blocks(),
             }),
             Op::GraphLaunch => self
                 .body(message)
@@ -432,22 +432,22 @@ impl Session {
         };
         let ended = tracer.clock.raw();
         let each = ended.saturating_sub(begun) / run.len() as u64;
-        let ops = self.streams.get(first.stream()).map_or(0, Stream::ops);
+        let ops = self.streams.get(first.body().stream).map_or(0, Stream::ops);
         let before = ops.saturating_sub(run.len() as u64 + u64::from(mark.is_some()));
         for (at, launch) in (0..).zip(run) {
-            let name = self.traced_name(shared, launch.function(), tracer.of);
-            let Ok(stream) = self.streams.get(launch.stream()) else {
+            let name = self.traced_name(shared, launch.body().function, tracer.of);
+            let Ok(stream) = self.streams.get(launch.body().stream) else {
                 continue;
             };
             let what = What::Operation {
                 stream: stream.number,
                 ops: before + at + 1,
                 kind: Kind::Kernel(name),
-                amount: launch.blocks(),
+                amount: launch.body().blocks(),
             };
             tracer.record(begun + at * each, begun + (at + 1) * each, what);
         }
-        if let Ok(stream) = self.streams.get_mut(first.stream()) {
+        if let Ok(stream) = self.streams.get_mut(first.body().stream) {
             tracer.record_points(shared, stream, mark, (ended, ended));
         }
         self.tracer = Some(tracer);

@@ -75,6 +75,21 @@ pub fn done(command: &mut Command) -> String {
     result.out
 }
 
+/// Unpacks the archive into a folder; where it is then.
+pub fn unpack(folder: &Path) -> PathBuf {
+    done(
+        Command::new("tar")
+            .arg("-xzf")
+            .arg(&PACKAGES.archive)
+            .arg("-C")
+            .arg(folder),
+    );
+    let entries = fs::read_dir(folder).expect("list");
+    let mut paths = entries.map(|entry| entry.expect("entry").path());
+    let installed = paths.find(|path| path.join("bin").is_dir());
+    installed.expect("unpacked")
+}
+
 pub fn docker(arguments: &[&str]) -> Command {
     let mut command = Command::new("docker");
     // An engine without BuildKit's plugin builds by itself.

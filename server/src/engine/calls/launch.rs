@@ -16,6 +16,17 @@ pub struct Attributes {
     count: u32,
 }
 
+/// The `extra` of a launch whose parameters are packed: so many bytes at `params`. Good as long as `size` is.
+pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
+    [
+        CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
+        params.cast(),
+        CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
+        std::ptr::from_mut(size).cast(),
+        CU_LAUNCH_PARAM_END as *mut c_void,
+    ]
+}
+
 impl Session {
     /// `cuLaunchKernel(Ex)`.
     pub fn launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
@@ -35,13 +46,7 @@ impl Session {
             return Err(CallError::Full);
         }
         let mut size = body.param_len as usize;
-        let mut extra = [
-            CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
-            params.cast(),
-            CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
-            (&raw mut size).cast(),
-            CU_LAUNCH_PARAM_END as *mut c_void,
-        ];
+        let mut extra = packed(params, &mut size);
         let (index, stream) = self.prepare(shared, body.stream)?;
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();

@@ -8,7 +8,7 @@ mod event;
 mod function;
 mod graph;
 mod green;
-mod launch;
+pub mod launch;
 mod link;
 mod memory;
 mod module;

@@ -5,6 +5,7 @@
 //! one before was done, and ends with the look. Each operation has a slice of its own on the track of submissions.
 
 use super::super::Shared;
+use super::super::dispatch::run_ahead;
 use super::super::session::SessionShared;
 use super::super::streams::Point;
 use super::{Joined, Kind, Record, What};
@@ -19,8 +20,6 @@ use std::time::Duration;
 /// Between two looks: short while something is in flight, longer while nothing happens.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
-/// Scheduling priority where the process may choose it: a look that comes late is a time that is wrong.
-const NICE: i32 = -10;
 /// Kinds of operations that the name of a slice has.
 const NAMED: usize = 3;
 
@@ -32,11 +31,10 @@ const STREAMS: u64 = 2;
 /// Until the trace ends.
 pub fn run(shared: &Arc<Shared>, run: &Arc<Run>) {
     // The kernel may otherwise delay each short sleep by 50 µs, and where all processors are busy by much more.
-    // SAFETY: plain system calls on the calling thread; without the right to the second nothing changes.
-    unsafe {
-        libc::prctl(libc::PR_SET_TIMERSLACK, 1000);
-        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
-    };
+    // SAFETY: a plain system call on the calling thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
+    // A look that comes late is a time that is wrong.
+    run_ahead();
     let mut names = Names::default();
     let mut clients: Vec<Client> = Vec::new();
     let mut pause = SHORTEST;
