@@ -14,6 +14,9 @@ import systems
 import table
 
 
+UNMEASURED = "left out of round"
+
+
 class Report:
     def __init__(self, names, measurements, about):
         self.systems = names
@@ -41,6 +44,25 @@ class Report:
             setattr(report, name, data.pop(name, getattr(report, name)))
         return report
 
+    def resume(self, about, names, measurements):
+        """Goes on with these systems and measurements on the same machine; ValueError if it is another one."""
+        for name in ("gpu", "driver", "cpus", "kernel"):
+            if about[name] != self.about[name]:
+                raise ValueError(f"it was made with {name} {self.about[name]}, and this is {about[name]}")
+        self.systems = [name for name in systems.SYSTEM_TITLES if name in {*self.systems, *names}]
+        self.measurements = table.in_table_order({*self.measurements, *measurements})
+        if about["commit"] != self.about["commit"]:
+            self.about["commit"] += f", then {about['commit']}"
+        self.about["command"] += f", then {about['command']}"
+        for name in measurements:
+            self.left_out.pop(name, None)
+        self.failures = [failure for failure in self.failures if not failure.startswith(UNMEASURED)]
+
+    def has(self, system, measurement):
+        """Whether a measurement has its values, or was refused."""
+        key = table.MEASUREMENTS[measurement].rows[0].key
+        return system in self.values.get(key, {}) or system in self.refused.get(key, {})
+
     def add(self, system, values):
         for key, value in values.items():
             self.values.setdefault(key, {}).setdefault(system, []).append(value)
@@ -59,7 +81,7 @@ class Report:
 
     def stop(self, round_number, measurements):
         """The time was over before these measurements of a round. Only what was never measured is a failure."""
-        text = f"left out of round {round_number}, the budget is spent: {', '.join(measurements)}"
+        text = f"{UNMEASURED} {round_number}, the budget is spent: {', '.join(measurements)}"
         if round_number > 1:
             self.note(text)
         else:

@@ -72,11 +72,18 @@ def parse_arguments(arguments):
         default=2400,
         help="seconds after which no measurement begins; the important ones come first (%(default)s)",
     )
+    parser.add_argument(
+        "--resume",
+        metavar="FILE.json",
+        help="measure what is lacking in the result of an earlier run on this machine, and add it",
+    )
     options = parser.parse_args(arguments)
     if options.repetitions is None:
-        options.repetitions = 1 if options.quick else 3
+        options.repetitions = 1 if options.quick or options.resume else 3
     if options.repetitions < 1:
         parser.error("--repetitions: at least 1")
+    if options.resume and options.repetitions > 1:
+        parser.error("--resume adds what was never measured, one round of it: without --repetitions")
     for name in ("microbench", "nbody", "python"):
         path = getattr(options, name)
         if path and not os.access(path, os.X_OK):
@@ -192,6 +199,8 @@ def measure_all(options, usable, bench, report):
                     return
                 if system.name in report.refused.get(table.MEASUREMENTS[measurement].rows[0].key, {}):
                     continue  # Once is enough.
+                if options.resume and report.has(system.name, measurement):
+                    continue
                 measure_one(measurement, system, bench, report)
             # Whoever ends the run from outside keeps what was measured so far.
             report.save(options.results)
@@ -203,7 +212,15 @@ def main(arguments):
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     reasons = find_programs(options)
-    report = reports.Report(list(options.systems), options.only, reports.about(arguments, options.repetitions))
+    about = reports.about(arguments, options.repetitions)
+    report = reports.Report(list(options.systems), options.only, about)
+    if options.resume:
+        try:
+            report = reports.Report.load(options.resume)
+            report.resume(about, options.systems, options.only)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"--resume {options.resume}: {error}", file=sys.stderr)
+            return 2
     processes = systems.Processes()
     programs = {name: getattr(options, name) for name in ("microbench", "nbody", "python")}
     bench = measure.Bench(processes, **programs, quick=options.quick, reasons=reasons)

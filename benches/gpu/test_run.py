@@ -394,6 +394,32 @@ class EndToEnd(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("the budget is spent", err)
 
+    def test_what_is_lacking_is_measured_later(self):
+        self.bench("--systems", "native,mpsshim", "--only", "start", "--quick")
+        (file,) = [name for name in os.listdir(self.path("results")) if name.endswith(".json")]
+        before = self.results()
+        before["values"]["start"]["native"] = [1.0]
+        before["date"] = "2000-01-01 00:00 UTC"
+        os.remove(os.path.join(self.path("results"), file))
+        earlier = self.path("earlier.json")
+        with open(earlier, "w") as out:
+            json.dump(before, out)
+        arguments = ["--systems", "native,mpsshim", "--only", "small1,start", "--resume", earlier]
+        status, _, err = self.bench(*arguments)
+        data = self.results()
+        self.assertEqual(data["date"], before["date"])
+        self.assertEqual(data["measurements"], ["small1", "start"])
+        self.assertEqual(data["values"]["start"]["native"], [1.0])
+        self.assertEqual(data["values"]["small1"]["mpsshim"], [18500.0])
+        self.assertIn("--quick, then benches/gpu/run.py", data["command"])
+
+        before["gpu"] = "another one"
+        with open(earlier, "w") as out:
+            json.dump(before, out)
+        status, _, err = self.bench(*arguments)
+        self.assertEqual(status, 2)
+        self.assertIn("it was made with gpu another one", err)
+
 
 if __name__ == "__main__":
     unittest.main()

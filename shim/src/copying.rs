@@ -4,10 +4,13 @@
 //! sleep while there is none.
 
 use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use rayon::{Scope, ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::thread;
 
@@ -19,38 +22,108 @@ const PROCESSORS: usize = 4;
 /// The threads that help, and the process that they are in: a forked child has none of them.
 static POOL: OnceLock<(u32, Option<ThreadPool>)> = OnceLock::new();
 
-/// Threads that help with a copy while it lasts.
-#[derive(Clone, Copy)]
-pub struct Helpers<'a, 'scope> {
-    scope: Option<&'a Scope<'scope>>,
+/// Threads that help with a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Helpers {
+    pool: Option<&'static ThreadPool>,
     /// How many.
     pub count: usize,
 }
 
-impl<'scope> Helpers<'_, 'scope> {
-    /// Has one of them do something; there must be one.
-    pub fn spawn(&self, job: impl FnOnce() + Send + 'scope) {
-        match self.scope {
-            Some(scope) => scope.spawn(|_| job()),
-            None => job(),
+impl Helpers {
+    /// Those that there are, at most `most`, if `wanted` and the machine has processors to spare.
+    pub fn find(wanted: bool, most: usize) -> Helpers {
+        let pool = wanted.then(pool).flatten();
+        Helpers {
+            pool,
+            count: pool.map_or(0, |pool| pool.current_num_threads().min(most)),
+        }
+    }
+
+    /// Gives them something to do.
+    ///
+    /// # Safety
+    /// What is returned is dropped before what `work` borrows: not leaked.
+    pub unsafe fn give<'a>(&self, work: impl FnOnce() + Send + 'a) -> Given<'a> {
+        let work: Box<dyn FnOnce() + Send + 'a> = Box::new(work);
+        // SAFETY: whoever drops what is returned has waited for the work, which is gone then; the caller's promise.
+        let work: Work = unsafe { std::mem::transmute(work) };
+        let job = Arc::new(Job {
+            state: AtomicU8::new(WAITS),
+            work: Cell::new(Some(work)),
+        });
+        if let Some(pool) = self.pool {
+            let job = job.clone();
+            pool.spawn(move || job.do_if_first());
+        }
+        Given {
+            job,
+            borrows: PhantomData,
         }
     }
 }
 
-/// Does something with threads that help, if `wanted` and the machine has processors to spare. Returns when they have done
-/// all they were given.
-pub fn with_helpers<'scope, R>(wanted: bool, what: impl FnOnce(Helpers<'_, 'scope>) -> R) -> R {
-    match wanted.then(pool).flatten() {
-        Some(pool) => pool.in_place_scope(|scope| {
-            what(Helpers {
-                scope: Some(scope),
-                count: pool.current_num_threads(),
-            })
-        }),
-        None => what(Helpers {
-            scope: None,
-            count: 0,
-        }),
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Work that the first to come does: a helper, or the thread that needs it done. A helper that slept takes longer to wake
+/// than a small copy takes.
+struct Job {
+    state: AtomicU8,
+    /// Of the thread that made `state` BEGUN.
+    work: Cell<Option<Work>>,
+}
+
+const WAITS: u8 = 0;
+const BEGUN: u8 = 1;
+const DONE: u8 = 2;
+
+// SAFETY: only the thread that made `state` BEGUN uses `work`, which may go to any thread.
+unsafe impl Sync for Job {}
+
+impl Job {
+    fn do_if_first(&self) {
+        // Acquire: nothing but for the partner below. The job itself came with the Arc.
+        let first = self
+            .state
+            .compare_exchange(WAITS, BEGUN, Ordering::Acquire, Ordering::Relaxed);
+        if first.is_ok() {
+            if let Some(work) = self.work.take() {
+                work();
+            }
+            // Partner: `is_done`.
+            self.state.store(DONE, Ordering::Release);
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.state.load(Ordering::Acquire) == DONE
+    }
+}
+
+/// What a helper was given to do. Dropped, it is done.
+pub struct Given<'a> {
+    job: Arc<Job>,
+    borrows: PhantomData<&'a ()>,
+}
+
+impl Given<'_> {
+    /// Whether it is done.
+    pub fn is_done(&self) -> bool {
+        self.job.is_done()
+    }
+}
+
+impl Drop for Given<'_> {
+    fn drop(&mut self) {
+        self.job.do_if_first();
+        let mut rounds = 0u32;
+        while !self.job.is_done() {
+            rounds += 1;
+            match rounds.is_multiple_of(1024) {
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
+        }
     }
 }
 
@@ -126,7 +199,7 @@ unsafe fn stream_blocks(from: *const u8, to: *mut u8, blocks: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn every_byte_arrives_and_no_other() {
@@ -150,17 +223,22 @@ mod tests {
     }
 
     #[test]
-    fn what_helpers_were_given_is_done_at_the_end() {
-        let done = AtomicUsize::new(0);
+    fn what_was_given_is_done_once_it_is_dropped() {
         for wanted in [true, false] {
-            with_helpers(wanted, |helpers| {
-                for _ in 0..50 {
-                    helpers.spawn(|| {
-                        done.fetch_add(1, Ordering::Relaxed);
-                    });
-                }
-            });
+            let done = AtomicUsize::new(0);
+            let helpers = Helpers::find(wanted, HELPERS);
+            for round in 1..=200 {
+                // SAFETY: they are dropped in this round.
+                let given: Vec<_> = (0..5)
+                    .map(|_| unsafe {
+                        helpers.give(|| {
+                            done.fetch_add(1, Ordering::Relaxed);
+                        })
+                    })
+                    .collect();
+                drop(given);
+                assert_eq!(done.load(Ordering::Relaxed), round * 5);
+            }
         }
-        assert_eq!(done.load(Ordering::Relaxed), 100);
     }
 }

@@ -1,20 +1,19 @@
 //! Copies between pageable memory and the device, through memory that the server has registered.
 //!
-//! Staging is cut into chunks of three sizes: small and medium ones in the session's segment, large ones in a
-//! pinned buffer that is allocated with the first large copy. A chunk that a copy to the device reads is used
+//! Staging is cut into chunks of four sizes: two in the session's segment, two in pinned buffers that are allocated with
+//! the first copy of that size. A chunk that a copy to the device reads is used
 //! again once a mark behind that copy is reached; the mark is posted only when chunks run short, or every few
 //! chunks of one long copy, since each costs the server more than the copy's message.
 
 use std::collections::VecDeque;
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mpsshim_proto::message::{Copy, Op, Side};
 use mpsshim_proto::segment::STAGING_LEN;
 use parking_lot::Mutex;
 
-use crate::copying::{self, Helpers};
+use crate::copying::{self, Given, Helpers};
 use crate::ffi::Status;
 use crate::memory;
 use crate::stream::{self, StreamRef, Target};
@@ -24,10 +23,17 @@ const SMALL: u64 = 4 << 10;
 const SMALL_COUNT: u64 = 16;
 const MEDIUM: u64 = 128 << 10;
 const MEDIUM_COUNT: u64 = 7;
+/// Copies from this many bytes on use chunks in pinned buffers, for which the segment has no room: with fewer bytes a
+/// chunk, the server's calls for them take longer than the copying.
+const PINNED_FROM: u64 = 512 << 10;
+const PINNED: u64 = 256 << 10;
+const PINNED_COUNT: u64 = 16;
+/// Copies from this many bytes on use large chunks, and all helpers: for less, those sleep for too long.
+const LARGE_FROM: u64 = 4 << 20;
 const LARGE: u64 = 2 << 20;
 const LARGE_COUNT: u64 = 8;
-/// Copies from this many bytes on use large chunks.
-const LARGE_FROM: u64 = 4 << 20;
+/// Copies from the device from this many bytes on have helpers and go past the caches: less is read from the caches.
+const PAST_CACHES_FROM: u64 = 2 << 20;
 /// Chunks of a copy to the device between two marks.
 const UNMARKED: usize = 2;
 /// Chunks of a copy from the device that are under way at a time.
@@ -229,32 +235,56 @@ impl Chunks {
 static SMALL_CHUNKS: Chunks = Chunks::new(SMALL, Side::Staging, 0, SMALL_COUNT);
 static MEDIUM_CHUNKS: Chunks =
     Chunks::new(MEDIUM, Side::Staging, SMALL * SMALL_COUNT, MEDIUM_COUNT);
-static LARGE_CHUNKS: Mutex<Option<&'static Chunks>> = Mutex::new(None);
+static PINNED_CHUNKS: Pinned = Pinned::new(PINNED, PINNED_COUNT);
+static LARGE_CHUNKS: Pinned = Pinned::new(LARGE, LARGE_COUNT);
+
+/// Chunks in a pinned buffer, once there is one.
+struct Pinned {
+    size: u64,
+    count: u64,
+    chunks: Mutex<Option<&'static Chunks>>,
+}
+
+impl Pinned {
+    const fn new(size: u64, count: u64) -> Pinned {
+        Pinned {
+            size,
+            count,
+            chunks: Mutex::new(None),
+        }
+    }
+
+    /// `None`: the server gives no memory for it.
+    fn get(&self, session: &Session, stream: StreamRef) -> Option<&'static Chunks> {
+        let mut chunks = self.chunks.lock();
+        if chunks.is_none() {
+            // Owned by no context, so that it outlives each.
+            let bytes = self.size * self.count;
+            match memory::host_alloc_unowned(session, stream.context(), bytes) {
+                Ok(start) => {
+                    let made = Chunks::new(self.size, Side::Host, start, self.count);
+                    *chunks = Some(Box::leak(Box::new(made)));
+                }
+                Err(status) => {
+                    tracing::warn!(%status, bytes, "no pinned memory for copies; they go through the segment");
+                }
+            }
+        }
+        *chunks
+    }
+}
 
 /// The chunks that suit a copy of `len` bytes.
 fn chunks_for(session: &Session, stream: StreamRef, len: u64) -> &'static Chunks {
     if len <= SMALL {
         return &SMALL_CHUNKS;
     }
-    if len < LARGE_FROM {
-        return &MEDIUM_CHUNKS;
-    }
-    let mut large = LARGE_CHUNKS.lock();
-    if let Some(chunks) = *large {
-        return chunks;
-    }
-    // Owned by no context, so that it outlives each.
-    match memory::host_alloc_unowned(session, stream.context(), LARGE * LARGE_COUNT) {
-        Ok(start) => {
-            let chunks = Box::leak(Box::new(Chunks::new(LARGE, Side::Host, start, LARGE_COUNT)));
-            *large = Some(chunks);
-            chunks
-        }
-        Err(status) => {
-            tracing::warn!(%status, "no pinned memory for large copies; they go through the segment");
-            &MEDIUM_CHUNKS
-        }
-    }
+    let pinned = match len {
+        ..PINNED_FROM => return &MEDIUM_CHUNKS,
+        PINNED_FROM..LARGE_FROM => &PINNED_CHUNKS,
+        LARGE_FROM.. => &LARGE_CHUNKS,
+    };
+    pinned.get(session, stream).unwrap_or(&MEDIUM_CHUNKS)
 }
 
 fn sequence() -> u64 {
@@ -281,7 +311,11 @@ pub unsafe fn to_device(
         |most| cut.next(most),
         // SAFETY: the source is the caller's promise; a chunk has room for a piece.
         |(at, part), chunk| unsafe {
-            ptr::copy_nonoverlapping((from + at) as *const u8, chunk, part as usize);
+            let (from, part) = ((from + at) as *const u8, part as usize);
+            match len < PINNED_FROM {
+                true => ptr::copy_nonoverlapping(from, chunk, part),
+                false => copying::copy_past_caches(from, chunk, part),
+            }
         },
         |ring, (at, part), (chunk, chunk_side)| {
             let body = Copy {
@@ -317,7 +351,7 @@ pub unsafe fn from_device(
         // SAFETY: the target is the caller's promise; a chunk has a piece's bytes.
         |(at, part), chunk| unsafe {
             let (to, part) = ((to + at) as *mut u8, part as usize);
-            match len < LARGE_FROM {
+            match len < PAST_CACHES_FROM {
                 true => ptr::copy_nonoverlapping(chunk, to, part),
                 false => copying::copy_past_caches(chunk, to, part),
             }
@@ -354,21 +388,18 @@ impl Cut {
     }
 }
 
-/// What helps with a copy of `len` bytes.
-fn helped<'scope, R>(
-    session: &Session,
-    len: u64,
-    what: impl FnOnce(Helpers<'_, 'scope>) -> R,
-) -> R {
+/// What helps with a copy of `len` bytes, of those that have helpers `from` so many bytes on.
+fn helpers(session: &Session, len: u64, from: u64) -> Helpers {
     let crowded = session.header().crowded.load(Ordering::Relaxed) != 0;
-    copying::with_helpers(len >= LARGE_FROM && !crowded, what)
+    let most = if len < LARGE_FROM { 1 } else { usize::MAX };
+    Helpers::find(len >= from && !crowded, most)
 }
 
-/// A chunk that a thread fills.
-struct Filling<P> {
+/// A chunk that is being filled.
+struct Filling<'a, P> {
     chunk: usize,
     piece: P,
-    is_full: Arc<AtomicBool>,
+    given: Given<'a>,
 }
 
 /// Sends `len` bytes in pieces through staging: `next` gives a piece of at most as many bytes as it is told, `fill`
@@ -392,84 +423,70 @@ pub fn send<P: core::marker::Copy + Send>(
             post(ring, piece, chunk)
         })
     };
-    let fill = &fill;
-    helped(session, len, |helpers| {
-        let mut filling: VecDeque<Filling<P>> = VecDeque::new();
-        let mut status = Ok(());
-        while status.is_ok()
-            && let Some(piece) = next(chunks.size)
-        {
-            // Wait for a chunk only while holding none: two threads must not wait for each other.
-            let taken = loop {
-                match chunks.try_take(session) {
-                    Some(chunk) => break Ok(chunk),
-                    None => match filling.pop_front() {
-                        Some(full) => {
-                            full.wait();
-                            if let Err(error) = post_full(full.chunk, full.piece) {
-                                break Err(error);
-                            }
+    let (fill, helpers) = (&fill, helpers(session, len, PINNED_FROM));
+    let mut filling: VecDeque<Filling<'_, P>> = VecDeque::new();
+    let mut status = Ok(());
+    while status.is_ok()
+        && let Some(piece) = next(chunks.size)
+    {
+        // Wait for a chunk only while holding none: two threads must not wait for each other.
+        let taken = loop {
+            match chunks.try_take(session) {
+                Some(chunk) => break Ok(chunk),
+                None => match filling.pop_front() {
+                    Some(Filling {
+                        chunk,
+                        piece,
+                        given,
+                    }) => {
+                        drop(given);
+                        if let Err(error) = post_full(chunk, piece) {
+                            break Err(error);
                         }
-                        None => break chunks.take(session),
-                    },
-                }
-            };
-            let chunk = match taken {
-                Ok(chunk) => chunk,
-                Err(error) => {
-                    status = Err(error);
-                    break;
-                }
-            };
-            if filling.len() < helpers.count {
-                let is_full = Arc::new(AtomicBool::new(false));
-                let address = chunks.address(session, chunk) as usize;
-                let told = is_full.clone();
-                helpers.spawn(move || {
-                    fill(piece, address as *mut u8);
-                    told.store(true, Ordering::Release);
-                });
-                filling.push_back(Filling {
-                    chunk,
-                    piece,
-                    is_full,
-                });
-            } else {
-                fill(piece, chunks.address(session, chunk));
-                status = post_full(chunk, piece);
+                    }
+                    None => break chunks.take(session),
+                },
             }
-            while status.is_ok() && filling.front().is_some_and(Filling::is_full) {
-                if let Some(full) = filling.pop_front() {
-                    status = post_full(full.chunk, full.piece);
-                }
+        };
+        let chunk = match taken {
+            Ok(chunk) => chunk,
+            Err(error) => {
+                status = Err(error);
+                break;
             }
+        };
+        if filling.len() < helpers.count {
+            let address = chunks.address(session, chunk) as usize;
+            // SAFETY: `filling` goes before what it fills from.
+            let given = unsafe { helpers.give(move || fill(piece, address as *mut u8)) };
+            filling.push_back(Filling {
+                chunk,
+                piece,
+                given,
+            });
+        } else {
+            fill(piece, chunks.address(session, chunk));
+            status = post_full(chunk, piece);
         }
-        for full in filling {
-            full.wait();
-            match status {
-                Ok(()) => status = post_full(full.chunk, full.piece),
-                Err(_) => chunks.give_back(full.chunk),
-            }
-        }
-        status
-    })
-}
-
-impl<P> Filling<P> {
-    fn is_full(&self) -> bool {
-        self.is_full.load(Ordering::Acquire)
-    }
-
-    fn wait(&self) {
-        let mut rounds = 0u32;
-        while !self.is_full() {
-            rounds += 1;
-            match rounds.is_multiple_of(1024) {
-                true => std::thread::yield_now(),
-                false => std::hint::spin_loop(),
+        while status.is_ok() && filling.front().is_some_and(|first| first.given.is_done()) {
+            if let Some(full) = filling.pop_front() {
+                status = post_full(full.chunk, full.piece);
             }
         }
     }
+    for Filling {
+        chunk,
+        piece,
+        given,
+    } in filling
+    {
+        drop(given);
+        match status {
+            Ok(()) => status = post_full(chunk, piece),
+            Err(_) => chunks.give_back(chunk),
+        }
+    }
+    status
 }
 
 /// Fetches `len` bytes in pieces through staging, as [`send`] does the other way, and waits for them: `post` has the
@@ -483,67 +500,77 @@ pub fn fetch<P: core::marker::Copy + Send>(
     post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
 ) -> Status {
     let chunks = chunks_for(session, stream, len);
+    let (empty, helpers) = (&empty, helpers(session, len, PAST_CACHES_FROM));
+    // What comes as fast as one thread empties it needs no helper.
+    let next_is_there = |under_way: &VecDeque<(usize, Target, P)>| {
+        let next = under_way.front();
+        len >= LARGE_FROM || next.is_some_and(|(_, target, _)| target.is_reached(session))
+    };
     // Chunks that helpers empty.
-    let emptied = AtomicUsize::new(0);
-    let (emptied, empty) = (&emptied, &empty);
-    helped(session, len, |helpers| {
-        let mut given = 0;
-        let mut under_way: VecDeque<(usize, Target, P)> = VecDeque::new();
-        let mut status = Ok(());
-        let mut coming = next(chunks.size);
-        loop {
-            while status.is_ok() && under_way.len() < IN_FLIGHT {
-                let Some(piece) = coming else {
-                    break;
-                };
-                // Wait for a chunk only while holding none: two threads must not wait for each other. What helpers hold
-                // they give back by themselves.
-                let chunk = match chunks.try_take(session) {
-                    Some(chunk) => chunk,
-                    None if under_way.is_empty() => match chunks.take(session) {
-                        Ok(chunk) => chunk,
-                        Err(error) => {
-                            status = Err(error);
-                            break;
-                        }
-                    },
-                    None => break,
-                };
-                let posted = session.ring().and_then(|mut ring| {
-                    post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
-                    stream.count(&ring);
-                    stream::mark(&mut ring, stream)
-                });
-                match posted {
-                    Ok(target) => under_way.push_back((chunk, target, piece)),
-                    Err(error) => {
-                        chunks.give_back(chunk);
-                        status = Err(error);
-                    }
-                }
-                coming = next(chunks.size);
-            }
-            let Some((chunk, target, piece)) = under_way.pop_front() else {
+    let mut emptying: VecDeque<Given<'_>> = VecDeque::new();
+    let mut under_way: VecDeque<(usize, Target, P)> = VecDeque::new();
+    let mut status = Ok(());
+    let mut coming = next(chunks.size);
+    loop {
+        while status.is_ok() && under_way.len() < IN_FLIGHT {
+            let Some(piece) = coming else {
                 break;
             };
-            let waited = stream::wait_for(session, stream, target, stream.context().policy());
-            if waited.is_err() {
-                chunks.give_back(chunk);
-            } else if given - emptied.load(Ordering::Relaxed) < helpers.count {
-                // The GPU is done with the chunk, which is ours.
-                given += 1;
-                let address = chunks.address(session, chunk) as usize;
-                helpers.spawn(move || {
+            // Wait for a chunk only while holding none: two threads must not wait for each other.
+            let chunk = loop {
+                match chunks.try_take(session) {
+                    Some(chunk) => break Some(Ok(chunk)),
+                    None if !under_way.is_empty() => break None,
+                    None => match emptying.pop_front() {
+                        Some(given) => drop(given),
+                        None => break Some(chunks.take(session)),
+                    },
+                }
+            };
+            let chunk = match chunk {
+                Some(Ok(chunk)) => chunk,
+                Some(Err(error)) => {
+                    status = Err(error);
+                    break;
+                }
+                None => break,
+            };
+            let posted = session.ring().and_then(|mut ring| {
+                post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
+                stream.count(&ring);
+                stream::mark(&mut ring, stream)
+            });
+            match posted {
+                Ok(target) => under_way.push_back((chunk, target, piece)),
+                Err(error) => {
+                    chunks.give_back(chunk);
+                    status = Err(error);
+                }
+            }
+            coming = next(chunks.size);
+        }
+        let Some((chunk, target, piece)) = under_way.pop_front() else {
+            break;
+        };
+        let waited = stream::wait_for(session, stream, target, stream.context().policy());
+        emptying.retain(|given| !given.is_done());
+        if waited.is_err() {
+            chunks.give_back(chunk);
+        } else if emptying.len() < helpers.count && next_is_there(&under_way) {
+            // The GPU is done with the chunk, which is ours.
+            let address = chunks.address(session, chunk) as usize;
+            // SAFETY: `emptying` goes before what is emptied into.
+            emptying.push_back(unsafe {
+                helpers.give(move || {
                     empty(piece, address as *const u8);
                     chunks.give_back(chunk);
-                    emptied.fetch_add(1, Ordering::Relaxed);
-                });
-            } else {
-                empty(piece, chunks.address(session, chunk));
-                chunks.give_back(chunk);
-            }
-            status = status.and(waited);
+                })
+            });
+        } else {
+            empty(piece, chunks.address(session, chunk));
+            chunks.give_back(chunk);
         }
-        status
-    })
+        status = status.and(waited);
+    }
+    status
 }
