@@ -74,7 +74,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         if ready_devices {
             daemon.search_devices();
         }
-        daemon.run()?;
+        return Ok(daemon.run()?);
     } else if options.daemon {
         let executable =
             std::env::current_exe().context("cannot find the executable of this process")?;
@@ -84,7 +84,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         if ready_devices {
             daemon.search_devices();
         }
-        daemon.run()?;
+        return Ok(daemon.run()?);
     } else if options.command.is_empty() {
         commands_of_standard_input(&settings, options.format)?;
     } else if options.command[0] == TOP {

@@ -7,10 +7,10 @@ use super::commands::Request;
 use super::devices::Devices;
 use super::directory::{self, DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
-use super::servers::Servers;
+use super::servers::{Server, Servers};
 use super::spawn::{Launcher, Users};
 use super::usage::Question;
-use super::wire::Answer;
+use super::wire::{self, Answer};
 use crate::engine::Credentials;
 use crate::link::{Arrival, PACKET_LIMIT};
 use crate::logging::{self, LogError, Sink};
@@ -78,6 +78,14 @@ struct Peer {
     asked: Vec<String>,
     /// It gives a command again: neither that nor the answer is logged.
     repeats: bool,
+}
+
+impl Peer {
+    fn tell(&self, answer: &Answer) -> io::Result<()> {
+        wire::answer_packets(answer)
+            .iter()
+            .try_for_each(|packet| seqpacket::send(self.connection.as_fd(), packet, None))
+    }
 }
 
 /// A command whose answer must wait.
@@ -233,30 +241,41 @@ impl Daemon {
         }
     }
 
-    /// Serves until told to quit.
-    pub fn run(mut self) -> io::Result<()> {
+    /// Serves until told to quit; `false`: servers that cannot be made to end are left.
+    pub fn run(mut self) -> io::Result<bool> {
         self.tell_supervisor(NotifyState::Ready);
         loop {
             self.expire(Instant::now());
+            self.settle();
             if self.quit.is_some() && self.servers.all_ended() {
                 break;
             }
             for source in self.wait()? {
                 self.handle(source);
             }
-            self.settle();
-        }
-        for peer in self
-            .quit
-            .take()
-            .map(|quit| quit.asked_by)
-            .unwrap_or_default()
-        {
-            self.answer(peer, &Answer::done(""));
         }
         self.servers.finish_trace();
-        tracing::info!("Exit with status 0");
-        Ok(())
+        let left: Vec<&str> = self.servers.iter().filter_map(Server::remains).collect();
+        let answer = if left.is_empty() {
+            Answer::done("")
+        } else {
+            Answer::failed(left.join("\n"))
+        };
+        tracing::info!("Exit with status {}", u8::from(!answer.ok));
+        let Daemon {
+            directory,
+            peers,
+            quit,
+            ..
+        } = self;
+        // Whoever has the answer finds the trace whole and may start another daemon here.
+        drop(directory);
+        let asked_by = quit.map(|quit| quit.asked_by).unwrap_or_default();
+        for peer in asked_by.iter().filter_map(|number| peers.get(number)) {
+            // One that has gone needs no answer.
+            let _ = peer.tell(&answer);
+        }
+        Ok(answer.ok)
     }
 
     /// Sleeps until something has happened.

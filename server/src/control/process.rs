@@ -38,24 +38,34 @@ impl Process {
         }
     }
 
-    /// Kills it. Fails only for a process that has ended, and then there is nothing to kill.
-    pub fn kill(&mut self) {
-        match self {
-            Process::Child(child) => {
-                let _ = child.kill();
-            }
+    /// Kills it. Nothing happens to one that has ended.
+    ///
+    /// # Errors
+    /// When this process may not.
+    pub fn kill(&mut self) -> io::Result<()> {
+        let sent = match self {
+            Process::Child(child) => child.kill(),
             Process::Other(pidfd) => {
                 // SAFETY: a plain system call on an open descriptor; no signal information is given.
-                unsafe {
+                let sent = unsafe {
                     libc::syscall(
                         libc::SYS_pidfd_send_signal,
                         pidfd.as_raw_fd(),
                         libc::SIGKILL,
                         std::ptr::null::<libc::siginfo_t>(),
                         0,
-                    );
+                    )
+                };
+                if sent < 0 {
+                    Err(io::Error::last_os_error())
+                } else {
+                    Ok(())
                 }
             }
+        };
+        match sent {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            sent => sent,
         }
     }
 
@@ -113,7 +123,7 @@ mod tests {
         let mut process = by_number(who(uid)).expect("it runs");
         assert!(process.end().is_some());
         assert_eq!(process.ended().expect("poll"), None);
-        process.kill();
+        process.kill().expect("killed");
         let until = Instant::now() + Duration::from_secs(5);
         while process.ended().expect("poll").is_none() {
             assert!(Instant::now() < until);
@@ -122,8 +132,7 @@ mod tests {
         let gone = who(uid);
         child.wait().expect("reaped");
         assert!(by_number(gone).is_err());
-        // Nothing happens.
-        process.kill();
+        process.kill().expect("nothing happens");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use mpsshim_proto::cuda::{
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -97,6 +98,10 @@ pub struct Server {
     /// Clients handed over whose fate is not reported yet.
     handed_over: Vec<Credentials>,
     kill_at: Option<Instant>,
+    /// What came of killing it, until it is given up.
+    killed: Option<io::Result<()>>,
+    /// Why it is there for good, with what to do, in words.
+    remains: Option<String>,
     /// What it has to do with the trace.
     part: Part,
     /// What it has said of its traces and nobody has looked at.
@@ -119,6 +124,8 @@ impl Server {
             usage: Vec::new(),
             handed_over: Vec::new(),
             kill_at: None,
+            killed: None,
+            remains: None,
             part: Part::None,
             traced: Vec::new(),
         }
@@ -189,6 +196,12 @@ impl Server {
     fn end_within(&mut self, patience: Duration) {
         let at = Instant::now() + patience;
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
+        self.remains = None;
+    }
+
+    /// Why it cannot be made to end, with what to do, in words.
+    pub fn remains(&self) -> Option<&str> {
+        self.remains.as_deref()
     }
 
     fn hand_log(&mut self, log: BorrowedFd<'_>) {
@@ -210,8 +223,31 @@ impl Server {
     }
 
     fn kill(&mut self) {
+        self.killed = Some(self.process.kill());
+        self.kill_at = Some(Instant::now() + END_PATIENCE);
+    }
+
+    /// It has not ended in the time that it was given.
+    fn overdue(&mut self) {
+        let (pid, uid) = (self.pid, self.uid);
+        let Some(outcome) = self.killed.take() else {
+            tracing::warn!("Server {pid} has not ended in time, killing it");
+            return self.kill();
+        };
         self.kill_at = None;
-        self.process.kill();
+        let why = match outcome {
+            Ok(()) => String::from(
+                "it was killed and still has not ended: it waits within the kernel, most likely in the GPU's driver, \
+                 whose messages dmesg shows; if it does not end by and by, restart the machine to be rid of it",
+            ),
+            Err(error) => format!(
+                "this daemon may not kill it ({error}), since it has not the capability CAP_KILL; end it as root or \
+                 as that user with \"kill -9 {pid}\", and give the daemon that capability (in a container: KILL)"
+            ),
+        };
+        let text = format!("Server {pid} of user {uid} does not end: {why}");
+        tracing::error!("{text}");
+        self.remains = Some(text);
     }
 
     fn note(&mut self, report: ToDaemon) {
@@ -557,8 +593,7 @@ impl Servers {
             .iter_mut()
             .filter(|server| server.kill_at.is_some_and(|at| at <= now))
         {
-            tracing::warn!("Server {} has not ended in time, killing it", server.pid);
-            server.kill();
+            server.overdue();
         }
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
             self.advance();
@@ -629,9 +664,9 @@ impl Servers {
         self.running.iter_mut().find(|server| server.pid == pid)
     }
 
-    /// Whether no server is left.
+    /// Whether no server is left, but those that cannot be made to end.
     pub fn all_ended(&self) -> bool {
-        self.running.is_empty()
+        self.running.iter().all(|server| server.remains.is_some())
     }
 
     /// Brings every waiting client as far as it can go.

@@ -149,6 +149,11 @@ impl Place {
         self.pipe = pipe.to_owned();
     }
 
+    /// In the environment of every program from here on.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
     /// Every program from here on runs as that user.
     pub fn become_user(&mut self, user: u32) {
         self.user = Some(user);

@@ -11,8 +11,7 @@ use crate::control::wire::{self, Answer};
 use crate::control::{devices, parse::CommandError};
 use crate::engine::{Credentials, DeviceInfo};
 use crate::limits::{Limits, Percentage};
-use crate::seqpacket;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// How long servers may take to begin or end a trace.
@@ -166,7 +165,9 @@ impl Daemon {
             Until::Gone(pid, sessions, _) => match servers.by_pid(*pid) {
                 None => true,
                 Some(server) => {
-                    !sessions.is_empty() && !sessions.iter().any(|id| server.has_session(*id))
+                    server.remains().is_some()
+                        || !sessions.is_empty()
+                            && !sessions.iter().any(|id| server.has_session(*id))
                 }
             },
             Until::Devices(_) => found || !searching,
@@ -181,7 +182,14 @@ impl Daemon {
         let done: Vec<Awaiting> = self.awaiting.extract_if(.., over).collect();
         for Awaiting { by, until } in done {
             let answer = match until {
-                Until::Gone(_, _, answer) => answer,
+                Until::Gone(pid, sessions, answer) => {
+                    let remains = self.servers.by_pid(pid).and_then(Server::remains);
+                    match remains {
+                        None => answer,
+                        Some(why) if sessions.is_empty() => Answer::failed(why),
+                        Some(why) => Answer::failed(format!("{why}\n1")),
+                    }
+                }
                 Until::Devices(_) if !found => Answer::failed(self.devices.failure()),
                 Until::Devices(request) => self.perform(&request, &UsageBySession::new()),
                 Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {
@@ -442,11 +450,9 @@ impl Daemon {
                 tracing::info!("{line}");
             }
         }
-        for packet in wire::answer_packets(answer) {
-            if seqpacket::send(peer.connection.as_fd(), &packet, None).is_err() {
-                // It does not read its answers, or has gone.
-                return self.forget(number);
-            }
+        if peer.tell(answer).is_err() {
+            // It does not read its answers, or has gone.
+            self.forget(number);
         }
     }
 }
