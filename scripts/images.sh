@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the images mpsshim (daemon, server, library) and mpsshim-nbody (a client) with Docker.
+# Builds the images mpsshim (daemon, server, library, device plugin) and mpsshim-nbody (a client) with Docker.
 # BASE: the image that both are built on. MPSSHIM_TAG: their tag. Arguments are cargo's, as those of package.sh.
 set -eu
 cd "$(dirname "$0")/.."

@@ -31,7 +31,7 @@ if ! command -v cargo-zigbuild >/dev/null 2>&1; then
     PATH=$zig/bin:$PATH
 fi
 CARGO_PROFILE_RELEASE_STRIP=symbols cargo zigbuild --quiet --release --target-dir "$target" \
-    --target "$triple.$GLIBC" -p mpsshim -p mpsshim-server "$@"
+    --target "$triple.$GLIBC" -p mpsshim -p mpsshim-server -p mpsshim-device-plugin "$@"
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
 # The same files from the same commit, whenever they are made.
@@ -46,7 +46,7 @@ install_into() {
     install -d "$root/bin" "$root/lib/mpsshim" "$root/lib/systemd/system" "$root/share/man/man1" "$root/share/$zsh" \
         "$root/share/bash-completion/completions" "$root/share/fish/vendor_completions.d" \
         "$root/share/doc/mpsshim/docs" "$root/share/mpsshim/slurm" "$etc/mpsshim" "$etc/logrotate.d"
-    for program in mps-control mps-server mps-run; do
+    for program in mps-control mps-server mps-run mps-device-plugin; do
         install "$built/$program" "$root/bin"
         "$built/$program" --man | gzip -9n >"$root/share/man/man1/$program.1.gz"
         "$built/$program" --completions bash >"$root/share/bash-completion/completions/$program"

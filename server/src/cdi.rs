@@ -1,5 +1,6 @@
-//! A specification of the Container Device Interface (CDI) by which a container engine gives any container the library
-//! and the daemon's sockets: <https://github.com/cncf-tags/container-device-interface>.
+//! What makes the programs of a container clients: the library and the daemon's sockets. And a specification of the
+//! Container Device Interface (CDI) by which a container engine gives any container these:
+//! <https://github.com/cncf-tags/container-device-interface>.
 
 use crate::library::{self, LibraryError};
 use crate::settings::{self, Settings};
@@ -8,12 +9,16 @@ use std::path::{Path, PathBuf};
 
 /// The version of the specification that has what is used here.
 const VERSION: &str = "0.6.0";
-/// Vendor and class: engines know the one device as `mpsshim.io/gpu=all`.
-const KIND: &str = "mpsshim.io/gpu";
+/// Vendor and class.
+pub const KIND: &str = "mpsshim.io/gpu";
+/// What engines know the one device as.
+pub const DEVICE: &str = "mpsshim.io/gpu=all";
 /// The library in containers.
-const LIBRARY: &str = "/usr/lib/mpsshim/libmpsshim.so";
+pub const LIBRARY: &str = "/usr/lib/mpsshim/libmpsshim.so";
+/// The variable that has the loader load it.
+pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// Why there is no specification.
+/// Why there is nothing to give to containers.
 #[derive(Debug, thiserror::Error)]
 pub enum CdiError {
     /// No library.
@@ -22,6 +27,53 @@ pub enum CdiError {
     /// A path that JSON cannot say.
     #[error("{0} is not UTF-8")]
     Path(PathBuf),
+}
+
+/// What a container is given.
+#[derive(Debug)]
+pub struct Injection {
+    /// Names and values.
+    pub env: [(&'static str, &'static str); 2],
+    /// The library, and the folder of the sockets.
+    pub mounts: [Mounted; 2],
+}
+
+/// A file or folder of this machine, for reading.
+#[derive(Debug)]
+pub struct Mounted {
+    /// Here.
+    pub host_path: String,
+    /// There.
+    pub container_path: &'static str,
+    /// Whether the loader is to map it.
+    pub is_code: bool,
+}
+
+impl Injection {
+    /// For the library and the pipe directory of this machine.
+    ///
+    /// # Errors
+    /// There is no library, or a path is not UTF-8.
+    pub fn new(settings: &Settings) -> Result<Injection, CdiError> {
+        let library = library::find(settings.library.as_deref())?;
+        let mounted = |path: &Path, container_path, is_code| {
+            let path = path.to_owned().into_os_string().into_string();
+            let host_path = path.map_err(|path| CdiError::Path(path.into()))?;
+            Ok::<_, CdiError>(Mounted {
+                host_path,
+                container_path,
+                is_code,
+            })
+        };
+        let sockets = settings::DEFAULT_PIPE_DIRECTORY;
+        Ok(Injection {
+            env: [(PRELOAD, LIBRARY), (settings::PIPE_DIRECTORY, sockets)],
+            mounts: [
+                mounted(&library, LIBRARY, true)?,
+                mounted(&settings.pipe_directory, sockets, false)?,
+            ],
+        })
+    }
 }
 
 /// A whole file.
@@ -58,33 +110,21 @@ impl Spec {
     /// For the library and the pipe directory of this machine.
     ///
     /// # Errors
-    /// There is no library, or a path is not UTF-8.
+    /// Those of [`Injection::new`].
     pub fn new(settings: &Settings) -> Result<Spec, CdiError> {
-        let library = library::find(settings.library.as_deref())?;
-        let mount = |path: &Path, container_path, options| {
-            let path = path.to_owned().into_os_string().into_string();
-            let host_path = path.map_err(|path| CdiError::Path(path.into()))?;
-            Ok::<_, CdiError>(Mount {
-                host_path,
-                container_path,
-                options,
-            })
-        };
-        let sockets = settings::DEFAULT_PIPE_DIRECTORY;
+        let Injection { env, mounts } = Injection::new(settings)?;
         let edits = Edits {
-            env: [
-                format!("LD_PRELOAD={LIBRARY}"),
-                format!("{}={sockets}", settings::PIPE_DIRECTORY),
-            ],
-            mounts: [
-                mount(&library, LIBRARY, &["ro", "nosuid", "nodev", "bind"])?,
-                // Sockets in it can be connected to all the same, and no container puts others in their place.
-                mount(
-                    &settings.pipe_directory,
-                    sockets,
-                    &["ro", "nosuid", "nodev", "noexec", "bind"],
-                )?,
-            ],
+            env: env.map(|(name, value)| format!("{name}={value}")),
+            mounts: mounts.map(|mounted| Mount {
+                host_path: mounted.host_path,
+                container_path: mounted.container_path,
+                options: if mounted.is_code {
+                    &["ro", "nosuid", "nodev", "bind"]
+                } else {
+                    // Sockets in it can be connected to all the same, and no container puts others in their place.
+                    &["ro", "nosuid", "nodev", "noexec", "bind"]
+                },
+            }),
         };
         Ok(Spec {
             cdi_version: VERSION,
@@ -94,5 +134,15 @@ impl Spec {
                 container_edits: edits,
             }],
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_is_of_the_kind() {
+        assert_eq!(DEVICE, format!("{KIND}=all"));
     }
 }

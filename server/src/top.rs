@@ -38,7 +38,11 @@ pub struct Options {
     pub json: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// What an option with a number of seconds takes, 0.1 to 3600.
+///
+/// # Errors
+/// It is something else.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = text.parse().ok();
     let seconds = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds

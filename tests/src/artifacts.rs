@@ -40,6 +40,7 @@ fn package_of(name: &str) -> &str {
         "libsoftgpu.so" => "softgpu",
         "libsoftnvml.so" => "softnvml",
         "mps-server" | "mps-control" | "mps-run" => "mpsshim-server",
+        "mps-device-plugin" => "mpsshim-device-plugin",
         _ => "mpsshim-examples",
     }
 }

@@ -2,8 +2,14 @@
 //! containers' commands as processes of this machine, under the users and capabilities that the manifests give them.
 
 mod control_daemon;
+mod kubelet;
 
 use control_daemon::{Done, other_user, wait_until};
+use kubelet::{Connection, Kubelet};
+use mpsshim_device_plugin::api::{
+    AllocateRequest, Allocation, ContainerAllocateRequest, ContainerAllocation,
+    ContainerPreferenceRequest, Devices, Preference, PreferenceRequest, path,
+};
 use mpsshim_tests::artifacts::{artifact, driver, target};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,12 +21,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-const MANIFESTS: [&str; 4] = [
+const MANIFESTS: [&str; 5] = [
     "namespace.yaml",
     "config.yaml",
     "daemonset.yaml",
     "nbody.yaml",
+    "nbody-share.yaml",
 ];
+/// The manifests that no kustomization applies.
+const EXAMPLES: [&str; 2] = ["nbody.yaml", "nbody-share.yaml"];
+/// What a container asks for.
+const SHARE: &str = "/resources/limits/mpsshim.io~1gpu";
 /// The oldest and the newest that the checker of scripts/test.sh has.
 const VERSIONS: [&str; 2] = ["1.25", "1.37"];
 const POD: &str = "/spec/template/spec";
@@ -132,7 +143,7 @@ fn the_manifests_name_what_there_is() {
     let mut resources: Vec<&str> = list(&kustomization, "resources")
         .map(|name| name.as_str().expect("a name"))
         .collect();
-    resources.push("nbody.yaml");
+    resources.extend(EXAMPLES);
     assert_eq!(resources, MANIFESTS);
 
     let table = text("docs/settings.md");
@@ -148,7 +159,7 @@ fn the_manifests_name_what_there_is() {
     assert_eq!((known.is_empty(), images.len()), (false, 2));
     let dockerfile = text("packaging/containers/Dockerfile");
 
-    for name in ["daemonset.yaml", "nbody.yaml"] {
+    for name in ["daemonset.yaml"].into_iter().chain(EXAMPLES) {
         let workload = manifest(name).expect("there is a reader");
         let volumes: Vec<&Value> = list(at(&workload, POD), "volumes").collect();
         for container in containers(&workload) {
@@ -231,7 +242,8 @@ struct Node {
     folder: TempDir,
     config: Value,
     daemon: Option<Child>,
-    program: Option<Child>,
+    /// What was started first ends first.
+    others: Vec<Child>,
 }
 
 impl Node {
@@ -243,7 +255,7 @@ impl Node {
             folder,
             config,
             daemon: None,
-            program: None,
+            others: Vec::new(),
         }
     }
 
@@ -263,6 +275,7 @@ impl Node {
             ("/var/lib/mpsshim", "library"),
             ("/var/log/mpsshim", "log"),
             ("/var/run/cdi", "cdi"),
+            ("/var/lib/kubelet/device-plugins", "kubelet"),
         ] {
             let name = self.path(name);
             text = text.replace(path, name.to_str().expect("text"));
@@ -323,6 +336,60 @@ impl Node {
         command
     }
 
+    /// A container's words with the rights, variables and files that kubelet gives it besides.
+    fn allocated(&self, workload: &Value, words: &[&str], given: &ContainerAllocation) -> Command {
+        let mut command = self.command(workload, container(workload, "nbody"), words);
+        for (name, value) in &given.env {
+            let mount = given.mounts.iter().find(|one| one.container_path == *value);
+            command.env(name, mount.map_or(value, |mount| &mount.host_path));
+        }
+        command
+    }
+
+    /// Has the daemon's pod start as far as its daemon.
+    fn start_daemon(&mut self, daemon_set: &Value) {
+        let daemon = container(daemon_set, "daemon");
+        let mut command = self.command(daemon_set, daemon, &words(daemon));
+        let log = fs::File::create(self.path("stderr")).expect("log");
+        let started = command.stdout(Stdio::null()).stderr(log).spawn();
+        self.daemon = Some(started.expect("run"));
+        wait_until("the daemon is ready", || {
+            self.probe(daemon_set, "readinessProbe") == 0
+        });
+    }
+
+    /// What a probe of the daemon comes to.
+    fn probe(&self, daemon_set: &Value, name: &str) -> i32 {
+        let daemon = container(daemon_set, "daemon");
+        let words = at(daemon, &format!("/{name}/exec/command"));
+        let words = words.as_array().expect("words").iter();
+        let words: Vec<&str> = words.map(|word| word.as_str().expect("a word")).collect();
+        finish(self.command(daemon_set, daemon, &words)).code
+    }
+
+    /// A command to the daemon.
+    fn control(&self, daemon_set: &Value, words: &[&str]) -> Done {
+        let daemon = container(daemon_set, "daemon");
+        finish(self.command(daemon_set, daemon, &[&["mps-control"], words].concat()))
+    }
+
+    /// What `ps` says of the client, once it has limits.
+    fn client(&self, daemon_set: &Value) -> Value {
+        let mut rows = Value::Null;
+        wait_until("the program is a client", || {
+            let said = self.control(daemon_set, &["--format", "json", "ps"]);
+            rows = serde_json::from_str(&said.out).unwrap_or_default();
+            rows[0]["memory_limit"].is_number()
+        });
+        rows[0].take()
+    }
+
+    /// Goes on until the node ends.
+    fn spawn(&mut self, mut command: Command) {
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        self.others.push(command.spawn().expect("run"));
+    }
+
     /// Runs a container as it is.
     fn run(&self, workload: &Value, name: &str) -> Done {
         let container = container(workload, name);
@@ -333,7 +400,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        for child in [&mut self.program, &mut self.daemon].into_iter().flatten() {
+        for child in self.others.iter_mut().chain(&mut self.daemon) {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -383,23 +450,11 @@ fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
     let mut waiting = node.command(&job, wait, &words(wait));
     waiting.stdout(Stdio::null()).stderr(Stdio::null());
     let mut waiting = waiting.spawn().expect("run");
-    let daemon = container(&daemon_set, "daemon");
-    let probe = |name: &str| {
-        let words = at(daemon, &format!("/{name}/exec/command"));
-        let words = words.as_array().expect("words").iter();
-        let words: Vec<&str> = words.map(|word| word.as_str().expect("a word")).collect();
-        finish(node.command(&daemon_set, daemon, &words)).code
-    };
-    assert_ne!(probe("readinessProbe"), 0);
+    assert_ne!(node.probe(&daemon_set, "readinessProbe"), 0);
     assert_eq!(waiting.try_wait().expect("wait"), None);
-    let mut command = node.command(&daemon_set, daemon, &words(daemon));
-    let log = fs::File::create(node.path("stderr")).expect("log");
-    let started = command.stdout(Stdio::null()).stderr(log).spawn();
-    let started = started.expect("run");
-    wait_until("the daemon is ready", || probe("readinessProbe") == 0);
-    assert_eq!(probe("livenessProbe"), 0);
+    node.start_daemon(&daemon_set);
+    assert_eq!(node.probe(&daemon_set, "livenessProbe"), 0);
     assert!(waiting.wait().expect("wait").success());
-    node.daemon = Some(started);
 
     node.mount(&job);
     let client = container(&job, "nbody");
@@ -408,35 +463,20 @@ fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
     };
     let done = finish(nbody(&node, &["-compare", "-numbodies=512"]));
     assert!(done.out.contains("  OK ("), "{}{}", done.out, done.err);
-    let mut running = nbody(&node, &["-benchmark", "-numbodies=1024", "-i=1000000"]);
-    running.stdout(Stdio::null()).stderr(Stdio::null());
-    let running = running.spawn().expect("run");
-    node.program = Some(running);
-    let control = |words: &[&str]| {
-        finish(node.command(&daemon_set, daemon, &[&["mps-control"], words].concat()))
-    };
-    let mut rows = Value::Null;
-    wait_until("the program is a client", || {
-        rows = serde_json::from_str(&control(&["--format", "json", "ps"]).out).unwrap_or_default();
-        rows[0]["memory_limit"].is_number()
-    });
-    assert_eq!(
-        rows[0]["active_thread_percentage"].as_f64(),
-        Some(33.0),
-        "{rows}"
-    );
-    assert_eq!(rows[0]["memory_limit"].as_u64(), Some(2 << 30), "{rows}");
-    assert_eq!(
-        rows[0]["uid"],
-        at(&job, &format!("{POD}/securityContext/runAsUser")).clone(),
-        "{rows}"
-    );
+    let running = nbody(&node, &["-benchmark", "-numbodies=1024", "-i=1000000"]);
+    node.spawn(running);
+    let row = node.client(&daemon_set);
+    let percentage = row["active_thread_percentage"].as_f64();
+    assert_eq!(percentage, Some(33.0), "{row}");
+    assert_eq!(row["memory_limit"].as_u64(), Some(2 << 30), "{row}");
+    let user = at(&job, &format!("{POD}/securityContext/runAsUser"));
+    assert_eq!(row["uid"], *user, "{row}");
 
     // A server of another user that does not answer is killed.
-    let server = control(&["get_server_list"]).out;
+    let server = node.control(&daemon_set, &["get_server_list"]).out;
     let server = Pid::from_raw(server.trim().parse().expect("a process id"));
     kill(server, Signal::SIGSTOP).expect("stop");
-    let quit = control(&["quit", "-t", "0"]);
+    let quit = node.control(&daemon_set, &["quit", "-t", "0"]);
     assert_eq!(quit.code, 0, "{}", quit.err);
     wait_until("the server is gone", || kill(server, None).is_err());
     let mut ended = None;
@@ -446,4 +486,66 @@ fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
         ended.is_some()
     });
     assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+}
+
+#[test]
+fn a_pod_that_asks_for_parts_is_given_all_that_it_needs() {
+    let Some(config) = manifest("config.yaml") else {
+        return;
+    };
+    if other_user().is_none() {
+        return eprintln!("the manifests' users need root: not tested");
+    }
+    for name in ["mps-server", "mps-device-plugin", "nbody"] {
+        artifact(name);
+    }
+    let daemon_set = manifest("daemonset.yaml").expect("there is a reader");
+    let job = manifest("nbody-share.yaml").expect("there is a reader");
+    let client = container(&job, "nbody");
+    // Nothing in the pod speaks of the sharing but what it asks for.
+    assert_eq!(containers(&job).count(), 1);
+    let spec = at(&job, POD);
+    assert!(spec.get("volumes").is_none() && client.get("env").is_none());
+    let size = at(client, SHARE).as_i64().expect("a number");
+
+    let mut node = Node::new(config);
+    node.mount(&daemon_set);
+    let installed = node.run(&daemon_set, "install");
+    assert_eq!((installed.code, installed.err.as_str()), (0, ""));
+    let kubelet = Kubelet::start_in(&node.path("kubelet"));
+    let plugin = container(&daemon_set, "device-plugin");
+    let words = words(plugin);
+    assert_eq!(words[..2], ["mps-device-plugin", "--parts=100"]);
+    let plugin = node.command(&daemon_set, plugin, &words);
+    node.spawn(plugin);
+    node.start_daemon(&daemon_set);
+
+    let endpoint = kubelet.registered().endpoint;
+    let connection = Connection::open(&node.path("kubelet").join(endpoint));
+    let parts: Devices = connection.watch(path::LIST_AND_WATCH).next();
+    assert_eq!(parts.devices.len(), 100);
+    let preference = ContainerPreferenceRequest {
+        available: parts.devices.into_iter().map(|part| part.id).collect(),
+        must_include: Vec::new(),
+        size: size.try_into().expect("few"),
+    };
+    let containers = vec![preference];
+    let asked = connection.ask(path::PREFERENCE, PreferenceRequest { containers });
+    let Preference { mut containers } = asked.expect("preference");
+    let ids = containers.remove(0).ids;
+    let containers = vec![ContainerAllocateRequest { ids }];
+    let asked = connection.ask(path::ALLOCATE, AllocateRequest { containers });
+    let Allocation { containers } = asked.expect("allocation");
+
+    let run = ["nbody", "-benchmark", "-numbodies=1024", "-i=1000000"];
+    let running = node.allocated(&job, &run, &containers[0]);
+    node.spawn(running);
+    let row = node.client(&daemon_set);
+    let percentage = row["active_thread_percentage"].as_f64();
+    assert_eq!(percentage, Some(size as f64), "{row}");
+    let memory = row["memory_limit"].as_i64();
+    // softgpu's device has 4 GiB.
+    assert_eq!(memory, Some((4096 * size / 100) << 20), "{row}");
+    let user = at(&job, &format!("{POD}/securityContext/runAsUser"));
+    assert_eq!(row["uid"], *user, "{row}");
 }

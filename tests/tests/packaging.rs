@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 /// The oldest C library that the packages promise to work with.
 const GLIBC: (u32, u32) = (2, 28);
-const PROGRAMS: [&str; 3] = ["mps-control", "mps-server", "mps-run"];
+const PROGRAMS: [&str; 4] = ["mps-control", "mps-server", "mps-run", "mps-device-plugin"];
 /// What a container without a GPU is told besides.
 const SOFTGPU: &str = "export MPSSHIM_CUDA_LIBRARY=/built/libsoftgpu.so";
 const NBODY: &str = "/built/nbody -compare -numbodies=512";

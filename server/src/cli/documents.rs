@@ -113,6 +113,9 @@ fn exit_status(roff: &mut Roff, program: &str) {
             "The program's; 127 if there is no such program, 126 if it cannot be run, {RUN_FAILURE} if mps-run itself \
              fails."
         ),
+        "mps-device-plugin" => {
+            "0: ended by a signal. 1: it cannot start, or kubelet refuses it. 2: options that do not exist.".to_owned()
+        }
         _ => "0: ended as told. 1: it could not start or has lost its context.".to_owned(),
     };
     roff.control("SH", ["EXIT STATUS"]);
@@ -120,7 +123,7 @@ fn exit_status(roff: &mut Roff, program: &str) {
 }
 
 fn see_also(roff: &mut Roff, program: &str) {
-    let others = ["mps-control", "mps-run", "mps-server"];
+    let others = ["mps-control", "mps-device-plugin", "mps-run", "mps-server"];
     let mut words: Vec<Inline> = Vec::new();
     for other in others.iter().filter(|other| **other != program) {
         if !words.is_empty() {

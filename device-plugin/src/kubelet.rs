@@ -1,0 +1,233 @@
+//! The plugin's socket, and kubelet's: both are looked at every second. Kubelet removes the plugins' sockets when it
+//! starts, and has a new one of its own then; a plugin that does not notice is a plugin that is not there. Looking costs
+//! two system calls; watches of a folder (inotify) are scarce on nodes with many pods.
+
+use crate::api::{Empty, KUBELET_SOCKET, RegisterRequest, VERSION, path};
+use crate::plugin::Plugin;
+use crate::rpc;
+use std::error::Error as _;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::Status;
+
+/// Where kubelet has its and the plugins' sockets, unless it was told otherwise (`--root-dir`).
+pub const DEFAULT_FOLDER: &str = "/var/lib/kubelet/device-plugins";
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// Kubelet comes to listen at once when a plugin has registered. When nobody has for so long, it has lost the plugin.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A registration may take so long.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Why there is no plugin any more.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeletError {
+    /// The folder is not there.
+    #[error(
+        "there is no folder {0}: kubelet has it on a node, mount it at this path or name it with --kubelet-dir"
+    )]
+    NoFolder(PathBuf),
+    /// The socket cannot be made.
+    #[error("cannot make the socket {path}: {source}")]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another process answers there.
+    #[error("another device plugin listens at {0}: end it, or give this one another --resource")]
+    Taken(PathBuf),
+    /// Kubelet does not want the plugin.
+    #[error("kubelet refuses {resource}: {why}")]
+    Refused {
+        /// What pods ask for.
+        resource: String,
+        /// In kubelet's words.
+        why: String,
+    },
+}
+
+/// Which socket it is: another one at the same path is different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity(u64, u64, i64, i64);
+
+impl Identity {
+    fn of(path: &Path) -> Option<Identity> {
+        let found = fs::symlink_metadata(path).ok()?;
+        // Numbers of inodes are used again, and not at the same time.
+        Some(Identity(
+            found.dev(),
+            found.ino(),
+            found.ctime(),
+            found.ctime_nsec(),
+        ))
+    }
+}
+
+/// The plugin at its socket, which goes with the value.
+#[derive(Debug)]
+struct Serving {
+    path: PathBuf,
+    identity: Option<Identity>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    fn start(path: &Path, plugin: &Arc<Plugin>) -> Result<Serving, KubeletError> {
+        let failed = |source| KubeletError::Socket {
+            path: path.to_owned(),
+            source,
+        };
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if UnixStream::connect(path).is_ok() {
+                    return Err(KubeletError::Taken(path.to_owned()));
+                }
+                // What a plugin has left that was killed.
+                fs::remove_file(path).map_err(failed)?;
+                UnixListener::bind(path)
+            }
+            result => result,
+        };
+        let listener = listener.map_err(failed)?;
+        let plugin = plugin.clone();
+        let route = move |call| plugin.clone().route(call);
+        let task = tokio::spawn(async move {
+            if let Err(error) = rpc::serve(listener, route).await {
+                tracing::error!("the socket has failed: {error}");
+            }
+        });
+        Ok(Serving {
+            path: path.to_owned(),
+            identity: Identity::of(path),
+            task,
+        })
+    }
+
+    fn is_there(&self) -> bool {
+        self.identity.is_some()
+            && Identity::of(&self.path) == self.identity
+            && !self.task.is_finished()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.task.abort();
+        if Identity::of(&self.path) == self.identity {
+            // It may be gone this very moment.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// How kubelet is reached.
+#[derive(Debug)]
+pub struct Kubelet {
+    socket: PathBuf,
+    own: PathBuf,
+    request: RegisterRequest,
+}
+
+impl Kubelet {
+    /// For the folder of sockets and what pods ask for.
+    ///
+    /// # Errors
+    /// There is no such folder.
+    pub fn new(folder: &Path, resource: &str) -> Result<Kubelet, KubeletError> {
+        if !folder.is_dir() {
+            return Err(KubeletError::NoFolder(folder.to_owned()));
+        }
+        // Plugins of several resources can be side by side.
+        let endpoint = format!("{}.sock", resource.replace('/', "_"));
+        Ok(Kubelet {
+            socket: folder.join(KUBELET_SOCKET),
+            own: folder.join(&endpoint),
+            request: RegisterRequest {
+                version: VERSION.to_owned(),
+                endpoint,
+                resource_name: resource.to_owned(),
+                options: Some(Plugin::options()),
+            },
+        })
+    }
+
+    /// Serves the plugin and has kubelet know it, until the future is dropped.
+    ///
+    /// # Errors
+    /// The socket cannot be made, or kubelet refuses the plugin.
+    pub async fn serve(&self, plugin: Arc<Plugin>) -> Result<(), KubeletError> {
+        let mut serving: Option<Serving> = None;
+        let mut known: Option<(Identity, Instant)> = None;
+        let mut trouble = None;
+        loop {
+            if !serving.as_ref().is_some_and(Serving::is_there) {
+                // First the old one goes, then the new one comes.
+                drop(serving.take());
+                serving = Some(Serving::start(&self.own, &plugin)?);
+                known = None;
+                tracing::info!("serving at {}", self.own.display());
+            }
+            let kubelet = Identity::of(&self.socket);
+            let forgotten = known
+                .is_some_and(|(_, since)| plugin.watching() == 0 && since.elapsed() > PATIENCE);
+            if kubelet.is_none() || forgotten || kubelet != known.map(|(identity, _)| identity) {
+                known = None;
+                let outcome = self.register().await?;
+                match (&outcome, kubelet) {
+                    (None, Some(kubelet)) => {
+                        tracing::info!("kubelet knows {}", self.request.resource_name);
+                        known = Some((kubelet, Instant::now()));
+                    }
+                    (Some(why), _) if trouble.as_ref() != Some(why) => {
+                        tracing::warn!("kubelet at {}: {why}; trying on", self.socket.display());
+                    }
+                    _ => {}
+                }
+                trouble = outcome;
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Introduces the plugin; why kubelet could not be reached.
+    async fn register(&self) -> Result<Option<String>, KubeletError> {
+        let channel = match timeout(ANSWER, rpc::connect(&self.socket)).await {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => return Ok(Some(words(&error))),
+            Err(_) => return Ok(Some("it does not answer".to_owned())),
+        };
+        let asked = rpc::ask(&channel, path::REGISTER, self.request.clone());
+        match timeout(ANSWER, asked).await {
+            Ok(Ok(Empty {})) => Ok(None),
+            Ok(Err(status)) if is_of_transport(&status) => Ok(Some(status.to_string())),
+            Ok(Err(status)) => Err(KubeletError::Refused {
+                resource: self.request.resource_name.clone(),
+                why: status.message().to_owned(),
+            }),
+            Err(_) => Ok(Some("it does not answer".to_owned())),
+        }
+    }
+}
+
+/// Whether it was not kubelet that said so.
+fn is_of_transport(status: &Status) -> bool {
+    status.source().is_some()
+}
+
+/// What is at the bottom of an error: the others say only that there is one.
+fn words(mut error: &dyn std::error::Error) -> String {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
