@@ -36,7 +36,7 @@ step() {
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets -- -D warnings
 # Tests start these libraries and programs; cargo does not build other packages' for a test.
-step cargo build -p mpsshim -p softgpu -p mpsshim-server -p mpsshim-examples
+step cargo build -p mpsshim -p softgpu -p mpsshim-server -p mpsshim-device-plugin -p mpsshim-examples
 # The tests of packages need its tools.
 step scripts/package.sh -p softgpu -p mpsshim-examples
 step cargo test --workspace

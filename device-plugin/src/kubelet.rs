@@ -58,18 +58,20 @@ pub enum KubeletError {
 
 /// Which socket it is: another one at the same path is different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity(u64, u64, i64, i64);
+struct Identity {
+    /// Device and inode.
+    file: (u64, u64),
+    /// When it was changed last: numbers of inodes are used again.
+    changed: (i64, i64),
+}
 
 impl Identity {
     fn of(path: &Path) -> Option<Identity> {
         let found = fs::symlink_metadata(path).ok()?;
-        // Numbers of inodes are used again, and not at the same time.
-        Some(Identity(
-            found.dev(),
-            found.ino(),
-            found.ctime(),
-            found.ctime_nsec(),
-        ))
+        Some(Identity {
+            file: (found.dev(), found.ino()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        })
     }
 }
 
@@ -77,7 +79,8 @@ impl Identity {
 #[derive(Debug)]
 struct Serving {
     path: PathBuf,
-    identity: Option<Identity>,
+    /// Of the socket. While it is open no other has them, whatever is done to its rights.
+    file: Option<(u64, u64)>,
     task: JoinHandle<()>,
 }
 
@@ -108,22 +111,25 @@ impl Serving {
         });
         Ok(Serving {
             path: path.to_owned(),
-            identity: Identity::of(path),
+            file: Identity::of(path).map(|found| found.file),
             task,
         })
     }
 
     fn is_there(&self) -> bool {
-        self.identity.is_some()
-            && Identity::of(&self.path) == self.identity
-            && !self.task.is_finished()
+        self.is_at_its_path() && !self.task.is_finished()
+    }
+
+    fn is_at_its_path(&self) -> bool {
+        let found = Identity::of(&self.path).map(|found| found.file);
+        found.is_some() && found == self.file
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
         self.task.abort();
-        if Identity::of(&self.path) == self.identity {
+        if self.is_at_its_path() {
             // It may be gone this very moment.
             let _ = fs::remove_file(&self.path);
         }

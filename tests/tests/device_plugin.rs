@@ -17,6 +17,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -435,7 +436,9 @@ fn a_kubelet_that_starts_anew_is_told_again() {
     let connection = Connection::open(&plugin.socket);
     let mut watched = connection.watch::<Devices>(path::LIST_AND_WATCH);
     assert_eq!(watched.next().devices.len(), 2);
-    assert_eq!(kubelet.registered_within(Duration::from_millis(100)), None);
+    // Other rights do not make it another socket.
+    fs::set_permissions(&plugin.socket, fs::Permissions::from_mode(0o600)).expect("mode");
+    assert_eq!(kubelet.registered_within(Duration::from_millis(1500)), None);
     drop(watched);
     drop(connection);
     kubelet.registered();
