@@ -25,6 +25,14 @@ def parse_values(text):
     return values
 
 
+def read_values(process, last, timeout):
+    """The values that a process prints up to the one called `last`."""
+    lines = []
+    while not (lines and lines[-1].startswith(f"{last}=")):
+        lines.append(systems.read_line(process, timeout))
+    return parse_values("\n".join(lines))
+
+
 def parse_nbody(text):
     """The milliseconds that nbody's benchmark reports."""
     found = re.search(r"total time for \d+ iterations: ([\d.]+) ms", text)
@@ -122,52 +130,68 @@ class Bench:
         return {name: rate, name + table.CPUS: cpus}
 
     def torch(self, name, system):
-        """Sequences or training steps a second of PyTorch clients that begin together, added up."""
+        """Sequences or training steps a second of PyTorch clients that begin together, added up; the median of three
+        stretches, since their start takes longer than those."""
         workload, clients, batch = re.fullmatch(r"(bert|train)(\d+)(?:x(\d+))?", name).groups()
         seconds = self.seconds(4)
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_client.py")
         command = [self.python, program, workload, "--wait", "--seconds", f"{seconds:g}", "--batch", batch or "1"]
-        rate, cpus, memory = self.together(system, int(clients), command, seconds, "per_s", memory=name == "bert8")
+        rate, cpus, memory = self.together(
+            system, int(clients), command, seconds, "per_s", stretches=3, memory=name == "bert8"
+        )
         values = {name: rate, name + table.CPUS: cpus}
         if len(memory) > 1:
             values |= {"bert_memory": memory[-1] - memory[-2], "bert_memory_all": memory[-1] - memory[0]}
         return values
 
-    def together(self, system, clients, command, seconds, key, memory=False):
+    def together(self, system, clients, command, seconds, key, stretches=1, memory=False):
         """What clients that begin together print as `key`, added up; the processors that they and the servers use
-        meanwhile; with `memory` what the device has in use before and after each client's start."""
-        running, used = [], []
+        meanwhile; with `memory` what the device has in use before the clients, without the last one and with it. With
+        several stretches clients begin again together, and the median is returned."""
+        running, used, found = [], [], []
+        program = 60 if command[0] == self.microbench else 120
+
+        def start(count):
+            new = [self.processes.start(command, system.env(), stdin=subprocess.PIPE) for _ in range(count)]
+            running.extend(new)
+            deadline = time.monotonic() + program
+            for process in new:
+                systems.read_until(process, "ready=", max(1, deadline - time.monotonic()))
+
         try:
             if memory:
-                used.append(self.device_memory(None))
-            for _ in range(clients):
-                running.append(self.processes.start(command, system.env(), stdin=subprocess.PIPE))
-                if memory:
-                    systems.read_until(running[-1], "ready=", 120)
+                for count in (0, clients - 1, 1):
+                    start(count)
                     used.append(self.device_memory(None))
-            deadline = time.monotonic() + (60 if command[0] == self.microbench else 120)
-            for process in [] if memory else running:
-                systems.read_until(process, "ready=", max(1, deadline - time.monotonic()))
+            else:
+                start(clients)
             pids = system.pids()
-            begin = time.time() + 0.2 + 0.005 * clients
-            for process in running:
-                process.stdin.write(f"{begin}\n")
-                process.stdin.flush()
-            time.sleep(max(0, begin - time.time()))
-            before = cpu_ms(pids)
-            time.sleep(seconds)
-            server = (cpu_ms(pids) - before) / 1e3 / seconds
-            results = [parse_values(self.processes.finish(process, 60)) for process in running]
+            for stretch in range(stretches):
+                begin = time.time() + 0.2 + 0.005 * clients
+                for process in running:
+                    process.stdin.write(f"{begin}\n")
+                    process.stdin.flush()
+                time.sleep(max(0, begin - time.time()))
+                before = cpu_ms(pids)
+                time.sleep(seconds)
+                server = (cpu_ms(pids) - before) / 1e3 / seconds
+                if stretch + 1 < stretches:
+                    results = [read_values(process, key, 60) for process in running]
+                else:
+                    results = [parse_values(self.processes.finish(process, 60)) for process in running]
+                late = max(result["late_ms"] for result in results)
+                if late > 100:
+                    raise systems.Failure(f"a client began {late:.0f} ms late")
+                rate = sum(result[key] for result in results)
+                found.append((rate, sum(result["cpus"] for result in results) + server))
         except systems.Failure as failure:
             if system.most_clients is not None and clients > system.most_clients:
                 raise systems.Refused(f"takes {system.most_clients} clients; {failure}") from None
             raise
         finally:
             self.dismiss(running)
-        late = max(result["late_ms"] for result in results)
-        if late > 100:
-            raise systems.Failure(f"a client began {late:.0f} ms late")
-        return sum(result[key] for result in results), sum(result["cpus"] for result in results) + server, used
+        rate, cpus = sorted(found)[len(found) // 2]
+        return rate, cpus, used
 
     def dismiss(self, clients):
         """Ends clients that may still wait for their beginning: by the end of their input, so that they leave a server

@@ -50,6 +50,15 @@ elif mode == "hold":
     for line in sys.stdin: print("used_mib=600.000", flush=True)
 """
 
+# A stand-in for a Python with PyTorch that runs torch_client.py: each stretch has another rate.
+TORCH = """#!{python} -IS
+import sys
+print("ready=1", flush=True)
+for line, rate in zip(sys.stdin, (10, 30, 20)):
+    float(line)
+    print(f"cpus=1.000\\nlate_ms=0.0\\nvalue=0.5\\nper_s={{rate}}", flush=True)
+"""
+
 NBODY = """#!/bin/sh
 echo "> Compute 9.0 CUDA device: [NVIDIA H200]"
 echo "14336 bodies, total time for 10000 iterations: 6760.250 ms"
@@ -300,6 +309,16 @@ class EndToEnd(unittest.TestCase):
         self.assertEqual(data["values"]["start"]["mpsshim"], [50.5])
         self.assertIn("; nbody 14336", out)
         self.assertTrue(self.daemon_has_ended())
+
+    def test_pytorch_clients_work_for_three_stretches(self):
+        self.program("torch", TORCH.format(python=sys.executable))
+        arguments = ["--systems", "native", "--python", self.path("torch"), "--only", "bert2,train1", "--quick"]
+        _, _, err = self.bench(*arguments)
+        data = self.results()
+        self.assertEqual(data["failures"], [], err)
+        self.assertEqual(data["values"]["bert2"]["native"], [40.0])
+        self.assertEqual(data["values"]["bert2_cpus"]["native"], [2.0])
+        self.assertEqual(data["values"]["train1"]["native"], [20.0])
 
     def test_without_nbody_its_rows_are_left_out(self):
         status, _, err = self.bench("--systems", "mpsshim", "--only", "nbody1,start", "--quick")

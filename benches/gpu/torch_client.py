@@ -2,7 +2,8 @@
 
     torch_client.py bert|train [--wait] [--seconds N] [--batch N]
 
-Prints `ready=1`, with --wait reads the second (since the epoch) at which to begin, and prints name=value lines.
+Prints `ready=1` and works for --seconds, then prints name=value lines. With --wait it reads the second (since the epoch)
+at which to begin, and does so again for every line until its input ends.
 """
 import argparse
 import sys
@@ -65,20 +66,26 @@ def main():
         step()
     torch.cuda.synchronize()
     print("ready=1", flush=True)
-    begin = float(sys.stdin.readline()) if options.wait else time.time()
+    if not options.wait:
+        measure(step, each, options.seconds, time.time())
+    for line in sys.stdin if options.wait else ():
+        measure(step, each, options.seconds, float(line))
+
+
+def measure(step, each, seconds, begin):
     late = time.time() - begin
     while time.time() < begin:
         time.sleep(0.0005)
     start, cpu, steps = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - start < options.seconds:
+    while time.perf_counter() - start < seconds:
         value = step()
         torch.cuda.synchronize()
         steps += 1
     took = time.perf_counter() - start
     print(f"cpus={(time.process_time() - cpu) / took:.3f}")
-    print(f"per_s={steps * each / took:.2f}")
     print(f"late_ms={max(0.0, late) * 1e3:.1f}")
     print(f"value={value.item():.5f}")
+    print(f"per_s={steps * each / took:.2f}", flush=True)
 
 
 if __name__ == "__main__":
