@@ -157,7 +157,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             std::thread::sleep(Duration::from_micros(20));
             continue;
         }
-        if sleep(shared, dispatcher, &mut sessions, inbox) {
+        if sleep(shared, dispatcher, &mut sessions, inbox, &mut probed) {
             idle_since = None;
         }
     }
@@ -170,6 +170,7 @@ fn sleep(
     dispatcher: &Dispatcher,
     sessions: &mut [Box<Session>],
     inbox: &Receiver<Box<Session>>,
+    probed: &mut Instant,
 ) -> bool {
     let mut rang = true;
     for session in sessions.iter() {
@@ -243,7 +244,10 @@ fn sleep(
                 session.shared.bell.silence();
             }
         }
-        if in_flight {
+        // Not after each: a client that waits for a kernel rings a bell for the next one.
+        let now = Instant::now();
+        if in_flight && now.duration_since(*probed) >= PROBE {
+            *probed = now;
             shared.probe();
         }
     }

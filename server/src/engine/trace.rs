@@ -15,22 +15,24 @@ use crate::trace::Run;
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::graph::GraphLaunch;
 use mpsshim_proto::message::{Copy, CopyInline, Launch, Mark, Memset, Op};
-use mpsshim_proto::ring::Message;
+use mpsshim_proto::ring::{Message, Place};
 use parking_lot::Mutex;
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 /// Records of one session that the collector has not read.
 const RECORDS: usize = 4096;
 /// Names of kernels that are told apart.
 const NAMES: usize = 1 << 16;
-/// How often on average, in nanoseconds, a session's streams get a flag besides those that they get anyway: kernels that
-/// take longer are told apart.
+/// How often on average, in nanoseconds, streams get a flag besides those that they get anyway: kernels that take longer
+/// are told apart. All sessions that want such flags share them, since all share the context's lock.
 const APART: u64 = 100_000;
+/// For how long, in nanoseconds, a session that wanted a flag is counted among those.
+const LATELY: u64 = 10_000_000;
 /// So many may follow each other at once, where there were few before: as many as a stream may have in flight.
 const BURST: u64 = super::WINDOW;
 
@@ -86,6 +88,44 @@ pub struct Tracer {
     lost: u64,
     /// Nanoseconds saved up for flags, and until when.
     saved: (u64, u64),
+    wanting: Arc<Wanting>,
+    /// When the trace began, by the clock.
+    began: u64,
+    /// The stretch of time in which a flag was last wanted.
+    wanted: Option<u32>,
+}
+
+/// How many sessions want flags: stretches of [`LATELY`] are numbered; the last one's number, how many there were in it,
+/// and in the one before.
+#[derive(Debug, Default)]
+struct Wanting(AtomicU64);
+
+impl Wanting {
+    fn read(word: u64, stretch: u32) -> (u64, u64) {
+        let (last, now, before) = ((word >> 32) as u32, word >> 16 & 0xffff, word & 0xffff);
+        match stretch.saturating_sub(last) {
+            0 => (now, before),
+            1 => (0, now),
+            _ => (0, 0),
+        }
+    }
+
+    /// One more in this stretch.
+    fn add(&self, stretch: u32) {
+        let _ = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+                let (now, before) = Wanting::read(word, stretch);
+                let last = u64::from(stretch).max(word >> 32);
+                Some(last << 32 | (now + 1).min(0xffff) << 16 | before)
+            });
+    }
+
+    /// How many there are, at least one.
+    fn count(&self, stretch: u32) -> u64 {
+        let (now, before) = Wanting::read(self.0.load(Ordering::Relaxed), stretch);
+        now.max(before).max(1)
+    }
 }
 
 /// What a message is about, as far as a trace is concerned.
@@ -125,6 +165,9 @@ struct State {
     numbers: HashMap<Box<[u8]>, u32>,
     /// By number less one.
     names: Vec<Box<[u8]>>,
+    wanting: Arc<Wanting>,
+    /// When it began, by the run's clock.
+    began: u64,
     collector: Option<JoinHandle<()>>,
 }
 
@@ -149,6 +192,8 @@ impl Shared {
         state.joined.clear();
         state.numbers.clear();
         state.names.clear();
+        state.wanting = Arc::default();
+        state.began = run.clock().raw();
         let (shared, told) = (Arc::clone(self), Arc::clone(&run));
         let collector = std::thread::Builder::new()
             .name("trace".into())
@@ -197,19 +242,26 @@ impl Tracer {
     /// Whether a stream may get a flag besides those that it gets anyway.
     fn may_point(&mut self, now: u64) -> bool {
         let (saved, until) = self.saved;
+        let stretch = (self.clock.delta_as_nanos(self.began, now) / LATELY) as u32;
+        if self.wanted != Some(stretch) {
+            self.wanted = Some(stretch);
+            self.wanting.add(stretch);
+        }
+        let each = APART * self.wanting.count(stretch);
         let more = self.clock.delta_as_nanos(until, now);
-        let saved = saved.saturating_add(more).min(BURST * APART);
-        let may = saved >= APART;
-        self.saved = (if may { saved - APART } else { saved }, now);
+        let saved = saved.saturating_add(more).min(BURST * each);
+        let may = saved >= each;
+        self.saved = (if may { saved - each } else { saved }, now);
         may
     }
 
-    /// Records the flags that will tell that the stream has got here.
+    /// Records the flags that will tell that the stream has got here: the client's mark, one that the stream has, or, unless
+    /// a mark is about to come, one more.
     fn record_points(
         &mut self,
         shared: &Shared,
         stream: &mut Stream,
-        mark: Option<Mark>,
+        (mark, mark_comes): (Option<Mark>, bool),
         (begun, ended): (u64, u64),
     ) {
         let (number, ops) = (stream.number, stream.ops());
@@ -221,7 +273,7 @@ impl Tracer {
             };
             self.record(begun, ended, what);
             self.record(begun, ended, What::Wait { slot, value });
-        } else if self.may_point(ended) {
+        } else if !mark_comes && self.may_point(ended) {
             // Where the driver refuses, the next one tells.
             let _ = stream.checkpoint(shared);
         }
@@ -266,7 +318,8 @@ pub fn execute(
     let outcome = calls::perform(shared, session, op, message);
     if outcome.is_ok() {
         let ended = now(session);
-        session.record(shared, op, subject, (begun, ended));
+        let next = session.consumer.place().behind(message);
+        session.record(shared, op, subject, next, (begun, ended));
     }
     outcome
 }
@@ -294,6 +347,9 @@ impl Session {
             records: producer,
             lost: 0,
             saved: (0, 0),
+            wanting: Arc::clone(&state.wanting),
+            began: state.began,
+            wanted: None,
         };
         drop(state);
         let now = tracer.clock.raw();
@@ -358,7 +414,22 @@ impl Session {
         function.traced.1
     }
 
-    fn record(&mut self, shared: &Shared, op: Op, subject: Subject, (begun, ended): (u64, u64)) {
+    /// Whether the message there is a mark.
+    fn is_mark_at(&mut self, mut place: Place) -> bool {
+        let message = self.consumer.peek_at(&mut place);
+        matches!(message, Ok(Some(message)) if message.op == Op::Mark as u16)
+    }
+
+    /// Records what was done; `next` is behind its message.
+    fn record(
+        &mut self,
+        shared: &Shared,
+        op: Op,
+        subject: Subject,
+        next: Place,
+        (begun, ended): (u64, u64),
+    ) {
+        let mark_comes = self.is_mark_at(next);
         let Some(mut tracer) = self.tracer.take() else {
             return;
         };
@@ -403,7 +474,7 @@ impl Session {
                 Subject::Wait(mark) => Some(mark),
                 _ => None,
             };
-            tracer.record_points(shared, stream, mark, (begun, ended));
+            tracer.record_points(shared, stream, (mark, mark_comes), (begun, ended));
         }
         self.tracer = Some(tracer);
     }
@@ -431,6 +502,7 @@ impl Session {
             return;
         };
         let ended = tracer.clock.raw();
+        let mark_comes = self.is_mark_at(self.consumer.place());
         let each = ended.saturating_sub(begun) / run.len() as u64;
         let ops = self.streams.get(first.body().stream).map_or(0, Stream::ops);
         let before = ops.saturating_sub(run.len() as u64 + u64::from(mark.is_some()));
@@ -448,7 +520,7 @@ impl Session {
             tracer.record(begun + at * each, begun + (at + 1) * each, what);
         }
         if let Ok(stream) = self.streams.get_mut(first.body().stream) {
-            tracer.record_points(shared, stream, mark, (ended, ended));
+            tracer.record_points(shared, stream, (mark, mark_comes), (ended, ended));
         }
         self.tracer = Some(tracer);
     }
@@ -490,6 +562,9 @@ mod tests {
             records,
             lost: 0,
             saved: (0, 0),
+            wanting: Arc::default(),
+            began: 0,
+            wanted: None,
         }
     }
 
@@ -522,6 +597,42 @@ mod tests {
         assert!(!tracer.may_point(first + APART / 2));
         assert!(tracer.may_point(first + APART));
         assert!(!tracer.may_point(first + APART));
+    }
+
+    #[test]
+    fn sessions_that_want_flags_share_them() {
+        let wanting = Arc::new(Wanting::default());
+        let mut tracers: Vec<Tracer> = (0..8).map(|_| tracer(RingBuffer::new(1).0)).collect();
+        for tracer in &mut tracers {
+            tracer.clock = Clock::mock().0;
+            tracer.wanting = Arc::clone(&wanting);
+        }
+        let mut granted = |from: u64, to: u64, sessions: usize| {
+            (from..to)
+                .step_by(APART as usize / 4)
+                .map(|now| {
+                    let some = &mut tracers[..sessions];
+                    some.iter_mut()
+                        .filter_map(|t| t.may_point(now).then_some(()))
+                        .count() as u64
+                })
+                .sum::<u64>()
+        };
+        // What was saved up before, and more.
+        let settled = 100 * LATELY;
+        granted(LATELY, settled, 8);
+        let second = 100 * LATELY;
+        let shared = granted(settled, settled + second, 8);
+        assert!(
+            (second / APART * 9 / 10..=second / APART).contains(&shared),
+            "{shared}"
+        );
+        // The others want none any more.
+        let alone = granted(settled + second, settled + 2 * second, 1);
+        assert!(
+            (second / APART * 9 / 10..=second / APART).contains(&alone),
+            "{alone}"
+        );
     }
 
     /// `cargo test --release -p mpsshim-server cost_of_a_record -- --ignored --nocapture`
