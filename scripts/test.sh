@@ -35,15 +35,17 @@ step() {
 
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets -- -D warnings
-# Tests start these libraries and programs; cargo does not build other packages' for a test.
-step cargo build -p mpsshim -p softgpu -p mpsshim-server -p mpsshim-device-plugin -p mpsshim-examples
+# Tests start libraries and programs of other packages, which cargo does not build for a test. All at once: another choice
+# of packages gives shared dependencies other features, and cargo would build them once more.
+step cargo build --workspace --lib --bins --tests
+export MPSSHIM_BUILT=1
 # The tests of packages need its tools.
 step scripts/package.sh -p softgpu -p mpsshim-examples
 step cargo test --workspace
 if [ -e proto/tests/loom.rs ]; then
     # A folder of its own: other flags would have cargo build everything anew each time.
     step env RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" \
-        cargo test -p mpsshim-proto --release --test loom
+        cargo test -p mpsshim-proto --test loom
 fi
 step python3 -m unittest discover -s benches/gpu
 step python3 -m unittest discover -s tests/gpu

@@ -1,7 +1,7 @@
 //! The ring and the two sleeping handshakes under a model checker: every interleaving of a client and a server,
 //! and every value that an atomic may return under the memory model.
 //!
-//!     RUSTFLAGS="--cfg loom" cargo test -p mpsshim-proto --test loom --release
+//!     RUSTFLAGS="--cfg loom" cargo test -p mpsshim-proto --test loom
 //!
 //! The ring is the very code of `ring.rs` over loom's cells. The handshakes are written out here as the shim and
 //! the server have them, with a mutex and a condition variable in the place of the eventfd and the futex. Each

@@ -1,16 +1,26 @@
 //! The built libraries and programs that end-to-end tests start.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::LazyLock;
 use std::{env, fs};
+
+/// Whose libraries and programs tests start.
+const PACKAGES: [&str; 6] = [
+    "mpsshim",
+    "mpsshim-server",
+    "mpsshim-device-plugin",
+    "mpsshim-examples",
+    "softgpu",
+    "softnvml",
+];
 
 /// The path of a built library or program, such as `libmpsshim.so` or `mps-server`.
 ///
-/// Cargo does not build other packages' libraries and programs for a test, so this does, once per test process and
-/// package, in the test's own profile and target folder. A test that is not started by cargo takes what lies there.
-/// `MPSSHIM_SHIM` names another `libmpsshim.so`.
+/// Cargo does not build other packages' libraries and programs for a test, so this does, once per test process, in the
+/// test's own profile and target folder. A test that is not started by cargo takes what lies there, and so does one with
+/// `MPSSHIM_BUILT` in its environment: scripts/test.sh has built everything. `MPSSHIM_SHIM` names another
+/// `libmpsshim.so`.
 ///
 /// # Panics
 /// When the build fails or there is no such file: no test can go on without.
@@ -21,7 +31,8 @@ pub fn artifact(name: &str) -> PathBuf {
         return PathBuf::from(path);
     }
     let folder = folder();
-    build(package_of(name), &folder);
+    static BUILT: LazyLock<bool> = LazyLock::new(build);
+    assert!(*BUILT, "cargo build failed");
     let path = folder.join(name);
     assert!(path.exists(), "{} was not built", path.display());
     path
@@ -31,18 +42,6 @@ pub fn artifact(name: &str) -> PathBuf {
 /// genuine `libcuda.so.1`.
 pub fn driver() -> PathBuf {
     env::var_os("MPSSHIM_TEST_DRIVER").map_or_else(|| artifact("libsoftgpu.so"), PathBuf::from)
-}
-
-/// The package that a library or program belongs to.
-fn package_of(name: &str) -> &str {
-    match name {
-        "libmpsshim.so" => "mpsshim",
-        "libsoftgpu.so" => "softgpu",
-        "libsoftnvml.so" => "softnvml",
-        "mps-server" | "mps-control" | "mps-run" => "mpsshim-server",
-        "mps-device-plugin" => "mpsshim-device-plugin",
-        _ => "mpsshim-examples",
-    }
 }
 
 /// Cargo's target folder.
@@ -64,37 +63,24 @@ fn folder() -> PathBuf {
     .to_owned()
 }
 
-fn build(package: &str, folder: &Path) {
-    static DONE: Mutex<Option<HashMap<String, bool>>> = Mutex::new(None);
-    let Some(cargo) = env::var_os("CARGO") else {
-        return;
+/// Builds what tests start; whether that is possible. Always all of it: cargo would give shared dependencies other
+/// features for each choice of packages, and build them again.
+fn build() -> bool {
+    let cargo = env::var_os("CARGO");
+    let Some(cargo) = cargo.filter(|_| env::var_os("MPSSHIM_BUILT").is_none()) else {
+        return true;
     };
-    // Held through the build: another test that needs the package waits for it.
-    let mut done = DONE.lock().expect("no build panics");
-    let built = done
-        .get_or_insert_default()
-        .entry(package.to_owned())
-        .or_insert_with(|| {
-            let profile = match folder.file_name().and_then(|name| name.to_str()) {
-                Some("debug") | None => "dev",
-                Some(profile) => profile,
-            };
-            Command::new(cargo)
-                .args([
-                    "build",
-                    "--quiet",
-                    "--package",
-                    package,
-                    "--profile",
-                    profile,
-                    "--target-dir",
-                ])
-                .arg(target())
-                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-                .status()
-                .is_ok_and(|status| status.success())
-        });
-    let built = *built;
-    drop(done);
-    assert!(built, "cargo build --package {package} failed");
+    let folder = folder();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--profile", profile, "--target-dir"]);
+    command.arg(target());
+    for package in PACKAGES {
+        command.args(["--package", package]);
+    }
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    command.status().is_ok_and(|status| status.success())
 }
