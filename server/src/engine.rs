@@ -22,6 +22,7 @@ mod instances;
 mod jit;
 mod marks;
 mod open;
+mod parking;
 mod partition;
 mod pools;
 mod printing;

@@ -46,6 +46,8 @@ pub const NVML_LIBRARY: &str = "MPSSHIM_NVML_LIBRARY";
 pub const LOG: &str = "MPSSHIM_LOG";
 /// Pass everything through.
 pub const DISABLE: &str = "MPSSHIM_DISABLE";
+/// Threads that help a program copy.
+pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
 /// The server's executable.
 pub const SERVER: &str = "MPSSHIM_SERVER";
 /// The shim.
@@ -116,6 +118,13 @@ pub const TABLE: &[Setting] = &[
         key: None,
         default: "0",
         meaning: "1: the shim passes every call to the genuine driver, as if it were not loaded.",
+    },
+    Setting {
+        name: COPY_THREADS,
+        key: None,
+        default: "a quarter of the processors that the program may use, at most 3",
+        meaning: "Threads that help a program in proxy mode with copies of pageable memory from 512 KiB on: 0 (none) to \
+                  15. They start with the first such copy. Read by the program.",
     },
     Setting {
         name: SERVER,

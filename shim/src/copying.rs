@@ -12,9 +12,10 @@ use std::sync::{Arc, OnceLock};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::settings;
 use crate::thread;
 
-/// Threads besides the program's own, at most.
+/// Threads besides the program's own, at most, unless it is told otherwise.
 const HELPERS: usize = 3;
 /// One of so many processors that the process may use copies: others have something to do too.
 const PROCESSORS: usize = 4;
@@ -134,9 +135,11 @@ fn pool() -> Option<&'static ThreadPool> {
 }
 
 fn start() -> Option<ThreadPool> {
-    // Those of the process's affinity and its cgroup.
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-    let helpers = (processors / PROCESSORS).min(HELPERS);
+    let helpers = settings::copy_threads().unwrap_or_else(|| {
+        // Those of the process's affinity and its cgroup.
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        (processors / PROCESSORS).min(HELPERS)
+    });
     if helpers == 0 {
         return None;
     }
@@ -224,9 +227,11 @@ mod tests {
 
     #[test]
     fn what_was_given_is_done_once_it_is_dropped() {
-        for wanted in [true, false] {
+        let pool = ThreadPoolBuilder::new().num_threads(2).build();
+        let pool: &'static ThreadPool = Box::leak(Box::new(pool.expect("two threads")));
+        for (pool, count) in [(Some(pool), 2), (None, 0)] {
             let done = AtomicUsize::new(0);
-            let helpers = Helpers::find(wanted, HELPERS);
+            let helpers = Helpers { pool, count };
             for round in 1..=200 {
                 // SAFETY: they are dropped in this round.
                 let given: Vec<_> = (0..5)

@@ -84,6 +84,17 @@ pub fn client_priority() -> i32 {
         .unwrap_or(-1)
 }
 
+/// Threads that help with copies, `MPSSHIM_COPY_THREADS`; `None` when not set or no number up to 15.
+pub fn copy_threads() -> Option<usize> {
+    let value = read("MPSSHIM_COPY_THREADS")?;
+    let threads = value.to_str().and_then(|value| value.trim().parse().ok());
+    let threads = threads.filter(|threads| *threads <= 15);
+    if threads.is_none() {
+        tracing::warn!(?value, "MPSSHIM_COPY_THREADS is no number from 0 to 15");
+    }
+    threads
+}
+
 /// Where to log and what, `MPSSHIM_LOG`; see [`crate::log`].
 pub fn log() -> Option<String> {
     read("MPSSHIM_LOG").map(|value| value.to_string_lossy().into_owned())

@@ -8,11 +8,9 @@ mod programs;
 mod scene;
 
 use control_daemon::{Done, Place};
-use mpsshim_tests::artifacts::artifact;
 use programs::{DriverFolder, Running, finish, preloaded};
-use scene::{daemon, daemon_with};
+use scene::{daemon, daemon_with, server_with};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -212,16 +210,8 @@ fn four_at_once_through_the_proxy() {
 fn four_at_once_with_each_kind_of_mark() {
     for kind in ["written", "asked"] {
         let folder = tempfile::tempdir().expect("a folder");
-        let script = folder.path().join("server");
-        let server = artifact("mps-server");
-        let text = format!(
-            "#!/bin/sh\nexec '{}' \"$@\" --marks {kind}\n",
-            server.display()
-        );
-        fs::write(&script, text).expect("a script");
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
-        let script = script.to_str().expect("UTF-8");
-        four_at_once(&daemon_with(&[("MPSSHIM_SERVER", script)]));
+        let server = server_with(folder.path(), &format!("--marks {kind}"));
+        four_at_once(&daemon_with(&[("MPSSHIM_SERVER", &server)]));
     }
 }
 

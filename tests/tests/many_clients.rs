@@ -5,10 +5,15 @@ mod programs;
 mod scene;
 
 use control_daemon::{raise_descriptor_limit, wait_until};
-use mpsshim_tests::peer::{Peer, Worker};
+use mpsshim_proto::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_proto::message::Op;
+use mpsshim_tests::peer::{Peer, Worker, memset};
 use programs::{Running, client, finish, well};
-use scene::{Scene, control};
+use scene::{Scene, control, daemon_with, server_with};
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// What `MPSSHIM_MAX_CLIENTS` is by default.
@@ -125,4 +130,91 @@ fn clients_come_work_and_leave_ten_times_over() {
     let log = scene.place.log("control.log");
     assert_eq!(log.matches("refused client ").count(), 2 * ROUNDS);
     assert_eq!(log.matches("Starting new server").count(), 1);
+}
+
+/// So many sessions of a dispatch thread are never parked (`CROWD` in the server's engine/parking.rs).
+const NEVER_PARKED: usize = 16;
+
+/// Has a client send work without a pause until it is dropped.
+struct Busy {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn start(mut worker: Worker) -> Busy {
+        let over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                let (start, stream) = (worker.memory.start, worker.stream);
+                for value in 0..200 {
+                    let body = memset(start, value, 4, stream);
+                    worker.peer.post(Op::Memset, &body, &[]).expect("it works");
+                }
+                worker.peer.finish(stream).expect("it works");
+            }
+        });
+        Busy {
+            over,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))));
+    }
+}
+
+#[test]
+fn quiet_clients_are_parked_and_served_all_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server_with(folder.path(), "--dispatch-threads 1");
+    let place = daemon_with(&[("MPSSHIM_SERVER", &server)]);
+    let connect = || {
+        let mut worker = Worker::connect(&control(&place)).expect("there is room");
+        worker.round().expect("it works");
+        worker
+    };
+    let mut quiet: Vec<Worker> = (0..40).map(|_| connect()).collect();
+    let busy = Busy::start(connect());
+    let parked = |workers: &[Worker]| {
+        let asks_for_bell = |worker: &&Worker| {
+            let sleeps = &worker.peer.header().server_sleeps.0;
+            sleeps.load(Ordering::Relaxed) == 1
+        };
+        workers.iter().filter(asks_for_bell).count()
+    };
+    // All of them also ask for their bells while the thread sleeps.
+    let all_but_some = |workers: &[Worker]| {
+        wait_until("quiet clients are parked", || {
+            parked(workers) == workers.len() + 1 - NEVER_PARKED
+        });
+    };
+    for _ in 0..3 {
+        all_but_some(&quiet);
+        for worker in &mut quiet {
+            worker.round().expect("it works");
+        }
+    }
+    all_but_some(&quiet);
+    // Some leave, and are noticed.
+    quiet.truncate(30);
+    let pid = quiet[0].peer.welcome.server_pid.to_string();
+    wait_until("those that left are forgotten", || {
+        let listed = place.control(&["get_client_list", &pid]).out;
+        listed.lines().count() == quiet.len() + 1
+    });
+    drop(busy);
+    // The end of the server is everybody's.
+    let ended = place.control(&["shutdown_server", &pid, "-f"]);
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    for worker in &quiet {
+        let status = worker.peer.await_end().expect("an end");
+        assert_eq!(status, CUDA_ERROR_MPS_RPC_FAILURE);
+    }
 }

@@ -255,6 +255,24 @@ fn threads_have_contexts_and_default_streams_of_their_own() {
 
 /// Python's multiprocessing: workers that are started anew are clients, those that are only forked cannot use CUDA.
 #[test]
+fn pageable_memory_of_any_size_is_copied_by_any_number_of_threads() {
+    let place = daemon();
+    for threads in ["0", "1", "3"] {
+        let mut command = client(&place, &["copies"]);
+        command.env("MPSSHIM_COPY_THREADS", threads);
+        assert_eq!(succeed(&mut command), "copied\n", "{threads} threads");
+    }
+    let mut command = client(&place, &["copies"]);
+    command
+        .env("MPSSHIM_COPY_THREADS", "many")
+        .env("MPSSHIM_LOG", "warn");
+    let done = finish(&mut command);
+    assert_eq!(done.out, "copied\n");
+    let said = "MPSSHIM_COPY_THREADS is no number from 0 to 15";
+    assert!(done.err.contains(said), "{}", done.err);
+}
+
+#[test]
 fn workers_of_a_pool_are_clients_of_their_own() {
     if Command::new("python3").arg("--version").output().is_err() {
         eprintln!("no python3: not tested");

@@ -8,6 +8,7 @@
 use super::calls::{self, Undone};
 use super::fairness;
 use super::held::Order;
+use super::parking::{Parked, Sessions};
 use super::reaper::ReaperTask;
 use super::session::Session;
 use super::slow::SlowTask;
@@ -61,7 +62,8 @@ pub fn run_ahead() {
 pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     let dispatcher = &shared.dispatchers[me];
     run_ahead();
-    let mut sessions: Vec<Box<Session>> = Vec::new();
+    let mut sessions = Sessions::new();
+    let mut parked = Parked::new();
     let mut idle_since: Option<Instant> = None;
     let mut probed = Instant::now();
     let mut counted = probed;
@@ -79,8 +81,13 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 .count();
             dispatcher.active.store(active, Ordering::Relaxed);
             shared.count_synchronizing();
+            parked.park_quiet(shared, &mut sessions);
         }
+        parked.take_rung(shared, &mut sessions, false);
         sessions.extend(inbox.try_iter());
+        if shared.is_lost() || shared.stopping.load(Ordering::Relaxed) {
+            parked.take_all(shared, &mut sessions);
+        }
         if shared.stopping.load(Ordering::Relaxed) {
             for session in sessions.drain(..) {
                 end(shared, session, Some("the server is shutting down".into()));
@@ -157,7 +164,13 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             std::thread::sleep(Duration::from_micros(20));
             continue;
         }
-        if sleep(shared, dispatcher, &mut sessions, inbox, &mut probed) {
+        if sleep(
+            shared,
+            dispatcher,
+            (&mut sessions, &mut parked),
+            inbox,
+            &mut probed,
+        ) {
             idle_since = None;
         }
     }
@@ -168,7 +181,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
 fn sleep(
     shared: &Arc<Shared>,
     dispatcher: &Dispatcher,
-    sessions: &mut [Box<Session>],
+    (sessions, parked): (&mut Sessions, &mut Parked),
     inbox: &Receiver<Box<Session>>,
     probed: &mut Instant,
 ) -> bool {
@@ -193,15 +206,10 @@ fn sleep(
         dispatcher.active.store(0, Ordering::Relaxed);
         shared.count_synchronizing();
     }
-    let pending = |session: &Session| {
-        session.consumer.has_message() && !session.held.is_stalled()
-            || session.held.is_released(&session.shared)
-            || session.shared.hung_up.load(Ordering::Relaxed)
-    };
     let pause = sessions.iter().filter_map(|s| s.held.pause()).min();
     if inbox.is_empty()
         && !shared.stopping.load(Ordering::Relaxed)
-        && !sessions.iter().any(|s| pending(s))
+        && !sessions.iter().any(|session| session.wants_attention())
     {
         let poll = |fd: i32| libc::pollfd {
             fd,
@@ -213,6 +221,7 @@ fn sleep(
             .map(|s| poll(s.shared.bell.fd().as_raw_fd()))
             .collect();
         bells.push(poll(dispatcher.bell.fd().as_raw_fd()));
+        bells.extend(parked.fd().map(poll));
         let timeout = match in_flight {
             _ if sessions.iter().any(|session| session.marks.is_waiting()) => ASK,
             true => PROBE,
@@ -262,6 +271,7 @@ fn sleep(
             shared.wake_watcher();
         }
     }
+    parked.take_rung(shared, sessions, true);
     rang
 }
 

@@ -94,6 +94,11 @@ impl Session {
         self.printed.holds
     }
 
+    /// Whether it has the turn.
+    pub fn prints(&self) -> bool {
+        self.printed.holds
+    }
+
     /// Gives the turn back if nothing is in flight, after fetching what was printed.
     pub fn stop_printing(&mut self, shared: &Shared) {
         if self.printed.holds && !self.has_work_in_flight(shared) && self.is_idle(shared) {

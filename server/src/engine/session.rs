@@ -15,6 +15,7 @@ use super::host::{HostBlock, Registration};
 use super::instances::{Image, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
+use super::parking::Quiet;
 use super::partition::Place;
 use super::pools::Pools;
 use super::printing::Printed;
@@ -370,6 +371,8 @@ pub struct Session {
     pub home: usize,
     /// Messages that dispatch threads have executed.
     pub dispatched: u64,
+    /// Since when it has sent nothing.
+    pub quiet: Quiet,
     /// What else is counted.
     pub counts: Counts,
     /// What it has to do with traces.
@@ -418,6 +421,7 @@ impl Session {
             marks: Marks::default(),
             held: Held::default(),
             printed: Printed::default(),
+            quiet: Quiet::default(),
             graphs: Graphs::default(),
             fault: None,
             home,

@@ -1,5 +1,5 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`.
+//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -91,6 +91,47 @@ impl Client {
         let mut nowhere = 0x10u64;
         self.launch(self.stray, &mut [(&raw mut nowhere).cast()])?;
         self.synchronize()
+    }
+
+    /// Pageable copies of sizes around those at which the shim takes another way, there and back, by two threads.
+    fn copies(&self) -> Status {
+        const KIB: usize = 1 << 10;
+        let sizes = [
+            1, 4, 5, 128, 511, 512, 513, 1024, 2047, 2048, 3000, 4095, 4096, 9000,
+        ];
+        let copy = |seed: u32| -> Status {
+            let mut stream = CUstream::NULL;
+            cu!(cuStreamCreate, &mut stream, CU_STREAM_NON_BLOCKING).ok()?;
+            let mut memory: CUdeviceptr = 0;
+            cu!(cuMemAlloc_v2, &mut memory, 9001 * KIB).ok()?;
+            for (round, size) in sizes.into_iter().enumerate() {
+                for len in [size * KIB - 3, size * KIB, size * KIB + 7] {
+                    // Of one byte more, so that nothing is aligned.
+                    let byte =
+                        |at: usize| (at as u32).wrapping_mul(seed + round as u32).to_le_bytes()[1];
+                    let sent: Vec<u8> = (0..=len).map(byte).collect();
+                    let mut back = vec![0u8; len + 2];
+                    let (from, to) = (&raw const sent[1], &raw mut back[1]);
+                    cu!(cuMemcpyHtoDAsync_v2, memory, from, len, stream).ok()?;
+                    cu!(cuMemcpyDtoHAsync_v2, to, memory, len, stream).ok()?;
+                    cu!(cuStreamSynchronize, stream).ok()?;
+                    assert!(sent[1..] == back[1..=len], "{len} bytes");
+                    assert_eq!((back[0], back[len + 1]), (0, 0), "{len} bytes");
+                }
+            }
+            cu!(cuMemFree_v2, memory).ok()
+        };
+        let mut context = CUcontext::NULL;
+        cu!(cuCtxGetCurrent, &mut context).ok()?;
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || {
+                cu!(cuCtxSetCurrent, context).ok()?;
+                copy(3)
+            });
+            copy(5).and(other.join().expect("no panic"))
+        })?;
+        say("copied");
+        Ok(())
     }
 
     fn synchronize(&self) -> Status {
@@ -411,6 +452,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "wait" => client.wait(),
         "share" => client.share(),
         "threads" => client.threads(),
+        "copies" => client.copies(),
         _ => panic!("client {what:?}"),
     }
 }

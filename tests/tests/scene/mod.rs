@@ -6,7 +6,8 @@ use crate::control_daemon::{Place, wait_until};
 use mpsshim_tests::artifacts::{artifact, driver};
 use mpsshim_tests::peer::{Peer, Worker};
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -133,6 +134,16 @@ pub fn daemon_with_options(options: &[&str], env: &[(&str, &str)]) -> Place {
     ];
     all.extend(env);
     Place::with_daemon_options(options, &all)
+}
+
+/// A script in `folder` that starts the server with further options, for `MPSSHIM_SERVER`.
+pub fn server_with(folder: &Path, options: &str) -> String {
+    let script = folder.join("server");
+    let server = artifact("mps-server");
+    let text = format!("#!/bin/sh\nexec '{}' \"$@\" {options}\n", server.display());
+    fs::write(&script, text).expect("a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+    script.into_os_string().into_string().expect("UTF-8")
 }
 
 pub fn control(place: &Place) -> PathBuf {
