@@ -7,6 +7,7 @@ mod programs;
 
 use mpsshim_proto::cuda::{CUresult, result_name};
 use mpsshim_server::control::commands::TABLE;
+use mpsshim_tests::artifacts::artifact;
 use pages::elsewhere::ELSEWHERE;
 use pages::lines::{commands, is_done_elsewhere};
 use pages::reader::Reader;
@@ -14,6 +15,7 @@ use pages::{In, Page, for_users, root, target};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 #[test]
 fn every_command_works() {
@@ -42,15 +44,29 @@ fn every_command_works() {
 }
 
 #[test]
-fn the_list_of_commands_is_whole() {
+fn the_lists_of_commands_and_options_are_whole() {
     let page = Page::read("docs/operations.md");
     let listed: BTreeSet<&str> = page
         .pieces
         .iter()
         .filter(|piece| piece.section == "mps-control" && piece.place == In::Column(0))
         .filter_map(|piece| piece.text.split(' ').next())
-        .filter(|word| !word.starts_with('-'))
         .collect();
+    let told = Command::new(artifact("mps-control")).arg("--help").output();
+    let told = String::from_utf8(told.expect("run").stdout).expect("text");
+    let heads = told.lines().map(str::trim).filter(|line| {
+        // Below it are the commands' own.
+        line.starts_with("--") || line.starts_with('-') && line.contains(", --")
+    });
+    let options: BTreeSet<&str> = heads
+        .filter_map(|line| line.split([' ', ',']).find(|word| word.starts_with("--")))
+        .collect();
+    assert!(options.len() > 5, "{told}");
+    let missing: Vec<_> = options
+        .into_iter()
+        .filter(|option| !listed.contains(option) && *option != "--help")
+        .collect();
+    assert!(missing.is_empty(), "not in docs/operations.md: {missing:?}");
     let known: BTreeSet<&str> = TABLE.iter().map(|row| row.name).collect();
     let missing: Vec<_> = known.difference(&listed).collect();
     assert!(missing.is_empty(), "not in docs/operations.md: {missing:?}");

@@ -32,7 +32,6 @@ const DEBIAN: Way = Test("packaging.rs::the_debian_package_installs_upgrades_and
 const MPI: Way = Test("mpi.rs::documented_commands_work");
 const TOP: Way = Test("top.rs::the_screen_and_its_keys");
 const SLURM: Way = Test("slurm.rs::steps_have_the_percentages_that_slurm_gives_them");
-const LOG: Way = Text("lines of a log");
 
 pub type Row = (&'static str, &'static str, Way);
 
@@ -92,17 +91,17 @@ pub const ELSEWHERE: &[Row] = &[
     (
         "docs/operations.md",
         "Command of process 4711 of user 1000 refused: quit is for root and the user who runs the daemon only\n",
-        LOG,
+        Test("users.rs::every_refusal_names_user_and_process"),
     ),
     (
         "docs/operations.md",
         "Server 526 of user 1000 taken over with 3 clients\n",
-        LOG,
+        Test("take_over.rs::a_server_and_its_clients_are_the_next_daemon_s"),
     ),
     (
         "docs/operations.md",
         "[2026-11-20 09:09:36.566 Control  1105] NEW CLIENT 1108 from user 0: Server is not ready, push client to pending list\n",
-        LOG,
+        Test("control.rs::every_log_line_has_its_stamp"),
     ),
     ("docs/operations.md", "top", TOP),
     (

@@ -172,6 +172,23 @@ pub fn is_done_elsewhere(line: &Line<'_>) -> Result<bool, String> {
         Some(Text(what)) => eprintln!("`{}` of {}: {what}", line.text, line.page),
         Some(Needs(what)) => {
             eprintln!("`{}` of {} needs {what}", line.text, line.page);
+            let words: Vec<&str> = line.text.split(' ').collect();
+            for pair in words.windows(2).filter(|_| words[0] == "kubectl") {
+                let name = match pair {
+                    ["-n" | "-c", name] => Some(*name),
+                    [_, word] => word.strip_prefix("daemonset/"),
+                    _ => None,
+                };
+                let manifests = file("packaging/kubernetes/daemonset.yaml");
+                if name.is_some_and(|name| !manifests.contains(&format!("name: {name}\n"))) {
+                    return line.wrong("the manifests do not name all of it");
+                }
+            }
+            for path in words.iter().filter(|word| word.starts_with("packaging/")) {
+                if !root().join(path).exists() {
+                    return line.wrong(&format!("there is no {path}"));
+                }
+            }
             // Of a program of the project its options can be looked at.
             let program = line.text.split(' ').next().expect("a word");
             if root().join(program).is_file() {
