@@ -152,7 +152,7 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_default_device_pinned_mem_limit",
         "DEVICE",
-        "device memory that a client of a server started from now on may have; an empty line when there is no limit",
+        "device memory that a client of a server started from now on may have; nothing when there is no limit",
     ),
     row(
         Kind::Acts,
@@ -176,7 +176,7 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_user_device_pinned_mem_limit",
         "UID DEVICE",
-        "device memory that all clients of a user together may have; an empty line when there is no limit",
+        "device memory that all clients of a user together may have; nothing when there is no limit",
     ),
     row(
         Kind::Acts,
