@@ -1,0 +1,207 @@
+//! Instances of graphs: made, changed, launched.
+
+use super::DEPTH;
+use crate::engine::Shared;
+use crate::engine::calls::Reply;
+use crate::engine::calls::capture::{all_nodes, take};
+use crate::engine::graphs::Exec;
+use crate::engine::session::{CallError, Session};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::Object;
+use mpsshim_proto::message::graph::{
+    GraphEnabled, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphPair, GraphUpdated,
+};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::FLAGS;
+use zerocopy::IntoBytes;
+
+impl Session {
+    /// `cuGraphInstantiate` in all its forms.
+    pub fn graph_instantiate(&mut self, shared: &Shared, message: &Message) -> Reply {
+        const DEVICE_LAUNCH: u64 = 4;
+        let body: GraphInstantiate = self.body(message)?;
+        let (graph, device) = self.graph_ready(shared, body.graph)?;
+        if body.flags & DEVICE_LAUNCH != 0 {
+            // A kernel could launch it at any time, in the place of the whole server.
+            return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+        }
+        let slots: Vec<u32> = {
+            let bytes = self.trailing::<GraphInstantiate>(message)?;
+            take(&mut &bytes[..], (body.slots as usize).min(FLAGS))?
+        };
+        let mut raw = CUgraphExec::NULL;
+        let mut made = GraphInstantiated::default();
+        let hosts = self.host_nodes(shared, graph, DEPTH)?;
+        made.hosts = hosts.len() as u32;
+        if slots.len() < hosts.len() {
+            return Ok(made.as_bytes().to_vec());
+        }
+        self.give_slots(shared, &hosts, &slots, device)?;
+        let status = if body.with_params == 0 {
+            shared.driver.graph.instantiate(&mut raw, graph, body.flags)
+        } else {
+            let stream = match body.stream {
+                0 => CUstream::NULL,
+                handle => self.prepare(shared, handle)?.1,
+            };
+            let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
+                flags: body.flags,
+                upload_stream: stream.0,
+                ..CUDA_GRAPH_INSTANTIATE_PARAMS::default()
+            };
+            let driver = &shared.driver.graph;
+            let status = driver.instantiate_with(&mut raw, graph, &mut params);
+            made.result = params.result;
+            let node = CUgraphNode(params.error_node);
+            made.error_node = self.graphs.node_handle(node, body.graph)?;
+            status
+        };
+        if let Err(status) = status {
+            shared.note_status(status);
+            made.status = status.0;
+            return Ok(made.as_bytes().to_vec());
+        }
+        if body.stream != 0 {
+            let index = self.streams.index(body.stream)?;
+            self.submitted(shared, index, 1)?;
+        }
+        made.prints = u32::from(self.graphs.prints);
+        let exec = Exec {
+            raw,
+            device,
+            prints: self.graphs.prints,
+            slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
+        };
+        self.graphs
+            .waits
+            .extend(exec.slots.iter().map(|(_, slot)| *slot));
+        match self.graphs.execs.insert(exec) {
+            Ok(handle) => {
+                made.exec = handle;
+                self.graphs.memory.share(body.graph, handle);
+                if let Err(status) = self.graphs.charge(&self.account, handle, device) {
+                    let _ = shared.driver.graph.exec_destroy(raw);
+                    self.graphs.execs.remove(handle);
+                    self.graphs.memory.ended(handle);
+                    return Err(status.into());
+                }
+            }
+            Err(status) => {
+                let _ = shared.driver.graph.exec_destroy(raw);
+                return Err(status.into());
+            }
+        }
+        Ok(made.as_bytes().to_vec())
+    }
+
+    /// `cuGraphLaunch`.
+    pub fn graph_launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: GraphLaunch = self.body(message)?;
+        let exec = self.graphs.execs.get(body.exec)?;
+        let (raw, prints) = (exec.raw, exec.prints);
+        if prints && !self.may_print(shared) {
+            return Err(CallError::Full);
+        }
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        shared.driver.graph.launch(raw, stream)?;
+        if !self.graphs.memory.is_empty() {
+            self.graphs.memory.launched(body.exec);
+            self.graphs.discharge();
+        }
+        self.counts.launches += 1;
+        self.submitted(shared, index, 1)
+    }
+
+    /// `cuGraphUpload`.
+    pub fn graph_upload(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
+        let body: GraphLaunch = self.body(message)?;
+        let raw = self.graphs.execs.get(body.exec)?.raw;
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        shared.driver.graph.upload(raw, stream)?;
+        self.submitted(shared, index, 1)
+    }
+
+    fn exec_ready(&self, shared: &Shared, handle: u64) -> Result<CUgraphExec, CUresult> {
+        let exec = self.graphs.execs.get(handle)?;
+        shared.devices[exec.device].make_current(&shared.driver)?;
+        Ok(exec.raw)
+    }
+
+    /// `cuGraphExecDestroy`: the driver lets what runs finish.
+    pub fn graph_exec_destroy(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let raw = self.exec_ready(shared, body.object)?;
+        shared.driver.graph.exec_destroy(raw)?;
+        self.graphs.execs.remove(body.object);
+        self.graphs.memory.ended(body.object);
+        self.graphs.discharge();
+        self.drop_kept(shared);
+        Ok(Vec::new())
+    }
+
+    /// `cuGraphExecGetFlags`.
+    pub fn graph_exec_flags(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let raw = self.exec_ready(shared, body.object)?;
+        let mut flags = 0;
+        shared.driver.graph.exec_flags(raw, &mut flags)?;
+        Ok(crate::engine::calls::value(flags))
+    }
+
+    /// `cuGraphExecUpdate`.
+    pub fn graph_exec_update(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: GraphPair = self.body(message)?;
+        let (graph, _) = self.graph_ready(shared, body.second)?;
+        let exec = self.exec_ready(shared, body.first)?;
+        if self.graphs.hosts {
+            let exec = self.graphs.execs.get(body.first)?;
+            let slots: Vec<u32> = exec.slots.iter().map(|(_, slot)| *slot).collect();
+            let hosts = self.host_nodes(shared, graph, DEPTH)?;
+            // With another number of them the driver refuses the update.
+            self.give_slots(shared, &hosts, &slots, exec.device)?;
+        }
+        let mut info = CUgraphExecUpdateResultInfo::default();
+        let status = shared.driver.graph.exec_update(exec, graph, &mut info);
+        let mut updated = GraphUpdated {
+            result: info.result,
+            prints: u32::from(self.graphs.prints),
+            ..GraphUpdated::default()
+        };
+        if self.graphs.prints {
+            self.graphs.execs.get_mut(body.first)?.prints = true;
+        }
+        if status.is_ok() {
+            self.graphs.memory.share(body.second, body.first);
+        }
+        if let Err(status) = status {
+            shared.note_status(status);
+            updated.status = status.0;
+            // Nodes inside child graphs have no handle of this graph.
+            let now = all_nodes(shared, graph).unwrap_or_default();
+            for (raw, handle) in [
+                (info.error_node, &mut updated.error_node),
+                (info.error_from, &mut updated.error_from),
+            ] {
+                let node = CUgraphNode(raw);
+                if now.contains(&node) {
+                    *handle = self.graphs.node_handle(node, body.second)?;
+                }
+            }
+        }
+        Ok(updated.as_bytes().to_vec())
+    }
+
+    /// `cuGraphNodeGetEnabled`, `cuGraphNodeSetEnabled`.
+    pub fn graph_enabled(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let mut body: GraphEnabled = self.body(message)?;
+        let exec = self.exec_ready(shared, body.exec)?;
+        let node = self.graphs.nodes.get(body.node)?.raw;
+        let driver = &shared.driver.graph;
+        if body.set == 0 {
+            driver.enabled(exec, node, &mut body.enabled)?;
+        } else {
+            driver.set_enabled(exec, node, body.enabled)?;
+        }
+        Ok(body.as_bytes().to_vec())
+    }
+}

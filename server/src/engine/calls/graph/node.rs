@@ -1,0 +1,473 @@
+//! What a node does, from the client's form to the driver's.
+
+use super::DEPTH;
+use crate::engine::Shared;
+use crate::engine::calls::Reply;
+use crate::engine::calls::capture::take;
+use crate::engine::calls::stream::set_first_word;
+use crate::engine::graphs::Owner;
+use crate::engine::session::{CallError, Session};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::PARAMS_MAX;
+use mpsshim_proto::message::graph::{
+    Access, BatchNode, GraphNode, GraphNodeAdded, HostNode, KernelNode, node_flags,
+};
+use mpsshim_proto::ring::Message;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Stream memory operations in one node, at most: the driver's own limit.
+pub const OPERATIONS_MOST: u32 = 256;
+/// What a host node is made of: the client is told, waited for, and its word cleared.
+pub const HOST_OPERATIONS: usize = 3;
+/// Bodies of a conditional node, at most.
+const BODIES_MOST: u32 = 1024;
+/// Access descriptors of an allocation, at most.
+pub const ACCESS_MOST: u64 = 64;
+
+/// What a node does in the driver's form, and what that refers to. The addresses in `params` lead into the boxes,
+/// which stay where they are.
+pub struct Described {
+    pub params: CUgraphNodeParams,
+    _bytes: Vec<u8>,
+    _pointers: Vec<u64>,
+    _operations: Vec<[u64; 6]>,
+    _access: Vec<CUmemAccessDesc>,
+    /// A kernel of it may print.
+    prints: bool,
+    /// Image or event that the graph refers to.
+    refers: Option<u64>,
+}
+
+/// Offset and size of each parameter of a function. Packed parameters would do as well, but not with every attribute
+/// that a node may get later.
+pub fn layout(shared: &Shared, function: CUfunction) -> Vec<(usize, usize)> {
+    let mut layout = Vec::new();
+    let (mut offset, mut size) = (0, 0);
+    while shared
+        .driver
+        .func_get_param_info(function, layout.len(), &mut offset, &mut size)
+        .is_ok()
+        && offset + size <= PARAMS_MAX
+    {
+        layout.push((offset, size));
+    }
+    layout
+}
+
+impl Described {
+    /// A host node is one of stream memory operations for the driver.
+    pub fn host(&mut self, operations: [[u64; 6]; HOST_OPERATIONS], context: CUcontext) {
+        self._operations = operations.to_vec();
+        self.params.kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+        let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            context: context.0,
+            count: HOST_OPERATIONS as u32,
+            operations: self._operations.as_ptr() as u64,
+            ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+        };
+        into_words(&mut self.params, &batch);
+    }
+
+    pub fn new(kind: u32) -> Described {
+        Described {
+            params: CUgraphNodeParams {
+                kind,
+                ..CUgraphNodeParams::default()
+            },
+            _bytes: Vec::new(),
+            _pointers: Vec::new(),
+            _operations: Vec::new(),
+            _access: Vec::new(),
+            prints: false,
+            refers: None,
+        }
+    }
+}
+
+pub fn into_words<T: IntoBytes + Immutable>(params: &mut CUgraphNodeParams, body: &T) {
+    let bytes = body.as_bytes();
+    params.words.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+}
+
+pub fn out_of_words<T: FromBytes + IntoBytes>(params: &CUgraphNodeParams) -> T {
+    let mut body = T::new_zeroed();
+    let len = size_of::<T>();
+    body.as_mut_bytes()
+        .copy_from_slice(&params.words.as_bytes()[..len]);
+    body
+}
+
+fn one<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, CallError> {
+    take(bytes, 1)?
+        .pop()
+        .ok_or_else(|| CallError::Violation("a node without its parameters".into()))
+}
+impl Session {
+    /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams` and all those for one kind.
+    pub fn graph_node(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: GraphNode = self.body(message)?;
+        let edges = body.flags & node_flags::EDGES != 0;
+        let behind = self.nodes_behind::<GraphNode>(message, body.nodes, edges)?;
+        let change = body.flags & node_flags::CHANGE != 0;
+        let device = shared.device(body.device)?;
+        let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        let mut described = self.describe(shared, context, body.kind, &behind.rest)?;
+        let driver = &shared.driver.graph;
+        self.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
+        if change {
+            let (node, _) = self.node_ready(shared, body.object)?;
+            if body.kind == CU_GRAPH_NODE_TYPE_HOST && body.exec != 0 {
+                let slots = &self.graphs.execs.get(body.exec)?.slots;
+                let found = slots.iter().find(|(of, _)| *of == node);
+                let (_, slot) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let host: HostNode = one(&mut &behind.rest[..])?;
+                described.host(self.host_operations(*slot, host.token)?, context);
+            }
+            if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec != 0 {
+                let inner = CUgraph(described.params.words[0]);
+                if !self.host_nodes(shared, inner, DEPTH)?.is_empty() {
+                    // They would have no slots.
+                    return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+                }
+            }
+            self.part_current(shared, body.kind, body.device)?;
+            if body.exec == 0 {
+                driver.node_set(node, &mut described.params)?;
+            } else {
+                let exec = self.graphs.execs.get(body.exec)?;
+                driver.exec_node_set(exec.raw, node, &mut described.params)?;
+            }
+            self.note_described(&described, body.exec);
+            if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec == 0 {
+                self.graphs.forget_inside(body.object);
+            }
+            return Ok(GraphNodeAdded::default().as_bytes().to_vec());
+        }
+        let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+        let (graph, _) = self.graph_ready(shared, body.object)?;
+        self.part_current(shared, body.kind, body.device)?;
+        let mut raw = CUgraphNode::NULL;
+        driver.add_node(
+            &mut raw,
+            graph,
+            nodes.as_ptr(),
+            behind.edges(),
+            nodes.len(),
+            &mut described.params,
+        )?;
+        if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.classed {
+            let mut value = [0; 8];
+            set_first_word(value.as_mut_bytes(), self.raw_priority(0));
+            // It decides who goes first, not what comes of it.
+            if let Err(status) =
+                driver.kernel_attribute_set(raw, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value)
+            {
+                tracing::debug!(%status, "the priority of a kernel node was not set");
+                shared.note_status(status);
+            }
+        }
+        self.note_described(&described, 0);
+        let mut added = GraphNodeAdded {
+            node: self.graphs.node_handle(raw, body.object)?,
+            ..GraphNodeAdded::default()
+        };
+        let mut bodies = Vec::new();
+        match body.kind {
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                let given: CUDA_MEM_ALLOC_NODE_PARAMS = out_of_words(&described.params);
+                added.address = given.address;
+                self.graphs
+                    .memory
+                    .given(given.address, given.bytes, body.object);
+            }
+            CU_GRAPH_NODE_TYPE_MEM_FREE => {
+                self.graphs
+                    .memory
+                    .freed_by(described.params.words[0], body.object);
+            }
+            CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+                let given: CUDA_CONDITIONAL_NODE_PARAMS = out_of_words(&described.params);
+                let count = if given.graphs == 0 {
+                    0
+                } else {
+                    given.size as usize
+                };
+                for index in 0..count {
+                    // SAFETY: the driver's own array of as many graphs as were asked for, valid as long as the node.
+                    let graph = unsafe { *(given.graphs as *const CUgraph).add(index) };
+                    bodies.push(graph);
+                }
+            }
+            CU_GRAPH_NODE_TYPE_GRAPH => {
+                let given: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut &behind.rest[..])?;
+                self.graphs.memory.share(given.graph, body.object);
+                if given.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
+                    self.graphs.move_into(given.graph, added.node);
+                }
+            }
+            _ => {}
+        }
+        added.graphs = bodies.len() as u32;
+        let mut payload = added.as_bytes().to_vec();
+        for graph in bodies {
+            let owner = Owner::Node(added.node);
+            let handle = self
+                .graphs
+                .graph_handle(graph, body.device as usize, owner)?;
+            payload.extend_from_slice(handle.as_bytes());
+        }
+        Ok(payload)
+    }
+
+    /// Kernel nodes run where the current context's work runs: here a part of the device, if the session has but that.
+    fn part_current(&self, shared: &Shared, kind: u32, device: u32) -> Result<(), CUresult> {
+        if kind != CU_GRAPH_NODE_TYPE_KERNEL {
+            return Ok(());
+        }
+        match self.part_of(shared, device as usize)? {
+            Some(part) => shared.devices[part.device].make_part_current(&shared.driver, &part),
+            None => Ok(()),
+        }
+    }
+
+    fn note_described(&mut self, described: &Described, exec: u64) {
+        if described.prints {
+            self.graphs.prints = true;
+            if let Ok(exec) = self.graphs.execs.get_mut(exec) {
+                exec.prints = true;
+            }
+        }
+        if let Some(handle) = described.refers {
+            self.graphs.refer_to(handle);
+            // A node records it behind the session's back.
+            if let Ok(event) = self.events.get_mut(handle) {
+                event.recorded = true;
+            }
+        }
+    }
+
+    /// Puts what a node does into the driver's form, after checking it.
+    fn describe(
+        &mut self,
+        shared: &Shared,
+        context: CUcontext,
+        kind: u32,
+        bytes: &[u8],
+    ) -> Result<Described, CallError> {
+        let mut described = Described::new(kind);
+        let mut bytes = bytes;
+        let params = &mut described.params;
+        match kind {
+            CU_GRAPH_NODE_TYPE_KERNEL => {
+                let body: KernelNode = one(&mut bytes)?;
+                let function = self.function(shared, body.function)?;
+                let len = body.param_len as usize;
+                if len > PARAMS_MAX || len > bytes.len() {
+                    return Err(CallError::Violation(format!("{len} bytes of parameters")));
+                }
+                if body.param_len < function.param_bytes {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                described.prints = function.prints;
+                described.refers = Some(function.image);
+                described._bytes = bytes[..len].to_vec();
+                let base = described._bytes.as_ptr() as u64;
+                for (offset, size) in layout(shared, function.raw) {
+                    if offset + size > len {
+                        return Err(CUDA_ERROR_INVALID_VALUE.into());
+                    }
+                    described._pointers.push(base + offset as u64);
+                }
+                let kernel = CUDA_KERNEL_NODE_PARAMS {
+                    function: function.raw.0,
+                    grid: body.grid,
+                    block: body.block,
+                    shared: body.shared,
+                    params: described._pointers.as_ptr() as u64,
+                    ..CUDA_KERNEL_NODE_PARAMS::default()
+                };
+                into_words(params, &kernel);
+            }
+            CU_GRAPH_NODE_TYPE_MEMCPY => {
+                let body: CUDA_MEMCPY3D = one(&mut bytes)?;
+                let copy = self.checked_copy(body)?;
+                into_words(params, &0u64);
+                params.words[1] = context.0;
+                params.words.as_mut_bytes()[16..16 + size_of::<CUDA_MEMCPY3D>()]
+                    .copy_from_slice(copy.as_bytes());
+            }
+            CU_GRAPH_NODE_TYPE_MEMSET => {
+                let body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
+                self.check_rows(body.to, body.width, body.height, body.pitch, body.element)?;
+                into_words(params, &body);
+                params.words[5] = context.0;
+            }
+            CU_GRAPH_NODE_TYPE_EMPTY => {}
+            CU_GRAPH_NODE_TYPE_GRAPH => {
+                let mut body: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut bytes)?;
+                let graph = self.graphs.graphs.get(body.graph)?;
+                if graph.owner != Owner::Client
+                    && body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
+                    || graph.filling
+                {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                body.graph = graph.raw.0;
+                into_words(params, &body);
+            }
+            CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+                let handle: u64 = one(&mut bytes)?;
+                params.words[0] = self.events.get(handle)?.raw.0;
+                described.refers = Some(handle);
+            }
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                let mut body: CUDA_MEM_ALLOC_NODE_PARAMS = one(&mut bytes)?;
+                if body.access_count > ACCESS_MOST {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                body.location = shared.device(body.location)?.raw as u32;
+                for access in take::<Access>(&mut bytes, body.access_count as usize)? {
+                    described._access.push(CUmemAccessDesc {
+                        location: CUmemLocation {
+                            kind: access.kind,
+                            id: shared.device(access.id as u32)?.raw,
+                        },
+                        flags: access.flags,
+                    });
+                }
+                body.security = 0;
+                body.access = if described._access.is_empty() {
+                    0
+                } else {
+                    described._access.as_ptr() as u64
+                };
+                into_words(params, &body);
+            }
+            CU_GRAPH_NODE_TYPE_MEM_FREE => {
+                let address: u64 = one(&mut bytes)?;
+                self.check_device(address, 1)?;
+                params.words[0] = address;
+            }
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+                let body: BatchNode = one(&mut bytes)?;
+                if body.count > OPERATIONS_MOST {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                described._operations = take(&mut bytes, body.count as usize)?;
+                for operation in &mut described._operations {
+                    self.check_memory_operation(operation)?;
+                }
+                let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
+                    context: context.0,
+                    count: body.count,
+                    operations: described._operations.as_ptr() as u64,
+                    flags: body.flags,
+                    ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+                };
+                into_words(params, &batch);
+            }
+            CU_GRAPH_NODE_TYPE_HOST => {
+                let body: HostNode = one(&mut bytes)?;
+                // Each instance gets slots of its own.
+                described.host(self.host_operations(0, body.token)?, context);
+            }
+            CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+                let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
+                // The driver takes the number for what it says.
+                if body.size > BODIES_MOST || !self.graphs.conditions.contains_key(&body.handle) {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                body.context = context.0;
+                body.graphs = 0;
+                into_words(params, &body);
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        }
+        Ok(described)
+    }
+
+    /// Whether a rectangle of device memory is the session's.
+    fn check_rows(
+        &self,
+        to: u64,
+        width: u64,
+        height: u64,
+        pitch: u64,
+        element: u32,
+    ) -> Result<(), CUresult> {
+        let row = width
+            .checked_mul(element as u64)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let len = pitch
+            .checked_mul(height.saturating_sub(1))
+            .and_then(|rows| rows.checked_add(row))
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.check_device(to, len)
+    }
+
+    /// A copy whose sides are the session's.
+    fn checked_copy(&mut self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
+        let reach = |x: u64, y: u64, z: u64, pitch: u64, height: u64| {
+            let pitch = if pitch == 0 { copy.width } else { pitch };
+            let plane = pitch.checked_mul(if height == 0 { copy.height } else { height })?;
+            let end = |n: u64, at: u64| n.max(1).checked_add(at)?.checked_sub(1);
+            plane
+                .checked_mul(end(copy.depth, z)?)?
+                .checked_add(pitch.checked_mul(end(copy.height, y)?)?)?
+                .checked_add(copy.width)?
+                .checked_add(x)
+        };
+        let from = reach(
+            copy.src_x,
+            copy.src_y,
+            copy.src_z,
+            copy.src_pitch,
+            copy.src_height,
+        );
+        let to = reach(
+            copy.dst_x,
+            copy.dst_y,
+            copy.dst_z,
+            copy.dst_pitch,
+            copy.dst_height,
+        );
+        let check = |kind: u32, host: u64, device: u64, len: Option<u64>| {
+            let len = len.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            match kind {
+                CU_MEMORYTYPE_HOST => self.check_reachable(host, len),
+                CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => self.check_device(device, len),
+                CU_MEMORYTYPE_ARRAY => Ok(()),
+                _ => Err(CUDA_ERROR_INVALID_VALUE),
+            }
+        };
+        check(copy.src_type, copy.src_host, copy.src_device, from)?;
+        check(copy.dst_type, copy.dst_host, copy.dst_device, to)?;
+        (copy.src_context, copy.dst_context) = (0, 0);
+        for (kind, array) in [
+            (copy.src_type, &mut copy.src_array),
+            (copy.dst_type, &mut copy.dst_array),
+        ] {
+            *array = match kind {
+                CU_MEMORYTYPE_ARRAY if *array != 0 => self.bind(*array)?.0,
+                _ => 0,
+            };
+        }
+        Ok(copy)
+    }
+
+    /// A stream memory operation of a known kind on the session's memory.
+    fn check_memory_operation(&self, operation: &mut [u64; 6]) -> Result<(), CUresult> {
+        const FLUSH: u32 = 3;
+        const BARRIER: u32 = 6;
+        let [kind, address, ..] = *operation;
+        let bytes = match kind as u32 {
+            1 | 2 => 4,
+            4 | 5 => 8,
+            FLUSH | BARRIER => return Ok(()),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        // The alias is for the driver alone.
+        operation[4] = 0;
+        self.check_device(address, bytes)
+    }
+}

@@ -1,0 +1,255 @@
+//! What a node does, as the client sees it; nodes that call the client.
+
+use super::node::{ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout};
+use crate::engine::Shared;
+use crate::engine::arrays::RawArray;
+use crate::engine::calls::Reply;
+use crate::engine::calls::capture::all_nodes;
+use crate::engine::graphs::Owner;
+use crate::engine::session::{CallError, Session};
+use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::Object;
+use mpsshim_proto::message::graph::{Access, BatchNode, GraphNodeIs, HostNode, KernelNode};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::{ARRIVED, FLAG_STRIDE, FLAGS, RETURNED};
+use std::ptr;
+use zerocopy::IntoBytes;
+
+impl Session {
+    /// What a node does, as the client sees it.
+    pub fn graph_node_get(&mut self, shared: &Shared, message: &Message) -> Reply {
+        let body: Object = self.body(message)?;
+        let (node, graph) = self.node_ready(shared, body.object)?;
+        let device = self.graphs.graphs.get(graph)?.device;
+        let driver = &shared.driver.graph;
+        let mut kind = 0;
+        driver.node_kind(node, &mut kind)?;
+        let is = GraphNodeIs {
+            kind,
+            device: device as u32,
+        };
+        let mut payload = is.as_bytes().to_vec();
+        match kind {
+            CU_GRAPH_NODE_TYPE_KERNEL => {
+                let mut params = CUDA_KERNEL_NODE_PARAMS::default();
+                driver.kernel_get(node, &mut params)?;
+                payload.extend_from_slice(&self.kernel_as_seen(shared, &params)?);
+            }
+            CU_GRAPH_NODE_TYPE_MEMCPY => {
+                let mut params = CUDA_MEMCPY3D::default();
+                driver.memcpy_get(node, &mut params)?;
+                for array in [&mut params.src_array, &mut params.dst_array] {
+                    let raw = RawArray::Plain(CUarray(*array));
+                    let handle = self.arrays.handle_where(|other| other.raw == raw);
+                    *array = handle.unwrap_or(0);
+                }
+                payload.extend_from_slice(params.as_bytes());
+            }
+            CU_GRAPH_NODE_TYPE_MEMSET => {
+                let mut params = CUDA_MEMSET_NODE_PARAMS::default();
+                driver.memset_get(node, &mut params)?;
+                payload.extend_from_slice(params.as_bytes());
+            }
+            CU_GRAPH_NODE_TYPE_GRAPH => {
+                let mut inner = CUgraph::NULL;
+                driver.child_get(node, &mut inner)?;
+                let owner = Owner::Node(body.object);
+                let handle = self.graphs.graph_handle(inner, device, owner)?;
+                payload.extend_from_slice(handle.as_bytes());
+            }
+            CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+                let mut event = CUevent::NULL;
+                if kind == CU_GRAPH_NODE_TYPE_WAIT_EVENT {
+                    driver.event_wait_get(node, &mut event)?;
+                } else {
+                    driver.event_record_get(node, &mut event)?;
+                }
+                let handle = self.events.handle_where(|other| other.raw == event);
+                payload.extend_from_slice(handle.unwrap_or(0).as_bytes());
+            }
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::default();
+                driver.mem_alloc_get(node, &mut params)?;
+                let count = params.access_count.min(ACCESS_MOST);
+                let access = params.access as *const Access;
+                params.access_count = if access.is_null() { 0 } else { count };
+                params.access = 0;
+                payload.extend_from_slice(params.as_bytes());
+                for index in 0..params.access_count as usize {
+                    // SAFETY: the driver's own array of as many descriptors, valid as long as the node.
+                    let access = unsafe { access.add(index).read() };
+                    payload.extend_from_slice(access.as_bytes());
+                }
+            }
+            CU_GRAPH_NODE_TYPE_MEM_FREE => {
+                let mut address = 0;
+                driver.mem_free_get(node, &mut address)?;
+                payload.extend_from_slice(address.as_bytes());
+            }
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP if self.host_token(shared, node).is_some() => {
+                let is = GraphNodeIs {
+                    kind: CU_GRAPH_NODE_TYPE_HOST,
+                    ..is
+                };
+                let token = self.host_token(shared, node).unwrap_or(0);
+                payload = [is.as_bytes(), HostNode { token, pad: 0 }.as_bytes()].concat();
+            }
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+                let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
+                driver.batch_get(node, &mut params)?;
+                let count = params.count.min(OPERATIONS_MOST);
+                let flags = params.flags;
+                payload.extend_from_slice(BatchNode { count, flags }.as_bytes());
+                for index in 0..count as usize {
+                    // SAFETY: the driver's own array of as many operations, valid as long as the node.
+                    let operation: [u64; 6] =
+                        unsafe { *(params.operations as *const [u64; 6]).add(index) };
+                    payload.extend_from_slice(operation.as_bytes());
+                }
+            }
+            _ => {}
+        }
+        Ok(payload)
+    }
+
+    /// A kernel node's parameters, packed, with the client's handle of the function.
+    fn kernel_as_seen(
+        &self,
+        shared: &Shared,
+        params: &CUDA_KERNEL_NODE_PARAMS,
+    ) -> Result<Vec<u8>, CUresult> {
+        let mut raw = CUfunction(params.function);
+        if raw.is_null() {
+            let kernel = CUkernel(params.kernel);
+            shared.driver.kernel_get_function(&mut raw, kernel)?;
+        }
+        let known = self.functions.handle_where(|function| function.raw == raw);
+        let mut packed = Vec::new();
+        for (index, (offset, size)) in layout(shared, raw).into_iter().enumerate() {
+            packed.resize(packed.len().max(offset + size), 0u8);
+            if params.params != 0 {
+                // SAFETY: the driver's own array of pointers to its copies of the kernel's parameters, of the sizes
+                // that it has just told.
+                unsafe {
+                    let from = *(params.params as *const *const u8).add(index);
+                    ptr::copy_nonoverlapping(from, packed.as_mut_ptr().add(offset), size);
+                }
+            }
+        }
+        if params.params == 0 && params.extra != 0 {
+            // SAFETY: the driver's own list of names and values, of the form of every such list.
+            unsafe {
+                let list = params.extra as *const usize;
+                let (mut at, mut buffer, mut len) = (0, ptr::null::<u8>(), 0usize);
+                while at < 8 {
+                    match *list.add(at) {
+                        CU_LAUNCH_PARAM_BUFFER_POINTER => buffer = *list.add(at + 1) as *const u8,
+                        CU_LAUNCH_PARAM_BUFFER_SIZE => len = *(*list.add(at + 1) as *const usize),
+                        _ => break,
+                    }
+                    at += 2;
+                }
+                if !buffer.is_null() {
+                    let len = len.min(packed.len());
+                    ptr::copy_nonoverlapping(buffer, packed.as_mut_ptr(), len);
+                }
+            }
+        }
+        let node = KernelNode {
+            function: known.unwrap_or(0),
+            grid: params.grid,
+            block: params.block,
+            shared: params.shared,
+            param_len: packed.len() as u32,
+        };
+        Ok([node.as_bytes(), &packed].concat())
+    }
+
+    /// What the driver does for a host node of an instance with this slot.
+    pub fn host_operations(
+        &self,
+        slot: u32,
+        token: u32,
+    ) -> Result<[[u64; 6]; HOST_OPERATIONS], CallError> {
+        self.shared.check_slot(slot)?;
+        let arrived = self.shared.flag_address(slot + ARRIVED)?;
+        let returned = self.shared.flag_address(slot + RETURNED)?;
+        let (write, wait) = (
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 as u64,
+            CU_STREAM_MEM_OP_WAIT_VALUE_32 as u64,
+        );
+        Ok([
+            [write, arrived, token.into(), 0, 0, 0],
+            [wait, returned, 1, CU_STREAM_WAIT_VALUE_EQ.into(), 0, 0],
+            [write, returned, 0, 0, 0, 0],
+        ])
+    }
+
+    /// What the client knows the function of a host node by; `None` for any other node.
+    pub fn host_token(&self, shared: &Shared, node: CUgraphNode) -> Option<u32> {
+        if !self.graphs.hosts {
+            return None;
+        }
+        let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
+        shared.driver.graph.batch_get(node, &mut params).ok()?;
+        if params.count as usize != HOST_OPERATIONS {
+            return None;
+        }
+        // SAFETY: the driver's own array of as many operations, valid as long as the node.
+        let first = unsafe { *(params.operations as *const [u64; 6]) };
+        // A client cannot name its flags in nodes of its own.
+        let flags = self.shared.flag_address(0).ok()?;
+        let len = (FLAGS * FLAG_STRIDE) as u64;
+        (first[1].wrapping_sub(flags) < len).then_some(first[2] as u32)
+    }
+
+    /// The host nodes of a graph and of those in it, always in the same order.
+    pub fn host_nodes(
+        &self,
+        shared: &Shared,
+        graph: CUgraph,
+        depth: usize,
+    ) -> Result<Vec<(CUgraphNode, u32)>, CUresult> {
+        let mut found = Vec::new();
+        if !self.graphs.hosts || depth == 0 {
+            return Ok(found);
+        }
+        let driver = &shared.driver.graph;
+        for node in all_nodes(shared, graph)? {
+            let mut kind = 0;
+            driver.node_kind(node, &mut kind)?;
+            match kind {
+                CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+                    let token = self.host_token(shared, node);
+                    found.extend(token.map(|token| (node, token)));
+                }
+                CU_GRAPH_NODE_TYPE_GRAPH => {
+                    let mut inner = CUgraph::NULL;
+                    driver.child_get(node, &mut inner)?;
+                    found.extend(self.host_nodes(shared, inner, depth - 1)?);
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives the host nodes of a graph the slots of the instance that is made or updated from it next.
+    pub fn give_slots(
+        &self,
+        shared: &Shared,
+        hosts: &[(CUgraphNode, u32)],
+        slots: &[u32],
+        device: usize,
+    ) -> Result<(), CallError> {
+        let context = shared.devices[device]
+            .context()
+            .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        for ((node, token), slot) in hosts.iter().zip(slots) {
+            let mut described = Described::new(CU_GRAPH_NODE_TYPE_HOST);
+            described.host(self.host_operations(*slot, *token)?, context);
+            shared.driver.graph.node_set(*node, &mut described.params)?;
+        }
+        Ok(())
+    }
+}
