@@ -8,7 +8,7 @@
 use super::calls::{self, Undone};
 use super::fairness;
 use super::held::Order;
-use super::parking::{Parked, Sessions};
+use super::parking::{self, Parked, Sessions};
 use super::reaper::ReaperTask;
 use super::session::Session;
 use super::slow::SlowTask;
@@ -261,15 +261,7 @@ fn sleep(
         }
     }
     for session in sessions.iter() {
-        session
-            .shared
-            .header()
-            .server_sleeps
-            .0
-            .store(0, Ordering::Relaxed);
-        if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
-            shared.wake_watcher();
-        }
+        parking::awake(shared, session);
     }
     parked.take_rung(shared, sessions, true);
     rang

@@ -145,12 +145,17 @@ impl Parked {
 
 fn unparked(shared: &Shared, mut session: Box<Session>) -> Box<Session> {
     session.quiet = Quiet::default();
+    awake(shared, &session);
+    session
+}
+
+/// Tells a session's client that its doorbell need not be rung any more.
+pub fn awake(shared: &Shared, session: &Session) {
     let header = session.shared.header();
     header.server_sleeps.0.store(0, Ordering::Relaxed);
     if header.sleeping.0.load(Ordering::Relaxed) != 0 {
         shared.wake_watcher();
     }
-    session
 }
 
 impl Session {

@@ -255,13 +255,13 @@ impl Tracer {
         may
     }
 
-    /// Records the flags that will tell that the stream has got here: the client's mark, one that the stream has, or, unless
-    /// a mark is about to come, one more.
+    /// Records the flags that will tell that the stream has got here: the client's mark, one that the stream has, or, if it
+    /// `may_have` that, one more.
     fn record_points(
         &mut self,
         shared: &Shared,
         stream: &mut Stream,
-        (mark, mark_comes): (Option<Mark>, bool),
+        (mark, may_have): (Option<Mark>, bool),
         (begun, ended): (u64, u64),
     ) {
         let (number, ops) = (stream.number, stream.ops());
@@ -273,7 +273,7 @@ impl Tracer {
             };
             self.record(begun, ended, what);
             self.record(begun, ended, What::Wait { slot, value });
-        } else if !mark_comes && self.may_point(ended) {
+        } else if may_have && self.may_point(ended) {
             // Where the driver refuses, the next one tells.
             let _ = stream.checkpoint(shared);
         }
@@ -429,7 +429,6 @@ impl Session {
         next: Place,
         (begun, ended): (u64, u64),
     ) {
-        let mark_comes = self.is_mark_at(next);
         let Some(mut tracer) = self.tracer.take() else {
             return;
         };
@@ -458,6 +457,8 @@ impl Session {
                 (stream, Some(Kind::Kernel(name)), blocks)
             }
         };
+        // A mark that is about to come tells as well.
+        let may_have = kind.is_some() && !self.is_mark_at(next);
         if let Ok(stream) = self.streams.get_mut(stream)
             && !stream.capturing
         {
@@ -474,7 +475,7 @@ impl Session {
                 Subject::Wait(mark) => Some(mark),
                 _ => None,
             };
-            tracer.record_points(shared, stream, (mark, mark_comes), (begun, ended));
+            tracer.record_points(shared, stream, (mark, may_have), (begun, ended));
         }
         self.tracer = Some(tracer);
     }
@@ -502,7 +503,8 @@ impl Session {
             return;
         };
         let ended = tracer.clock.raw();
-        let mark_comes = self.is_mark_at(self.consumer.place());
+        // A mark that is about to come tells as well.
+        let may_have = mark.is_none() && !self.is_mark_at(self.consumer.place());
         let each = ended.saturating_sub(begun) / run.len() as u64;
         let ops = self.streams.get(first.body().stream).map_or(0, Stream::ops);
         let before = ops.saturating_sub(run.len() as u64 + u64::from(mark.is_some()));
@@ -520,7 +522,7 @@ impl Session {
             tracer.record(begun + at * each, begun + (at + 1) * each, what);
         }
         if let Ok(stream) = self.streams.get_mut(first.body().stream) {
-            tracer.record_points(shared, stream, (mark, mark_comes), (ended, ended));
+            tracer.record_points(shared, stream, (mark, may_have), (ended, ended));
         }
         self.tracer = Some(tracer);
     }
