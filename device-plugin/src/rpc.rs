@@ -3,7 +3,7 @@
 
 use prost::Message;
 use std::convert::Infallible;
-use std::future::{Future, ready};
+use std::future::{self, Future};
 use std::path::Path;
 use tokio::net::UnixListener;
 use tokio_stream::Stream;
@@ -26,7 +26,8 @@ where
     Q: Message + Default + 'static,
     A: Message + Default + 'static,
 {
-    let service = service_fn(|asked: Request<Q>| ready(how(asked.into_inner()).map(Response::new)));
+    let service =
+        service_fn(|asked: Request<Q>| future::ready(how(asked.into_inner()).map(Response::new)));
     let mut grpc = server::Grpc::new(ProstCodec::<A, Q>::default());
     grpc.unary(service, call).await
 }
@@ -38,7 +39,8 @@ where
     A: Message + Default + 'static,
     S: Stream<Item = Result<A, Status>> + Send + 'static,
 {
-    let service = service_fn(|asked: Request<Q>| ready(Ok(Response::new(how(asked.into_inner())))));
+    let service =
+        service_fn(|asked: Request<Q>| future::ready(Ok(Response::new(how(asked.into_inner())))));
     let mut grpc = server::Grpc::new(ProstCodec::<A, Q>::default());
     grpc.server_streaming(service, call).await
 }
@@ -78,6 +80,13 @@ pub async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
     endpoint.connect().await
 }
 
+async fn ready(channel: &Channel) -> Result<client::Grpc<Channel>, Status> {
+    let mut grpc = client::Grpc::new(channel.clone());
+    let ready = grpc.ready().await;
+    ready.map_err(|error| Status::from_error(error.into()))?;
+    Ok(grpc)
+}
+
 /// Asks and waits for the answer.
 ///
 /// # Errors
@@ -87,10 +96,7 @@ where
     Q: Message + Default + 'static,
     A: Message + Default + 'static,
 {
-    let mut grpc = client::Grpc::new(channel.clone());
-    grpc.ready()
-        .await
-        .map_err(|error| Status::from_error(error.into()))?;
+    let mut grpc = ready(channel).await?;
     let path = http::uri::PathAndQuery::from_static(path);
     let codec = ProstCodec::<Q, A>::default();
     let answer = grpc.unary(Request::new(question), path, codec).await?;
@@ -110,10 +116,7 @@ where
     Q: Message + Default + 'static,
     A: Message + Default + 'static,
 {
-    let mut grpc = client::Grpc::new(channel.clone());
-    grpc.ready()
-        .await
-        .map_err(|error| Status::from_error(error.into()))?;
+    let mut grpc = ready(channel).await?;
     let path = http::uri::PathAndQuery::from_static(path);
     let codec = ProstCodec::<Q, A>::default();
     let answer = grpc
