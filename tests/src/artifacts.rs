@@ -1,6 +1,7 @@
 //! The built libraries and programs that end-to-end tests start.
 
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 use std::{env, fs};
@@ -42,6 +43,15 @@ pub fn artifact(name: &str) -> PathBuf {
 /// genuine `libcuda.so.1`.
 pub fn driver() -> PathBuf {
     env::var_os("MPSSHIM_TEST_DRIVER").map_or_else(|| artifact("libsoftgpu.so"), PathBuf::from)
+}
+
+/// Writes a program, such as a script.
+///
+/// # Panics
+/// When it cannot be written.
+pub fn write_program(path: &Path, text: &str) {
+    fs::write(path, text).expect("a program");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
 }
 
 /// Cargo's target folder.

@@ -423,14 +423,21 @@ fn annotation<'a>(workload: &'a Value, path: &str) -> &'a str {
     at(workload, ANNOTATIONS)[key].as_str().expect(path)
 }
 
+/// The daemon's settings; `None` where the manifests cannot be read or their users not be had, which is said.
+fn config_for_users() -> Option<Value> {
+    let config = manifest("config.yaml")?;
+    if other_user().is_none() {
+        eprintln!("the manifests' users need root: not tested");
+        return None;
+    }
+    Some(config)
+}
+
 #[test]
 fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
-    let Some(config) = manifest("config.yaml") else {
+    let Some(config) = config_for_users() else {
         return;
     };
-    if other_user().is_none() {
-        return eprintln!("the manifests' users need root: not tested");
-    }
     // Cargo does not build other packages' programs for a test.
     artifact("mps-server");
     artifact("nbody");
@@ -490,12 +497,9 @@ fn a_daemon_with_these_rights_serves_pods_within_their_limits() {
 
 #[test]
 fn a_pod_that_asks_for_parts_is_given_all_that_it_needs() {
-    let Some(config) = manifest("config.yaml") else {
+    let Some(config) = config_for_users() else {
         return;
     };
-    if other_user().is_none() {
-        return eprintln!("the manifests' users need root: not tested");
-    }
     for name in ["mps-server", "mps-device-plugin", "nbody"] {
         artifact(name);
     }

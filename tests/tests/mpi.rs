@@ -4,10 +4,9 @@ mod control_daemon;
 mod programs;
 
 use control_daemon::{Done, Place, wait_until};
-use mpsshim_tests::artifacts::{artifact, driver};
+use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -73,12 +72,8 @@ impl Mpi {
         let made = Done::from(made.expect("make is installed"));
         assert_eq!((made.code, made.err.as_str()), (0, ""), "{}", made.out);
         let script = folder.path().join("mpirun");
-        fs::write(
-            &script,
-            format!("#!/bin/sh\nexec {} \"$@\"\n", mpirun.display()),
-        )
-        .expect("write");
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("permissions");
+        let text = format!("#!/bin/sh\nexec {} \"$@\"\n", mpirun.display());
+        write_program(&script, &text);
         Some(Mpi {
             name: if suffix == "mpich" {
                 "MPICH"

@@ -3,7 +3,7 @@
 mod control_daemon;
 
 use control_daemon::{Done, other_user, wait_until};
-use mpsshim_tests::artifacts::{artifact, driver};
+use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -129,9 +129,7 @@ impl Cluster {
                     "/usr/bin/mps-control",
                     &format!("{} --config {config}", control.display()),
                 );
-            fs::write(self.path(name), text).expect("write");
-            let executable = fs::Permissions::from_mode(0o755);
-            fs::set_permissions(self.path(name), executable).expect("mode");
+            write_program(Path::new(&self.path(name)), &text);
         }
         // A device, as Slurm insists, that is none of NVIDIA's.
         let made = Command::new("mknod")

@@ -2,9 +2,9 @@
 
 use crate::control_daemon::{Done, Place};
 use crate::programs::{Running, client};
-use mpsshim_tests::artifacts::{artifact, driver};
+use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -73,9 +73,7 @@ impl Sandbox {
             artifact("nbody").display()
         );
         for name in ["nbody", "program", "batch"] {
-            let path = place.path().join(name);
-            fs::write(&path, &script).expect("write");
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+            write_program(&place.path().join(name), &script);
         }
         let share = [
             "man/man1",

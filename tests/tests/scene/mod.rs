@@ -3,10 +3,9 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::control_daemon::{Place, wait_until};
-use mpsshim_tests::artifacts::{artifact, driver};
+use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use mpsshim_tests::peer::{Peer, Worker};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -141,8 +140,7 @@ pub fn server_with(folder: &Path, options: &str) -> String {
     let script = folder.join("server");
     let server = artifact("mps-server");
     let text = format!("#!/bin/sh\nexec '{}' \"$@\" {options}\n", server.display());
-    fs::write(&script, text).expect("a script");
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+    write_program(&script, &text);
     script.into_os_string().into_string().expect("UTF-8")
 }
 
