@@ -149,12 +149,12 @@ class Bench:
         meanwhile; with `memory` what the device has in use before the clients, without the last one and with it. With
         several stretches clients begin again together, and the median is returned."""
         running, used, found = [], [], []
-        program = 60 if command[0] == self.microbench else 120
+        patience = 60 if command[0] == self.microbench else 120
 
         def start(count):
             new = [self.processes.start(command, system.env(), stdin=subprocess.PIPE) for _ in range(count)]
             running.extend(new)
-            deadline = time.monotonic() + program
+            deadline = time.monotonic() + patience
             for process in new:
                 systems.read_until(process, "ready=", max(1, deadline - time.monotonic()))
 
