@@ -221,6 +221,9 @@ pub struct Server {
     /// Kernels that a client launches one after the other that are given to the driver at a time, at most; 1: each by itself
     #[arg(long, value_name = "N", default_value_t = runs::MOST)]
     pub launch_run: usize,
+    /// How long a thread that executes calls looks for the next one before it sleeps, at most, in microseconds
+    #[arg(long, value_name = "N", default_value_t = settings::DEFAULT_MAX_SPIN_US)]
+    pub max_spin_us: u64,
     /// What clients may have until the daemon says otherwise
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     pub limits: Option<Limits>,

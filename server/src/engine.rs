@@ -24,6 +24,7 @@ mod marks;
 mod open;
 mod parking;
 mod partition;
+mod patience;
 mod pools;
 mod printing;
 mod ranges;
@@ -141,6 +142,8 @@ pub struct EngineConfig {
     pub marks: MarkKind,
     /// Kernels that are given to the driver at a time, at most; 1: each by itself.
     pub launch_run: usize,
+    /// How long an idle dispatch thread looks for messages before it sleeps, at most.
+    pub max_spin: Duration,
 }
 
 /// A dispatch thread as others see it.

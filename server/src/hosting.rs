@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How clients are served here.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ pub struct HostingConfig {
     pub marks: MarkKind,
     /// Kernels of a run at most.
     pub launch_run: usize,
+    /// How long an idle dispatch thread of the engine looks for calls before it sleeps, at most.
+    pub max_spin: Duration,
 }
 
 impl HostingConfig {
@@ -51,6 +54,7 @@ impl HostingConfig {
             dispatch_threads: self.dispatch_threads,
             marks: self.marks,
             launch_run: self.launch_run,
+            max_spin: self.max_spin,
         }
     }
 }

@@ -54,6 +54,8 @@ pub const SERVER: &str = "MPSSHIM_SERVER";
 pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
 /// Clients that a server takes.
 pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
+/// How long the server's threads look for calls before they sleep.
+pub const MAX_SPIN: &str = "MPSSHIM_MAX_SPIN_US";
 
 /// Proxy or direct.
 pub const MODE: &str = "MPSSHIM_MODE";
@@ -65,6 +67,9 @@ pub const METRICS: &str = "MPSSHIM_METRICS";
 
 /// Clients that a server takes when nothing else is set.
 pub const DEFAULT_MAX_CLIENTS: usize = 256;
+/// Microseconds that a thread of the server looks for calls at most when nothing else is set.
+pub const DEFAULT_MAX_SPIN_US: u64 = 10_000;
+const MOST_SPIN_US: u64 = 1_000_000;
 /// Default active-thread percentage; a client's own.
 pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 /// Default limits of device memory; a client's own.
@@ -146,6 +151,15 @@ pub const TABLE: &[Setting] = &[
                   Read by the daemon.",
     },
     Setting {
+        name: MAX_SPIN,
+        key: Some("max_spin_us"),
+        default: "10000",
+        meaning: "How long a thread of the server looks for a client's next call before it sleeps, at most, in \
+                  microseconds, 0 to 1000000. It takes such pauses awake, the longer ones in part, as long as clients \
+                  make no longer ones; they are then not held up by its waking up, some 30 µs. 0 saves most processor \
+                  time. Read by the daemon.",
+    },
+    Setting {
         name: MODE,
         key: Some("mode"),
         default: "proxy",
@@ -207,6 +221,9 @@ pub enum SettingsError {
     /// Not a number over 0.
     #[error("{0} is not a number over 0")]
     Number(String),
+    /// No number of microseconds, or too many.
+    #[error("{0} is not a number from 0 to {MOST_SPIN_US}")]
+    Spin(String),
     /// No list of modes.
     #[error("{given}: {why}")]
     Mode {
@@ -266,6 +283,8 @@ pub struct Settings {
     pub library: Option<PathBuf>,
     /// [`MAX_CLIENTS`].
     pub max_clients: usize,
+    /// [`MAX_SPIN`], in microseconds.
+    pub max_spin_us: u64,
     /// [`MODE`].
     pub mode: Option<Modes>,
     /// [`TURNS`].
@@ -336,6 +355,7 @@ impl Settings {
             server: path(SERVER)?,
             library: path(LIBRARY)?,
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
+            max_spin_us: get(MAX_SPIN).map_or(Ok(DEFAULT_MAX_SPIN_US), spin)?,
             mode: get(MODE).map(mode).transpose()?,
             turns: get(TURNS).map_or(Ok(TurnPolicy::Auto), turns)?,
             metrics: get(METRICS).map(metrics).transpose()?,
@@ -402,6 +422,12 @@ fn positive(given: Given) -> Result<usize, SettingsError> {
     let number = given.value.to_str().and_then(|text| text.parse().ok());
     let number = number.filter(|number| *number > 0);
     number.ok_or(SettingsError::Number(given.told))
+}
+
+fn spin(given: Given) -> Result<u64, SettingsError> {
+    let number = given.value.to_str().and_then(|text| text.parse().ok());
+    let number = number.filter(|number| *number <= MOST_SPIN_US);
+    number.ok_or(SettingsError::Spin(given.told))
 }
 
 fn mode(given: Given) -> Result<Modes, SettingsError> {
@@ -518,6 +544,20 @@ mod tests {
         }
         let row = TABLE.iter().find(|row| row.name == MAX_CLIENTS);
         assert_eq!(row.expect("row").default, DEFAULT_MAX_CLIENTS.to_string());
+    }
+
+    #[test]
+    fn a_time_to_look_for_calls_is_bounded() {
+        let spin = |value| settings(&[(MAX_SPIN, value)], true).map(|found| found.max_spin_us);
+        let spins = ["", "0", "1000000"].map(spin);
+        assert_eq!(spins, [Ok(DEFAULT_MAX_SPIN_US), Ok(0), Ok(1_000_000)]);
+        for value in ["-1", "1000001", "2ms"] {
+            let error = spin(value).expect_err(value).to_string();
+            let said = format!("MPSSHIM_MAX_SPIN_US={value} is not a number from 0 to 1000000");
+            assert_eq!(error, said);
+        }
+        let row = TABLE.iter().find(|row| row.name == MAX_SPIN);
+        assert_eq!(row.expect("row").default, DEFAULT_MAX_SPIN_US.to_string());
     }
 
     #[test]

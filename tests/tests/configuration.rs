@@ -88,6 +88,10 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
         ("threads = 3", "unknown key threads; there are "),
         ("max_clients = 0", "max_clients = 0 is not a number over 0"),
         (
+            "max_spin_us = -1",
+            "max_spin_us = -1 is not a number from 0 to 1000000",
+        ),
+        (
             "turns = \"no\"",
             "turns = no is none of auto, always, never",
         ),

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     let options = Server::parse();
@@ -85,6 +86,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         dispatch_threads: options.dispatch_threads,
         marks: options.marks,
         launch_run: options.launch_run,
+        max_spin: Duration::from_micros(options.max_spin_us),
     };
     let (events, receiver) = unbounded();
     let host = Hosting::start(config, events).context("cannot start the engine")?;

@@ -128,6 +128,7 @@ impl Launcher {
             .arg(self.settings.max_clients.to_string())
             .args(["--mode", &modes])
             .args(["--turns", self.settings.turns.name()])
+            .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
             .stdin(theirs)
             .stdout(self.log.try_clone()?);
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {

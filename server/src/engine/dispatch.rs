@@ -2,13 +2,14 @@
 //!
 //! A session whose next message may wait inside the driver is handed to the slow lane as a whole and comes back
 //! when that message is done; the order of its messages is kept and the other sessions go on. A thread with
-//! nothing to do spins a little, then sleeps until a doorbell rings; with work in flight it looks at the context's
+//! nothing to do spins a little ([`super::patience`]), then sleeps until a doorbell rings; with work in flight it looks at the context's
 //! health every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
 use super::calls::{self, Undone};
 use super::fairness;
 use super::held::Order;
 use super::parking::{self, Parked, Sessions};
+use super::patience::{Next, Patience};
 use super::reaper::ReaperTask;
 use super::session::Session;
 use super::slow::SlowTask;
@@ -23,10 +24,6 @@ use std::time::{Duration, Instant};
 
 /// Messages of one session before the next session's turn.
 const BUDGET: usize = 64;
-/// How long an idle thread spins before it sleeps: longer than the gap between two small kernels of a client.
-const SPIN: Duration = Duration::from_micros(200);
-/// How long it does so even where threads outnumber CPUs: to yield can cost a whole time slice.
-const UNYIELDING: Duration = Duration::from_micros(50);
 /// Scheduling priority of a dispatch thread where the process may choose it: a dispatch thread that does not run
 /// holds up every client it serves.
 const NICE: i32 = -10;
@@ -52,10 +49,13 @@ enum Visit {
     Ended(Option<String>),
 }
 
-/// Gives the calling thread [`NICE`].
+/// Gives the calling thread [`NICE`], and timers that are not late so that others can be served with them.
 pub fn run_ahead() {
-    // SAFETY: a plain system call on the calling thread, 0; without the right to it nothing changes.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    // SAFETY: plain system calls on the calling thread; without the right to the first nothing changes.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
 }
 
 /// The body of dispatch thread `me`.
@@ -64,7 +64,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     run_ahead();
     let mut sessions = Sessions::new();
     let mut parked = Parked::new();
-    let mut idle_since: Option<Instant> = None;
+    let mut patience = Patience::new(shared.config.max_spin);
     let mut probed = Instant::now();
     let mut counted = probed;
     let mut rounds = 0u32;
@@ -142,7 +142,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         }
         if worked {
             dispatcher.busy.store(true, Ordering::Relaxed);
-            idle_since = None;
+            patience.worked();
             continue;
         }
         let now = Instant::now();
@@ -150,40 +150,44 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             probed = now;
             shared.probe();
         }
-        let since = *idle_since.get_or_insert(now);
-        if now.duration_since(since) < SPIN && !sessions.is_empty() {
-            if now.duration_since(since) > UNYIELDING && shared.crowded.load(Ordering::Relaxed) {
-                std::thread::yield_now()
-            } else {
-                std::hint::spin_loop()
+        let crowded = shared.crowded.load(Ordering::Relaxed);
+        let next = match patience.next(now, crowded, full) {
+            _ if sessions.is_empty() => Next::Sleep,
+            next => next,
+        };
+        let nap = match next {
+            Next::Look => {
+                std::hint::spin_loop();
+                continue;
             }
-            continue;
-        }
-        if full {
-            // The GPU will make room without ringing any bell.
-            std::thread::sleep(Duration::from_micros(20));
-            continue;
-        }
-        if sleep(
-            shared,
-            dispatcher,
-            (&mut sessions, &mut parked),
-            inbox,
-            &mut probed,
-        ) {
-            idle_since = None;
+            Next::Yield => {
+                std::thread::yield_now();
+                continue;
+            }
+            Next::Sleep if full => {
+                // The GPU will make room without ringing any bell.
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            }
+            Next::Sleep => Duration::MAX,
+            Next::Nap(nap) => nap,
+        };
+        let all = (&mut sessions, &mut parked);
+        if sleep(shared, dispatcher, all, inbox, &mut probed, nap) {
+            patience.woke();
         }
     }
 }
 
-/// Sleeps until a doorbell rings, or for [`PROBE`] while work is in flight. Whether it is worth to spin afterwards:
-/// not when a word of a client's was waited for in vain.
+/// Sleeps until a doorbell rings, for `most`, or for [`PROBE`] while work is in flight. Whether it is worth to spin
+/// afterwards: not when a word of a client's was waited for in vain.
 fn sleep(
     shared: &Arc<Shared>,
     dispatcher: &Dispatcher,
     (sessions, parked): (&mut Sessions, &mut Parked),
     inbox: &Receiver<Box<Session>>,
     probed: &mut Instant,
+    most: Duration,
 ) -> bool {
     let mut rang = true;
     for session in sessions.iter() {
@@ -227,7 +231,7 @@ fn sleep(
             true => PROBE,
             false => Duration::MAX,
         };
-        let timeout = timeout.min(pause.unwrap_or(Duration::MAX));
+        let timeout = timeout.min(pause.unwrap_or(Duration::MAX)).min(most);
         let time = libc::timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
