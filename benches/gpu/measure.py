@@ -160,6 +160,7 @@ class Bench:
 
         try:
             if memory:
+                system.renew()  # A server's own memory is counted too.
                 for count in (0, clients - 1, 1):
                     start(count)
                     used.append(self.device_memory(None))

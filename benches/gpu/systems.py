@@ -184,6 +184,9 @@ class System:
     def stop(self):
         pass
 
+    def renew(self):
+        """Has no server on the device, until the next client comes."""
+
     def pids(self):
         """Daemon and servers."""
         return []
@@ -221,8 +224,8 @@ class Daemon(System):
     def start(self):
         if not shutil.which(self.control):
             raise Missing(f"there is no {self.control}")
-        os.makedirs(self.pipe)
-        os.makedirs(self.log)
+        os.makedirs(self.pipe, exist_ok=True)
+        os.makedirs(self.log, exist_ok=True)
         self.running = True
         # Not through a pipe: the daemon keeps its standard output.
         with open(os.path.join(self.directory, "daemon.out"), "w") as out:
@@ -280,6 +283,10 @@ class Daemon(System):
             time.sleep(0.05)
         for pid in self.known:
             end_pid(pid, [os.path.basename(self.control), self.server])
+
+    def renew(self):
+        self.stop()
+        self.start()
 
     def log_tail(self, lines=15):
         text = ""
