@@ -224,6 +224,9 @@ pub struct Server {
     /// How long a thread that executes calls looks for the next one before it sleeps, at most, in microseconds
     #[arg(long, value_name = "N", default_value_t = settings::DEFAULT_MAX_SPIN_US)]
     pub max_spin_us: u64,
+    /// How long a thread looks at a lock of the driver's that is taken before it sleeps, in microseconds
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub lock_spin_us: u64,
     /// What clients may have until the daemon says otherwise
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     pub limits: Option<Limits>,

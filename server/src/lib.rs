@@ -6,6 +6,7 @@ pub mod arbiter;
 pub mod cdi;
 pub mod cli;
 pub mod control;
+pub mod driver_locks;
 pub mod elf;
 pub mod engine;
 pub mod hosting;

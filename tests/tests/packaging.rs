@@ -6,6 +6,7 @@ mod docker;
 use control_daemon::Done;
 use docker::{Container, PACKAGES, containers, done, packages, unpack};
 use mpsshim_proto::table;
+use mpsshim_tests::artifacts::artifact;
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::BTreeSet;
 use std::fs;
@@ -92,6 +93,31 @@ fn the_library_exports_the_table_under_the_driver_s_name() {
     let dynamic = done(Command::new("readelf").arg("-d").arg(path));
     assert!(dynamic.contains("soname: [libcuda.so.1]"), "{dynamic}");
     assert!(!dynamic.contains("PATH)"), "{dynamic}");
+}
+
+#[test]
+fn the_driver_finds_the_server_s_locks() {
+    let mut servers = vec![fs::read(artifact("mps-server")).expect("mps-server")];
+    if packages() {
+        // Another linker's.
+        servers.push(unpacked("bin/mps-server"));
+    }
+    for file in servers {
+        let server = object::File::parse(&*file).expect("ELF");
+        let mut locks: Vec<_> = server
+            .dynamic_symbols()
+            .filter(|symbol| symbol.is_definition())
+            .filter_map(|symbol| symbol.name().ok())
+            .filter(|name| name.starts_with("pthread_"))
+            .collect();
+        locks.sort_unstable();
+        let expected = [
+            "pthread_mutex_lock",
+            "pthread_rwlock_rdlock",
+            "pthread_rwlock_wrlock",
+        ];
+        assert_eq!(locks, expected);
+    }
 }
 
 #[test]

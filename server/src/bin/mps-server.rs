@@ -4,6 +4,7 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use crossbeam_channel::unbounded;
 use mpsshim_server::cli::{Server, documents};
+use mpsshim_server::driver_locks;
 use mpsshim_server::engine::DeviceInfo;
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::link::Link;
@@ -88,6 +89,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         launch_run: options.launch_run,
         max_spin: Duration::from_micros(options.max_spin_us),
     };
+    driver_locks::spin_for(Duration::from_micros(options.lock_spin_us));
     let (events, receiver) = unbounded();
     let host = Hosting::start(config, events).context("cannot start the engine")?;
     let limits = options.limits.clone().unwrap_or_default();
@@ -116,4 +118,30 @@ fn take_link(fd: RawFd) -> anyhow::Result<Link> {
         nix::unistd::close(fd)?;
     }
     Ok(Link::new(link))
+}
+
+// What the driver finds instead of the C library's functions: the loader looks at the executable first.
+
+/// # Safety
+/// As of POSIX's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_mutex_lock(mutex: *mut libc::pthread_mutex_t) -> libc::c_int {
+    // SAFETY: the caller's promise.
+    unsafe { driver_locks::lock_mutex(mutex) }
+}
+
+/// # Safety
+/// As of POSIX's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_rwlock_rdlock(lock: *mut libc::pthread_rwlock_t) -> libc::c_int {
+    // SAFETY: the caller's promise.
+    unsafe { driver_locks::lock_shared(lock) }
+}
+
+/// # Safety
+/// As of POSIX's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_rwlock_wrlock(lock: *mut libc::pthread_rwlock_t) -> libc::c_int {
+    // SAFETY: the caller's promise.
+    unsafe { driver_locks::lock_exclusive(lock) }
 }
