@@ -17,6 +17,8 @@ for tool in debootstrap lintian; do
 done
 want docker-compose docker-compose || true
 want docker docker.io || echo "$0: no docker: containers will not be tested" >&2
+# An engine that knows CDI.
+want podman podman || true
 want_python prometheus_client python3-prometheus-client ||
     echo "$0: no prometheus_client: its parser will not read the metrics" >&2
 

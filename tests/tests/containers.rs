@@ -479,6 +479,10 @@ fn an_untouched_image_is_given_library_and_sockets() {
     } else {
         eprintln!("this engine knows no CDI: what it would do was done by hand");
     }
+    if let Some(podman) = Podman::with(&images.base) {
+        is_correct(&podman.nbody(&file));
+        clients += 1;
+    }
     let log = fs::read_to_string(pipe.join("logs/control.log")).expect("log");
     assert_eq!(log.matches("NEW CLIENT").count(), clients, "{log}");
     assert_eq!(control(&["quit"]).code, 0);
@@ -493,7 +497,75 @@ fn cdi_folder() -> Option<PathBuf> {
     (!folder.join("mpsshim.json").exists()).then_some(folder)
 }
 
-/// What version 0.6 of the specification asks for; other keys than those it knows make an engine refuse the file.
+/// Podman with an image, where it can run that.
+struct Podman {
+    image: String,
+}
+
+/// Where Podman looks for specifications.
+const PODMAN_CDI: &str = "/etc/cdi";
+
+impl Podman {
+    /// Takes the image over from Docker.
+    fn with(image: &str) -> Option<Podman> {
+        let missing = |why: &str| {
+            eprintln!("no Podman is tested: {why}");
+            None
+        };
+        if Path::new(PODMAN_CDI).join("mpsshim.json").exists() {
+            return missing("this machine has the device");
+        }
+        let line = format!("podman --version && docker save {image} | podman load --quiet");
+        let taken = Command::new("sh").args(["-c", &line]).output();
+        let taken = Done::from(taken.expect("a shell"));
+        let Some((_, loaded)) = taken.out.rsplit_once("Loaded image: ") else {
+            return missing(taken.err.trim());
+        };
+        let podman = Podman {
+            image: loaded.trim().to_owned(),
+        };
+        let tried = Done::from(podman.run(&[], &["true"]).output().expect("podman"));
+        match tried.code {
+            0 => Some(podman),
+            _ => missing(tried.err.trim()),
+        }
+    }
+
+    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+        let mut command = Command::new("podman");
+        command.args(["run", "--rm", "--network", "none", "--runtime", "runc"]);
+        // By default as much as there is, which takes a right that not every root has.
+        command.args([
+            "--ulimit",
+            "nofile=4096:4096",
+            "--ulimit",
+            "nproc=4096:4096",
+        ]);
+        command.args(options).arg(&self.image).args(program);
+        command
+    }
+
+    /// Runs nbody with the device of this specification.
+    fn nbody(&self, specification: &Path) -> Done {
+        let installed = Path::new(PODMAN_CDI).join("mpsshim.json");
+        fs::create_dir_all(PODMAN_CDI).expect("directory");
+        fs::copy(specification, &installed).expect("copy");
+        let mut command = self.run(&["--device", "mpsshim.io/gpu=all"], &["nbody"]);
+        let result = command.args(nbody()).output();
+        fs::remove_file(&installed).expect("remove");
+        result.expect("podman").into()
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        let _ = Command::new("podman")
+            .args(["rmi", "--force", &self.image])
+            .output();
+    }
+}
+
+/// What version 0.3 of the specification asks for; other keys than those it knows make an engine refuse the file.
 fn is_specification(spec: &Value) {
     let keys = |value: &Value| -> Vec<String> {
         let object = value.as_object().expect("an object");
@@ -506,7 +578,7 @@ fn is_specification(spec: &Value) {
             .collect()
     };
     assert_eq!(keys(spec), ["cdiVersion", "devices", "kind"]);
-    assert_eq!(spec["cdiVersion"], "0.6.0");
+    assert_eq!(spec["cdiVersion"], "0.3.0");
     assert_eq!(spec["kind"], "mpsshim.io/gpu");
     for device in spec["devices"].as_array().expect("devices") {
         assert_eq!(keys(device), ["containerEdits", "name"]);

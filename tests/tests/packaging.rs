@@ -177,9 +177,55 @@ fn the_archive_works_wherever_it_is_unpacked() {
 }
 
 #[test]
+fn systemd_runs_the_daemon() {
+    if !containers() {
+        return;
+    }
+    let Some(container) = Container::boot() else {
+        return;
+    };
+    let state = |unit: &str| container.shell(&format!("systemctl {unit} mpsshim")).out;
+    container.does("dpkg --install /packages/*.deb >/dev/null 2>&1");
+    assert_eq!(state("is-enabled"), "enabled\n");
+    assert_eq!(state("is-active"), "active\n", "{}", state("status"));
+    container.does(
+        "echo 'cuda_library = \"/built/libsoftgpu.so\"' >> /etc/mpsshim/config.toml
+         systemctl restart mpsshim",
+    );
+    is_used(&container, "/usr/lib/mpsshim/libmpsshim.so");
+
+    // Log rotation.
+    container.does(
+        "mv /var/log/mpsshim/control.log /var/log/mpsshim/control.log.1; systemctl reload mpsshim
+         until test -e /var/log/mpsshim/control.log; do sleep 0.1; done",
+    );
+
+    // A daemon that dies is replaced; the program does not notice.
+    let program = "nbody -benchmark -numbodies=256 -i=1000000";
+    container.does(&format!(
+        "mps-run /built/{program} >/dev/null 2>&1 &
+         echo $! > /tmp/nbody.pid; until mps-control ps | grep -q nbody; do sleep 0.1; done"
+    ));
+    let before = container.does("systemctl show --property MainPID --value mpsshim");
+    container.does(&format!("kill -KILL {before}"));
+    container.does(&format!(
+        "until systemctl --quiet is-active mpsshim && mps-control ps 2>/dev/null | grep -q nbody; do sleep 0.1; done
+         test $(systemctl show --property MainPID --value mpsshim) != {before}"
+    ));
+    container.does("kill $(cat /tmp/nbody.pid)");
+
+    container.does("systemctl stop mpsshim");
+    assert_eq!(state("is-active"), "inactive\n");
+    let ours = "cat /proc/[0-9]*/comm 2>/dev/null | grep mps- || true";
+    assert_eq!(container.does(ours), "");
+    container.does("systemctl start mpsshim; dpkg --remove mpsshim >/dev/null 2>&1");
+    assert_eq!(container.does(ours), "");
+}
+
+#[test]
 fn the_debian_package_installs_upgrades_and_goes() {
     let Some(container) = container() else { return };
-    container.does("dpkg --install /packages/*.deb >/dev/null");
+    container.does("dpkg --install /packages/*.deb >/dev/null 2>&1");
     let version = env!("CARGO_PKG_VERSION");
     for program in PROGRAMS {
         let told = container.does(&format!("{program} --version"));

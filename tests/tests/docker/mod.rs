@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Debian releases for containers: glibc 2.31, as Ubuntu 20.04 has; where mirrors have it no more, 2.36.
 const SUITES: [&str; 2] = ["bullseye", "bookworm"];
@@ -113,7 +114,7 @@ pub fn base_image() -> &'static str {
 }
 
 fn name_of(suite: &str) -> String {
-    format!("mpsshim-test-base:{suite}")
+    format!("mpsshim-test-base:{suite}-systemd")
 }
 
 /// Makes the image of a release; `false`: the mirror has it no more, or cannot be reached.
@@ -122,7 +123,8 @@ fn bootstrap(suite: &str, folder: &Path) -> bool {
     // What was begun and not ended cannot be gone on with.
     let _ = fs::remove_dir_all(&root);
     let made = Command::new("debootstrap")
-        .args(["--variant=minbase", suite])
+        // Processes of containers come from this only where one is booted.
+        .args(["--variant=minbase", "--include=systemd,systemd-sysv", suite])
         .arg(&root)
         .output();
     if !made.expect("debootstrap").status.success() {
@@ -174,14 +176,48 @@ pub struct Container(String);
 impl Container {
     /// Starts one that does nothing by itself. `/packages` has the packages, `/built` what was built with them.
     pub fn start(options: &[&str]) -> Container {
+        let options: Vec<&str> = options.iter().copied().chain(["--init"]).collect();
+        Container::run(&options, &["sleep", "600"])
+    }
+
+    /// Starts one whose first process is systemd; `None`, with a message: this machine lets none run.
+    pub fn boot() -> Option<Container> {
+        let options = [
+            "--tty --cap-add SYS_ADMIN --security-opt seccomp=unconfined --tmpfs /run --env container=docker",
+            "--cgroupns host --volume /sys/fs/cgroup:/sys/fs/cgroup",
+        ];
+        let options: Vec<&str> = options.iter().flat_map(|some| some.split(' ')).collect();
+        let container = Container::run(&options, &["/sbin/init"]);
+        let patience = Instant::now() + Duration::from_secs(60);
+        loop {
+            let state = container.shell("systemctl is-system-running || true");
+            if ["running", "degraded"].contains(&state.out.trim()) {
+                return Some(container);
+            }
+            if state.err.contains("is not running") || Instant::now() > patience {
+                let told = docker(&["logs", &container.0]).output().expect("docker");
+                let told = Done::from(told).out;
+                let last = told.lines().map(str::trim).rfind(|line| !line.is_empty());
+                eprintln!(
+                    "systemd is not tested: {}",
+                    last.unwrap_or(state.err.trim())
+                );
+                return None;
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn run(options: &[&str], program: &[&str]) -> Container {
         let at = |path: &Path, place: &str| format!("{}:{place}:ro", path.display());
         let folder = PACKAGES.archive.parent().expect("a folder");
-        let mut command = docker(&["run", "--detach", "--init", "--network", "none"]);
+        let mut command = docker(&["run", "--detach", "--network", "none"]);
         command
             .args(["--volume", &at(folder, "/packages")])
             .args(["--volume", &at(&PACKAGES.built, "/built")])
             .args(options)
-            .args([base_image(), "sleep", "600"]);
+            .arg(base_image())
+            .args(program);
         Container(done(&mut command).trim().to_owned())
     }
 
