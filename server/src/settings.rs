@@ -154,9 +154,9 @@ pub const TABLE: &[Setting] = &[
         name: MAX_SPIN,
         key: Some("max_spin_us"),
         default: "10000",
-        meaning: "How long a thread of the server looks for a client's next call before it sleeps, at most, in \
-                  microseconds, 0 to 1000000. It takes such pauses awake, the longer ones in part, as long as clients \
-                  make no longer ones; they are then not held up by its waking up, some 30 µs. 0 saves most processor \
+        meaning: "A thread of the server that has nothing to do stays awake for as long as its clients usually pause \
+                  between two calls, at most so many microseconds, 0 to 1000000; it sleeps through most of a pause \
+                  that is long. The clients are then not held up by its waking up, some 30 µs. 0 saves most processor \
                   time. Read by the daemon.",
     },
     Setting {

@@ -1,10 +1,9 @@
 //! A place where a document's commands can be run: a daemon, a server, a client, and a folder with what they speak of.
 
 use crate::control_daemon::{Done, Place};
-use crate::programs::{Running, client};
+use crate::programs::{DriverFolder, Running, client};
 use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -46,12 +45,15 @@ pub struct Sandbox {
     pub place: Place,
     /// A client that holds a context, and its server.
     pub client: Option<(Running, u32)>,
+    /// Where a program that is not served finds the driver.
+    _driver: DriverFolder,
 }
 
 impl Sandbox {
     /// Without a daemon.
     pub fn new() -> Sandbox {
         let mut place = Place::new();
+        let folder = DriverFolder::new();
         let text = |path: &Path| path.to_str().expect("text").to_owned();
         for (name, value) in [
             ("MPSSHIM_SERVER", text(&artifact("mps-server"))),
@@ -60,13 +62,10 @@ impl Sandbox {
             // The documents' limits are those of a GPU.
             ("SOFTGPU_MEMORY", (80u64 << 30).to_string()),
             ("HOME", text(place.path())),
-            ("LD_LIBRARY_PATH", text(&place.path().join("driver"))),
+            ("LD_LIBRARY_PATH", text(folder.path())),
         ] {
             place.set_env(name, &value);
         }
-        // Where a program that is not served finds it.
-        fs::create_dir(place.path().join("driver")).expect("directory");
-        symlink(driver(), place.path().join("driver/libcuda.so.1")).expect("link");
         // The last of two options counts.
         let script = format!(
             "#!/bin/sh\nexec {} \"$@\" -numbodies=256 -i=2\n",
@@ -86,6 +85,7 @@ impl Sandbox {
         Sandbox {
             place,
             client: None,
+            _driver: folder,
         }
     }
 

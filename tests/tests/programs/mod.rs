@@ -54,6 +54,10 @@ impl DriverFolder {
         DriverFolder(folder)
     }
 
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
     /// A program on the driver itself, without the shim.
     pub fn native(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = plain(program);

@@ -1,0 +1,362 @@
+//! What a server does as its clients, its daemon and its device come and go.
+
+use super::*;
+use crate::limits::{Activity, Percentage, TurnUsage};
+use crate::mode::Mode;
+use crate::seqpacket;
+use crate::takeover::{MAGIC_SERVER, Verdict};
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+use tempfile::TempDir;
+use zerocopy::FromZeros;
+
+/// Connects every client at once as session 1, 2, …
+struct Fake {
+    events: Sender<EngineEvent>,
+    held: Mutex<Vec<OwnedFd>>,
+}
+
+fn info(session: u64) -> ClientInfo {
+    ClientInfo {
+        session,
+        pid: 100 + session as i32,
+        uid: 0,
+    }
+}
+
+impl Host for Fake {
+    fn add_client(&self, socket: OwnedFd, _: ClientHello, _: Credentials) {
+        let mut held = self.held.lock();
+        held.push(socket);
+        self.events
+            .send(EngineEvent::Connected(info(held.len() as u64)))
+            .expect("serving");
+    }
+    fn devices(&self) -> Vec<DeviceInfo> {
+        vec![DeviceInfo {
+            name: "Test device".into(),
+            uuid: "GPU-0".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+        }]
+    }
+    fn terminate(&self, session: u64) {
+        let reason = Some("terminated".into());
+        let gone = EngineEvent::Gone(info(session), reason);
+        self.events.send(gone).expect("serving");
+    }
+    fn set_limits(&self, _: Limits) {}
+    fn set_weight(&self, _: u64, _: u32) {}
+    fn usage(&self) -> Vec<Usage> {
+        let usage = |index: usize| Usage {
+            session: index as u64 + 1,
+            threads: Percentage::ALL,
+            priority: 0,
+            weight: 100,
+            memory: (0..16).map(|device| (device, u64::MAX)).collect(),
+            memory_limit: (0..16).map(|device| (device, u64::MAX)).collect(),
+            host: u64::MAX,
+            mode: Mode::Direct,
+            turns: Some(TurnUsage {
+                turns: u64::MAX,
+                held_ns: u64::MAX,
+                waited_ns: u64::MAX,
+                not_draining: false,
+            }),
+            launches: u64::MAX,
+            activity: Some(Activity {
+                copies: u64::MAX,
+                messages: u64::MAX,
+                queued: u64::MAX,
+                ring: u64::MAX,
+                held_ns: u64::MAX,
+                waited_ns: u64::MAX,
+            }),
+        };
+        (0..self.held.lock().len()).map(usage).collect()
+    }
+    fn start_trace(&self, _: File) -> io::Result<()> {
+        Ok(())
+    }
+    fn stop_trace(&self) -> Option<Totals> {
+        None
+    }
+    fn shutdown(self) {}
+}
+
+struct Running {
+    directory: TempDir,
+    daemon: Link,
+    events: Sender<EngineEvent>,
+    thread: JoinHandle<End>,
+}
+
+impl Running {
+    fn start() -> Running {
+        let (ours, theirs) = seqpacket::pair().expect("pair");
+        let directory = tempfile::tempdir().expect("directory");
+        let control = directory.path().join("control");
+        let (events, receiver) = unbounded();
+        let host = Fake {
+            events: events.clone(),
+            held: Mutex::default(),
+        };
+        let thread = std::thread::spawn(move || {
+            serve(
+                Link::new(theirs),
+                host,
+                &receiver,
+                Limits::default(),
+                &control,
+            )
+        });
+        let running = Running {
+            directory,
+            daemon: Link::new(ours),
+            events,
+            thread,
+        };
+        assert!(matches!(
+            running.report(),
+            ToDaemon::Ready { devices } if devices.len() == 1
+        ));
+        running
+    }
+
+    fn report(&self) -> ToDaemon {
+        self.daemon.next_report().expect("link").expect("server")
+    }
+
+    fn add_client(&self, session: u64) {
+        let (_, connection) = seqpacket::pair().expect("pair");
+        let who = Credentials {
+            pid: 1,
+            uid: 0,
+            gid: 0,
+        };
+        let hello = ClientHello::new_zeroed();
+        self.daemon
+            .hand_over(&Arrival {
+                connection,
+                hello,
+                who,
+            })
+            .expect("hand over");
+        assert_eq!(self.report(), ToDaemon::from(&info(session)));
+    }
+
+    /// The daemon dies, and another one that listens is spoken to; what the server says first.
+    fn next_daemon(&mut self, verdict: &Verdict) -> Vec<u8> {
+        let control = self.directory.path().join("control");
+        // What a dead daemon leaves is in nobody's way.
+        std::fs::remove_file(&control).unwrap_or_default();
+        let (unused, _) = seqpacket::pair().expect("pair");
+        drop(std::mem::replace(&mut self.daemon, Link::new(unused)));
+        let listener = seqpacket::listen(&control).expect("listen");
+        let connection = loop {
+            match seqpacket::accept(listener.as_fd()) {
+                Ok(connection) => break connection,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        seqpacket::set_nonblocking(&connection, false).expect("blocking");
+        let mut buffer = vec![0; 4096];
+        let len = seqpacket::receive(connection.as_fd(), &mut buffer).expect("introduction");
+        buffer.truncate(len);
+        self.daemon = Link::new(connection);
+        self.daemon.send(verdict, None).expect("verdict");
+        buffer
+    }
+
+    fn leave(&self, session: u64) {
+        self.events
+            .send(EngineEvent::Gone(info(session), None))
+            .expect("serving");
+    }
+}
+
+#[test]
+fn a_shutdown_waits_for_clients() {
+    let running = Running::start();
+    running.add_client(1);
+    running.add_client(2);
+    running.daemon.order_shutdown(false).expect("order");
+    running.leave(1);
+    assert!(matches!(
+        running.report(),
+        ToDaemon::Gone { session: 1, .. }
+    ));
+    assert!(!running.thread.is_finished());
+    running.leave(2);
+    assert!(matches!(
+        running.report(),
+        ToDaemon::Gone { session: 2, .. }
+    ));
+    assert_eq!(running.report(), ToDaemon::Stopping);
+    assert_eq!(running.thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn a_forced_shutdown_does_not() {
+    let running = Running::start();
+    running.add_client(1);
+    running.daemon.order_shutdown(true).expect("order");
+    assert_eq!(running.report(), ToDaemon::Stopping);
+    assert_eq!(running.thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn clients_outlive_the_daemon() {
+    let Running {
+        daemon,
+        events,
+        thread,
+        directory: _directory,
+    } = {
+        let running = Running::start();
+        running.add_client(1);
+        running
+    };
+    drop(daemon);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!thread.is_finished());
+    events
+        .send(EngineEvent::Gone(info(1), None))
+        .expect("serving");
+    assert_eq!(thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn another_daemon_takes_the_server_over_as_often_as_need_be() {
+    let mut running = Running::start();
+    running.add_client(1);
+    for session in 2..4 {
+        let said = running.next_daemon(&Verdict::TakenOver);
+        let json = said.strip_prefix(&MAGIC_SERVER).expect("a server");
+        let said = Introduction::read(json).expect("introduction");
+        assert_eq!(said.clients as u64, session - 1);
+        for client in 1..session {
+            assert_eq!(running.report(), ToDaemon::from(&info(client)));
+        }
+        assert!(matches!(running.report(), ToDaemon::Ready { devices } if devices.len() == 1));
+        running.add_client(session);
+    }
+    running.daemon.order_shutdown(false).expect("order");
+    running.leave(2);
+    assert!(matches!(
+        running.report(),
+        ToDaemon::Gone { session: 2, .. }
+    ));
+    // It was told to end, and the next daemon hears of it.
+    running.next_daemon(&Verdict::TakenOver);
+    assert_eq!(running.report(), ToDaemon::from(&info(1)));
+    assert_eq!(running.report(), ToDaemon::from(&info(3)));
+    assert_eq!(running.report(), ToDaemon::Stopping);
+    assert!(matches!(running.report(), ToDaemon::Ready { .. }));
+    for session in [1, 3] {
+        running.leave(session);
+        assert!(matches!(running.report(), ToDaemon::Gone { .. }));
+    }
+    assert_eq!(running.report(), ToDaemon::Stopping);
+    assert_eq!(running.thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn a_server_that_is_refused_ends_with_its_clients() {
+    let mut running = Running::start();
+    running.add_client(1);
+    let reason = "too old".to_owned();
+    running.next_daemon(&Verdict::Refused { reason });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!running.thread.is_finished());
+    running.leave(1);
+    assert_eq!(running.thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn many_clients_usage_comes_in_parts() {
+    let running = Running::start();
+    let ask = |question| {
+        running.daemon.ask_usage(question).expect("ask");
+        let mut sessions = Vec::new();
+        loop {
+            let ToDaemon::Usage {
+                question: of,
+                clients,
+                last,
+            } = running.report()
+            else {
+                panic!("no usage")
+            };
+            assert_eq!(of, question);
+            sessions.extend(clients.iter().map(|client| client.session));
+            if last {
+                return sessions;
+            }
+        }
+    };
+    assert_eq!(ask(7), [0; 0]);
+    for session in 1..=70 {
+        running.add_client(session);
+    }
+    assert_eq!(ask(8), (1..=70).collect::<Vec<u64>>());
+    running.daemon.order_shutdown(true).expect("order");
+    assert_eq!(running.report(), ToDaemon::Stopping);
+}
+
+#[test]
+fn a_client_is_terminated_and_the_others_stay() {
+    let running = Running::start();
+    running.add_client(1);
+    running.add_client(2);
+    running.daemon.order_termination(1).expect("order");
+    assert!(matches!(
+        running.report(),
+        ToDaemon::Gone { session: 1, .. }
+    ));
+    running.daemon.order_shutdown(false).expect("order");
+    running.leave(2);
+    assert!(matches!(
+        running.report(),
+        ToDaemon::Gone { session: 2, .. }
+    ));
+    assert_eq!(running.report(), ToDaemon::Stopping);
+    assert_eq!(running.thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn a_fault_is_told_and_ends_the_server() {
+    let running = Running::start();
+    running.add_client(1);
+    let start = Instant::now();
+    running
+        .events
+        .send(EngineEvent::Fault(700))
+        .expect("serving");
+    assert_eq!(running.report(), ToDaemon::Fault { status: 700 });
+    running.leave(1);
+    assert!(matches!(
+        running.report(),
+        ToDaemon::Gone { session: 1, .. }
+    ));
+    assert_eq!(running.thread.join().expect("end"), End::Fault);
+    assert!(
+        start.elapsed() < FAULT_PATIENCE,
+        "nobody was left to wait for"
+    );
+}
+
+#[test]
+fn a_fault_does_not_wait_longer_than_a_second() {
+    let running = Running::start();
+    running.add_client(1);
+    let start = Instant::now();
+    running
+        .events
+        .send(EngineEvent::Fault(719))
+        .expect("serving");
+    assert_eq!(running.thread.join().expect("end"), End::Fault);
+    assert!(start.elapsed() >= FAULT_PATIENCE && start.elapsed() < 3 * FAULT_PATIENCE);
+}
