@@ -79,7 +79,7 @@ def host(report):
 
 def draw_curves(pyplot, report, title, label, pattern):
     """A figure, or None when no system has a value for two numbers of clients."""
-    found = {system: curve(report, pattern, system) for system in report.systems}
+    found = {system: curve(report, pattern, system) for system in report.systems if system in COLOURS}
     if all(len(clients) < 2 for clients, _ in found.values()):
         return None
     figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
@@ -89,7 +89,7 @@ def draw_curves(pyplot, report, title, label, pattern):
             continue
         medians = [statistics.median(rounds) for rounds in values]
         spread = [[m - min(v) for m, v in zip(medians, values)], [max(v) - m for m, v in zip(medians, values)]]
-        name = systems.SYSTEM_TITLES[system]
+        name = systems.title(system)
         axes.errorbar(
             clients, medians, spread, label=name, color=COLOURS[system], marker=MARKERS[system], markersize=5, capsize=3
         )
@@ -108,7 +108,7 @@ def draw_curves(pyplot, report, title, label, pattern):
 
 
 def draw_single(pyplot, report):
-    names = [system for system in report.systems if system != "native"]
+    names = [system for system in report.systems if system != "native" and system in COLOURS]
     found = {system: relative(report, system) for system in names}
     keys = [key for key in SINGLE if any(key in values for values in found.values())]
     if not keys:
@@ -119,7 +119,7 @@ def draw_single(pyplot, report):
         at = [place + (number - (len(names) - 1) / 2) * height for place in range(len(keys))]
         values = [found[system].get(key) for key in keys]
         lengths = [0 if value is None else value - 1 for value in values]
-        bars = axes.barh(at, lengths, height, left=1, label=systems.SYSTEM_TITLES[system], color=COLOURS[system])
+        bars = axes.barh(at, lengths, height, left=1, label=systems.title(system), color=COLOURS[system])
         axes.bar_label(bars, ["" if value is None else f"{value:.2f}" for value in values], padding=2, fontsize=6)
     axes.axvline(1, color=COLOURS["native"], linewidth=1)
     axes.set_xscale("log", base=2)

@@ -48,7 +48,7 @@ def section(path):
     """The README's lines for a result file, whose path is relative to the project's root."""
     report = reports.Report.load(os.path.join(ROOT, path))
     about, stem = report.about, os.path.splitext(path)[0]
-    names = ["default time-slicing" if name == "native" else systems.SYSTEM_TITLES[name] for name in report.systems]
+    names = ["default time-slicing" if name == "native" else systems.title(name) for name in report.systems]
     lines = [f"<!-- results:begin {path} -->"]
     lines.append(f"| one {about['gpu']}, driver {about['driver']}, {about['cpus']} CPUs | " + " | ".join(names) + " |")
     lines.append("|---|" + "---|" * len(names))

@@ -49,7 +49,8 @@ class Report:
         for name in ("gpu", "driver", "cpus", "kernel"):
             if about[name] != self.about[name]:
                 raise ValueError(f"it was made with {name} {self.about[name]}, and this is {about[name]}")
-        self.systems = [name for name in systems.SYSTEM_TITLES if name in {*self.systems, *names}]
+        every = dict.fromkeys([*self.systems, *names])
+        self.systems = [name for name in dict.fromkeys([*systems.SYSTEM_TITLES, *every]) if name in every]
         self.measurements = table.in_table_order({*self.measurements, *measurements})
         if about["commit"] != self.about["commit"]:
             self.about["commit"] += f", then {about['commit']}"
@@ -89,7 +90,7 @@ class Report:
             self.failures.append(text)
 
     def fail(self, system, measurement, failure):
-        text = f"{systems.SYSTEM_TITLES[system]}, {measurement}: {failure}"
+        text = f"{systems.title(system)}, {measurement}: {failure}"
         print(text, file=sys.stderr)
         self.failures.append(text)
 
@@ -116,7 +117,7 @@ class Report:
         return text if least == greatest or not spread else f"{text} ({least}–{greatest})"
 
     def markdown(self):
-        lines = ["| | " + " | ".join(systems.SYSTEM_TITLES[s] for s in self.systems) + " | to reach | |"]
+        lines = ["| | " + " | ".join(systems.title(s) for s in self.systems) + " | to reach | |"]
         lines.append("|---|" + "---|" * (len(self.systems) + 2))
         for row, reached in self.rows():
             cells = " | ".join(self.cell(row, system) for system in self.systems)
@@ -126,7 +127,7 @@ class Report:
 
     def cpu_table(self):
         """Processors in use, for the rows where they were counted; None where that is nowhere."""
-        lines = ["| CPUs in use, clients and server | " + " | ".join(systems.SYSTEM_TITLES[s] for s in self.systems)]
+        lines = ["| CPUs in use, clients and server | " + " | ".join(systems.title(s) for s in self.systems)]
         lines = [lines[0] + " |", "|---|" + "---|" * len(self.systems)]
         for row, _ in self.rows():
             found = [self.median(row.key + table.CPUS, system) for system in self.systems]

@@ -64,6 +64,13 @@ def parse_arguments(arguments):
     parser.add_argument("--python", help="a python with PyTorch and transformers (the one that runs this)")
     names = list(systems.SYSTEM_TITLES)
     parser.add_argument("--systems", type=comma_list(names), help=f"of {','.join(names)} (those that are there)")
+    parser.add_argument(
+        "--server-options",
+        metavar="OPTIONS",
+        action="append",
+        default=[],
+        help="mpsshim once more with these of mps-server's options, such as '--launch-run 1'; may be given again",
+    )
     parser.add_argument("--repetitions", type=int, default=None, help="rounds (3; 1 with --quick)")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, one round")
     parser.add_argument(
@@ -91,6 +98,10 @@ def parse_arguments(arguments):
     options.given = options.systems is not None
     if not options.given:
         options.systems = names
+    for given in dict.fromkeys(options.server_options):
+        if not given.startswith("--"):
+            parser.error(f"--server-options {given!r}: options begin with --; write --server-options='--launch-run 1'")
+        options.systems = [*options.systems, f"mpsshim {given}"]
     return options
 
 
@@ -158,7 +169,7 @@ def start_systems(options, usable, bench, report):
                     bench.release([holder])
         except systems.Failure as failure:
             if isinstance(failure, systems.Missing) and not options.given:
-                report.note(f"{systems.SYSTEM_TITLES[system.name]} left out: {failure}")
+                report.note(f"{systems.title(system.name)} left out: {failure}")
                 report.systems.remove(system.name)
             else:
                 report.fail(system.name, "start", failure)

@@ -6,6 +6,7 @@ Starts and ends their daemons and all client processes. Used by run.py beside it
 import contextlib
 import glob
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,13 @@ import threading
 import time
 
 SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim", "direct": "mpsshim, direct"}
+# What the name of mpsshim with options for its server begins with; they follow.
+WITH_OPTIONS = "mpsshim --"
+
+
+def title(name):
+    return SYSTEM_TITLES.get(name, name)
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # Processes
@@ -335,6 +343,25 @@ class Mpsshim(Daemon):
         super().start()
 
 
+class WithOptions(Mpsshim):
+    """mpsshim whose server is given further options."""
+
+    def __init__(self, processes, directory, build, name):
+        super().__init__(processes, directory, build)
+        self.name = name
+        self.wrapper = os.path.join(directory, "server")
+
+    def daemon_env(self):
+        return super().daemon_env() | {"MPSSHIM_SERVER": self.wrapper}
+
+    def start(self):
+        server, options = os.path.join(self.build, self.server), self.name.removeprefix("mpsshim ")
+        with open(self.wrapper, "w") as script:
+            script.write(f'#!/bin/sh\nexec {shlex.quote(server)} "$@" {options}\n')
+        os.chmod(self.wrapper, 0o755)
+        super().start()
+
+
 class Direct(Mpsshim):
     """mpsshim with programs that use contexts of their own, in turns."""
 
@@ -345,6 +372,9 @@ class Direct(Mpsshim):
 
 
 def make_system(name, processes, directory, build):
+    if name.startswith(WITH_OPTIONS):
+        # The name may be too long for the path of a socket.
+        return WithOptions(processes, tempfile.mkdtemp(dir=directory), build, name)
     directory = os.path.join(directory, name)
     os.makedirs(directory)
     if name in ("mpsshim", "direct"):

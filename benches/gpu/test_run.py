@@ -235,6 +235,7 @@ class Arguments(unittest.TestCase):
         self.assertIn("'nbody9' is none of", self.refused("--microbench", sys.executable, "--only", "nbody9"))
         self.assertIn("no such program", self.refused("--microbench", "/nowhere/mb"))
         self.assertIn("at least 1", self.refused("--nbody", sys.executable, "--repetitions", "0"))
+        self.assertIn("begin with --", self.refused("--microbench", sys.executable, "--server-options", "launch-run"))
 
 
 class EndToEnd(unittest.TestCase):
@@ -309,6 +310,26 @@ class EndToEnd(unittest.TestCase):
         self.assertEqual(data["values"]["start"]["mpsshim"], [50.5])
         self.assertIn("; nbody 14336", out)
         self.assertTrue(self.daemon_has_ended())
+
+    def test_a_server_is_given_options(self):
+        os.remove(self.path("mps-server"))
+        shutil.copy(shutil.which("sleep"), self.path("sleeper"))
+        server = '#!/bin/sh\nhere=$(dirname "$0")\necho "$*" >>"$here/given"\nexec "$here/sleeper" 60\n'
+        self.program("mps-server", server)
+        self.program("mps-control", CONTROL.replace('"$here/mps-server"', '"${MPSSHIM_SERVER:-$here/mps-server}"'))
+        options = ["--server-options=--launch-run 1", "--server-options=--lock-spin-us 0"]
+        status, out, err = self.bench("--systems", "mpsshim", "--only", "small2", "--quick", *options)
+        self.assertEqual(status, 0, err)
+        names = ["mpsshim", "mpsshim --launch-run 1", "mpsshim --lock-spin-us 0"]
+        data = self.results()
+        self.assertEqual((data["systems"], data["failures"]), (names, []))
+        self.assertEqual(data["values"]["small2"], {name: [37000.0] for name in names})
+        self.assertIn(f"| | {' | '.join(names)} | to reach", out)
+        with open(self.path("given")) as file:
+            self.assertEqual(file.read().splitlines(), ["60", "60 --launch-run 1", "60 --lock-spin-us 0"])
+        # What a file has may be unknown where it is read again.
+        report = reports.Report.load(os.path.join(self.path("results"), os.listdir(self.path("results"))[0]))
+        self.assertIn("| mpsshim --launch-run 1 |", report.markdown())
 
     def test_pytorch_clients_work_for_three_stretches(self):
         self.program("torch", TORCH.format(python=sys.executable))

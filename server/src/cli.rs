@@ -198,7 +198,7 @@ fn run_help() -> String {
 
 /// Executes the CUDA calls of mpsshim's clients. Started by mps-control, not by hand.
 #[derive(Debug, Parser)]
-#[command(name = "mps-server", version, after_help = settings::help_text())]
+#[command(name = "mps-server", version, after_help = settings::help_text(), args_override_self = true)]
 pub struct Server {
     /// Descriptor of the link to the control daemon
     #[arg(long, value_name = "FD")]
@@ -240,4 +240,17 @@ pub struct Server {
 
 fn parse_limits(json: &str) -> Result<Limits, serde_json::Error> {
     serde_json::from_str(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_option_given_twice_the_last_counts() {
+        // As a script that starts mps-server with further options gives it.
+        let words = ["mps-server", "--max-spin-us", "1", "--max-spin-us", "2"];
+        let options = Server::try_parse_from(words).expect("options");
+        assert_eq!(options.max_spin_us, 2);
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! A session whose next message may wait inside the driver is handed to the slow lane as a whole and comes back
 //! when that message is done; the order of its messages is kept and the other sessions go on. A thread with
-//! nothing to do spins a little ([`super::patience`]), then sleeps until a doorbell rings; with work in flight it looks at the context's
-//! health every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
+//! nothing to do spins for a while ([`super::patience`]), then sleeps until a doorbell rings; with work in flight it
+//! looks at the context's health every millisecond, since a fault would otherwise go unnoticed while clients wait for
+//! flags.
 
 use super::calls::{self, Undone};
 use super::fairness;
