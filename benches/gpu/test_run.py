@@ -283,9 +283,12 @@ class EndToEnd(unittest.TestCase):
             status = run.main([*options, *arguments])
         return status, out.getvalue(), err.getvalue()
 
-    def results(self):
+    def results_file(self):
         (path,) = [name for name in os.listdir(self.path("results")) if name.endswith(".json")]
-        with open(os.path.join(self.path("results"), path)) as file:
+        return os.path.join(self.path("results"), path)
+
+    def results(self):
+        with open(self.results_file()) as file:
             return json.load(file)
 
     def daemon_has_ended(self):
@@ -328,7 +331,7 @@ class EndToEnd(unittest.TestCase):
         with open(self.path("given")) as file:
             self.assertEqual(file.read().splitlines(), ["60", "60 --launch-run 1", "60 --lock-spin-us 0"])
         # What a file has may be unknown where it is read again.
-        report = reports.Report.load(os.path.join(self.path("results"), os.listdir(self.path("results"))[0]))
+        report = reports.Report.load(self.results_file())
         self.assertIn("| mpsshim --launch-run 1 |", report.markdown())
 
     def test_pytorch_clients_work_for_three_stretches(self):
