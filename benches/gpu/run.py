@@ -101,7 +101,7 @@ def parse_arguments(arguments):
     for given in dict.fromkeys(options.server_options):
         if not given.startswith("--"):
             parser.error(f"--server-options {given!r}: options begin with --; write --server-options='--launch-run 1'")
-        options.systems = [*options.systems, f"mpsshim {given}"]
+        options.systems = [*options.systems, systems.WITH_OPTIONS + given]
     return options
 
 

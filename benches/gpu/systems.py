@@ -17,7 +17,7 @@ import time
 
 SYSTEM_TITLES = {"native": "native", "nvidia": "NVIDIA MPS", "mpsshim": "mpsshim", "direct": "mpsshim, direct"}
 # What the name of mpsshim with options for its server begins with; they follow.
-WITH_OPTIONS = "mpsshim --"
+WITH_OPTIONS = "mpsshim "
 
 
 def title(name):
@@ -355,7 +355,7 @@ class WithOptions(Mpsshim):
         return super().daemon_env() | {"MPSSHIM_SERVER": self.wrapper}
 
     def start(self):
-        server, options = os.path.join(self.build, self.server), self.name.removeprefix("mpsshim ")
+        server, options = os.path.join(self.build, self.server), self.name.removeprefix(WITH_OPTIONS)
         with open(self.wrapper, "w") as script:
             script.write(f'#!/bin/sh\nexec {shlex.quote(server)} "$@" {options}\n')
         os.chmod(self.wrapper, 0o755)

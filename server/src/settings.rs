@@ -13,6 +13,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 
 /// Longest path of a Unix socket, bytes: `sun_path` holds 108 with its terminator.
 pub const SOCKET_PATH_LIMIT: usize = 107;
@@ -418,16 +419,22 @@ fn metrics(given: Given) -> Result<SocketAddr, SettingsError> {
     address.ok_or(SettingsError::Metrics(given.told))
 }
 
-fn positive(given: Given) -> Result<usize, SettingsError> {
+/// A number that fits.
+fn number<N: FromStr>(
+    given: Given,
+    fits: impl FnOnce(&N) -> bool,
+    wrong: fn(String) -> SettingsError,
+) -> Result<N, SettingsError> {
     let number = given.value.to_str().and_then(|text| text.parse().ok());
-    let number = number.filter(|number| *number > 0);
-    number.ok_or(SettingsError::Number(given.told))
+    number.filter(fits).ok_or_else(|| wrong(given.told))
+}
+
+fn positive(given: Given) -> Result<usize, SettingsError> {
+    number(given, |number| *number > 0, SettingsError::Number)
 }
 
 fn spin(given: Given) -> Result<u64, SettingsError> {
-    let number = given.value.to_str().and_then(|text| text.parse().ok());
-    let number = number.filter(|number| *number <= MOST_SPIN_US);
-    number.ok_or(SettingsError::Spin(given.told))
+    number(given, |number| *number <= MOST_SPIN_US, SettingsError::Spin)
 }
 
 fn mode(given: Given) -> Result<Modes, SettingsError> {

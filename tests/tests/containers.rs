@@ -462,30 +462,33 @@ fn an_untouched_image_is_given_library_and_sockets() {
     assert!(shell(&mut Command::new("sh"), &line).contains(CORRECT));
     let mut clients = 2;
     if let Some(folder) = cdi_folder() {
-        let installed = folder.join("mpsshim.json");
-        fs::copy(&file, &installed).expect("copy");
-        let device = [
-            "run",
-            "--rm",
-            "--device",
-            "mpsshim.io/gpu=all",
-            &images.base,
-            "nbody",
-        ];
-        let result = docker(&device).args(nbody()).output();
-        fs::remove_file(&installed).expect("remove");
-        is_correct(&result.expect("docker").into());
+        let mut run = docker(&["run", "--rm", DEVICE[0], DEVICE[1], &images.base]);
+        is_correct(&nbody_with_device(&mut run, &folder, &file));
         clients += 1;
     } else {
         eprintln!("this engine knows no CDI: what it would do was done by hand");
     }
     if let Some(podman) = Podman::with(&images.base) {
-        is_correct(&podman.nbody(&file));
+        let mut run = podman.run(&DEVICE);
+        is_correct(&nbody_with_device(&mut run, Path::new(PODMAN_CDI), &file));
         clients += 1;
     }
     let log = fs::read_to_string(pipe.join("logs/control.log")).expect("log");
     assert_eq!(log.matches("NEW CLIENT").count(), clients, "{log}");
     assert_eq!(control(&["quit"]).code, 0);
+}
+
+/// An engine's options for the device.
+const DEVICE: [&str; 2] = ["--device", "mpsshim.io/gpu=all"];
+
+/// Runs nbody in the container of `run`, whose engine finds this specification in that folder.
+fn nbody_with_device(run: &mut Command, folder: &Path, specification: &Path) -> Done {
+    let installed = folder.join("mpsshim.json");
+    fs::create_dir_all(folder).expect("directory");
+    fs::copy(specification, &installed).expect("copy");
+    let result = run.arg("nbody").args(nbody()).output();
+    fs::remove_file(&installed).expect("remove");
+    result.expect("an engine").into()
 }
 
 /// Where this engine looks for specifications, if it does and there is none of this kind.
@@ -524,14 +527,15 @@ impl Podman {
         let podman = Podman {
             image: loaded.trim().to_owned(),
         };
-        let tried = Done::from(podman.run(&[], &["true"]).output().expect("podman"));
+        let tried = Done::from(podman.run(&[]).arg("true").output().expect("podman"));
         match tried.code {
             0 => Some(podman),
             _ => missing(tried.err.trim()),
         }
     }
 
-    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+    /// To be given a program.
+    fn run(&self, options: &[&str]) -> Command {
         let mut command = Command::new("podman");
         command.args(["run", "--rm", "--network", "none", "--runtime", "runc"]);
         // By default as much as there is, which takes a right that not every root has.
@@ -541,19 +545,8 @@ impl Podman {
             "--ulimit",
             "nproc=4096:4096",
         ]);
-        command.args(options).arg(&self.image).args(program);
+        command.args(options).arg(&self.image);
         command
-    }
-
-    /// Runs nbody with the device of this specification.
-    fn nbody(&self, specification: &Path) -> Done {
-        let installed = Path::new(PODMAN_CDI).join("mpsshim.json");
-        fs::create_dir_all(PODMAN_CDI).expect("directory");
-        fs::copy(specification, &installed).expect("copy");
-        let mut command = self.run(&["--device", "mpsshim.io/gpu=all"], &["nbody"]);
-        let result = command.args(nbody()).output();
-        fs::remove_file(&installed).expect("remove");
-        result.expect("podman").into()
     }
 }
 

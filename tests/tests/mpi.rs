@@ -5,6 +5,7 @@ mod programs;
 
 use control_daemon::{Done, Place, wait_until};
 use mpsshim_tests::artifacts::{artifact, driver, write_program};
+use programs::shell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -99,18 +100,8 @@ impl Mpi {
 
     /// A line for the shell, as a user would type it beside `heat`.
     fn shell(&self, place: &Place, line: &str) -> Done {
-        let programs = artifact("mps-run");
-        let programs = programs.parent().expect("a folder").to_owned();
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = [self.folder.path().to_owned(), programs]
-            .into_iter()
-            .chain(std::env::split_paths(&path));
-        let mut command = place.command("mps-control");
-        command = place.command_like(&command, "sh");
+        let mut command = shell(place, self.folder.path(), line);
         command
-            .args(["-c", line])
-            .current_dir(self.folder.path())
-            .env("PATH", std::env::join_paths(path).expect("no colon"))
             .env("MPSSHIM_SERVER", artifact("mps-server"))
             .env("MPSSHIM_LIBRARY", artifact("libmpsshim.so"))
             .env("MPSSHIM_CUDA_LIBRARY", driver())

@@ -253,7 +253,6 @@ fn threads_have_contexts_and_default_streams_of_their_own() {
     });
 }
 
-/// Python's multiprocessing: workers that are started anew are clients, those that are only forked cannot use CUDA.
 #[test]
 fn pageable_memory_of_any_size_is_copied_by_any_number_of_threads() {
     let place = daemon();
@@ -272,6 +271,7 @@ fn pageable_memory_of_any_size_is_copied_by_any_number_of_threads() {
     assert!(done.err.contains(said), "{}", done.err);
 }
 
+/// Python's multiprocessing: workers that are started anew are clients, those that are only forked cannot use CUDA.
 #[test]
 fn workers_of_a_pool_are_clients_of_their_own() {
     if Command::new("python3").arg("--version").output().is_err() {

@@ -170,6 +170,14 @@ impl Running {
         buffer
     }
 
+    /// The next report is that this client has gone.
+    #[track_caller]
+    fn is_gone(&self, session: u64) {
+        let report = self.report();
+        let told = matches!(report, ToDaemon::Gone { session: gone, .. } if gone == session);
+        assert!(told, "{report:?}");
+    }
+
     fn leave(&self, session: u64) {
         self.events
             .send(EngineEvent::Gone(info(session), None))
@@ -184,16 +192,10 @@ fn a_shutdown_waits_for_clients() {
     running.add_client(2);
     running.daemon.order_shutdown(false).expect("order");
     running.leave(1);
-    assert!(matches!(
-        running.report(),
-        ToDaemon::Gone { session: 1, .. }
-    ));
+    running.is_gone(1);
     assert!(!running.thread.is_finished());
     running.leave(2);
-    assert!(matches!(
-        running.report(),
-        ToDaemon::Gone { session: 2, .. }
-    ));
+    running.is_gone(2);
     assert_eq!(running.report(), ToDaemon::Stopping);
     assert_eq!(running.thread.join().expect("end"), End::Orderly);
 }
@@ -245,10 +247,7 @@ fn another_daemon_takes_the_server_over_as_often_as_need_be() {
     }
     running.daemon.order_shutdown(false).expect("order");
     running.leave(2);
-    assert!(matches!(
-        running.report(),
-        ToDaemon::Gone { session: 2, .. }
-    ));
+    running.is_gone(2);
     // It was told to end, and the next daemon hears of it.
     running.next_daemon(&Verdict::TakenOver);
     assert_eq!(running.report(), ToDaemon::from(&info(1)));
@@ -312,16 +311,10 @@ fn a_client_is_terminated_and_the_others_stay() {
     running.add_client(1);
     running.add_client(2);
     running.daemon.order_termination(1).expect("order");
-    assert!(matches!(
-        running.report(),
-        ToDaemon::Gone { session: 1, .. }
-    ));
+    running.is_gone(1);
     running.daemon.order_shutdown(false).expect("order");
     running.leave(2);
-    assert!(matches!(
-        running.report(),
-        ToDaemon::Gone { session: 2, .. }
-    ));
+    running.is_gone(2);
     assert_eq!(running.report(), ToDaemon::Stopping);
     assert_eq!(running.thread.join().expect("end"), End::Orderly);
 }
@@ -337,10 +330,7 @@ fn a_fault_is_told_and_ends_the_server() {
         .expect("serving");
     assert_eq!(running.report(), ToDaemon::Fault { status: 700 });
     running.leave(1);
-    assert!(matches!(
-        running.report(),
-        ToDaemon::Gone { session: 1, .. }
-    ));
+    running.is_gone(1);
     assert_eq!(running.thread.join().expect("end"), End::Fault);
     assert!(
         start.elapsed() < FAULT_PATIENCE,

@@ -1,11 +1,10 @@
 //! A place where a document's commands can be run: a daemon, a server, a client, and a folder with what they speak of.
 
 use crate::control_daemon::{Done, Place};
-use crate::programs::{DriverFolder, Running, client};
+use crate::programs::{DriverFolder, Running, client, shell};
 use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// What documents say, and what stands for it here.
@@ -164,21 +163,10 @@ impl Sandbox {
     }
 
     pub fn shell(&self, line: &str) -> Done {
-        let programs = artifact("mps-run");
-        let programs = programs.parent().expect("a folder").to_owned();
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = [self.place.path().to_owned(), programs]
-            .into_iter()
-            .chain(std::env::split_paths(&path));
-        let product = self.place.command("mps-control");
-        let mut command: Command = self.place.command_like(&product, "sh");
+        let mut command = shell(&self.place, self.place.path(), line);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("CUDA_")) {
             command.env_remove(name);
         }
-        command
-            .args(["-c", line])
-            .current_dir(self.place.path())
-            .env("PATH", std::env::join_paths(path).expect("no colon"));
         Running::start(&mut command).finish(Duration::from_secs(60))
     }
 }

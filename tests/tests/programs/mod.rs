@@ -44,6 +44,22 @@ pub fn client(place: &Place, arguments: &[&str]) -> Command {
     command
 }
 
+/// A line for the shell in `folder`, as a user types it who finds the product's programs and those of the folder.
+pub fn shell(place: &Place, folder: &Path, line: &str) -> Command {
+    let programs = artifact("mps-run");
+    let programs = programs.parent().expect("a folder").to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = [folder.to_owned(), programs]
+        .into_iter()
+        .chain(std::env::split_paths(&path));
+    let mut command = place.command_like(&place.command("mps-control"), "sh");
+    command
+        .args(["-c", line])
+        .current_dir(folder)
+        .env("PATH", std::env::join_paths(path).expect("no colon"));
+    command
+}
+
 /// A folder in which [`driver`] has the name that programs look for.
 pub struct DriverFolder(TempDir);
 

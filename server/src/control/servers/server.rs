@@ -77,7 +77,7 @@ pub struct Server {
     pub(super) handed_over: Vec<Credentials>,
     pub(super) kill_at: Option<Instant>,
     /// What came of killing it, until it is given up.
-    pub(super) killed: Option<io::Result<()>>,
+    killed: Option<io::Result<()>>,
     /// Why it is there for good, with what to do, in words.
     pub(super) remains: Option<String>,
     /// What it has to do with the trace.
@@ -171,7 +171,7 @@ impl Server {
         }
     }
 
-    pub(super) fn end_within(&mut self, patience: Duration) {
+    fn end_within(&mut self, patience: Duration) {
         let at = Instant::now() + patience;
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
         self.remains = None;
@@ -200,7 +200,7 @@ impl Server {
         self.end_within(END_PATIENCE);
     }
 
-    pub(super) fn kill(&mut self) {
+    fn kill(&mut self) {
         self.killed = Some(self.process.kill());
         self.kill_at = Some(Instant::now() + END_PATIENCE);
     }
@@ -228,7 +228,7 @@ impl Server {
         self.remains = Some(text);
     }
 
-    pub(super) fn note(&mut self, report: ToDaemon) {
+    fn note(&mut self, report: ToDaemon) {
         let pid = self.pid;
         match report {
             ToDaemon::Ready { devices } => {
@@ -291,7 +291,7 @@ impl Server {
     }
 
     /// The fate of a client is known.
-    pub(super) fn settle(&mut self, client: i32) -> Option<Credentials> {
+    fn settle(&mut self, client: i32) -> Option<Credentials> {
         let index = self.handed_over.iter().position(|who| who.pid == client)?;
         Some(self.handed_over.remove(index))
     }
