@@ -215,8 +215,8 @@ pub struct Server {
     /// When clients in direct mode take turns
     #[arg(long, value_enum, default_value_t)]
     pub turns: TurnPolicy,
-    /// How a stream tells that it got to a point: by a word the GPU writes, or by an event the server asks about
-    #[arg(long, value_name = "KIND", default_value = "written")]
+    /// How a stream tells that it got to a point
+    #[arg(long, value_name = "KIND", default_value = "auto")]
     pub marks: MarkKind,
     /// Kernels that a client launches one after the other that are given to the driver at a time, at most; 1: each by itself
     #[arg(long, value_name = "N", default_value_t = runs::MOST)]

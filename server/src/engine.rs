@@ -13,6 +13,7 @@ mod dispatch;
 mod driver;
 mod fairness;
 mod files;
+mod flag_kernel;
 mod graphs;
 mod green;
 mod held;
@@ -188,8 +189,8 @@ struct Shared {
     /// More threads want to run than there are CPUs.
     crowded: AtomicBool,
     loads_waiting: AtomicU32,
-    /// More than a few sessions synchronize all the time.
-    many_synchronize: AtomicBool,
+    /// Sessions that synchronize all the time.
+    synchronizing: AtomicUsize,
     /// The sticky status of a lost context, 0 while all is well.
     lost: AtomicU32,
     stopping: AtomicBool,
@@ -290,7 +291,7 @@ impl Engine {
             cpus,
             crowded: AtomicBool::new(false),
             loads_waiting: AtomicU32::new(0),
-            many_synchronize: AtomicBool::new(false),
+            synchronizing: AtomicUsize::new(0),
             lost: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
             tracing: AtomicBool::new(false),

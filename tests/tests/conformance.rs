@@ -208,7 +208,7 @@ fn four_at_once_through_the_proxy() {
 /// Which kind of mark a server uses depends on how many clients there are; here each kind serves all.
 #[test]
 fn four_at_once_with_each_kind_of_mark() {
-    for kind in ["written", "asked"] {
+    for kind in ["written", "kernel", "asked"] {
         let folder = tempfile::tempdir().expect("a folder");
         let server = server_with(folder.path(), &format!("--marks {kind}"));
         four_at_once(&daemon_with(&[("MPSSHIM_SERVER", &server)]));

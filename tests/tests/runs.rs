@@ -6,10 +6,10 @@ mod scene;
 use control_daemon::Place;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{Launch, Mark, Op};
-use mpsshim_tests::peer::{Loaded, PTX, Peer, fill_params, launch};
+use mpsshim_tests::peer::{Loaded, PTX, Peer, fill_params, launch, memset};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use scene::{control, daemon_with};
+use scene::{control, daemon_with, server_with};
 use serde_json::Value;
 use std::fs;
 use std::sync::atomic::Ordering;
@@ -112,6 +112,21 @@ fn launches_of_a_run_happen_in_order() {
 }
 
 #[test]
+fn who_repeats_a_launch_has_it_executed_each_time() {
+    let place = place();
+    let mut client = Client::new(&place);
+    for _ in 0..40 {
+        let words = u64::from((BURST + 1) * WORDS / 2);
+        let clear = memset(client.on.memory.start, 0, words, client.on.stream);
+        let (peer, stream) = (&mut client.on.peer, client.on.stream);
+        peer.post(Op::Memset, &clear, &[]).expect("memset");
+        peer.finish(stream).expect("the memset");
+        client.burst(1);
+    }
+    assert!(made(&place) > 0, "no run was launched");
+}
+
+#[test]
 fn a_launch_that_cannot_be_is_refused_by_itself() {
     let place = place();
     let mut client = Client::new(&place);
@@ -182,8 +197,16 @@ fn graphs_do_not_outlive_their_kernels() {
 
 #[test]
 fn a_mark_in_a_run_says_that_the_kernels_are_done() {
-    let place = place();
-    let mut client = Client::new(&place);
+    for (kind, writer) in [("written", "operation"), ("kernel", "kernel")] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let server = server_with(folder.path(), &format!("--marks {kind}"));
+        let settings = [("MPSSHIM_LOG", "debug"), ("MPSSHIM_SERVER", &server)];
+        marks_in_runs(&daemon_with(&settings), writer);
+    }
+}
+
+fn marks_in_runs(place: &Place, writer: &str) {
+    let mut client = Client::new(place);
     let body = client.plain();
     for seed in 1..200u32 {
         client.queue(|client| {
@@ -205,7 +228,7 @@ fn a_mark_in_a_run_says_that_the_kernels_are_done() {
     }
     let log = place.log("server.log");
     assert!(
-        log.contains("marked=true"),
+        log.contains(&format!("mark=Some({writer:?})")),
         "no mark was in a graph:\n{log}"
     );
 }

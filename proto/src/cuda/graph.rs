@@ -135,6 +135,9 @@ pub const CU_EVENT_RECORD_EXTERNAL: u32 = 1;
 /// Of `cuStreamWaitEvent` in a capture: the wait becomes a node instead of a dependency.
 pub const CU_EVENT_WAIT_EXTERNAL: u32 = 1;
 
+/// Kernel nodes have priorities of their own.
+pub const CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: u32 = 8;
+
 pub const CU_GRAPH_COND_ASSIGN_DEFAULT: u32 = 1;
 pub const CU_GRAPH_COND_TYPE_SWITCH: u32 = 2;
 pub const CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE: u32 = 1;

@@ -1,6 +1,7 @@
 //! The devices: one primary context each, their memory, and streams kept for reuse.
 
 use super::driver::Driver;
+use super::flag_kernel::FlagKernel;
 use super::green::Green;
 use super::partition::Partition;
 use super::ranges::RangeAllocator;
@@ -61,6 +62,8 @@ pub struct Device {
     pub memory: u64,
     /// Its compute capability, `10 * major + minor`.
     pub capability: u32,
+    /// Threads that it has room for at a time.
+    pub threads: u64,
     ordinal: usize,
     context: OnceLock<CUcontext>,
     starting: Mutex<()>,
@@ -69,6 +72,7 @@ pub struct Device {
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
+    flag_kernel: OnceLock<FlagKernel>,
 }
 
 thread_local! {
@@ -103,6 +107,8 @@ impl Device {
         );
         let major = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let each = number(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
         let start = DEVICE_ARENA + ordinal as u64 * DEVICE_ARENA_STRIDE;
         Ok(Device {
             raw,
@@ -111,6 +117,7 @@ impl Device {
             pci,
             memory: memory as u64,
             capability: (10 * major + minor) as u32,
+            threads: multiprocessors as u64 * each as u64,
             ordinal,
             context: OnceLock::new(),
             starting: Mutex::new(()),
@@ -119,6 +126,7 @@ impl Device {
             probe: OnceLock::new(),
             first_limits: OnceLock::new(),
             partition: OnceLock::new(),
+            flag_kernel: OnceLock::new(),
         })
     }
 
@@ -181,8 +189,19 @@ impl Device {
         if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
             tracing::debug!(%status, "the heap of device code stays as it is");
         }
+        match FlagKernel::load(driver) {
+            Ok(kernel) => drop(self.flag_kernel.set(kernel)),
+            Err(status) => {
+                tracing::warn!(%status, "no kernel writes marks: the driver does not take it")
+            }
+        }
         let _ = self.context.set(context);
         Ok(())
+    }
+
+    /// The kernel that writes marks, if the driver took it.
+    pub fn flag_kernel(&self) -> Option<FlagKernel> {
+        self.flag_kernel.get().copied()
     }
 
     /// Makes this device's context the calling thread's.

@@ -72,13 +72,14 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     loop {
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(64) && counted.elapsed() > COUNT {
-            counted = Instant::now();
+            let over = counted.elapsed();
+            counted += over;
             for session in &mut sessions {
                 session.sample(shared, counted, false);
             }
             let active = sessions
                 .iter_mut()
-                .filter_map(|s| s.marks.take_lately().then_some(()))
+                .filter_map(|s| s.count_marks(shared, over).then_some(()))
                 .count();
             dispatcher.active.store(active, Ordering::Relaxed);
             shared.count_synchronizing();

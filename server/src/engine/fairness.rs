@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub const LOW_TURN: u32 = 16;
 /// Least and greatest priority of a stream (`cuCtxGetStreamPriorityRange` of the devices that there are).
 const LEAST: i32 = 0;
-const GREATEST: i32 = -5;
+pub const GREATEST: i32 = -5;
 /// What one message adds to the clock of a client of weight 1.
 const TICK: u64 = 10_000;
 /// How far a clock may be ahead: what a client of the usual weight is given in one visit.

@@ -1,25 +1,50 @@
 //! Marks: how a client's flag comes to be written when its stream gets to a point.
 //!
-//! The GPU writes it (`cuStreamWriteValue32`), which needs no thread of the server. That call takes 0.9 µs under the
-//! context's lock, where recording an event takes 0.2 µs: the mark can as well be an event that the dispatch thread, which
-//! spins anyway, asks about, and the thread writes the flag. Which is better depends on the host, and written flags are
-//! never much worse (docs/design/0002-marks-and-waits.md), so they are what is used unless somebody says otherwise.
+//! The GPU writes it, which needs no thread of the server: an operation of the stream (`cuStreamWriteValue32`), or a kernel
+//! of the server's own behind the client's in a graph. The operation needs no room on the device; many of them get into each
+//! other's way, and the kernels do not. So kernels write the flags of clients that often wait for little, as long as a few of
+//! them do. The mark can as well be an event that the dispatch thread, which spins anyway, asks about, and the thread writes
+//! the flag, which was never much better (docs/design/0002-marks-and-waits.md).
 
-use super::runs::FEW;
+use super::flag_kernel::FlagKernel;
 use super::session::Session;
+use super::streams::Stream;
 use super::{Dispatcher, Shared};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-/// How a mark is made; `auto` chooses by the number of clients that synchronize.
+/// How a mark is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum MarkKind {
-    /// The GPU writes the client's flag.
+    /// A kernel writes the flags of clients that often wait for little, with others that do; else as `written`.
+    Auto,
+    /// An operation of the stream writes the client's flag.
     Written,
+    /// A kernel writes the flag wherever it can be one graph with the launches before it; else as `written`.
+    Kernel,
     /// The dispatch thread asks about an event and writes the flag.
     Asked,
 }
+
+/// What writes the flag of a mark that is in a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// `CU_STREAM_MEM_OP_WRITE_VALUE_32`.
+    Operation,
+    /// The server's kernel.
+    Kernel(FlagKernel),
+}
+
+/// With more clients than that that synchronize, operations that write flags are not put into graphs: these hold the
+/// context's lock for longer than a launch and an operation by themselves.
+const FEW: usize = 4;
+/// With no more clients than that that synchronize, no kernel writes a flag: it would gain nothing.
+const FEWEST: usize = 2;
+/// Marks of a session that follow each other within that time on average may be written by kernels. Where a wait takes
+/// longer the kernel gains little, and where the device is full it waits for room.
+const QUICK: Duration = Duration::from_micros(250);
 
 /// Marks of one session that may be asked about at a time.
 const MOST: usize = 256;
@@ -39,8 +64,10 @@ pub struct Marks {
     asked: Vec<Asked>,
     /// Events for further marks, by device.
     spare: Vec<(usize, CUevent)>,
-    /// There was one since the last count.
-    lately: bool,
+    /// How many there were since the last count.
+    lately: u32,
+    /// The stream, by number, that alone had work then, if they followed each other quickly.
+    quick_in: Option<u32>,
 }
 
 impl Marks {
@@ -56,12 +83,27 @@ impl Marks {
 
     /// Notes that there was a mark.
     pub fn note(&mut self) {
-        self.lately = true;
+        self.lately = self.lately.saturating_add(1);
     }
+}
 
-    /// Whether there was a mark since this was last asked.
-    pub fn take_lately(&mut self) -> bool {
-        std::mem::take(&mut self.lately)
+impl Writer {
+    /// As logs name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Writer::Operation => "operation",
+            Writer::Kernel(_) => "kernel",
+        }
+    }
+}
+
+/// The stream whose marks kernels may write, of a session that had so many marks `over` a time, and these streams in use.
+/// Not where there are several: a kernel of another one that fills the device and waits for the program to go on would
+/// keep the server's from it.
+fn quick_in(marks: u32, over: Duration, used: &[u32]) -> Option<u32> {
+    match used {
+        [only] if QUICK * marks >= over => Some(*only),
+        _ => None,
     }
 }
 
@@ -70,17 +112,42 @@ impl Shared {
     pub fn count_synchronizing(&self) {
         let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
         let active: usize = self.dispatchers.iter().map(active).sum();
-        self.many_synchronize.store(active > FEW, Ordering::Relaxed);
-    }
-
-    /// Whether so few sessions synchronize that their marks may be in the graphs of runs.
-    #[inline]
-    pub fn few_synchronize(&self) -> bool {
-        self.config.marks == MarkKind::Written && !self.many_synchronize.load(Ordering::Relaxed)
+        self.synchronizing.store(active, Ordering::Relaxed);
     }
 }
 
 impl Session {
+    /// Finds out how often there were marks in the time since the last count; whether there were any.
+    pub fn count_marks(&mut self, shared: &Shared, over: Duration) -> bool {
+        let marks = std::mem::take(&mut self.marks.lately);
+        let of = self.shared.clone();
+        let used = |stream: &mut Stream| stream.was_used(shared, &of).then_some(stream.number);
+        let streams = self.streams.iter_mut().chain(&mut self.retired);
+        let used: Vec<u32> = streams.filter_map(used).collect();
+        self.marks.quick_in = quick_in(marks, over, &used);
+        marks > 0
+    }
+
+    /// What writes a mark behind a run in this stream whose largest kernel has so many threads; `None`: the mark is not to
+    /// be in the run's graph.
+    #[inline]
+    pub fn writer(&self, shared: &Shared, stream: &Stream, threads: u64) -> Option<Writer> {
+        let device = &shared.devices[stream.device];
+        let synchronizing = shared.synchronizing.load(Ordering::Relaxed);
+        let quick = self.marks.quick_in == Some(stream.number);
+        // Where the device is full, a kernel of the server's takes room that another's would have.
+        let room = threads.saturating_mul(synchronizing as u64) <= device.threads;
+        let prefers = match shared.config.marks {
+            MarkKind::Asked => return None,
+            MarkKind::Written => false,
+            MarkKind::Kernel => true,
+            MarkKind::Auto => quick && room && synchronizing > FEWEST,
+        };
+        let kernel = prefers.then(|| device.flag_kernel()).flatten();
+        let operation = (synchronizing <= FEW).then_some(Writer::Operation);
+        kernel.map(Writer::Kernel).or(operation)
+    }
+
     /// Queues a mark on a stream whose device's context is current.
     ///
     /// # Errors
@@ -166,5 +233,26 @@ impl Session {
             let _ = shared.devices[device].make_current(&shared.driver);
             let _ = shared.driver.event_destroy(event);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_quick_in_the_only_stream_that_is_used() {
+        let over = Duration::from_millis(1);
+        assert_eq!(quick_in(20, over, &[7]), Some(7));
+        assert_eq!(quick_in(20, over, &[7, 8]), None);
+        assert_eq!(quick_in(20, over, &[]), None);
+    }
+
+    #[test]
+    fn marks_that_are_far_apart_are_not_quick() {
+        let over = Duration::from_millis(10);
+        assert_eq!(quick_in(40, over, &[7]), Some(7));
+        assert_eq!(quick_in(39, over, &[7]), None);
+        assert_eq!(quick_in(0, over, &[7]), None);
     }
 }

@@ -6,12 +6,15 @@
 //! chains of kernels, of a few lengths. Where a client has queued several launches, the nodes of such a chain become those
 //! kernels. What a kernel sees is the same: a node begins when the one before it has ended.
 //!
-//! A client's mark behind the launches can be the graph's last node. With many clients that synchronize, a graph's launch
-//! holds the context's lock for longer than a launch and a mark by themselves; with few it is 2 µs of their wait.
+//! A client's mark behind the launches can be the graph's last node: 2 µs less of its wait, and more where many wait and a
+//! kernel writes the flag (marks.rs).
 
 use super::Shared;
 use super::calls::launch::packed;
+use super::calls::stream::set_first_word;
 use super::driver::Driver;
+use super::fairness::GREATEST;
+use super::marks::Writer;
 use super::session::{CallError, Session};
 use super::streams::Stream;
 use mpsshim_proto::cuda::*;
@@ -25,8 +28,6 @@ pub const MOST: usize = LENGTHS[LENGTHS.len() - 1];
 const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// As often a length must have been wanted until a graph is made for it, which takes the driver 5 µs a kernel.
 const WANTED: u32 = 8;
-/// With more clients than that that synchronize, marks are not put into graphs.
-pub const FEW: usize = 4;
 /// Kernels in front of a mark that are not begun before the whole graph is, at most: the GPU waits for them.
 const UNBEGUN: usize = 4;
 /// How long is waited for the mark behind a launch of a client that usually waits for each.
@@ -49,18 +50,74 @@ impl Planned {
         &self.body
     }
 
-    /// Has `give` take it in the driver's form.
-    fn with<R>(&self, give: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
-        let mut size = self.body.param_len as usize;
-        let extra = packed(self.params as *mut u8, &mut size);
-        give(&CUDA_KERNEL_NODE_PARAMS {
+    /// Its threads.
+    fn threads(&self) -> u64 {
+        let all = self.body.grid.iter().chain(&self.body.block);
+        all.fold(1, |all, some| all.saturating_mul((*some).into()))
+    }
+
+    /// Its kernel and shape, without parameters, in the driver's form.
+    fn shape(&self) -> CUDA_KERNEL_NODE_PARAMS {
+        CUDA_KERNEL_NODE_PARAMS {
             function: self.raw.0,
             grid: self.body.grid,
             block: self.body.block,
             shared: self.body.shared,
-            extra: extra.as_ptr() as u64,
             ..CUDA_KERNEL_NODE_PARAMS::default()
-        })
+        }
+    }
+
+    /// Copies its parameters.
+    fn read_params(&self, to: &mut Vec<u8>) {
+        let len = self.body.param_len as usize;
+        to.clear();
+        to.reserve(len);
+        // SAFETY: so many bytes are in the ring, or in a message that is kept; `to` has room for them. The client may change
+        // them meanwhile: whatever they are then is what it launches.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.params as *const u8, to.as_mut_ptr(), len);
+            to.set_len(len);
+        }
+    }
+}
+
+/// A kernel of a chain, and the launch it was last made.
+#[derive(Debug)]
+struct Link {
+    node: CUgraphNode,
+    shape: CUDA_KERNEL_NODE_PARAMS,
+    params: Vec<u8>,
+    /// The driver took them.
+    given: bool,
+}
+
+impl Link {
+    /// No node yet, for `planned`.
+    fn new(planned: &Planned) -> Link {
+        let mut link = Link {
+            node: CUgraphNode::NULL,
+            shape: planned.shape(),
+            params: Vec::new(),
+            given: false,
+        };
+        planned.read_params(&mut link.params);
+        link
+    }
+
+    /// Whether it is this launch already: its client repeats itself.
+    fn is(&self, shape: &CUDA_KERNEL_NODE_PARAMS, params: &[u8]) -> bool {
+        self.given && self.params == params && self.shape.as_bytes() == shape.as_bytes()
+    }
+
+    /// Has `give` take the launch in the driver's form.
+    fn with<R>(&mut self, give: impl FnOnce(CUgraphNode, &CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
+        let mut size = self.params.len();
+        let extra = packed(self.params.as_mut_ptr(), &mut size);
+        let kernel = CUDA_KERNEL_NODE_PARAMS {
+            extra: extra.as_ptr() as u64,
+            ..self.shape
+        };
+        give(self.node, &kernel)
     }
 }
 
@@ -68,6 +125,7 @@ impl Planned {
 #[derive(Clone, Copy, Debug)]
 struct Marking {
     body: Mark,
+    by: Writer,
     context: CUcontext,
     /// The device's address of the flag.
     address: CUdeviceptr,
@@ -76,8 +134,37 @@ struct Marking {
 }
 
 impl Marking {
-    /// Has `give` take it in the driver's form.
-    fn with<R>(&self, give: impl FnOnce(&CUDA_BATCH_MEM_OP_NODE_PARAMS) -> R) -> R {
+    /// Adds it to a chain's graph.
+    fn add_to(&self, driver: &Driver, chain: &Chain) -> Result<CUgraphNode, CUresult> {
+        match self.by {
+            Writer::Operation => self.operation(|batch| {
+                chain.add(driver, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, batch.as_bytes())
+            }),
+            Writer::Kernel(kernel) => kernel.with(self.address, self.body.value, |kernel| {
+                chain.add(driver, CU_GRAPH_NODE_TYPE_KERNEL, kernel.as_bytes())
+            }),
+        }
+    }
+
+    /// Makes a node that was another mark by the same writer this one.
+    fn set_in(
+        &self,
+        driver: &Driver,
+        exec: CUgraphExec,
+        node: CUgraphNode,
+    ) -> Result<(), CUresult> {
+        match self.by {
+            Writer::Operation => {
+                self.operation(|batch| driver.graph.exec_batch_set(exec, node, batch))
+            }
+            Writer::Kernel(kernel) => kernel.with(self.address, self.body.value, |kernel| {
+                driver.graph.exec_kernel_set(exec, node, kernel)
+            }),
+        }
+    }
+
+    /// Has `give` take the operation that writes it in the driver's form.
+    fn operation<R>(&self, give: impl FnOnce(&CUDA_BATCH_MEM_OP_NODE_PARAMS) -> R) -> R {
         let write = CUstreamBatchMemOpParams {
             operation: CU_STREAM_MEM_OP_WRITE_VALUE_32,
             address: self.address,
@@ -98,8 +185,10 @@ impl Marking {
 struct Chain {
     graph: CUgraph,
     exec: CUgraphExec,
-    kernels: Vec<CUgraphNode>,
+    kernels: Vec<Link>,
     mark: Option<CUgraphNode>,
+    /// To read parameters into.
+    spare: Vec<u8>,
 }
 
 /// What the driver does not take as a node.
@@ -110,21 +199,23 @@ enum Unfit {
 }
 
 impl Chain {
-    /// A chain of so many launches like `first`, and a mark. The context must be current.
+    /// A chain of so many launches like `first`, and a mark, for a stream of this priority. The context must be current.
     fn new(
         driver: &Driver,
         len: usize,
         first: &Planned,
         mark: Option<&Marking>,
+        priority: i32,
     ) -> Result<Chain, CUresult> {
         let mut chain = Chain {
             graph: CUgraph::NULL,
             exec: CUgraphExec::NULL,
             kernels: Vec::with_capacity(len),
             mark: None,
+            spare: Vec::new(),
         };
         driver.graph.create(&mut chain.graph, 0)?;
-        match chain.fill(driver, len, first, mark) {
+        match chain.fill(driver, len, first, mark, priority) {
             Ok(()) => Ok(chain),
             Err(status) => {
                 chain.end(driver);
@@ -139,18 +230,43 @@ impl Chain {
         len: usize,
         first: &Planned,
         mark: Option<&Marking>,
+        priority: i32,
     ) -> Result<(), CUresult> {
         for _ in 0..len {
-            let kind = CU_GRAPH_NODE_TYPE_KERNEL;
-            let node = first.with(|kernel| self.add(driver, kind, kernel.as_bytes()))?;
-            self.kernels.push(node);
+            let mut link = Link::new(first);
+            link.node = link
+                .with(|_, kernel| self.add(driver, CU_GRAPH_NODE_TYPE_KERNEL, kernel.as_bytes()))?;
+            self.kernels.push(link);
         }
         if let Some(mark) = mark {
-            let kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
-            let node = mark.with(|batch| self.add(driver, kind, batch.as_bytes()))?;
-            self.mark = Some(node);
+            self.mark = Some(mark.add_to(driver, self)?);
         }
-        driver.graph.instantiate(&mut self.exec, self.graph, 0)
+        let by_kernel = mark.is_some_and(|mark| mark.by != Writer::Operation);
+        let flags = match by_kernel.then(|| self.prefer_mark(driver, priority)) {
+            Some(Ok(())) => CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+            Some(Err(status)) => {
+                tracing::debug!(%status, "a kernel that writes a mark has no priority of its own");
+                0
+            }
+            None => 0,
+        };
+        driver
+            .graph
+            .instantiate(&mut self.exec, self.graph, flags.into())
+    }
+
+    /// Where the device is full, the kernel that writes the mark is the first for which there is room; the others are as
+    /// urgent as their stream.
+    fn prefer_mark(&self, driver: &Driver, priority: i32) -> Result<(), CUresult> {
+        let kernels = self.kernels.iter().map(|link| (link.node, priority));
+        for (node, priority) in kernels.chain(self.mark.map(|node| (node, GREATEST))) {
+            let mut value = [0; 8];
+            set_first_word(value.as_mut_bytes(), priority);
+            driver
+                .graph
+                .kernel_attribute_set(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value)?;
+        }
+        Ok(())
     }
 
     /// Adds a node behind the last kernel.
@@ -160,7 +276,7 @@ impl Chain {
             ..CUgraphNodeParams::default()
         };
         params.words.as_mut_bytes()[..body.len()].copy_from_slice(body);
-        let before = self.kernels.last();
+        let before = self.kernels.last().map(|link| &link.node);
         let mut node = CUgraphNode::NULL;
         driver.graph.add_node(
             &mut node,
@@ -174,14 +290,29 @@ impl Chain {
     }
 
     /// Makes the nodes these launches and this mark.
-    fn set(&self, driver: &Driver, run: &[Planned], mark: Option<&Marking>) -> Result<(), Unfit> {
-        for (planned, node) in run.iter().zip(&self.kernels) {
-            planned
-                .with(|kernel| driver.graph.exec_kernel_set(self.exec, *node, kernel))
-                .map_err(|_| Unfit::Function(planned.body.function))?;
+    fn set(
+        &mut self,
+        driver: &Driver,
+        run: &[Planned],
+        mark: Option<&Marking>,
+    ) -> Result<(), Unfit> {
+        for (planned, link) in run.iter().zip(&mut self.kernels) {
+            let shape = planned.shape();
+            planned.read_params(&mut self.spare);
+            if link.is(&shape, &self.spare) {
+                continue;
+            }
+            std::mem::swap(&mut link.params, &mut self.spare);
+            link.shape = shape;
+            link.given = link
+                .with(|node, kernel| driver.graph.exec_kernel_set(self.exec, node, kernel))
+                .is_ok();
+            if !link.given {
+                return Err(Unfit::Function(planned.body.function));
+            }
         }
         if let (Some(mark), Some(node)) = (mark, self.mark) {
-            mark.with(|batch| driver.graph.exec_batch_set(self.exec, node, batch))
+            mark.set_in(driver, self.exec, node)
                 .map_err(|_| Unfit::Mark)?;
         }
         Ok(())
@@ -196,11 +327,11 @@ impl Chain {
     }
 }
 
-/// The chains of a stream, without and with a mark, by length.
+/// The chains of a stream, without a mark and with one by each writer, by length.
 #[derive(Debug, Default)]
 pub struct Chains {
-    chains: [[Option<Chain>; LENGTHS.len()]; 2],
-    wanted: [[u32; LENGTHS.len()]; 2],
+    chains: [[Option<Chain>; LENGTHS.len()]; 3],
+    wanted: [[u32; LENGTHS.len()]; 3],
     /// The driver does not make them, or not launch them.
     refused: bool,
 }
@@ -213,16 +344,21 @@ impl Chains {
         len: usize,
         first: &Planned,
         mark: Option<&Marking>,
-    ) -> Option<&Chain> {
+        priority: i32,
+    ) -> Option<&mut Chain> {
         let at = LENGTHS.iter().rposition(|length| *length <= len)?;
-        let kind = usize::from(mark.is_some());
+        let kind = match mark.map(|mark| mark.by) {
+            None => 0,
+            Some(Writer::Operation) => 1,
+            Some(Writer::Kernel(_)) => 2,
+        };
         let (chains, wanted) = (&mut self.chains[kind], &mut self.wanted[kind][at]);
         *wanted = wanted.saturating_add(1);
         if chains[at].is_none() && *wanted > WANTED && !self.refused {
-            match Chain::new(driver, LENGTHS[at], first, mark) {
+            match Chain::new(driver, LENGTHS[at], first, mark, priority) {
                 Ok(chain) => {
-                    let marked = mark.is_some();
-                    tracing::debug!(kernels = LENGTHS[at], marked, "a graph for runs: made");
+                    let (kernels, mark) = (LENGTHS[at], mark.map(|mark| mark.by.name()));
+                    tracing::debug!(kernels, ?mark, "a graph for runs: made");
                     chains[at] = Some(chain);
                 }
                 Err(status) => {
@@ -232,8 +368,8 @@ impl Chains {
             }
         }
         match mark {
-            Some(_) => chains[at].as_ref(),
-            None => chains[..=at].iter().rev().find_map(Option::as_ref),
+            Some(_) => chains[at].as_mut(),
+            None => chains[..=at].iter_mut().rev().find_map(Option::as_mut),
         }
     }
 
@@ -337,7 +473,10 @@ impl Session {
     fn expects_mark(&self, shared: &Shared, run: &[Planned]) -> bool {
         let [only] = run else { return false };
         let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
-        shared.few_synchronize() && self.streams.get(only.body.stream).is_ok_and(waits)
+        let expects = |stream: &Stream| {
+            waits(stream) && self.writer(shared, stream, only.threads()).is_some()
+        };
+        self.streams.get(only.body.stream).is_ok_and(expects)
     }
 
     fn await_message(&mut self, place: &mut Place) -> Result<Option<Message>, Violation> {
@@ -360,15 +499,16 @@ impl Session {
         at: Place,
     ) -> Option<Marking> {
         let body: Mark = self.body(message).ok()?;
-        let fits = shared.few_synchronize()
-            && run.first()?.body.stream == body.stream
+        let fits = run.first()?.body.stream == body.stream
             && LENGTHS.contains(&run.len())
             && self.marks.may_write(body.slot);
         fits.then_some(())?;
-        let device = self.streams.get(body.stream).ok()?.device;
+        let stream = self.streams.get(body.stream).ok()?;
+        let threads = run.iter().map(Planned::threads).max()?;
         Some(Marking {
             body,
-            context: shared.devices[device].context()?,
+            by: self.writer(shared, stream, threads)?,
+            context: shared.devices[stream.device].context()?,
             address: self.shared.flag_address(body.slot).ok()?,
             end: at.behind(message),
         })
@@ -394,9 +534,10 @@ impl Session {
         if mark.is_some() && run.len() > room {
             return None;
         }
-        let chains = &mut self.streams.at_mut(index).ok()?.chains;
+        let stream = self.streams.at_mut(index).ok()?;
+        let (chains, priority) = (&mut stream.chains, stream.raw_priority);
         let len = run.len().min(room);
-        let chain = chains.longest(&shared.driver, len, first, mark.as_ref())?;
+        let chain = chains.longest(&shared.driver, len, first, mark.as_ref(), priority)?;
         let run = &run[..chain.kernels.len()];
         match chain.set(&shared.driver, run, mark.as_ref()) {
             Ok(()) => {}

@@ -59,6 +59,8 @@ pub struct Stream {
     ops: u64,
     /// Operations known to be complete.
     done: u64,
+    /// `ops` when it was last asked whether the stream is used.
+    seen: u64,
     checkpoints: VecDeque<Point>,
     /// The client's last mark.
     mark: Option<Point>,
@@ -100,6 +102,7 @@ impl Stream {
             capturing: false,
             ops: 0,
             done: 0,
+            seen: 0,
             checkpoints: VecDeque::new(),
             mark: None,
             own_flag: shared.flags.take(),
@@ -142,6 +145,12 @@ impl Stream {
             self.done = self.ops;
         }
         self.done
+    }
+
+    /// Whether it was given work since this was last asked, or has some.
+    pub fn was_used(&mut self, shared: &Shared, session: &SessionShared) -> bool {
+        let seen = std::mem::replace(&mut self.seen, self.ops);
+        seen != self.ops || self.in_flight(shared, session) != 0
     }
 
     /// Operations submitted.
