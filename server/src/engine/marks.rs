@@ -97,14 +97,15 @@ impl Writer {
     }
 }
 
-/// The stream whose marks kernels may write, of a session that had so many marks `over` a time, and these streams in use.
-/// Not where there are several: a kernel of another one that fills the device and waits for the program to go on would
-/// keep the server's from it.
-fn quick_in(marks: u32, over: Duration, used: &[u32]) -> Option<u32> {
-    match used {
-        [only] if QUICK * marks >= over => Some(*only),
-        _ => None,
-    }
+/// Whether so many marks `over` a time followed each other quickly.
+fn are_quick(marks: u32, over: Duration) -> bool {
+    QUICK * marks >= over
+}
+
+/// The only one there is.
+fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
+    let first = all.next();
+    if all.count() == 0 { first } else { None }
 }
 
 impl Shared {
@@ -120,12 +121,20 @@ impl Session {
     /// Finds out how often there were marks in the time since the last count; whether there were any.
     pub fn count_marks(&mut self, shared: &Shared, over: Duration) -> bool {
         let marks = std::mem::take(&mut self.marks.lately);
-        let of = self.shared.clone();
-        let used = |stream: &mut Stream| stream.was_used(shared, &of).then_some(stream.number);
-        let streams = self.streams.iter_mut().chain(&mut self.retired);
-        let used: Vec<u32> = streams.filter_map(used).collect();
-        self.marks.quick_in = quick_in(marks, over, &used);
+        let quick = are_quick(marks, over);
+        self.marks.quick_in = quick.then(|| self.only_used(shared)).flatten();
         marks > 0
+    }
+
+    /// The only stream that was used since this was last asked, by number. Where there are others, a kernel of one that fills
+    /// the device and waits for the program to go on would keep the server's from it.
+    fn only_used(&mut self, shared: &Shared) -> Option<u32> {
+        let streams = self.streams.iter_mut().chain(&mut self.retired);
+        let used = |stream: &mut Stream| {
+            let used = stream.was_used(shared, &self.shared);
+            used.then_some(stream.number)
+        };
+        only(streams.filter_map(used))
     }
 
     /// What writes a mark behind a run in this stream whose largest kernel has so many threads; `None`: the mark is not to
@@ -241,18 +250,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_quick_in_the_only_stream_that_is_used() {
-        let over = Duration::from_millis(1);
-        assert_eq!(quick_in(20, over, &[7]), Some(7));
-        assert_eq!(quick_in(20, over, &[7, 8]), None);
-        assert_eq!(quick_in(20, over, &[]), None);
+    fn marks_are_quick_that_follow_each_other_soon() {
+        let over = Duration::from_millis(10);
+        assert!(are_quick(400, over));
+        assert!(are_quick(40, over));
+        assert!(!are_quick(39, over));
+        assert!(!are_quick(0, over));
     }
 
     #[test]
-    fn marks_that_are_far_apart_are_not_quick() {
-        let over = Duration::from_millis(10);
-        assert_eq!(quick_in(40, over, &[7]), Some(7));
-        assert_eq!(quick_in(39, over, &[7]), None);
-        assert_eq!(quick_in(0, over, &[7]), None);
+    fn of_several_none_is_the_only_one() {
+        assert_eq!(only([7].into_iter()), Some(7));
+        assert_eq!(only([7, 8].into_iter()), None);
+        assert_eq!(only(std::iter::empty::<u32>()), None);
     }
 }
