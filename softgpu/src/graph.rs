@@ -15,6 +15,7 @@ use crate::api::{In, Out, R, Text, api, api_streams};
 use crate::context::{Context, live};
 use crate::driver::{Table, driver, new_handle};
 use crate::event;
+use crate::graph_attribute::Attributes;
 use crate::launch::{Launch, Params, Shape};
 use crate::stream::{self, HostFn, MemOp, Stream, resolve};
 
@@ -113,6 +114,8 @@ struct Node {
     before: Vec<u64>,
     /// The node that this one was cloned from.
     original: u64,
+    /// Those of a kernel that were set.
+    attributes: Attributes,
 }
 
 pub struct Graph {
@@ -173,6 +176,7 @@ impl Graph {
             graph: self.handle,
             before: before.to_vec(),
             original,
+            attributes: Attributes::new(),
         };
         NODES.insert(handle, Arc::new(Mutex::new(made)));
         self.nodes.lock().push(handle);
@@ -226,7 +230,10 @@ impl Graph {
                 Does::Child(graph) => Does::Child(graph.duplicate()?),
                 other => other,
             };
-            twins.insert(handle, clone.add(does, &before, handle)?);
+            let twin = clone.add(does, &before, handle)?;
+            let attributes = node(handle)?.lock().attributes.clone();
+            node(twin)?.lock().attributes = attributes;
+            twins.insert(handle, twin);
         }
         Ok(clone)
     }
@@ -808,6 +815,16 @@ fn kernel_params(of: u64) -> R<CUDA_KERNEL_NODE_PARAMS> {
     Ok(params)
 }
 
+/// Looks at the attributes of a kernel's node.
+pub fn with_attributes<T>(of: u64, look: impl FnOnce(&mut Attributes) -> T) -> R<T> {
+    let node = node(of)?;
+    let mut node = node.lock();
+    match node.does {
+        Does::Kernel(..) => Ok(look(&mut node.attributes)),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
 fn of_kind<T>(of: u64, pick: impl FnOnce(&Does) -> Option<T>) -> R<T> {
     pick(&node(of)?.lock().does).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
@@ -1010,6 +1027,9 @@ api! { TABLE;
         add(out, to, before, count, &batch_params(params)?)
     }
     fn cuGraphBatchMemOpNodeSetParams(of: u64, params: In<CUDA_BATCH_MEM_OP_NODE_PARAMS>) { change(of, &batch_params(params)?) }
+    fn cuGraphExecBatchMemOpNodeSetParams(exec: u64, of: u64, params: In<CUDA_BATCH_MEM_OP_NODE_PARAMS>) {
+        exec_change(exec, of, &batch_params(params)?)
+    }
     fn cuGraphBatchMemOpNodeGetParams(of: u64, out: Out<CUDA_BATCH_MEM_OP_NODE_PARAMS>) {
         let operations = of_kind(of, |does| match does { Does::Batch(operations) => Some(operations.clone()), _ => None })?;
         let words = operations.iter().flat_map(|o| {

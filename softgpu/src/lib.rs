@@ -18,6 +18,7 @@ mod device;
 mod driver;
 mod event;
 mod graph;
+mod graph_attribute;
 mod green;
 mod image;
 mod interp;

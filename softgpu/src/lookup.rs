@@ -8,8 +8,8 @@ use mpsshim_proto::cuda::*;
 
 use crate::api::{Entry, Out, R, Text, api, log};
 use crate::{
-    array, context, copy, device, event, graph, green, launch, library, link, memory, module, pool,
-    stream,
+    array, context, copy, device, event, graph, graph_attribute, green, launch, library, link,
+    memory, module, pool, stream,
 };
 
 /// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
@@ -36,6 +36,7 @@ fn exported() -> &'static HashMap<&'static str, Entry> {
             array::TABLE,
             array::TABLE_STREAMS,
             graph::TABLE,
+            graph_attribute::TABLE,
             green::TABLE,
             graph::TABLE_STREAMS,
             copy::COPIES,

@@ -1,0 +1,89 @@
+//! The benchmark of rounds runs on softgpu in each of its ways, and prints what it says it prints.
+
+use mpsshim_tests::artifacts::artifact;
+use std::collections::HashMap;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output};
+
+/// Runs it on softgpu.
+fn run(arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    // It asks the loader for the driver, as a program does.
+    symlink(artifact("libsoftgpu.so"), folder.path().join("libcuda.so")).expect("a link");
+    Command::new(env!("CARGO_BIN_EXE_rounds"))
+        .args(["--streams", "3", "--threads", "2", "--us", "1"])
+        .args(["--blocks", "1", "--seconds", "0.1"])
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", folder.path())
+        .output()
+        .expect("it starts")
+}
+
+fn measured(arguments: &[&str]) -> HashMap<String, f64> {
+    let output = run(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let values = text.lines().filter_map(|line| line.split_once('='));
+    values
+        .map(|(name, value)| (name.to_owned(), value.parse().expect("a number")))
+        .collect()
+}
+
+#[test]
+fn every_way_is_measured() {
+    for mark in [
+        "operation",
+        "operation-node",
+        "kernel",
+        "kernel-node",
+        "kernel-node-first",
+        "itself",
+        "memset",
+        "event",
+    ] {
+        let values = measured(&["--mark", mark]);
+        for name in ["rounds_per_s", "p50_us", "p99_us", "calls_us"] {
+            assert!(values[name] > 0.0, "{mark}: {values:?}");
+        }
+    }
+}
+
+#[test]
+fn with_copies_and_beside_a_flood() {
+    for more in [
+        ["--mark", "operation", "--copy", "4096"].as_slice(),
+        &["--mark", "kernel-node", "--copy", "4096", "--copy-kernel"],
+        &["--flood", "64", "--flood-us", "1"],
+    ] {
+        assert!(measured(more)["rounds_per_s"] > 0.0, "{more:?}");
+    }
+    assert!(measured(&["--flood", "64", "--flood-us", "1"]).contains_key("flood_per_s"));
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words() {
+    for (arguments, word) in [
+        (
+            ["--mark", "kernel-node", "--copy", "4096"].as_slice(),
+            "--copy-kernel",
+        ),
+        (&["--mark", "itself", "--copy", "4096"], "itself"),
+        (&["--copy", "3"], "multiple of 4"),
+        (&["--streams", "2", "--threads", "3"], "--threads"),
+        (&["--seconds", "0"], "--seconds"),
+    ] {
+        let output = run_alone(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(said.contains(word), "{arguments:?}: {said}");
+    }
+}
+
+fn run_alone(arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_rounds");
+    Command::new(program)
+        .args(arguments)
+        .output()
+        .expect("it starts")
+}
