@@ -210,9 +210,8 @@ pub fn free(session: &Session, address: u64) -> Status {
         };
     };
     let pool = device_pool(device)?;
-    match pool.lock().find(address) {
-        Some((start, _)) if start == address => {}
-        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    if !pool.lock().begins(address) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
     stream::quiesce(session, None)?;
     forget_shared(session, address)?;

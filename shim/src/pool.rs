@@ -52,6 +52,14 @@ struct Slab {
     used: u64,
 }
 
+/// Part of a slab that is no block.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: u64,
+    len: u64,
+    slab: u64,
+}
+
 /// Blocks and free memory of one source.
 #[derive(Debug)]
 pub struct Pool {
@@ -61,6 +69,9 @@ pub struct Pool {
     /// Free pieces of slabs: start to length and slab.
     free: BTreeMap<u64, (u64, u64)>,
     by_len: BTreeSet<(u64, u64)>,
+    /// The one freed last. It is not among the free ones, its slab counts it as used, and who wants as much is given it:
+    /// programs often free and allocate in turns.
+    last: Option<Piece>,
     kept: BTreeSet<(u64, u64)>,
     kept_bytes: u64,
     live: BTreeMap<u64, Block>,
@@ -79,6 +90,7 @@ impl Pool {
             slabs: BTreeMap::new(),
             free: BTreeMap::new(),
             by_len: BTreeSet::new(),
+            last: None,
             kept: BTreeSet::new(),
             kept_bytes: 0,
             live: BTreeMap::new(),
@@ -123,7 +135,15 @@ impl Pool {
     }
 
     fn carve(&mut self, room: u64, source: &mut dyn Source) -> Status<(u64, u64, u64)> {
-        let found = self.by_len.range((room, 0)..).next().copied();
+        if let Some(Piece { start, slab, .. }) = self.last.take_if(|last| last.len == room) {
+            return Ok((start, room, slab));
+        }
+        let fitting = |pool: &Pool| pool.by_len.range((room, 0)..).next().copied();
+        let found = fitting(self).or_else(|| {
+            // With its neighbours it may be large enough.
+            self.put_back_last(source);
+            fitting(self)
+        });
         let (len, start) = match found {
             Some(piece) => piece,
             None => {
@@ -181,6 +201,7 @@ impl Pool {
 
     /// Gives back everything that is not in use; whether there was anything.
     pub fn give_back_all(&mut self, source: &mut dyn Source) -> bool {
+        self.put_back_last(source);
         let mut any = false;
         for (len, start) in std::mem::take(&mut self.kept) {
             source.release(start, len);
@@ -221,30 +242,54 @@ impl Pool {
             }
             return Ok(block);
         }
-        let (mut from, mut len) = (start, block.room);
-        let before = self.free.range(..start).next_back();
+        self.put_back_last(source);
+        let piece = Piece {
+            start,
+            len: block.room,
+            slab: block.grant,
+        };
+        let slab = self.slabs.get(&piece.slab);
+        let alone = slab.is_some_and(|slab| slab.used == piece.len);
+        if alone && self.empty_slabs().next().is_some() {
+            self.put_back(piece, source);
+        } else {
+            self.last = Some(piece);
+        }
+        Ok(block)
+    }
+
+    /// The piece that was freed last becomes one of the free ones.
+    fn put_back_last(&mut self, source: &mut dyn Source) {
+        if let Some(last) = self.last.take() {
+            self.put_back(last, source);
+        }
+    }
+
+    /// Makes a piece one of the free ones, together with its neighbours.
+    fn put_back(&mut self, piece: Piece, source: &mut dyn Source) {
+        let (mut from, mut len) = (piece.start, piece.len);
+        let before = self.free.range(..from).next_back();
         if let Some((&at, &(before, slab))) = before
             && at + before == from
-            && slab == block.grant
+            && slab == piece.slab
         {
             self.take_free(at, before);
             (from, len) = (at, len + before);
         }
         if let Some(&(after, slab)) = self.free.get(&(from + len))
-            && slab == block.grant
+            && slab == piece.slab
         {
             self.take_free(from + len, after);
             len += after;
         }
-        self.put_free(from, len, block.grant);
-        if let Some(slab) = self.slabs.get_mut(&block.grant) {
-            slab.used -= block.room;
+        self.put_free(from, len, piece.slab);
+        if let Some(slab) = self.slabs.get_mut(&piece.slab) {
+            slab.used -= piece.len;
             // One empty slab stays for the next request.
             if slab.used == 0 && self.empty_slabs().count() > 1 {
-                self.release_slab(block.grant, source);
+                self.release_slab(piece.slab, source);
             }
         }
-        Ok(block)
     }
 
     /// Frees all blocks of a context.
@@ -274,6 +319,11 @@ impl Pool {
         (address - start < block.len).then_some((*start, *block))
     }
 
+    /// Whether a block begins at an address.
+    pub fn begins(&self, address: u64) -> bool {
+        self.live.contains_key(&address)
+    }
+
     /// Whether `[address, address + len)` lies inside one block.
     #[inline]
     pub fn contains(&self, address: u64, len: u64) -> bool {
@@ -283,7 +333,8 @@ impl Pool {
 
     /// Bytes granted that nobody uses.
     pub fn unused(&self) -> u64 {
-        self.kept_bytes + self.free.values().map(|(len, _)| len).sum::<u64>()
+        let last = self.last.map_or(0, |last| last.len);
+        self.kept_bytes + last + self.free.values().map(|(len, _)| len).sum::<u64>()
     }
 }
 
@@ -362,6 +413,44 @@ mod tests {
             pool.free(start, &mut source).unwrap();
         }
         assert_eq!(source.grants, 2);
+    }
+
+    #[test]
+    fn what_was_freed_last_is_given_to_who_wants_as_much() {
+        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let blocks = [5000, 70_000, 5000].map(|len| pool.alloc(len, 1, 0, &mut source).unwrap());
+        pool.free(blocks[0], &mut source).unwrap();
+        pool.free(blocks[1], &mut source).unwrap();
+        assert_eq!(pool.alloc(69_990, 2, 0, &mut source), Ok(blocks[1]));
+        let (_, block) = pool.find(blocks[1]).unwrap();
+        assert_eq!((block.len, block.owner), (69_990, 2));
+        assert_eq!(pool.alloc(5000, 1, 0, &mut source), Ok(blocks[0]));
+    }
+
+    #[test]
+    fn what_was_freed_last_is_put_together_with_its_neighbours() {
+        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let halves = [1 << 20; 2].map(|len| pool.alloc(len, 1, 0, &mut source).unwrap());
+        for half in halves {
+            pool.free(half, &mut source).unwrap();
+        }
+        assert_eq!(pool.unused(), 2 << 20);
+        for len in [600 << 10; 3] {
+            pool.alloc(len, 1, 0, &mut source).unwrap();
+        }
+        assert_eq!(source.grants, 1);
+    }
+
+    #[test]
+    fn one_empty_slab_stays_at_most() {
+        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let blocks: Vec<u64> = (0..40)
+            .map(|_| pool.alloc(1 << 20, 1, 0, &mut source).unwrap())
+            .collect();
+        for block in blocks {
+            pool.free(block, &mut source).unwrap();
+        }
+        assert_eq!(source.granted.len(), 1, "{pool:?}");
     }
 
     #[test]
