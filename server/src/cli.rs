@@ -216,7 +216,7 @@ pub struct Server {
     #[arg(long, value_enum, default_value_t)]
     pub turns: TurnPolicy,
     /// How a stream tells that it got to a point
-    #[arg(long, value_name = "KIND", default_value = "auto")]
+    #[arg(long, value_name = "KIND", default_value_t, value_enum)]
     pub marks: MarkKind,
     /// Kernels that a client launches one after the other that are given to the driver at a time, at most; 1: each by itself
     #[arg(long, value_name = "N", default_value_t = runs::MOST)]

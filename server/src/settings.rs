@@ -6,6 +6,7 @@ pub mod file;
 
 use crate::arbiter::sharing::TurnPolicy;
 use crate::control::defaults::Defaults;
+use crate::engine::MarkKind;
 use crate::mode::{Modes, NoModes};
 use clap::ValueEnum;
 use std::ffi::OsString;
@@ -57,6 +58,8 @@ pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
 pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
 /// How long the server's threads look for calls before they sleep.
 pub const MAX_SPIN: &str = "MPSSHIM_MAX_SPIN_US";
+/// What writes the flags that clients wait for.
+pub const MARKS: &str = "MPSSHIM_MARKS";
 
 /// Proxy or direct.
 pub const MODE: &str = "MPSSHIM_MODE";
@@ -161,6 +164,17 @@ pub const TABLE: &[Setting] = &[
                   time. Read by the daemon.",
     },
     Setting {
+        name: MARKS,
+        key: Some("marks"),
+        default: "auto",
+        meaning: "What tells a waiting client in proxy mode that its stream got to a point. written: an operation of the \
+                  stream. kernel: a kernel of the server's behind the client's, wherever the two can be one graph. auto: \
+                  such a kernel where several clients wait often and for little, in one stream each, and the device has \
+                  room; else as written. asked: a thread of the server asks. A program that waits for a stream beside a \
+                  kernel of another stream that fills the device until the program goes on needs written. Read by the \
+                  daemon.",
+    },
+    Setting {
         name: MODE,
         key: Some("mode"),
         default: "proxy",
@@ -236,9 +250,9 @@ pub enum SettingsError {
     /// No address.
     #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
     Metrics(String),
-    /// No policy of turns.
-    #[error("{0} is none of auto, always, never")]
-    Turns(String),
+    /// None of the words that there are.
+    #[error("{0} is none of {1}")]
+    NoneOf(String, String),
     /// The file is not to be understood.
     #[error("{0}")]
     File(String),
@@ -286,6 +300,8 @@ pub struct Settings {
     pub max_clients: usize,
     /// [`MAX_SPIN`], in microseconds.
     pub max_spin_us: u64,
+    /// [`MARKS`].
+    pub marks: MarkKind,
     /// [`MODE`].
     pub mode: Option<Modes>,
     /// [`TURNS`].
@@ -357,8 +373,9 @@ impl Settings {
             library: path(LIBRARY)?,
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
             max_spin_us: get(MAX_SPIN).map_or(Ok(DEFAULT_MAX_SPIN_US), spin)?,
+            marks: get(MARKS).map_or(Ok(MarkKind::default()), word)?,
             mode: get(MODE).map(mode).transpose()?,
-            turns: get(TURNS).map_or(Ok(TurnPolicy::Auto), turns)?,
+            turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
             metrics: get(METRICS).map(metrics).transpose()?,
             defaults,
             ignored,
@@ -445,9 +462,13 @@ fn mode(given: Given) -> Result<Modes, SettingsError> {
     })
 }
 
-fn turns(given: Given) -> Result<TurnPolicy, SettingsError> {
-    let policy = TurnPolicy::from_str(&given.value.to_string_lossy(), false);
-    policy.map_err(|_| SettingsError::Turns(given.told))
+fn word<T: ValueEnum>(given: Given) -> Result<T, SettingsError> {
+    T::from_str(&given.value.to_string_lossy(), false).map_err(|_| {
+        let values = T::value_variants().iter();
+        let values = values.filter_map(ValueEnum::to_possible_value);
+        let names: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
+        SettingsError::NoneOf(given.told, names.join(", "))
+    })
 }
 
 fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
@@ -588,6 +609,18 @@ mod tests {
         assert_eq!(turns("always"), Ok(TurnPolicy::Always));
         let error = turns("1").expect_err("no policy").to_string();
         assert_eq!(error, "MPSSHIM_TURNS=1 is none of auto, always, never");
+    }
+
+    #[test]
+    fn marks_are_made_in_one_of_four_ways() {
+        let marks = |value| settings(&[(MARKS, value)], true).map(|found| found.marks);
+        assert_eq!(marks(""), Ok(MarkKind::Auto));
+        for kind in MarkKind::value_variants() {
+            assert_eq!(marks(kind.name()), Ok(*kind));
+        }
+        let error = marks("no").expect_err("no kind").to_string();
+        let said = "MPSSHIM_MARKS=no is none of auto, written, kernel, asked";
+        assert_eq!(error, said);
     }
 
     #[test]

@@ -92,6 +92,10 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
             "max_spin_us = -1 is not a number from 0 to 1000000",
         ),
         (
+            "marks = 1",
+            "marks = 1 is none of auto, written, kernel, asked",
+        ),
+        (
             "turns = \"no\"",
             "turns = no is none of auto, always, never",
         ),

@@ -9,7 +9,7 @@ use mpsshim_proto::message::{Launch, Mark, Op};
 use mpsshim_tests::peer::{Loaded, PTX, Peer, fill_params, launch, memset};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use scene::{control, daemon_with, server_with};
+use scene::{control, daemon_with};
 use serde_json::Value;
 use std::fs;
 use std::sync::atomic::Ordering;
@@ -198,9 +198,7 @@ fn graphs_do_not_outlive_their_kernels() {
 #[test]
 fn a_mark_in_a_run_says_that_the_kernels_are_done() {
     for (kind, writer) in [("written", "operation"), ("kernel", "kernel")] {
-        let folder = tempfile::tempdir().expect("a folder");
-        let server = server_with(folder.path(), &format!("--marks {kind}"));
-        let settings = [("MPSSHIM_LOG", "debug"), ("MPSSHIM_SERVER", &server)];
+        let settings = [("MPSSHIM_LOG", "debug"), ("MPSSHIM_MARKS", kind)];
         marks_in_runs(&daemon_with(&settings), writer);
     }
 }

@@ -129,6 +129,7 @@ impl Launcher {
             .args(["--mode", &modes])
             .args(["--turns", self.settings.turns.name()])
             .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
+            .args(["--marks", self.settings.marks.name()])
             .stdin(theirs)
             .stdout(self.log.try_clone()?);
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {

@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How a mark is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum MarkKind {
     /// A kernel writes the flags of clients that often wait for little, with others that do; else as `written`.
+    #[default]
     Auto,
     /// An operation of the stream writes the client's flag.
     Written,
@@ -26,6 +27,18 @@ pub enum MarkKind {
     Kernel,
     /// The dispatch thread asks about an event and writes the flag.
     Asked,
+}
+
+impl MarkKind {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            MarkKind::Auto => "auto",
+            MarkKind::Written => "written",
+            MarkKind::Kernel => "kernel",
+            MarkKind::Asked => "asked",
+        }
+    }
 }
 
 /// What writes the flag of a mark that is in a graph.
