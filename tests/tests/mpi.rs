@@ -110,9 +110,12 @@ impl Mpi {
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+            // Two that start at the same moment would both make the folder of the user's jobs, and one fails.
+            .env("OMPI_MCA_orte_tmpdir_base", place.path())
             .env("PRTE_ALLOW_RUN_AS_ROOT", "1")
             .env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+            .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+            .env("PRTE_MCA_prte_tmpdir_base", place.path());
         for name in ["MPSSHIM_MODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] {
             command.env_remove(name);
         }
