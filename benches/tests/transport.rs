@@ -1,22 +1,13 @@
 //! The transport benchmark runs and prints what it says it prints.
 
+mod values;
+
 use std::collections::HashMap;
 use std::process::Command;
+use values::values;
 
 fn run(arguments: &[&str]) -> (String, HashMap<String, f64>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_transport"))
-        .args(arguments)
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}{said}");
-    let values = text
-        .lines()
-        .filter_map(|line| line.split_once('='))
-        .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
-        .collect();
-    (text, values)
+    values(Command::new(env!("CARGO_BIN_EXE_transport")).args(arguments))
 }
 
 #[test]

@@ -464,11 +464,15 @@ fn mode(given: Given) -> Result<Modes, SettingsError> {
 
 fn word<T: ValueEnum>(given: Given) -> Result<T, SettingsError> {
     T::from_str(&given.value.to_string_lossy(), false).map_err(|_| {
-        let values = T::value_variants().iter();
-        let values = values.filter_map(ValueEnum::to_possible_value);
-        let names: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
+        let names: Vec<String> = T::value_variants().iter().map(name_of).collect();
         SettingsError::NoneOf(given.told, names.join(", "))
     })
+}
+
+/// A value as settings and options have it.
+pub fn name_of(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is skipped");
+    value.get_name().to_owned()
 }
 
 fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
@@ -613,10 +617,12 @@ mod tests {
 
     #[test]
     fn marks_are_made_in_one_of_four_ways() {
-        let marks = |value| settings(&[(MARKS, value)], true).map(|found| found.marks);
+        fn marks(value: &str) -> Result<MarkKind, SettingsError> {
+            settings(&[(MARKS, value)], true).map(|found| found.marks)
+        }
         assert_eq!(marks(""), Ok(MarkKind::Auto));
         for kind in MarkKind::value_variants() {
-            assert_eq!(marks(kind.name()), Ok(*kind));
+            assert_eq!(marks(&name_of(kind)), Ok(*kind));
         }
         let error = marks("no").expect_err("no kind").to_string();
         let said = "MPSSHIM_MARKS=no is none of auto, written, kernel, asked";

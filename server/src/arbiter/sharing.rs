@@ -76,17 +76,6 @@ pub enum TurnPolicy {
     Never,
 }
 
-impl TurnPolicy {
-    /// As it is written.
-    pub fn name(self) -> &'static str {
-        match self {
-            TurnPolicy::Auto => "auto",
-            TurnPolicy::Always => "always",
-            TurnPolicy::Never => "never",
-        }
-    }
-}
-
 /// A client of the device, as it stands.
 #[derive(Clone, Copy, Debug)]
 pub struct User {

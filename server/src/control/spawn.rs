@@ -127,9 +127,9 @@ impl Launcher {
             .args(["--link-fd", "0", "--limits", &limits, "--max-clients"])
             .arg(self.settings.max_clients.to_string())
             .args(["--mode", &modes])
-            .args(["--turns", self.settings.turns.name()])
+            .args(["--turns", &settings::name_of(&self.settings.turns)])
             .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
-            .args(["--marks", self.settings.marks.name()])
+            .args(["--marks", &settings::name_of(&self.settings.marks)])
             .stdin(theirs)
             .stdout(self.log.try_clone()?);
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {

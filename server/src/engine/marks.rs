@@ -29,18 +29,6 @@ pub enum MarkKind {
     Asked,
 }
 
-impl MarkKind {
-    /// As it is written.
-    pub fn name(self) -> &'static str {
-        match self {
-            MarkKind::Auto => "auto",
-            MarkKind::Written => "written",
-            MarkKind::Kernel => "kernel",
-            MarkKind::Asked => "asked",
-        }
-    }
-}
-
 /// What writes the flag of a mark that is in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {

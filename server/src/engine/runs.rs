@@ -11,7 +11,6 @@
 
 use super::Shared;
 use super::calls::launch::packed;
-use super::calls::stream::set_first_word;
 use super::driver::Driver;
 use super::fairness::GREATEST;
 use super::marks::Writer;
@@ -260,11 +259,7 @@ impl Chain {
     fn prefer_mark(&self, driver: &Driver, priority: i32) -> Result<(), CUresult> {
         let kernels = self.kernels.iter().map(|link| (link.node, priority));
         for (node, priority) in kernels.chain(self.mark.map(|node| (node, GREATEST))) {
-            let mut value = [0; 8];
-            set_first_word(value.as_mut_bytes(), priority);
-            driver
-                .graph
-                .kernel_attribute_set(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value)?;
+            driver.graph.set_priority(node, priority)?;
         }
         Ok(())
     }

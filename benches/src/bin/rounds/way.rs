@@ -203,11 +203,8 @@ impl Graph {
         } else {
             add_kernel(graph, kernels.last(), &mut round.writer)?
         };
-        let first = round.mark == Mark::KernelNodeFirst;
-        if first {
+        let flags = if round.mark == Mark::KernelNodeFirst {
             prefer(mark)?;
-        }
-        let flags = if first {
             sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0
         } else {
             0

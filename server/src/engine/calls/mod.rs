@@ -16,7 +16,7 @@ mod occupancy;
 mod pool;
 mod reference;
 mod sharing;
-pub mod stream;
+mod stream;
 mod tensor_map;
 mod virtual_memory;
 

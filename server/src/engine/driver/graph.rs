@@ -60,3 +60,16 @@ functions! {
     memory_set = "cuDeviceSetGraphMemAttribute" (device: CUdevice, attribute: u32, value: &mut u64);
     condition_create = "cuGraphConditionalHandleCreate" (handle: &mut u64, graph: CUgraph, context: CUcontext, default: u32, flags: u32);
 }
+
+impl GraphFunctions {
+    /// Gives a kernel's node a priority.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn set_priority(&self, node: CUgraphNode, priority: i32) -> Result<(), CUresult> {
+        // The value is the first word of a union.
+        let mut value = [0; 8];
+        value[0] = u64::from(priority.cast_unsigned());
+        self.kernel_attribute_set(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value)
+    }
+}

@@ -4,7 +4,6 @@ use super::DEPTH;
 use crate::engine::Shared;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::take;
-use crate::engine::calls::stream::set_first_word;
 use crate::engine::graphs::Owner;
 use crate::engine::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
@@ -156,12 +155,8 @@ impl Session {
             &mut described.params,
         )?;
         if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.classed {
-            let mut value = [0; 8];
-            set_first_word(value.as_mut_bytes(), self.raw_priority(0));
             // It decides who goes first, not what comes of it.
-            if let Err(status) =
-                driver.kernel_attribute_set(raw, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value)
-            {
+            if let Err(status) = driver.set_priority(raw, self.raw_priority(0)) {
                 tracing::debug!(%status, "the priority of a kernel node was not set");
                 shared.note_status(status);
             }
