@@ -1,54 +1,109 @@
 #!/bin/sh
-# Installs what is missing, then runs every check that needs no GPU: format, lints, tests, the ring's models.
-# Stops at the first that fails. With a GPU: scripts/gpu-check.sh besides.
+# Usage: scripts/test.sh [--all]
+#
+# Runs every check that needs no GPU: format, lints, tests, the models of the ring and of parking. All of them run
+# before it reports which failed; exit status 1 if one did. With a GPU: scripts/gpu-check.sh besides.
+#
+# Needs a C compiler, make, python3 and cargo; installs the first three with apt where that is allowed. Tests of MPI,
+# Slurm, packages, containers and Kubernetes run where their tools are installed already; one line for each says what
+# is not tested. --all installs those tools too (about 700 MB), and builds the packages for the containers.
+#
+# On two cores it takes about 12 minutes the first time, 18 with --all, and 4 GB in target/ (6 GB with --all).
+# Temporary files and container images are removed at the end.
 set -eu
+all=
+for argument in "$@"; do
+    case $argument in
+    --all) all=yes ;;
+    -h | --help) exec sed -n '2,/^set -eu$/{/^set/d; s/^# \{0,1\}//p;}' "$0" ;;
+    *)
+        echo "$0: unknown argument $argument; --help shows the usage" >&2
+        exit 2
+        ;;
+    esac
+done
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/tools.sh
 . scripts/tools.sh
-need_cargo
-need python3 python3
-# For examples/mpi.
-need make make
-want mpicc openmpi-bin libopenmpi-dev || echo "$0: no mpicc: MPI will not be tested" >&2
-want slurmctld slurmctld slurmd slurm-client munge || echo "$0: no slurmctld: Slurm will not be tested" >&2
-# For the packages, and containers that they are installed in.
-for tool in debootstrap lintian; do
-    want $tool $tool || echo "$0: no $tool: some of the packages will not be tested" >&2
-done
-want docker-compose docker-compose || true
-want docker docker.io || echo "$0: no docker: containers will not be tested" >&2
-# An engine that knows CDI.
-want podman podman || true
-want_python prometheus_client python3-prometheus-client ||
-    echo "$0: no prometheus_client: its parser will not read the metrics" >&2
+target=${CARGO_TARGET_DIR:-target}
 
-kubernetes=${CARGO_TARGET_DIR:-target}/kubernetes-validate
-if [ ! -x "$kubernetes/bin/kubernetes-validate" ]; then
-    python3 -c 'import ensurepip' 2>/dev/null || want_python ensurepip python3-venv || true
-    { python3 -m venv "$kubernetes" &&
-        "$kubernetes/bin/pip" --quiet --disable-pip-version-check install kubernetes-validate==1.37.0; } ||
-        echo "$0: no kubernetes-validate: the manifests for Kubernetes will not be tested" >&2
+# has COMMAND SUBJECT PACKAGE...: installs the command with --all; says what is not tested without it.
+has() {
+    tool=$1 subject=$2
+    shift 2
+    if [ -n "$all" ]; then
+        want "$tool" "$@" && return
+    else
+        command -v "$tool" >/dev/null 2>&1 && return
+    fi
+    echo "not tested: $subject (no $tool${all:+ can be installed})"
+}
+echo "== tools; $([ -n "$all" ] && echo "installs what is missing of all of them" ||
+    echo "installs a C compiler, make and python3 if they are missing; --all: everything that a test can use")"
+need make make
+need python3 python3
+need_cargo
+has mpicc "MPI" openmpi-bin libopenmpi-dev
+has slurmctld "Slurm" slurmctld slurmd slurm-client munge
+has debootstrap "containers" debootstrap
+has lintian "the Debian package's form" lintian
+has docker "containers" docker.io
+has docker-compose "the compose file" docker-compose
+has podman "CDI in Podman" podman
+if [ -n "$all" ]; then
+    want_python prometheus_client python3-prometheus-client || true
+    kubernetes=$target/kubernetes-validate
+    if [ ! -x "$kubernetes/bin/kubernetes-validate" ]; then
+        python3 -c 'import ensurepip' 2>/dev/null || want_python ensurepip python3-venv || true
+        { python3 -m venv "$kubernetes" &&
+            "$kubernetes/bin/pip" --quiet --disable-pip-version-check install kubernetes-validate==1.37.0; } ||
+            echo "not tested: the manifests for Kubernetes (kubernetes-validate cannot be installed)"
+    fi
 fi
 
+# What tests leave lies here. Its path is short, since sockets are bound in it.
+TMPDIR=$(mktemp -d "${TMPDIR:-/tmp}/mt-XXXXXX")
+export TMPDIR
+# Programs of other users write there too.
+chmod 1777 "$TMPDIR"
+clean_up() {
+    rm -rf "$TMPDIR" || true
+    if command -v docker >/dev/null 2>&1; then
+        docker image ls --format '{{.Repository}}:{{.Tag}}' 2>/dev/null |
+            grep -E '^(mpsshim-test-base:.*|mpsshim:test|mpsshim-nbody:test)$' | xargs -r docker image rm >/dev/null 2>&1 || true
+    fi
+}
+trap clean_up EXIT
+trap 'exit 1' HUP INT TERM
+
+failed=
 step() {
     echo "== $*"
-    "$@"
+    "$@" || {
+        failed="$failed
+    $*"
+        return 0
+    }
 }
 
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets -- -D warnings
 # Tests start libraries and programs of other packages, which cargo does not build for a test. All at once: another choice
 # of packages gives shared dependencies other features, and cargo would build them once more.
+before=$failed
 step cargo build --workspace --lib --bins --tests
-export MPSSHIM_BUILT=1
-# The tests of packages need its tools.
-step scripts/package.sh -p softgpu -p mpsshim-examples
-step cargo test --workspace
-if [ -e proto/tests/loom.rs ]; then
-    # A folder of its own: other flags would have cargo build everything anew each time.
-    step env RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" \
-        cargo test -p mpsshim-proto --test loom
+if [ "$failed" = "$before" ]; then
+    export MPSSHIM_BUILT=1
+    # The tests of packages and containers need its tools.
+    [ -z "$all" ] || step scripts/package.sh -p softgpu -p mpsshim-examples
+    step cargo test --workspace --no-fail-fast
 fi
+# A folder of its own: other flags would have cargo build everything anew each time.
+step env RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test -p mpsshim-proto --test loom
 step python3 -m unittest discover -s benches/gpu
 step python3 -m unittest discover -s tests/gpu
+if [ -n "$failed" ]; then
+    echo "== failed:$failed"
+    exit 1
+fi
 echo "== all checks passed"

@@ -32,7 +32,8 @@ fn start(given: &Given) -> anyhow::Result<()> {
     let settings = Settings::load(|name| match &given.config {
         Some(path) if name == settings::CONFIG => Some(path.clone().into_os_string()),
         _ => std::env::var_os(name),
-    })?;
+    })?
+    .at_daemon();
     let kubelet = Kubelet::new(&given.kubelet_dir, &given.resource)?;
     let (fleet, devices) = watch::channel(Fleet::default());
     let plugin = Arc::new(Plugin::new(given, &settings, devices.clone())?);

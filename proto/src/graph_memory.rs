@@ -117,6 +117,12 @@ impl GraphMemory {
         held.map(|(start, block)| (*start, block.len))
     }
 
+    /// What a graph or an instance frees.
+    pub fn frees_of(&self, holder: u64) -> Vec<u64> {
+        let frees = self.frees.iter().filter(|(of, _)| *of == holder);
+        frees.map(|(_, start)| *start).collect()
+    }
+
     /// Whether a block begins here.
     pub fn begins(&self, start: u64) -> bool {
         self.blocks.contains_key(&start)

@@ -18,7 +18,7 @@ pub const MAGIC_UI: [u8; 4] = *b"MPSU";
 pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// What the descriptors of a [`Welcome`] are, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
@@ -60,8 +60,10 @@ pub struct ClientHello {
     pub visible_listed: u32,
     /// Bytes of `visible` that are filled.
     pub visible_len: u32,
+    /// 1: the client is to be refused rather than served without its limits (`MPSSHIM_REQUIRED`).
+    pub required: u64,
     /// 0; later fields.
-    pub reserved: [u64; 2],
+    pub reserved: [u64; 1],
     /// `CUDA_VISIBLE_DEVICES`.
     pub visible: [u8; VISIBLE_LEN],
 }

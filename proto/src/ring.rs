@@ -486,6 +486,49 @@ mod tests {
         assert!(producer.reserve(48).is_some());
     }
 
+    /// Who looks ahead of the tail has less than the whole ring before it: what is not consumed yet lies there too.
+    #[test]
+    fn a_head_over_what_is_not_consumed_is_a_violation() {
+        for seen in [1, 7, 16] {
+            let memory = shared(1024);
+            let mut producer = Producer::new(memory.clone());
+            let mut consumer = Consumer::new(memory.clone());
+            let send = |producer: &mut Producer<Rc<Shared>>, count| {
+                for token in 0..count {
+                    let room = producer.reserve(48).expect("room");
+                    producer.publish(room, 2, 0, token);
+                }
+            };
+            send(&mut producer, seen);
+            let mut place = consumer.place();
+            for _ in 0..seen {
+                let message = consumer.peek_at(&mut place).expect("a sound ring");
+                place = place.behind(&message.expect("a message"));
+            }
+            // Over the first message, which is still at the tail.
+            let full = memory.capacity();
+            memory.head.set(full + 64);
+            let violation = Violation::Head {
+                head: full + 64,
+                tail: 0,
+                capacity: full,
+            };
+            assert_eq!(consumer.peek_at(&mut place), Err(violation), "{seen}");
+            // Full is not too full.
+            memory.head.set(64 * seen);
+            send(&mut producer, 16 - seen);
+            assert_eq!(memory.head.get(), full);
+            for _ in seen..16 {
+                let message = consumer.peek_at(&mut place).expect("a sound ring");
+                place = place.behind(&message.expect("a message"));
+            }
+            assert_eq!(consumer.peek_at(&mut place), Ok(None));
+            // And once there is room again, as much may come.
+            consumer.consume_to(place);
+            assert!(producer.is_drained());
+        }
+    }
+
     #[test]
     fn a_runaway_head_is_a_violation() {
         let memory = shared(1024);

@@ -43,6 +43,11 @@ pub fn sealed_memfd(name: &std::ffi::CStr, len: u64) -> io::Result<OwnedFd> {
 pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
     // SAFETY: plain system calls on a borrowed descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    // Before its size is asked for: only a file in memory has seals, and a file of a FUSE file system, say, would keep whoever
+    // asks for its size waiting as long as its owner likes.
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        return false;
+    }
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `stat` is large enough; it is read only when the call succeeded.
     let size = unsafe {
@@ -51,7 +56,30 @@ pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
         }
         stat.assume_init().st_size
     };
-    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0 && size >= 0 && size as u64 >= len
+    size >= 0 && size as u64 >= len
+}
+
+/// Opens a memory file anew: the description has nothing in common with `fd` but the file.
+///
+/// # Errors
+/// Those of `open(2)`; without /proc there is no way.
+pub fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let path = std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    // SAFETY: a plain system call with a NUL-ended path.
+    let raw = check(unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Whether `fd`, which [`reopen`] gave, is the only description of its file: nobody else has it open or mapped. Asked by
+/// way of a lease, which the kernel grants only then. While it is held, for a moment, somebody who opens the file has the
+/// kernel send SIGIO, which the process must ignore. `false` where there is any doubt.
+pub fn is_sole(fd: BorrowedFd<'_>) -> bool {
+    let lease = |kind: i32| {
+        // SAFETY: a plain system call on a borrowed descriptor.
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) }
+    };
+    lease(libc::F_WRLCK) == 0 && lease(libc::F_UNLCK) == 0
 }
 
 /// A shared mapping of a memory file; unmapped on drop.
@@ -311,21 +339,40 @@ pub fn send_packet(
     }
 }
 
+/// Words of a control message with as many descriptors as a packet can have (`SCM_MAX_FD` of Linux), its header included.
+const CONTROL: usize = (16 + 253 * size_of::<RawFd>()).div_ceil(8) + 4;
+
 /// Receives one packet into `bytes` with its descriptors (close-on-exec). `Ok((0, _))`: the peer is gone.
 ///
 /// # Errors
 /// Those of `recvmsg(2)`: `WouldBlock` when there is none and `wait` is false; `InvalidData` for a packet longer
-/// than `bytes`.
+/// than `bytes`, or whose descriptors this process has no room for.
 pub fn recv_packet(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     wait: bool,
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut descriptors = Vec::new();
+    let len = recv_packet_with(socket, bytes, wait, &mut descriptors)?;
+    Ok((len, descriptors))
+}
+
+/// The same; puts the descriptors behind those that are in `descriptors`, also when the packet is refused. The kernel
+/// closes none of them in this thread: there is room for as many as a packet can have.
+///
+/// # Errors
+/// As [`recv_packet`].
+pub fn recv_packet_with(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    wait: bool,
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
     let mut iov = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    let mut control = [0u64; 8];
+    let mut control = [0u64; CONTROL];
     let flags = libc::MSG_CMSG_CLOEXEC | if wait { 0 } else { libc::MSG_DONTWAIT };
     // SAFETY: as in `send_packet`; the descriptors found are new and ours, each is taken once.
     unsafe {
@@ -344,7 +391,6 @@ pub fn recv_packet(
                 return Err(error);
             }
         };
-        let mut descriptors = Vec::new();
         let mut cmsg = libc::CMSG_FIRSTHDR(&header);
         while !cmsg.is_null() {
             if (*cmsg).cmsg_level == libc::SOL_SOCKET && (*cmsg).cmsg_type == libc::SCM_RIGHTS {
@@ -359,13 +405,13 @@ pub fn recv_packet(
             }
             cmsg = libc::CMSG_NXTHDR(&header, cmsg);
         }
-        if header.msg_flags & libc::MSG_TRUNC != 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "packet too long",
-            ));
-        }
-        Ok((len, descriptors))
+        let refused = match header.msg_flags {
+            flags if flags & libc::MSG_TRUNC != 0 => "packet too long",
+            // This process has no room for more, or they came by another way than `SCM_RIGHTS`.
+            flags if flags & libc::MSG_CTRUNC != 0 => "descriptors were lost",
+            _ => return Ok(len),
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidData, refused))
     }
 }
 
@@ -410,6 +456,31 @@ mod tests {
         assert!(!is_sealed(fd.as_fd(), 8193));
         // SAFETY: a plain system call.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
+    }
+
+    #[test]
+    fn only_a_file_that_cannot_shrink_counts_as_sealed() {
+        let file = |seals: libc::c_int| {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            // SAFETY: plain system calls; the descriptor is new and ours.
+            let fd = unsafe {
+                let raw = check(libc::memfd_create(c"test".as_ptr(), flags)).unwrap();
+                check(libc::ftruncate(raw, 4096)).unwrap();
+                check(libc::fcntl(raw, libc::F_ADD_SEALS, seals)).unwrap();
+                OwnedFd::from_raw_fd(raw)
+            };
+            is_sealed(fd.as_fd(), 4096)
+        };
+        let others = libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
+        assert!(!file(0));
+        assert!(!file(others));
+        assert!(file(libc::F_SEAL_SHRINK));
+        assert!(file(libc::F_SEAL_SHRINK | others));
+        // What knows no seals at all.
+        let program = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(!is_sealed(program.as_fd(), 1));
+        let bell = Doorbell::new().unwrap();
+        assert!(!is_sealed(bell.fd(), 0));
     }
 
     #[test]

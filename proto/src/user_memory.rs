@@ -51,6 +51,12 @@ impl UserMemory {
         })
     }
 
+    /// Bytes that all clients may hold of a device, if there is a limit.
+    pub fn limit(&self, device: usize) -> Option<u64> {
+        let limit = self.devices[device].limit.load(Ordering::Relaxed);
+        (limit != u64::MAX).then_some(limit)
+    }
+
     /// Bytes that may still be allocated of a device; `u64::MAX`: all there is.
     pub fn left(&self, device: usize) -> u64 {
         match self.devices[device].limit.load(Ordering::Relaxed) {
@@ -94,6 +100,16 @@ impl UserMemory {
             std::thread::yield_now();
         }
         false
+    }
+
+    /// Counts what one place has at another.
+    pub fn transfer(&self, from: usize, to: usize) {
+        for (ordinal, device) in self.devices.iter().enumerate() {
+            // First there, so that the sum is never less than what is held.
+            let bytes = device.held[from].load(Ordering::SeqCst);
+            self.add(ordinal, to, bytes);
+            self.sub(ordinal, from, bytes);
+        }
     }
 
     /// Makes a place nobody's.

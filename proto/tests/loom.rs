@@ -236,6 +236,51 @@ fn doorbell_model(broken: Broken) {
     });
 }
 
+/// A session that its dispatch thread parks when it has been quiet, and a client that rings only when it sees the mark: the
+/// thread is somewhere else then, and comes back for a bell only. Between the last visit and the mark the client may have
+/// posted without ringing.
+fn parking_model(broken: Broken) {
+    check(move || {
+        let ring = Shared::new(broken);
+        let sleeps = Arc::new(AtomicU32::new(0));
+        let bell = Arc::new(Bell::default());
+        let mut producer = Producer::new(ring.clone());
+        let (mark, button) = (sleeps.clone(), bell.clone());
+        let client = thread::spawn(move || {
+            for _ in 0..2 {
+                send(&mut producer, 0, || panic!("both messages fit"));
+                if mark.load(Ordering::Relaxed) != 0 {
+                    button.ring();
+                }
+            }
+        });
+        let mut consumer = Consumer::new(ring);
+        let mut received = 0;
+        while received < 2 {
+            // A visit: all there is.
+            while received < 2 && receive(&mut consumer, 0).expect("an honest producer") {
+                received += 1;
+            }
+            if received == 2 {
+                break;
+            }
+            // `Parked::park`.
+            sleeps.store(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let stays = match broken {
+                Broken::Look => true,
+                _ => !consumer.has_message(),
+            };
+            if stays {
+                // `Parked::take_rung`, which silences the bell.
+                bell.wait();
+            }
+            sleeps.store(0, Ordering::Relaxed);
+        }
+        client.join().expect("client");
+    });
+}
+
 /// The answer slot: one word that counts answers and is slept on, the mark of the sleeper, and the payload.
 struct Answers {
     answers: AtomicU32,
@@ -324,6 +369,17 @@ fn a_relaxed_head_tears_messages() {
 #[should_panic]
 fn a_relaxed_tail_overwrites_what_is_being_read() {
     ring_model(Broken::GiveBack);
+}
+
+#[test]
+fn a_parked_session_is_always_taken_back() {
+    parking_model(Broken::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_parks_without_looking_again_is_not_taken_back() {
+    parking_model(Broken::Look);
 }
 
 #[test]

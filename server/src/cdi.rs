@@ -4,6 +4,7 @@
 
 use crate::library::{self, LibraryError};
 use crate::settings::{self, Settings};
+use mpsshim_proto::directory;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -66,7 +67,7 @@ impl Injection {
                 is_code,
             })
         };
-        let sockets = settings::DEFAULT_PIPE_DIRECTORY;
+        let sockets = directory::SYSTEM;
         Ok(Injection {
             env: [(PRELOAD, LIBRARY), (settings::PIPE_DIRECTORY, sockets)],
             mounts: [

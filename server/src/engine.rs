@@ -6,6 +6,8 @@
 mod account;
 mod activity;
 mod arrays;
+mod awaited;
+pub mod bounds;
 mod calls;
 mod cubin;
 mod devices;
@@ -14,6 +16,7 @@ mod driver;
 mod fairness;
 mod files;
 mod flag_kernel;
+mod footprint;
 mod graphs;
 mod green;
 mod held;
@@ -38,6 +41,7 @@ mod slots;
 mod slow;
 mod streams;
 mod trace;
+mod undertaker;
 mod virtual_memory;
 mod watcher;
 
@@ -46,13 +50,14 @@ pub use fairness::LOW_TURN;
 pub use images::is_whole;
 
 use crate::admission::Admission;
+use crate::closers::Stranger;
 use crate::limits::{Limits, Usage};
 use crate::trace::Run;
 use crossbeam_channel::{Sender, unbounded};
-use devices::{Device, Grant};
+use devices::{Device, Devices, Grant};
 use driver::{Driver, is_sticky};
 use fairness::Fairness;
-use host::{HostArena, Registration, ServerFlags};
+use host::{HostArena, ServerFlags};
 use images::ImageCache;
 use instances::{Families, Image, Raw};
 use jit::JitOptions;
@@ -64,12 +69,11 @@ use mpsshim_proto::shm::Doorbell;
 pub use open::OpenDriver;
 use parking_lot::Mutex;
 use printing::Printing;
-use reaper::{Buried, ReaperTask};
 use serde::{Deserialize, Serialize};
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
 use shares::Shares;
-use slow::SlowTask;
+use slow::{SlowLane, SlowTask};
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -78,6 +82,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use trace::Traces;
+use undertaker::{Buried, Calm, Spare};
 use virtual_memory::VirtualArena;
 
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
@@ -88,8 +93,6 @@ const WINDOW_BESIDE_LOAD: u64 = 16;
 /// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
 /// program of their own. Taken only as far as it is used.
 const STACK: usize = 64 << 20;
-/// Slow-lane threads.
-const SLOW_THREADS: usize = 3;
 
 /// Who is at the other end of a client's connection (`SO_PEERCRED` as the daemon read it).
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +124,15 @@ impl fmt::Display for ClientInfo {
     }
 }
 
+/// Objects of the driver's that no session has and the next one may get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Drained streams.
+    pub streams: usize,
+    /// Parts of devices for clients with a percentage.
+    pub green_contexts: usize,
+}
+
 /// What the engine tells its owner.
 #[derive(Clone, Debug)]
 pub enum EngineEvent {
@@ -130,6 +142,9 @@ pub enum EngineEvent {
     Refused(i32, u32, String),
     /// A session has ended, its resources are gone. The text says why when it was ended by the server.
     Gone(ClientInfo, Option<String>),
+    /// A session has ended, but its work on the device goes on for long. It keeps its memory; [`EngineEvent::Gone`] follows
+    /// if the work ever ends.
+    Stuck(ClientInfo),
     /// The context is lost with this status (`CUresult`); every session has been told. The process must be replaced.
     Fault(u32),
 }
@@ -151,8 +166,6 @@ pub struct EngineConfig {
 struct Dispatcher {
     inbox: Sender<Box<Session>>,
     bell: Doorbell,
-    /// It has, as far as it knows, work in flight.
-    busy: AtomicBool,
     /// Sessions that call it home.
     load: AtomicUsize,
     /// How many of them have synchronized lately.
@@ -163,7 +176,7 @@ struct Dispatcher {
 struct Shared {
     driver: Driver,
     config: EngineConfig,
-    devices: Vec<Device>,
+    devices: Devices,
     flags: ServerFlags,
     arena: HostArena,
     virtual_arena: VirtualArena,
@@ -178,8 +191,11 @@ struct Shared {
     limits: Mutex<Limits>,
     fairness: Fairness,
     dispatchers: Vec<Dispatcher>,
-    slow: Sender<SlowTask>,
-    reaper: Sender<ReaperTask>,
+    slow: SlowLane,
+    reaper: Sender<Box<Session>>,
+    undertaker: Sender<Buried>,
+    calm: Calm,
+    spare: Spare,
     epoll: OwnedFd,
     watcher: OnceLock<Thread>,
     watcher_idle: AtomicBool,
@@ -239,8 +255,8 @@ impl Engine {
             0 => (cpus / 4).clamp(1, 4),
             n => n,
         };
-        let (slow, slow_tasks) = unbounded();
-        let (reaper, reaper_tasks) = unbounded();
+        let (reaper, ended) = unbounded();
+        let (undertaker, buried) = unbounded();
         let mut inboxes = Vec::new();
         let mut dispatchers = Vec::new();
         for _ in 0..dispatch_threads {
@@ -250,11 +266,12 @@ impl Engine {
             dispatchers.push(Dispatcher {
                 inbox,
                 bell,
-                busy: AtomicBool::new(false),
                 load: AtomicUsize::new(0),
                 active: AtomicUsize::new(0),
             });
         }
+        // SAFETY: no handler is installed. The signal could come from those who open what is looked at with a lease.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         // SAFETY: a plain system call; the descriptor is new and ours.
         let epoll = unsafe {
             let raw = libc::epoll_create1(libc::EPOLL_CLOEXEC);
@@ -282,8 +299,11 @@ impl Engine {
             limits: Mutex::default(),
             fairness: Fairness::default(),
             dispatchers,
-            slow,
+            slow: SlowLane::new(),
             reaper,
+            undertaker,
+            calm: Calm::default(),
+            spare: Spare::default(),
             epoll,
             watcher: OnceLock::new(),
             watcher_idle: AtomicBool::new(false),
@@ -318,18 +338,19 @@ impl Engine {
             )?;
         }
         spawn("watcher".into(), Box::new(watcher::run))?;
-        for i in 0..SLOW_THREADS {
-            let tasks = slow_tasks.clone();
-            spawn(
-                format!("slow-{i}"),
-                Box::new(move |shared| slow::run(shared, &tasks)),
-            )?;
-        }
+        spawn("slow-watch".into(), Box::new(slow::watch))?;
         spawn(
             "reaper".into(),
-            Box::new(move |shared| reaper::run(shared, &reaper_tasks)),
+            Box::new(move |shared| reaper::run(shared, &ended)),
+        )?;
+        spawn(
+            "undertaker".into(),
+            Box::new(move |shared| undertaker::run(shared, &buried)),
         )?;
         spawn("sockets".into(), Box::new(watcher::run_sockets))?;
+        for _ in 0..slow::THREADS {
+            slow::start_thread(&shared)?;
+        }
         let _ = shared
             .watcher
             .set(threads[dispatch_threads].thread().clone());
@@ -338,6 +359,7 @@ impl Engine {
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
     pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
+        let socket = Stranger::new(socket, who.uid);
         let setup = SlowTask::Setup(socket, Box::new(hello), who);
         self.shared.send_slow(setup);
     }
@@ -386,6 +408,17 @@ impl Engine {
             .collect();
         usage.sort_by_key(|client| client.session);
         usage
+    }
+
+    /// What the engine has of the driver for sessions to come, by kind: it is nobody's, and stays.
+    pub fn kept(&self) -> Kept {
+        let mut all = Kept::default();
+        for device in self.shared.devices.iter() {
+            let (streams, greens) = device.kept();
+            all.streams += streams;
+            all.green_contexts += greens;
+        }
+        all
     }
 
     /// Begins or ends to trace; returns when all that was recorded has been told.
@@ -443,9 +476,7 @@ impl Shared {
 
     /// The device of this ordinal.
     fn device(&self, ordinal: u32) -> Result<&Device, CUresult> {
-        self.devices
-            .get(ordinal as usize)
-            .ok_or(CUDA_ERROR_INVALID_DEVICE)
+        self.devices.get(ordinal)
     }
     /// A device that has a context.
     fn any_device(&self) -> Option<&Device> {
@@ -506,13 +537,13 @@ impl Shared {
     }
 
     fn send_slow(&self, task: SlowTask) {
-        let _ = self.slow.send(task);
+        self.slow.send(task);
     }
-    fn send_reaper(&self, task: ReaperTask) {
-        let _ = self.reaper.send(task);
+    fn send_reaper(&self, session: Box<Session>) {
+        let _ = self.reaper.send(session);
     }
     fn bury(&self, object: Buried) {
-        self.send_reaper(ReaperTask::Bury(object));
+        let _ = self.undertaker.send(object);
     }
     fn tell(&self, event: EngineEvent) {
         let _ = self.events.send(event);
@@ -628,7 +659,7 @@ impl Shared {
     }
     /// Asks the driver whether the contexts are sound.
     fn probe(&self) {
-        for device in &self.devices {
+        for device in self.devices.iter() {
             if device.is_attached()
                 && let Err(status) = device.probe(&self.driver)
             {

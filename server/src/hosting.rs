@@ -4,8 +4,9 @@
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
 use crate::arbiter::sharing::TurnPolicy;
+use crate::closers::Stranger;
 use crate::engine::{
-    Credentials, DeviceInfo, Engine, EngineConfig, EngineEvent, MarkKind, OpenDriver,
+    Credentials, DeviceInfo, Engine, EngineConfig, EngineEvent, Kept, MarkKind, OpenDriver,
 };
 use crate::limits::{Limits, Usage};
 use crate::mode::by_device::DeviceModes;
@@ -131,7 +132,16 @@ impl Hosting {
         })
     }
 
+    /// What the engine keeps for sessions to come.
+    pub fn kept(&self) -> Kept {
+        match &self.parts.lock().proxy {
+            Proxy::Running(engine) => engine.kept(),
+            _ => Kept::default(),
+        }
+    }
+
     fn refuse(&self, (socket, _, who): Arrival, status: CUresult, why: String) {
+        let socket = Stranger::new(socket, who.uid);
         admission::refuse(&self.events, &socket, who, status, why);
     }
 
@@ -226,6 +236,7 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
             Proxy::Running(engine) => engine.add_client(socket, hello, who),
             _ => {
                 let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
+                let socket = Stranger::new(socket, who.uid);
                 admission::refuse(events, &socket, who, status, why.clone());
             }
         }

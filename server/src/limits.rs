@@ -155,6 +155,15 @@ pub struct Limits {
     pub quantum: Quantum,
 }
 
+impl Limits {
+    /// Without what concerns other users than this one: nobody's server has to know of it.
+    pub fn of_user(&self, uid: u32) -> Limits {
+        let mut limits = self.clone();
+        limits.user_memory.retain(|user, _| *user == uid);
+        limits
+    }
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {

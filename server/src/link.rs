@@ -4,6 +4,7 @@
 //! Neither side answers the other directly, so neither can wait for the other: the daemon gives orders, the
 //! server reports what has happened.
 
+use crate::closers::Stranger;
 use crate::engine::{ClientInfo, Credentials, DeviceInfo};
 use crate::limits::{Limits, Usage};
 use crate::seqpacket;
@@ -16,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 5;
+pub const LINK_VERSION: u32 = 6;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -103,6 +104,11 @@ pub enum ToDaemon {
         /// Why the server ended it, if it did.
         reason: Option<String>,
     },
+    /// A session is over, but its work on the device goes on, and its resources are not free.
+    Stuck {
+        /// Number of the session.
+        session: u64,
+    },
     /// The context is lost with this `CUresult`; the server is about to end.
     Fault {
         /// The `CUresult`.
@@ -158,7 +164,7 @@ impl LinkError {
 #[derive(Debug)]
 pub struct Arrival {
     /// Its connection.
-    pub connection: OwnedFd,
+    pub connection: Stranger,
     /// What it said.
     pub hello: ClientHello,
     /// Who it is.
@@ -196,7 +202,9 @@ pub enum Order {
 /// One end of the link.
 #[derive(Debug)]
 pub struct Link {
-    socket: OwnedFd,
+    socket: Stranger,
+    /// User of the process at the other end.
+    uid: u32,
 }
 
 impl AsFd for Link {
@@ -206,9 +214,15 @@ impl AsFd for Link {
 }
 
 impl Link {
-    /// The end that this descriptor is.
+    /// The end that this descriptor is, of a link to the daemon.
     pub fn new(socket: OwnedFd) -> Link {
-        Link { socket }
+        let uid = nix::unistd::geteuid().as_raw();
+        Link::to_user(Stranger::new(socket, uid), uid)
+    }
+
+    /// A link to a server of this user, who may have it send whatever there is to send.
+    pub fn to_user(socket: Stranger, uid: u32) -> Link {
+        Link { socket, uid }
     }
 
     /// Sends one packet.
@@ -227,15 +241,15 @@ impl Link {
     /// `None`: the other end is closed.
     pub(crate) fn receive<T: DeserializeOwned>(
         &self,
-    ) -> Result<Option<(T, Option<OwnedFd>)>, LinkError> {
+    ) -> Result<Option<(T, Option<Stranger>)>, LinkError> {
         let mut buffer = vec![0; PACKET_LIMIT];
-        let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer);
+        let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
         // Said once of a peer that died before it had read everything; what it had sent is still there.
         if packet
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
         {
-            packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer);
+            packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
         }
         let packet = packet?;
         match packet {
@@ -321,10 +335,10 @@ impl Link {
                 Ok(Some(Order::Weight(session, weight)))
             }
             Some((ToServer::Log, log)) => Ok(Some(Order::Log(
-                log.ok_or(LinkError::Incomplete("the log"))?,
+                log.ok_or(LinkError::Incomplete("the log"))?.into(),
             ))),
             Some((ToServer::Trace, file)) => Ok(Some(Order::Trace(
-                file.ok_or(LinkError::Incomplete("the trace"))?,
+                file.ok_or(LinkError::Incomplete("the trace"))?.into(),
             ))),
             Some((ToServer::StopTrace, _)) => Ok(Some(Order::StopTrace)),
             Some((ToServer::DeviceQuery, _)) => Ok(Some(Order::DeviceQuery)),
@@ -340,6 +354,7 @@ impl Link {
             )) => {
                 let connection =
                     descriptor.ok_or(LinkError::Incomplete("the client's connection"))?;
+                let connection = Stranger::new(connection.into(), uid);
                 let hello = ClientHello::read_from_bytes(&hello)
                     .map_err(|_| LinkError::Incomplete("a whole hello"))?;
                 let who = Credentials { pid, uid, gid };
@@ -403,7 +418,7 @@ mod tests {
         };
         daemon
             .hand_over(&Arrival {
-                connection: ours,
+                connection: Stranger::new(ours, who.uid),
                 hello: hello(),
                 who,
             })

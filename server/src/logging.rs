@@ -4,10 +4,16 @@
 //! Daemon and server log through tracing; [`LineLayer`] makes lines of the events. An event of target
 //! [`OTHER`] is marked `Other` instead of the process's own name, and a field `as_pid` replaces the pid.
 
+pub mod limit;
+
+use crate::control::files;
+use mpsshim_proto::directory::{self, Purpose, Walk};
+use nix::fcntl::{AtFlags, OFlag, renameat};
+use nix::sys::stat::{Mode, fstat, fstatat};
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use tracing::field::{Field, Visit};
@@ -21,35 +27,66 @@ pub const OTHER: &str = "Other";
 /// A log file that cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot write the log {path}: {source}; set {} to a directory that user {uid} may write",
+    "cannot write the log {path}: {why}; set {} to a directory that user {uid} may write",
     crate::settings::LOG_DIRECTORY
 )]
 pub struct LogError {
     path: PathBuf,
     uid: u32,
-    source: io::Error,
+    why: String,
 }
 
-/// Opens a log to append to; makes its directory.
+/// Opens a log to append to; makes its directory. Neither may be anything that another user could have put there.
 pub fn open(directory: &Path, name: &str) -> Result<File, LogError> {
     let path = directory.join(name);
     let uid = nix::unistd::geteuid().as_raw();
-    let open = || {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(directory)?;
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o644)
-            .open(&path)
-    };
-    open().map_err(|source| LogError {
+    let failed = |why: String| LogError {
         path: path.clone(),
         uid,
-        source,
-    })
+        why,
+    };
+    let directory = open_directory(directory).map_err(|refused| failed(refused.to_string()))?;
+    let flags = OFlag::O_WRONLY | OFlag::O_APPEND;
+    let mode = Mode::from_bits_retain(0o644);
+    files::open_or_make(directory.as_fd(), name, flags, mode)
+        .map_err(|refused| failed(refused.to_string()))
+}
+
+fn open_directory(directory: &Path) -> Result<OwnedFd, directory::Refused> {
+    let walk = Walk {
+        purpose: Purpose::Logs,
+        create: Some(0o755),
+        named: true,
+        any_owner: false,
+    };
+    directory::open(directory, walk)
+}
+
+/// Bytes of a log before it is set aside.
+const LONGEST_LOG: u64 = 64 << 20;
+/// Behind the name of a log that was set aside.
+const ASIDE: &str = "old";
+
+/// Renames a log that has become too long; the one that was renamed before is gone then. `true`: it has to be opened anew.
+///
+/// # Errors
+/// It cannot be renamed.
+pub fn set_aside(log: BorrowedFd<'_>, directory: &Path, name: &str) -> io::Result<bool> {
+    let found = fstat(log)?;
+    if u64::try_from(found.st_size).unwrap_or(0) <= LONGEST_LOG {
+        return Ok(false);
+    }
+    let directory = open_directory(directory).map_err(io::Error::other)?;
+    // It may have been renamed by somebody else, who has not said so yet.
+    match fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Ok(there) if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) => {
+            let aside = format!("{name}.{ASIDE}");
+            renameat(&directory, name, &directory, aside.as_str())?;
+        }
+        Ok(_) | Err(nix::errno::Errno::ENOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(true)
 }
 
 /// Where lines go.
@@ -72,6 +109,18 @@ impl Sink {
         if let Sink::File(held) = self {
             *held.write().unwrap_or_else(PoisonError::into_inner) = file;
         }
+    }
+
+    /// The file, another descriptor of it; `None`: it is standard error.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        let Sink::File(held) = self else {
+            return Ok(None);
+        };
+        let held = held.read().unwrap_or_else(PoisonError::into_inner);
+        held.as_fd().try_clone_to_owned().map(Some)
     }
 
     /// One write a line: daemon and server append to one file.
@@ -110,13 +159,18 @@ impl<S: Subscriber> Layer<S> for LineLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut text = Text::default();
         event.record(&mut text);
+        // That a process was started is worth a line whoever it is for.
+        if text.as_pid.is_none() && !limit::admits(*event.metadata().level()) {
+            return;
+        }
         let source = if event.metadata().target() == OTHER {
             OTHER
         } else {
             self.source
         };
         let pid = text.as_pid.unwrap_or_else(|| u64::from(std::process::id()));
-        let line = line(&chrono::Local::now(), source, pid, &text.finish());
+        let text = limit::shortened(text.finish());
+        let line = line(&chrono::Local::now(), source, pid, &text);
         for sink in &self.sinks {
             // There is nowhere to report a full disk.
             let _ = sink.write(&line);
@@ -183,6 +237,8 @@ impl Visit for Text {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn lines_look_as_documented() {
@@ -250,6 +306,47 @@ mod tests {
             (read("first").as_str(), read("second").as_str()),
             ("one\n", "two\n")
         );
+    }
+
+    #[test]
+    fn a_log_that_leads_elsewhere_is_refused() {
+        let directory = tempfile::tempdir().expect("directory");
+        let victim = directory.path().join("dot-file");
+        let logs = directory.path().join("logs");
+        std::fs::create_dir(&logs).expect("create");
+        for hard in [false, true] {
+            std::fs::write(&victim, "precious").expect("write");
+            let log = logs.join("control.log");
+            let linked = if hard {
+                std::fs::hard_link(&victim, &log)
+            } else {
+                std::os::unix::fs::symlink(&victim, &log)
+            };
+            linked.expect("link");
+            let error = open(&logs, "control.log").expect_err("a link").to_string();
+            assert!(error.contains("link"), "{error}");
+            std::fs::remove_file(&log).expect("it is still there");
+        }
+        // Not the victim's either, where it is not there yet.
+        std::os::unix::fs::symlink(directory.path().join("new"), logs.join("server.log"))
+            .expect("link");
+        open(&logs, "server.log").expect_err("a link to nowhere");
+        assert!(!directory.path().join("new").exists());
+    }
+
+    /// As Kubernetes makes them (emptyDir), and a tmpfs without options in a container.
+    #[test]
+    fn a_log_directory_open_to_all_is_closed_unless_it_is_sticky() {
+        let directory = tempfile::tempdir().expect("directory");
+        let logs = directory.path().join("logs");
+        std::fs::create_dir(&logs).expect("create");
+        for (before, after) in [(0o777, 0o755), (0o1777, 0o1777), (0o700, 0o700)] {
+            let mode = Permissions::from_mode(before);
+            std::fs::set_permissions(&logs, mode).expect("mode");
+            open(&logs, "control.log").expect("open");
+            let found = std::fs::metadata(&logs).expect("logs").permissions();
+            assert_eq!(found.mode() & 0o7777, after, "{before:o}");
+        }
     }
 
     #[test]

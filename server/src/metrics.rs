@@ -65,7 +65,7 @@ impl Endpoint {
             devices: Value::Null,
             asked: None,
         };
-        let serve = move || http::serve(&self.listener, || exporter.scrape());
+        let serve = move || http::serve(&self.listener, move || exporter.scrape());
         std::thread::Builder::new()
             .name("metrics".into())
             .spawn(serve)?;

@@ -1,22 +1,20 @@
 //! Unix sockets that keep packets whole (`SOCK_SEQPACKET`), with descriptors and credentials.
 
+use crate::closers::Stranger;
 use crate::engine::Credentials;
-use nix::cmsg_space;
+use mpsshim_proto::shm;
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, accept4, bind, connect as nix_connect, getsockopt, listen as nix_listen,
-    recv as nix_recv, recvmsg, sendmsg, socket, socketpair, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect as nix_connect, getsockopt, listen as nix_listen, recv as nix_recv, sendmsg, socket,
+    socketpair, sockopt,
 };
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Connections that wait to be accepted. A thousand clients may start at once.
 const BACKLOG: i32 = 1024;
-/// Descriptors that one packet can carry (the kernel's `SCM_MAX_FD`). With room for all of them none is left open
-/// unseen.
-const MOST_DESCRIPTORS: usize = 253;
 
 /// Repeats a call that a signal interrupted.
 fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> io::Result<T> {
@@ -113,41 +111,31 @@ pub struct Packet {
     /// The buffer was too small or there were several descriptors; the rest is lost.
     pub cut: bool,
     /// The descriptor that came with it.
-    pub descriptor: Option<OwnedFd>,
+    pub descriptor: Option<Stranger>,
 }
 
-/// Receives one packet with at most one descriptor; more are closed and reported as `cut`.
-pub fn receive_with_descriptor(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Packet> {
-    let raw_socket = socket.as_raw_fd();
-    loop {
-        let mut space = cmsg_space!([i32; MOST_DESCRIPTORS]);
-        let mut slices = [IoSliceMut::new(buffer)];
-        let message = match recvmsg::<()>(
-            raw_socket,
-            &mut slices,
-            Some(&mut space),
-            MsgFlags::MSG_CMSG_CLOEXEC,
-        ) {
-            Err(Errno::EINTR) => continue,
-            other => other?,
-        };
-        let mut descriptors = Vec::new();
-        for control in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(raw) = control {
-                // SAFETY: the kernel just installed these descriptors in this process for this message, so
-                // they are open and nobody else owns them.
-                descriptors.extend(
-                    raw.into_iter()
-                        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
-                );
-            }
-        }
-        return Ok(Packet {
-            len: message.bytes,
-            cut: message.flags.contains(MsgFlags::MSG_TRUNC) || descriptors.len() > 1,
-            descriptor: descriptors.into_iter().next(),
-        });
-    }
+/// Receives one packet of a process of user `uid` with at most one descriptor; more are closed and reported as `cut`. None
+/// is closed in this thread, which the close of a stranger's descriptor could keep for as long as the stranger likes.
+pub fn receive_with_descriptor(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    uid: u32,
+) -> io::Result<Packet> {
+    let mut descriptors = Vec::new();
+    let received = shm::recv_packet_with(socket, buffer, true, &mut descriptors);
+    let descriptors = descriptors.into_iter().map(|fd| Stranger::new(fd, uid));
+    let descriptors: Vec<Stranger> = descriptors.collect();
+    let (len, is_whole) = match received {
+        Ok(len) => (len, true),
+        // What there was room for is in the buffer.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => (buffer.len(), false),
+        Err(error) => return Err(error),
+    };
+    Ok(Packet {
+        len,
+        cut: !is_whole || descriptors.len() > 1,
+        descriptor: descriptors.into_iter().next(),
+    })
 }
 
 /// Sets or clears `O_NONBLOCK`.
@@ -171,10 +159,10 @@ mod tests {
         send(left.as_fd(), b"take this", Some(writer.as_fd())).expect("send");
         drop(writer);
         let mut buffer = [0; 64];
-        let packet = receive_with_descriptor(right.as_fd(), &mut buffer).expect("receive");
+        let packet = receive_with_descriptor(right.as_fd(), &mut buffer, 0).expect("receive");
         assert_eq!(&buffer[..packet.len], b"take this");
         assert!(!packet.cut);
-        let mut writer = std::fs::File::from(packet.descriptor.expect("descriptor"));
+        let mut writer = std::fs::File::from(OwnedFd::from(packet.descriptor.expect("descriptor")));
         writer.write_all(b"hello").expect("write");
         drop(writer);
         let mut text = String::new();
@@ -195,7 +183,7 @@ mod tests {
             None,
         )
         .expect("send");
-        let packet = receive_with_descriptor(right.as_fd(), &mut [0; 8]).expect("receive");
+        let packet = receive_with_descriptor(right.as_fd(), &mut [0; 8], 0).expect("receive");
         assert!(packet.cut);
     }
 
@@ -203,7 +191,7 @@ mod tests {
     fn a_long_packet_is_reported_as_cut() {
         let (left, right) = pair().expect("pair");
         send(left.as_fd(), &[7; 100], None).expect("send");
-        let packet = receive_with_descriptor(right.as_fd(), &mut [0; 10]).expect("receive");
+        let packet = receive_with_descriptor(right.as_fd(), &mut [0; 10], 0).expect("receive");
         assert!(packet.cut && packet.len == 10);
     }
 

@@ -7,6 +7,7 @@
 use crate::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};
 use crate::limits::{Limits, Quantum, Usage};
 use crate::link::{Arrival, Link, LinkError, Order, ToDaemon};
+use crate::logging::limit;
 use crate::takeover::{self, Introduction, Versions};
 use crate::trace::Totals;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select, unbounded};
@@ -62,6 +63,8 @@ pub enum End {
     Orderly,
     /// The context is lost; nothing in this process that concerns the device can be relied upon any more.
     Fault,
+    /// Work of clients that have ended goes on; only the process's end ends it, and the driver would wait for it.
+    Unfinished,
 }
 
 /// Serves until the end, at first with these limits. `events` are the host's; at `control` another daemon may listen
@@ -82,6 +85,7 @@ pub fn serve<H: Host>(
         host,
         limits,
         clients: BTreeMap::new(),
+        stuck: BTreeMap::new(),
         expected: 0,
         stopping: false,
     };
@@ -90,6 +94,10 @@ pub fn serve<H: Host>(
     match end {
         Ok(()) => {
             serving.stop_trace();
+            let unfinished = serving.stuck.len();
+            if unfinished > 0 {
+                tracing::warn!("Ending the work of {unfinished} clients that have ended");
+            }
             serving.report(&ToDaemon::Stopping);
             let devices = match serving.host.has_contexts() {
                 true => serving.host.devices(),
@@ -103,7 +111,11 @@ pub fn serve<H: Host>(
                 );
             }
             tracing::info!("Exiting");
-            End::Orderly
+            if unfinished > 0 {
+                End::Unfinished
+            } else {
+                End::Orderly
+            }
         }
         Err(Lost(status)) => {
             serving.fault(status, events);
@@ -150,6 +162,8 @@ struct Serving<H> {
     /// In force for clients that come now.
     limits: Limits,
     clients: BTreeMap<u64, ClientInfo>,
+    /// Those that have ended and whose work goes on. Without other clients the server ends, and their work with it.
+    stuck: BTreeMap<u64, ClientInfo>,
     /// Clients given to the host whose outcome is not known yet.
     expected: usize,
     /// Ends with the last client.
@@ -304,7 +318,8 @@ impl<H: Host> Serving<H> {
     }
 
     fn is_over(&self) -> bool {
-        (self.stopping || self.link.is_none()) && !self.has_clients()
+        let may_end = self.stopping || self.link.is_none() || !self.stuck.is_empty();
+        may_end && !self.has_clients()
     }
 
     fn stop_after_clients(&mut self) {
@@ -341,8 +356,11 @@ impl<H: Host> Serving<H> {
         tracing::info!("Taken over by another control daemon");
         let link = Arc::new(link);
         self.link = Some(Arc::clone(&link));
-        for client in self.clients.values() {
+        for client in self.clients.values().chain(self.stuck.values()) {
             self.report(&ToDaemon::from(client));
+        }
+        for session in self.stuck.keys() {
+            self.report(&ToDaemon::Stuck { session: *session });
         }
         if self.stopping {
             self.report(&ToDaemon::Stopping);
@@ -354,18 +372,21 @@ impl<H: Host> Serving<H> {
     }
 
     fn take(&mut self, client: Arrival) {
+        let _guard = limit::caused_by_user(client.who.uid);
         tracing::info!(
             "Received new client request for {{PID: {}, Context ID: 0}}",
             client.who.pid
         );
         self.expected += 1;
         self.host
-            .add_client(client.connection, client.hello, client.who);
+            .add_client(client.connection.into(), client.hello, client.who);
     }
 
     fn note(&mut self, event: EngineEvent) -> Result<(), Lost> {
+        limit::tell(Instant::now());
         match event {
             EngineEvent::Connected(client) => {
+                let _guard = limit::caused_by_user(client.uid);
                 let name = client.to_string();
                 tracing::info!("Client {name} connected");
                 for DeviceInfo { name, uuid, .. } in self.host.devices() {
@@ -386,7 +407,9 @@ impl<H: Host> Serving<H> {
                 self.expected = self.expected.saturating_sub(1);
             }
             EngineEvent::Gone(client, reason) => {
+                let _guard = limit::caused_by_user(client.uid);
                 self.clients.remove(&client.session);
+                self.stuck.remove(&client.session);
                 if let Some(reason) = &reason {
                     tracing::warn!("Client {client} ended by the server: {reason}");
                 }
@@ -400,6 +423,15 @@ impl<H: Host> Serving<H> {
                     pid: client.pid,
                     reason,
                 });
+            }
+            EngineEvent::Stuck(client) => {
+                tracing::warn!(
+                    "Client {client} has ended, but its work on the device goes on. It keeps its memory until the work,                      or this server, ends"
+                );
+                let session = client.session;
+                self.clients.remove(&session);
+                self.stuck.insert(session, client);
+                self.report(&ToDaemon::Stuck { session });
             }
             EngineEvent::Fault(status) => return Err(Lost(status)),
         }

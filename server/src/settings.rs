@@ -8,7 +8,9 @@ use crate::arbiter::sharing::TurnPolicy;
 use crate::control::defaults::Defaults;
 use crate::engine::MarkKind;
 use crate::mode::{Modes, NoModes};
+use crate::seqpacket;
 use clap::ValueEnum;
+use mpsshim_proto::directory;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -19,8 +21,10 @@ use std::str::FromStr;
 /// Longest path of a Unix socket, bytes: `sun_path` holds 108 with its terminator.
 pub const SOCKET_PATH_LIMIT: usize = 107;
 
-/// Pipe directory when none is set.
-pub const DEFAULT_PIPE_DIRECTORY: &str = "/tmp/mpsshim";
+/// Folder of a user's logs in the pipe directory.
+const LOGS: &str = "logs";
+/// Where a session's sockets and the like are.
+const RUNTIME: &str = "XDG_RUNTIME_DIR";
 
 /// One row of [`TABLE`].
 pub struct Setting {
@@ -48,6 +52,8 @@ pub const NVML_LIBRARY: &str = "MPSSHIM_NVML_LIBRARY";
 pub const LOG: &str = "MPSSHIM_LOG";
 /// Pass everything through.
 pub const DISABLE: &str = "MPSSHIM_DISABLE";
+/// No program without a session.
+pub const REQUIRED: &str = "MPSSHIM_REQUIRED";
 /// Threads that help a program copy.
 pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
 /// The server's executable.
@@ -92,9 +98,10 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: PIPE_DIRECTORY,
         key: Some("pipe_directory"),
-        default: "/tmp/mpsshim",
-        meaning: "Directory of the daemon's sockets. A program finds the daemon there; daemons of different \
-                  directories know nothing of each other. At most 88 bytes.",
+        default: "/run/mpsshim for root's daemon, for a user's `$XDG_RUNTIME_DIR/mpsshim`, else /tmp/mpsshim-UID",
+        meaning: "Directory of the daemon's sockets. A program finds the daemon there; without this setting it looks \
+                  for one of its user's first, then for root's. Daemons of different directories know nothing of each \
+                  other. It must be root's or the user's own and not writable by others. At most 88 bytes.",
     },
     Setting {
         name: LOG_DIRECTORY,
@@ -127,6 +134,15 @@ pub const TABLE: &[Setting] = &[
         key: None,
         default: "0",
         meaning: "1: the shim passes every call to the genuine driver, as if it were not loaded.",
+    },
+    Setting {
+        name: REQUIRED,
+        key: Some("required"),
+        default: "0",
+        meaning: "1: a program that gets no session with its limits does not run unshared instead: without a daemon, \
+                  without a server, or where a limit cannot be held, `cuInit` fails with \
+                  CUDA_ERROR_MPS_CONNECTION_FAILED (805) and a line on standard error. Read by the program; from the \
+                  file mps-run hands it to the program.",
     },
     Setting {
         name: COPY_THREADS,
@@ -179,7 +195,8 @@ pub const TABLE: &[Setting] = &[
         key: Some("mode"),
         default: "proxy",
         meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, also by device \
-                  as `proxy,1=direct` (see `--mode`), in a client's environment what it asks for.",
+                  as `proxy,1=direct` (see `--mode`), in a client's environment what it asks for: anything else \
+                  there is an error at `cuInit`.",
     },
     Setting {
         name: TURNS,
@@ -207,7 +224,8 @@ pub const TABLE: &[Setting] = &[
         key: Some("pinned_device_mem_limit"),
         default: "none",
         meaning: "Device memory that a client may have, such as `0=1G,1=512MB`; a device is an ordinal or a UUID. \
-                  In daemon and program as above.",
+                  In daemon and program as above. A limit for a device that is not there is an error: the daemon \
+                  does not start, `cuInit` fails.",
     },
     Setting {
         name: CLIENT_PRIORITY,
@@ -280,8 +298,10 @@ pub struct Given {
 pub struct Settings {
     /// [`CONFIG`], where it was named.
     pub config: Option<PathBuf>,
-    /// [`PIPE_DIRECTORY`].
+    /// [`PIPE_DIRECTORY`], or where a daemon of this user would be.
     pub pipe_directory: PathBuf,
+    /// Whether [`PIPE_DIRECTORY`] is set.
+    pub pipe_directory_is_named: bool,
     /// [`LOG_DIRECTORY`].
     pub log_directory: PathBuf,
     /// [`CUDA_LIBRARY`].
@@ -292,6 +312,8 @@ pub struct Settings {
     pub log: Option<String>,
     /// [`DISABLE`].
     pub disable: bool,
+    /// [`REQUIRED`].
+    pub required: bool,
     /// [`SERVER`].
     pub server: Option<PathBuf>,
     /// [`LIBRARY`].
@@ -352,23 +374,26 @@ impl Settings {
         let path = |name: &'static str| get(name).as_ref().map(absolute).transpose();
         let text = |given: Given| given.value.to_string_lossy().into_owned();
 
-        let pipe_directory =
-            path(PIPE_DIRECTORY)?.unwrap_or_else(|| PathBuf::from(DEFAULT_PIPE_DIRECTORY));
+        let named = path(PIPE_DIRECTORY)?;
+        let pipe_directory_is_named = named.is_some();
+        let pipe_directory = named.unwrap_or_else(|| own_pipe_directory(is_root));
         check_socket_length(&pipe_directory)?;
         let log_directory = match path(LOG_DIRECTORY)? {
             Some(directory) => directory,
             None if is_root => PathBuf::from("/var/log/mpsshim"),
-            None => pipe_directory.join("logs"),
+            None => pipe_directory.join(LOGS),
         };
         let (defaults, ignored) = Defaults::from_given(&get)?;
         Ok(Settings {
             config: None,
             pipe_directory,
+            pipe_directory_is_named,
             log_directory,
             cuda_library: path(CUDA_LIBRARY)?,
             nvml_library: path(NVML_LIBRARY)?,
             log: get(LOG).map(text),
             disable: get(DISABLE).is_some_and(|given| given.value != "0"),
+            required: get(REQUIRED).map_or(Ok(false), flag)?,
             server: path(SERVER)?,
             library: path(LIBRARY)?,
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
@@ -380,6 +405,26 @@ impl Settings {
             defaults,
             ignored,
         })
+    }
+
+    /// For whoever looks for a daemon: where none is named, the directory of the first that listens, the user's own or root's.
+    pub fn at_daemon(mut self) -> Settings {
+        if self.pipe_directory_is_named {
+            return self;
+        }
+        let uid = nix::unistd::geteuid().as_raw();
+        let logs_are_there = self.log_directory == self.pipe_directory.join(LOGS);
+        for candidate in directory::candidates(uid, std::env::var_os(RUNTIME).as_deref()) {
+            let is_trusted = directory::of_client(&candidate, false, false).is_ok();
+            if is_trusted && seqpacket::connect(&candidate.join("control")).is_ok() {
+                if logs_are_there {
+                    self.log_directory = candidate.join(LOGS);
+                }
+                self.pipe_directory = candidate;
+                break;
+            }
+        }
+        self
     }
 
     /// Gives a program of the product the same file and paths, wherever it is started.
@@ -409,6 +454,17 @@ impl Settings {
     pub fn privileged_socket(&self) -> PathBuf {
         self.pipe_directory.join("control_privileged")
     }
+}
+
+/// Where a daemon of this user is that has been named no directory.
+pub fn own_pipe_directory(is_root: bool) -> PathBuf {
+    let uid = if is_root {
+        0
+    } else {
+        nix::unistd::geteuid().as_raw()
+    };
+    let own = directory::own(uid, std::env::var_os(RUNTIME).as_deref());
+    own.into_iter().next().unwrap_or_default()
 }
 
 fn from_environment(
@@ -444,6 +500,15 @@ fn number<N: FromStr>(
 ) -> Result<N, SettingsError> {
     let number = given.value.to_str().and_then(|text| text.parse().ok());
     number.filter(fits).ok_or_else(|| wrong(given.told))
+}
+
+fn flag(given: Given) -> Result<bool, SettingsError> {
+    // In the environment whatever is set and not 0 counts, as the program has it.
+    match (given.value.to_str(), given.in_file) {
+        (Some("0"), _) | (Some("false"), true) => Ok(false),
+        (Some("1" | "true"), _) | (_, false) => Ok(true),
+        _ => Err(SettingsError::NoneOf(given.told, "0 and 1".into())),
+    }
 }
 
 fn positive(given: Given) -> Result<usize, SettingsError> {
@@ -551,7 +616,8 @@ mod tests {
     #[test]
     fn defaults() {
         let root = settings(&[], true).expect("defaults");
-        assert_eq!(root.pipe_directory, Path::new("/tmp/mpsshim"));
+        assert_eq!(root.pipe_directory, Path::new("/run/mpsshim"));
+        assert!(!root.pipe_directory_is_named);
         assert_eq!(root.log_directory, Path::new("/var/log/mpsshim"));
         assert!(!root.disable);
         let user = settings(&[(PIPE_DIRECTORY, "/run/x"), (LOG, "")], false).expect("defaults");

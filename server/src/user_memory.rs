@@ -3,12 +3,12 @@
 use crate::limits::Limits;
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
 use mpsshim_proto::user_memory::{PLACES, USER_MEMORY_LEN, UserMemory};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque, btree_map::Entry};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 /// The users of one server that have clients.
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ struct User {
     used: usize,
     /// Places given back, the one that was longest ago first: whoever had one and still lives may not know it yet.
     free: VecDeque<usize>,
+    /// Where memory counts that the driver still has of clients that are gone.
+    rest: Weak<Place>,
 }
 
 impl User {
@@ -76,37 +78,42 @@ impl Users {
     /// # Errors
     /// No memory, no descriptors, no place.
     pub fn place(&self, uid: u32) -> io::Result<Place> {
-        let mut state = self.0.lock();
-        let State { users, limits } = &mut *state;
-        let user = match users.entry(uid) {
-            Entry::Occupied(user) => user.into_mut(),
-            Entry::Vacant(new) => {
-                let user = User {
-                    table: Arc::new(Table::new()?),
-                    used: 0,
-                    free: VecDeque::new(),
-                };
-                user.set_limits(limits.get(&uid));
-                new.insert(user)
-            }
-        };
-        let place = match user.free.pop_front() {
-            Some(place) => place,
-            None if user.used < PLACES => {
-                user.used += 1;
-                let used = &user.table.memory().used;
-                used.store(user.used as u32, Ordering::SeqCst);
-                user.used - 1
-            }
-            None => return Err(io::Error::other("the user has too many clients")),
-        };
-        Ok(Place {
-            users: Arc::clone(&self.0),
-            uid,
-            table: Arc::clone(&user.table),
-            place,
-        })
+        place(&self.0, &mut self.0.lock(), uid)
     }
+}
+
+fn place(all: &Arc<Mutex<State>>, state: &mut State, uid: u32) -> io::Result<Place> {
+    let State { users, limits } = state;
+    let user = match users.entry(uid) {
+        Entry::Occupied(user) => user.into_mut(),
+        Entry::Vacant(new) => {
+            let user = User {
+                table: Arc::new(Table::new()?),
+                used: 0,
+                free: VecDeque::new(),
+                rest: Weak::new(),
+            };
+            user.set_limits(limits.get(&uid));
+            new.insert(user)
+        }
+    };
+    let place = match user.free.pop_front() {
+        Some(place) => place,
+        None if user.used < PLACES => {
+            user.used += 1;
+            let used = &user.table.memory().used;
+            used.store(user.used as u32, Ordering::SeqCst);
+            user.used - 1
+        }
+        None => return Err(io::Error::other("the user has too many clients")),
+    };
+    Ok(Place {
+        users: Arc::clone(all),
+        uid,
+        table: Arc::clone(&user.table),
+        place,
+        rest: RwLock::default(),
+    })
 }
 
 /// A client's place among its user's. What it holds there ends with this.
@@ -116,9 +123,50 @@ pub struct Place {
     uid: u32,
     table: Arc<Table>,
     place: usize,
+    /// Once the client is gone, where its memory counts.
+    rest: RwLock<Option<Arc<Place>>>,
 }
 
 impl Place {
+    /// The client is gone. What the driver still has of its memory counts at one place for all such clients of the user
+    /// from now on, so that another client can have this one's.
+    pub fn retire(&self) {
+        let mut to = self.rest.write();
+        if to.is_some() {
+            return;
+        }
+        let mut state = self.users.lock();
+        let known = state
+            .users
+            .get(&self.uid)
+            .and_then(|user| user.rest.upgrade());
+        let rest = match known {
+            Some(rest) => rest,
+            None => {
+                // Without a place for the rest this one stays taken.
+                let Ok(made) = place(&self.users, &mut state, self.uid) else {
+                    return;
+                };
+                let made = Arc::new(made);
+                if let Some(user) = state.users.get_mut(&self.uid) {
+                    user.rest = Arc::downgrade(&made);
+                }
+                made
+            }
+        };
+        self.table.memory().transfer(self.place, rest.place);
+        if let Some(user) = state.users.get_mut(&self.uid) {
+            user.free.push_back(self.place);
+        }
+        *to = Some(rest);
+    }
+
+    /// Does something with the place where the memory counts.
+    fn with_place<T>(&self, work: impl FnOnce(usize) -> T) -> T {
+        let rest = self.rest.read();
+        work(rest.as_ref().map_or(self.place, |rest| rest.place))
+    }
+
     /// The table's file, for the client to map.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.table.file.as_fd()
@@ -131,21 +179,26 @@ impl Place {
 
     /// Counts memory that is about to be allocated; `false`: the user may not have so much, and nothing is counted.
     pub fn take(&self, device: usize, bytes: u64) -> bool {
-        self.table.memory().take(device, self.place, bytes)
+        self.with_place(|place| self.table.memory().take(device, place, bytes))
     }
 
     /// Counts memory that was freed.
     pub fn give_back(&self, device: usize, bytes: u64) {
-        self.table.memory().sub(device, self.place, bytes);
+        self.with_place(|place| self.table.memory().sub(device, place, bytes));
     }
 
     /// Counts so much instead of what was counted before; it is there, whatever the limit is.
     pub fn change(&self, device: usize, before: u64, now: u64) {
         let memory = self.table.memory();
-        match now.checked_sub(before) {
-            Some(more) => memory.add(device, self.place, more),
-            None => memory.sub(device, self.place, before - now),
-        }
+        self.with_place(|place| match now.checked_sub(before) {
+            Some(more) => memory.add(device, place, more),
+            None => memory.sub(device, place, before - now),
+        });
+    }
+
+    /// Bytes of a device that the user's clients may hold together, if there is a limit.
+    pub fn limit(&self, device: usize) -> Option<u64> {
+        self.table.memory().limit(device)
     }
 
     /// Bytes of a device that the user may still allocate, `u64::MAX`: all there is.
@@ -156,6 +209,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.rest.get_mut().is_some() {
+            // Another client may have it already.
+            return;
+        }
         let mut state = self.users.lock();
         self.table.memory().clear(self.place);
         if let Some(user) = state.users.get_mut(&self.uid) {
@@ -250,6 +307,32 @@ mod tests {
         assert_eq!(first.table.memory().held(0), 0);
         drop((first, second));
         places.clear();
+        assert!(users.0.lock().users.is_empty());
+    }
+
+    #[test]
+    fn what_the_driver_has_of_clients_that_are_gone_takes_one_place() {
+        let users = Users::default();
+        users.set_limits(&limits(&[(7, 0, 100)]));
+        let gone: Vec<Place> = (0..3 * PLACES)
+            .map(|at| {
+                let place = users.place(7).expect("there is room");
+                assert!(at >= 50 || place.take(0, 1));
+                place.retire();
+                place.retire();
+                place
+            })
+            .collect();
+        let there = users.place(7).expect("a place");
+        assert_eq!(there.left(0), 50);
+        assert!(there.take(0, 40) && !there.take(0, 11));
+        gone[0].give_back(0, 1);
+        gone[1].change(0, 1, 0);
+        assert_eq!(there.left(0), 12);
+        drop(gone);
+        // The last of them takes the rest along.
+        assert_eq!(there.left(0), 60);
+        drop(there);
         assert!(users.0.lock().users.is_empty());
     }
 

@@ -14,9 +14,11 @@ use mpsshim_proto::arena::{
     VIRTUAL_ARENA_LEN,
 };
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_CONNECTION_FAILED,
+    CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
 };
 use mpsshim_proto::direct::{DIRECT, PROXY};
+use mpsshim_proto::directory;
 use mpsshim_proto::handshake::{
     ClientHello, DIRECT_DESCRIPTORS, MAGIC_CLIENT, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION,
     WELCOME_DESCRIPTORS, Welcome,
@@ -31,7 +33,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::mode::Mode;
 use crate::submit::{self, Session};
-use crate::{context, direct, genuine, memory, nvidia_mps, settings};
+use crate::{context, direct, genuine, memory, nvidia_mps, refusal, settings};
 
 /// How long a client waits for its server, which may only be starting.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,12 +58,15 @@ struct Way {
 static WAY: OnceLock<Way> = OnceLock::new();
 
 impl Way {
-    fn first() -> Way {
-        Way {
-            socket: control_socket(),
+    /// `None`: there is no daemon.
+    fn first() -> Option<Way> {
+        let directory = daemon_directory()?;
+        tracing::info!(directory = %directory.display(), "connecting to the daemon there");
+        Some(Way {
+            socket: directory.join("control"),
             hello: hello(),
             tries: (REPLACEMENT, PAUSE),
-        }
+        })
     }
 
     /// In direct mode whatever the next server is set to: that can be changed no more.
@@ -78,13 +83,45 @@ impl Way {
     }
 }
 
-fn control_socket() -> PathBuf {
-    settings::pipe_directory().join("control")
+/// The directories in which this process looks for a daemon: the one that is named, or the user's own and then root's.
+pub fn directories() -> Vec<PathBuf> {
+    match settings::pipe_directory() {
+        Some(named) => vec![named],
+        None => {
+            // SAFETY: a plain system call that cannot fail.
+            let uid = unsafe { libc::geteuid() };
+            directory::candidates(uid, settings::runtime_directory().as_deref())
+        }
+    }
+}
+
+/// The directory of the daemon, if there is one: nobody but root and this process's user can have put it there.
+pub fn daemon_directory() -> Option<PathBuf> {
+    let named = settings::pipe_directory().is_some();
+    let mut usable = directories();
+    usable.retain(|path| {
+        match std::path::absolute(path).map(|path| directory::of_client(&path, named, false)) {
+            Ok(Ok(_)) => true,
+            Ok(Err(refused)) if refused.is_absent() => false,
+            Ok(Err(refused)) => {
+                tracing::warn!(directory = %path.display(), "taken for no daemon: {refused}");
+                false
+            }
+            // The working directory has gone, and what is relative to it.
+            Err(_) => false,
+        }
+    });
+    // Which of several it is, only the daemons can say.
+    if usable.len() > 1 {
+        let listens = |path: &PathBuf| matches!(open(&path.join("control")), Ok(Some(_)));
+        return usable.into_iter().find(listens);
+    }
+    usable.pop()
 }
 
 /// Whether a daemon listens in the pipe directory.
 pub fn daemon_reachable() -> bool {
-    matches!(open(&control_socket()), Ok(Some(_)))
+    daemon_directory().is_some_and(|path| matches!(open(&path.join("control")), Ok(Some(_))))
 }
 
 /// Opens a session. `None`: there is no daemon after all, and the program runs on the genuine driver.
@@ -98,12 +135,19 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
     // A defect of the shim is for its log, not for the program's standard error.
     std::panic::set_hook(Box::new(|info| tracing::error!("{info}")));
     let count = (welcome.device_count as usize).min(MAX_DEVICES);
+    let own = own_devices();
+    let limits = own_limits(&welcome.devices[..count], own.as_deref(), welcome.mode)
+        .map_err(|(status, why)| refusal::refuse(status, why))?;
+    if settings::required() {
+        check_percentage(&welcome)?;
+    }
     if welcome.mode == DIRECT {
-        let own = own_devices();
         let welcomed = (welcome, segment, doorbell, user);
         begin_direct(socket, welcomed, own.as_deref())
             .map_err(|reason| refuse(format_args!("{reason}")))?;
-        each_limit(own.as_deref().unwrap_or_default(), direct::lower_limit);
+        for (ordinal, bytes) in limits {
+            direct::lower_limit(ordinal, bytes);
+        }
         return Ok(Some(Mode::Direct));
     }
     let mapping = Mapping::new(segment.as_fd(), SEGMENT_LEN)
@@ -114,12 +158,11 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
     mem::forget(mapping);
     // SAFETY: a mapping of a whole segment, sealed against shrinking, that is never unmapped; it is new to us.
     let session = unsafe { Session::new(base, socket, Doorbell::from_fd(doorbell)) };
-    let own = own_devices();
     context::set_devices(
         device_map(&welcome.devices[..count], own.as_deref()),
         &welcome,
     );
-    limit_memory(&session, own.as_deref().unwrap_or_default());
+    limit_memory(&session, &limits);
     tracing::info!(
         session = welcome.session,
         server = welcome.server_pid,
@@ -195,7 +238,9 @@ pub fn hand_over_to_nvidia() {
 
 /// The first session of this process.
 fn first() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
-    let way = Way::first();
+    let Some(way) = Way::first() else {
+        return Ok(None);
+    };
     let opened = welcomed(&way)?;
     if let Some((_, (welcome, ..))) = &opened
         && welcome.mode == DIRECT
@@ -362,7 +407,9 @@ fn hello() -> ClientHello {
         protocol: PROTOCOL_VERSION,
         table_hash: table::fingerprint(),
         pid: std::process::id(),
-        mode: settings::mode(),
+        // cuInit has refused or will refuse what is no mode.
+        mode: settings::mode().unwrap_or(0),
+        required: settings::required().into(),
         active_thread_centipercent: match settings::percentage_per_context() {
             true => 0,
             false => settings::active_thread_centipercent(),
@@ -471,44 +518,104 @@ fn device_map(server: &[[u8; 16]], own: Option<&[CUuuid]>) -> Vec<Option<u32>> {
 }
 
 /// Tells the server of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`.
-fn limit_memory(session: &Session, own: &[CUuuid]) {
-    each_limit(own, |ordinal, bytes| {
-        let device = context::device(ordinal).ok()?;
-        device.lower_memory(bytes);
+fn limit_memory(session: &Session, limits: &[(i32, u64)]) {
+    for (ordinal, bytes) in limits {
+        let Ok(device) = context::device(*ordinal) else {
+            continue;
+        };
+        device.lower_memory(*bytes);
         if let Some(server) = device.server {
             let body = LimitMemory {
                 device: server,
                 pad: 0,
-                bytes,
+                bytes: *bytes,
             };
             // An error means that the server is gone.
             let _ = session.post(Op::LimitMemory, &body);
         }
-        Some(())
-    });
+    }
 }
 
-/// Takes each limit of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`, in which devices are numbered as the program numbers them or
-/// named by the beginning of their UUID. `lower` gives `None` for an ordinal that is no device.
-fn each_limit(own: &[CUuuid], mut lower: impl FnMut(i32, u64) -> Option<()>) {
-    let limits = settings::memory_limits().unwrap_or_default();
-    for limit in mpsshim_proto::limits::of_devices(&limits) {
-        let lowered = limit.ok().and_then(|(name, bytes)| {
-            let named = |uuid: &CUuuid| uuid.to_string().starts_with(name);
-            let ordinal = match name.parse() {
-                Ok(ordinal) => ordinal,
-                Err(_) if name.len() > "GPU-".len() => own.iter().position(named)? as i32,
-                Err(_) => return None,
-            };
-            lower(ordinal, bytes)
-        });
-        if lowered.is_none() {
-            tracing::warn!(
-                ?limit,
-                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: neither device nor limit"
-            );
-        }
+/// The limits of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by the program's ordinal. Devices are numbered there as the program numbers
+/// them, or named by the beginning of their UUID.
+///
+/// # Errors
+/// What is no limit, or for no device, in words.
+fn own_limits(
+    server: &[[u8; 16]],
+    own: Option<&[CUuuid]>,
+    mode: u32,
+) -> Result<Vec<(i32, u64)>, (CUresult, String)> {
+    let given = settings::memory_limits().unwrap_or_default();
+    if given.is_empty() {
+        return Ok(Vec::new());
     }
+    let map = device_map(server, own);
+    let servers: Vec<CUuuid> = server.iter().map(|uuid| CUuuid(*uuid)).collect();
+    limits_of(&given, own.unwrap_or(&servers), &servers, |ordinal| {
+        // What such a program does there nobody would count.
+        mode != DIRECT || map[ordinal].is_some()
+    })
+    .map_err(|(status, why)| {
+        (
+            status,
+            format!("{}={given}: {why}", settings::PINNED_DEVICE_MEM_LIMIT),
+        )
+    })
+}
+
+/// `can_be_held` says whether a limit of one of the program's `own` devices means anything.
+fn limits_of(
+    given: &str,
+    own: &[CUuuid],
+    servers: &[CUuuid],
+    can_be_held: impl Fn(usize) -> bool,
+) -> Result<Vec<(i32, u64)>, (CUresult, String)> {
+    let mut limits = Vec::new();
+    for limit in mpsshim_proto::limits::of_devices(given) {
+        let (name, bytes) = limit.map_err(|part| {
+            let why = format!("\"{part}\" is not DEVICE=AMOUNT");
+            (CUDA_ERROR_INVALID_VALUE, why)
+        })?;
+        let absent = || {
+            let why = format!("the program has no device {name}");
+            (CUDA_ERROR_INVALID_DEVICE, why)
+        };
+        let begins =
+            |uuid: &CUuuid| name.len() > "GPU-".len() && uuid.to_string().starts_with(name);
+        let ordinal = match name.parse::<usize>() {
+            Ok(ordinal) if ordinal < own.len() => ordinal,
+            Ok(_) => return Err(absent()),
+            Err(_) => match own.iter().position(begins) {
+                Some(ordinal) => ordinal,
+                // The program does not see it, so there is nothing to limit.
+                None if servers.iter().any(begins) => continue,
+                None => return Err(absent()),
+            },
+        };
+        if !can_be_held(ordinal) {
+            let why = format!("the server does not have device {name}");
+            return Err((CUDA_ERROR_INVALID_DEVICE, why));
+        }
+        limits.push((ordinal as i32, bytes));
+    }
+    Ok(limits)
+}
+
+/// Whether the session has the percentage that the program asked for.
+fn check_percentage(welcome: &Welcome) -> Result<(), CUresult> {
+    let asked = match settings::percentage_per_context() {
+        true => 0,
+        false => settings::active_thread_centipercent(),
+    };
+    if asked != 0 && welcome.active_thread_centipercent > asked {
+        let why = format_args!(
+            "the server does not hold {}, and MPSSHIM_REQUIRED is set",
+            settings::ACTIVE_THREAD_PERCENTAGE
+        );
+        return Err(refusal::refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why));
+    }
+    Ok(())
 }
 
 /// The program's devices.
@@ -539,4 +646,36 @@ fn own_devices() -> Option<Vec<CUuuid>> {
                 .then_some(found)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_for_devices_that_there_are() {
+        let [one, two, hidden] = [1, 2, 3].map(|byte| CUuuid([byte; 16]));
+        let (own, servers) = ([two, one], [one, two, hidden]);
+        let read = |given: &str| {
+            let limits = limits_of(given, &own, &servers, |ordinal| ordinal == 0);
+            limits.map_err(|(status, _)| status)
+        };
+        assert_eq!(read(""), Ok(vec![]));
+        assert_eq!(read("0=1G"), Ok(vec![(0, 1 << 30)]));
+        assert_eq!(read("GPU-02=1G,GPU-03=1G"), Ok(vec![(0, 1 << 30)]));
+        for absent in [
+            "2=1G",
+            "0=1G,-1=1G",
+            "GPU-=1G",
+            "GPU-04=1G",
+            "=1G",
+            "1=1G",
+            "GPU-01=1G",
+        ] {
+            assert_eq!(read(absent), Err(CUDA_ERROR_INVALID_DEVICE), "{absent}");
+        }
+        for nonsense in ["0", "0=abc", "0=0G", "0=1G,x"] {
+            assert_eq!(read(nonsense), Err(CUDA_ERROR_INVALID_VALUE), "{nonsense}");
+        }
+    }
 }

@@ -18,6 +18,7 @@ use crate::genuine;
 use session::direct;
 
 pub use memory::lower_limit;
+pub use mpsshim_proto::submits::submits;
 pub use session::begin;
 pub use turn::pass;
 
@@ -31,28 +32,6 @@ fn server_device(ordinal: i32) -> Option<usize> {
 /// The entry points that are wrapped, and what wraps them.
 pub fn wrapped() -> Vec<(&'static str, Target)> {
     [contexts::WRAPPED, memory::WRAPPED].concat()
-}
-
-/// Whether an entry point gives the device something to do, so that it needs the turn.
-pub fn submits(symbol: &str) -> bool {
-    const SUBMITTING: &[&str] = &[
-        "cuLaunch",
-        "cuMemcpy",
-        "cuMemset",
-        "cuGraphLaunch",
-        "cuGraphUpload",
-        "cuMemAllocAsync",
-        "cuMemAllocFromPoolAsync",
-        "cuMemFreeAsync",
-        "cuMemPrefetch",
-        "cuMemDiscard",
-        "cuStreamWriteValue",
-        "cuStreamWaitValue",
-        "cuStreamBatchMemOp",
-        "cuStreamAddCallback",
-        "cuStreamAttachMemAsync",
-    ];
-    SUBMITTING.iter().any(|prefix| symbol.starts_with(prefix))
 }
 
 /// The threads that give turns up and see the server go.

@@ -51,6 +51,7 @@ mod pool;
 mod pools;
 mod printing;
 mod procaddr;
+mod refusal;
 mod register;
 mod settings;
 mod shadow;

@@ -11,14 +11,15 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS,
-    CUresult, CUuuid,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_NOT_INITIALIZED,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult, CUuuid,
 };
 use parking_lot::ReentrantMutex;
 
 use crate::calls::{GENUINE, SERVED};
 use crate::exports::{self, COUNT, SYMBOLS, Target};
 use crate::genuine::{self, Driver, Error};
+use crate::refusal::refuse;
 use crate::{connect, direct, log, procaddr, settings};
 
 /// Where calls go.
@@ -133,6 +134,7 @@ pub unsafe extern "C" fn cu_init(flags: u32) -> CUresult {
 /// Chooses the mode and installs it. An error leaves the process undecided.
 fn decide(flags: u32) -> Result<(), CUresult> {
     let daemon = daemon_wanted();
+    check_settings(daemon)?;
     if daemon {
         connect::hand_over_to_nvidia();
     }
@@ -148,7 +150,11 @@ fn decide(flags: u32) -> Result<(), CUresult> {
         Err(Error::NotFound) if daemon => return Err(CUDA_ERROR_INVALID_VALUE),
         Err(error) => return Err(error.status()),
     };
-    let connected = if daemon { connect::connect()? } else { None };
+    let connected = if daemon {
+        connect::connect().map_err(of_required)?
+    } else {
+        None
+    };
     match (connected, driver) {
         (Some(Mode::Direct), Some(driver)) => {
             install_direct(driver);
@@ -160,16 +166,66 @@ fn decide(flags: u32) -> Result<(), CUresult> {
             install_proxy();
             Ok(())
         }
+        // The daemon has gone meanwhile.
+        (None, _) if settings::required() => Err(no_daemon()),
         (None, Some(driver)) => {
             if !settings::disabled() {
-                let directory = settings::pipe_directory();
-                tracing::info!(directory = %directory.display(), "no daemon listens there: on the genuine driver, unshared");
+                tracing::info!(directory = %searched(), "no daemon listens there: on the genuine driver, unshared");
             }
             install_pass_through(driver);
             Ok(())
         }
         (None, None) => Err(Error::NotFound.status()),
     }
+}
+
+/// Refuses what would let the program run otherwise than it was told to.
+fn check_settings(daemon: bool) -> Result<(), CUresult> {
+    if !settings::disabled()
+        && let Err(mode) = settings::mode()
+    {
+        let why = format_args!("MPSSHIM_MODE={mode} is neither proxy nor direct");
+        return Err(refuse(CUDA_ERROR_INVALID_VALUE, why));
+    }
+    if !settings::required() {
+        return Ok(());
+    }
+    if settings::disabled() {
+        let why = "MPSSHIM_REQUIRED asks for a server and MPSSHIM_DISABLE for none";
+        return Err(refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why));
+    }
+    if let Some(given) = settings::nonsense_limit() {
+        let why = format_args!("{given} is no limit, and MPSSHIM_REQUIRED is set");
+        return Err(refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why));
+    }
+    if !daemon {
+        return Err(no_daemon());
+    }
+    Ok(())
+}
+
+fn no_daemon() -> CUresult {
+    let why = format_args!(
+        "no control daemon listens in {}, and MPSSHIM_REQUIRED is set",
+        searched()
+    );
+    refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why)
+}
+
+/// The directories in which a daemon was looked for, in words.
+fn searched() -> String {
+    let directories = connect::directories().into_iter();
+    let directories: Vec<_> = directories.map(|path| path.display().to_string()).collect();
+    directories.join(" or ")
+}
+
+/// The status of a program that cannot do without a session and got none with this one.
+fn of_required(status: CUresult) -> CUresult {
+    if !settings::required() {
+        return status;
+    }
+    let why = format_args!("there is no session ({status}), and MPSSHIM_REQUIRED is set");
+    refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why)
 }
 
 /// Calls the genuine `cuInit`.

@@ -64,7 +64,8 @@ fn variables(welcome: &Welcome) -> Vec<(&'static str, OsString)> {
     if settings::memory_limits().is_none() {
         let limits = welcome.devices.iter().zip(&welcome.memory);
         let limits = limits.filter(|(_, bytes)| **bytes > 0);
-        let limits = limits.map(|(uuid, bytes)| format!("{}={}M", uuid_text(uuid), bytes >> 20));
+        let limits =
+            limits.map(|(uuid, bytes)| format!("{}={}M", uuid_text(uuid), (bytes >> 20).max(1)));
         let limits: Vec<String> = limits.collect();
         if !limits.is_empty() {
             variables.push((settings::PINNED_DEVICE_MEM_LIMIT, limits.join(",").into()));

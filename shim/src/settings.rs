@@ -24,21 +24,32 @@ pub fn disabled() -> bool {
 }
 
 /// The folder of the daemon's socket, `MPSSHIM_PIPE_DIRECTORY`.
-pub fn pipe_directory() -> PathBuf {
-    read("MPSSHIM_PIPE_DIRECTORY").map_or("/tmp/mpsshim".into(), PathBuf::from)
+pub fn pipe_directory() -> Option<PathBuf> {
+    read("MPSSHIM_PIPE_DIRECTORY").map(PathBuf::from)
+}
+
+/// Where a session's sockets and the like are, `XDG_RUNTIME_DIR`.
+pub fn runtime_directory() -> Option<OsString> {
+    read("XDG_RUNTIME_DIR")
+}
+
+/// Whether the program must not run without a session that has its limits, `MPSSHIM_REQUIRED`: set, and neither empty nor
+/// "0".
+pub fn required() -> bool {
+    read("MPSSHIM_REQUIRED").is_some_and(|value| value != "0")
 }
 
 /// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it.
-pub fn mode() -> u32 {
+///
+/// # Errors
+/// The value, if it is no mode.
+pub fn mode() -> Result<u32, String> {
     let value = read("MPSSHIM_MODE").map(|value| value.to_string_lossy().into_owned());
     match value.as_deref() {
-        None => 0,
-        Some("proxy") => PROXY,
-        Some("direct") => DIRECT,
-        Some(other) => {
-            tracing::warn!(other, "MPSSHIM_MODE is neither proxy nor direct");
-            0
-        }
+        None => Ok(0),
+        Some("proxy") => Ok(PROXY),
+        Some("direct") => Ok(DIRECT),
+        Some(other) => Err(other.to_owned()),
     }
 }
 
@@ -66,6 +77,18 @@ pub fn nvidia_pipe_directory() -> Option<OsString> {
 /// [`PINNED_DEVICE_MEM_LIMIT`].
 pub fn memory_limits() -> Option<String> {
     read(PINNED_DEVICE_MEM_LIMIT).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// A setting that limits the program and is none, with its value.
+pub fn nonsense_limit() -> Option<String> {
+    let is_nonsense = |name: &str| match name {
+        ACTIVE_THREAD_PERCENTAGE => active_thread_centipercent() == 0,
+        _ => !matches!(client_priority(), 0 | 1),
+    };
+    [ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY]
+        .into_iter()
+        .find_map(|name| Some((name, read(name)?)).filter(|_| is_nonsense(name)))
+        .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))
 }
 
 /// [`ACTIVE_THREAD_PERCENTAGE`] in hundredths of a percent; 0 when not set or no percentage.

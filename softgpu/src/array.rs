@@ -196,7 +196,8 @@ fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
     {
         return Err(invalid);
     }
-    Ok((first, pitch, pitch * rows))
+    // Of one slice nobody asks where the next one is.
+    Ok((first, pitch, pitch.wrapping_mul(rows)))
 }
 
 /// First byte, bytes from row to row and from slice to slice of both sides: from, to.

@@ -63,6 +63,9 @@ impl<T> Table<T> {
             stays
         });
     }
+    pub fn len(&self) -> usize {
+        self.0.read().len()
+    }
     pub fn all(&self) -> Vec<Arc<T>> {
         self.0.read().values().cloned().collect()
     }

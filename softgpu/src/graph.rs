@@ -1,7 +1,7 @@
 //! Stream capture and graphs: nodes are kept as what they do and run one after the other, in an order that their
 //! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no memory and no conditional nodes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -129,15 +129,43 @@ pub struct Graph {
 struct Exec {
     work: Mutex<Vec<(u64, Does, bool)>>,
     flags: u64,
+    /// Copies of children that its nodes were given: no graph has them.
+    own: Mutex<Vec<Arc<Graph>>>,
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        for child in self.own.get_mut().drain(..) {
+            child.destroy();
+        }
+    }
 }
 
 static GRAPHS: LazyLock<Table<Graph>> = LazyLock::new(Table::default);
 static NODES: LazyLock<Table<Mutex<Node>>> = LazyLock::new(Table::default);
 static EXECS: LazyLock<Table<Exec>> = LazyLock::new(Table::default);
-/// What pointers in parameters of a node lead to.
-/// Bytes, and words that may point into them.
+/// What pointers in parameters of a node lead to: bytes, and words that may point into them.
 type Kept = Box<(Vec<u8>, Vec<u64>)>;
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+/// The last [`KEPT_MOST`] answers: callers copy at once what they were given pointers to.
+static KEPT: Mutex<VecDeque<Kept>> = Mutex::new(VecDeque::new());
+const KEPT_MOST: usize = 1024;
+
+fn keep(kept: Kept) {
+    let mut all = KEPT.lock();
+    if all.len() == KEPT_MOST {
+        all.pop_front();
+    }
+    all.push_back(kept);
+}
+
+/// How many graphs, nodes and instances there are.
+pub fn counts() -> [(&'static str, usize); 3] {
+    [
+        ("graphs", GRAPHS.len()),
+        ("graph-nodes", NODES.len()),
+        ("graph-instances", EXECS.len()),
+    ]
+}
 
 fn graph(handle: u64) -> R<Arc<Graph>> {
     GRAPHS.get(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)
@@ -484,7 +512,7 @@ fn info(stream: CUstream, own: bool) -> R<Info> {
         edges: kept.0.as_ptr() as u64,
         count: part.last.len(),
     };
-    KEPT.lock().push(kept);
+    keep(kept);
     Ok(info)
 }
 
@@ -596,13 +624,10 @@ fn describe(params: &CUgraphNodeParams) -> R<Does> {
         CU_GRAPH_NODE_TYPE_EMPTY => Ok(Does::Empty),
         CU_GRAPH_NODE_TYPE_GRAPH => {
             let child = graph(params.words[0])?;
-            if params.words[1] as u32 == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
-                child.owned.store(true, Ordering::Relaxed);
+            if moves(params) {
                 return Ok(Does::Child(child));
             }
-            let clone = child.duplicate()?;
-            clone.owned.store(true, Ordering::Relaxed);
-            Ok(Does::Child(clone))
+            Ok(Does::Child(child.duplicate()?))
         }
         CU_GRAPH_NODE_TYPE_HOST => {
             let given: HostParams = In(params.words.as_ptr().cast()).get(0)?;
@@ -639,7 +664,47 @@ fn add(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: &CUgraphNo
     }
     let graph = graph(to)?;
     let before = before.list(count)?;
-    out.set(graph.add(describe(params)?, &before, 0)?)
+    let does = describe(params)?;
+    if let Does::Child(child) = &does
+        && moves(params)
+        && contains(child, graph.handle)
+    {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let node = graph
+        .add(does.clone(), &before, 0)
+        .inspect_err(|_| discard(params, &does))?;
+    if let Does::Child(child) = &does {
+        child.owned.store(true, Ordering::Relaxed);
+    }
+    out.set(node)
+}
+
+/// Whether a child becomes the node's own instead of a copy of it.
+fn moves(params: &CUgraphNodeParams) -> bool {
+    params.words[1] as u32 == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
+}
+
+/// Whether a graph is another one, or has it inside.
+fn contains(outer: &Graph, inner: u64) -> bool {
+    let nodes = outer.nodes.lock().clone();
+    outer.handle == inner
+        || nodes.iter().any(|at| match node(*at) {
+            Ok(node) => {
+                let does = node.lock().does.clone();
+                matches!(does, Does::Child(child) if contains(&child, inner))
+            }
+            Err(_) => false,
+        })
+}
+
+/// Ends the copy that was made of a child, if nothing came of the node.
+fn discard(params: &CUgraphNodeParams, does: &Does) {
+    if let Does::Child(child) = does
+        && !moves(params)
+    {
+        child.destroy();
+    }
 }
 
 /// As cuda.h has it, with an array of contexts' worth of words in front of the copy.
@@ -653,7 +718,13 @@ fn change(at: u64, params: &CUgraphNodeParams) -> R<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let does = describe(params)?;
-    node.lock().does = does;
+    if let Does::Child(child) = &does {
+        child.owned.store(true, Ordering::Relaxed);
+    }
+    let before = std::mem::replace(&mut node.lock().does, does);
+    if let Does::Child(child) = before {
+        child.destroy();
+    }
     Ok(())
 }
 
@@ -673,20 +744,29 @@ fn same_shape(one: &Graph, other: &Graph) -> R<Result<(), (u32, u64)>> {
 fn exec_change(exec_: u64, at: u64, params: &CUgraphNodeParams) -> R<()> {
     let (exec, _) = (exec(exec_)?, node(at)?);
     let does = describe(params)?;
-    let mut work = exec.work.lock();
-    let (_, now, _) = work
-        .iter_mut()
-        .find(|(node, ..)| *node == at)
-        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    if now.kind() != does.kind() {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    if let (Does::Child(one), Does::Child(other)) = (&*now, &does)
-        && same_shape(one, other)?.is_err()
+    let put = || -> R<()> {
+        let mut work = exec.work.lock();
+        let (_, now, _) = work
+            .iter_mut()
+            .find(|(node, ..)| *node == at)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if now.kind() != does.kind() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if let (Does::Child(one), Does::Child(other)) = (&*now, &does)
+            && same_shape(one, other)?.is_err()
+        {
+            return Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+        }
+        *now = does.clone();
+        Ok(())
+    };
+    put().inspect_err(|_| discard(params, &does))?;
+    if let Does::Child(child) = does
+        && !moves(params)
     {
-        return Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+        exec.own.lock().push(child);
     }
-    *now = does;
     Ok(())
 }
 
@@ -730,6 +810,7 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
                 .collect(),
         ),
         flags: flags & 1,
+        own: Mutex::default(),
     };
     EXECS.insert(handle, Arc::new(exec));
     out.set(handle)
@@ -811,7 +892,7 @@ fn kernel_params(of: u64) -> R<CUDA_KERNEL_NODE_PARAMS> {
         params: kept.1.as_ptr() as u64,
         ..CUDA_KERNEL_NODE_PARAMS::default()
     };
-    KEPT.lock().push(kept);
+    keep(kept);
     Ok(params)
 }
 
@@ -1042,7 +1123,7 @@ api! { TABLE;
             operations: kept.1.as_ptr() as u64,
             ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
         };
-        KEPT.lock().push(kept);
+        keep(kept);
         out.set(params)
     }
     fn cuGraphAddChildGraphNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, child: u64) {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use mpsshim_proto::cuda::*;
 
@@ -43,6 +44,20 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<u64, Refused> {
         return refused(CUDA_ERROR_INVALID_IMAGE, "the image is cut off");
     };
     Ok(field.iter().rev().fold(0, |v, &b| v << 8 | u64::from(b)))
+}
+
+/// A comment with which a text says how many milliseconds its load takes: the time that the genuine driver would take to
+/// compile a large one.
+const TAKES: &str = "// softgpu: takes ms ";
+
+/// Takes as long as a text says that its load takes, a minute at the most.
+pub fn take_time(text: &str) {
+    let Some((_, behind)) = text.split_once(TAKES) else {
+        return;
+    };
+    let digits = behind.split(|c: char| !c.is_ascii_digit()).next();
+    let time = digits.and_then(|digits| digits.parse().ok()).unwrap_or(0);
+    std::thread::sleep(Duration::from_millis(u64::min(time, 60_000)));
 }
 
 /// The PTX text of the image at `address`.

@@ -14,6 +14,7 @@ mod api;
 mod array;
 mod context;
 mod copy;
+mod counts;
 mod device;
 mod driver;
 mod event;

@@ -194,6 +194,20 @@ impl Ranges {
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
+    /// How many there are of each kind. What a pool keeps for later is not among them.
+    pub fn counts(&self) -> Vec<(&'static str, usize)> {
+        let map = self.map.read();
+        let count = |is: fn(&Kind) -> bool| map.values().filter(|r| is(&r.kind)).count();
+        vec![
+            ("allocations", count(|kind| matches!(kind, Kind::Allocated))),
+            ("host-memory", count(|kind| matches!(kind, Kind::Host(_)))),
+            ("registered", count(|kind| matches!(kind, Kind::Registered))),
+            ("pooled", count(|kind| matches!(kind, Kind::Pooled(_)))),
+            ("module-memory", count(|kind| matches!(kind, Kind::Module))),
+            ("mapped", count(|kind| matches!(kind, Kind::Mapped { .. }))),
+            ("reserved", self.reserved.lock().len()),
+        ]
+    }
     fn insert(&self, range: Range) -> R<()> {
         let mut map = self.map.write();
         let before = map.range(..range.end().max(range.start + 1)).next_back();

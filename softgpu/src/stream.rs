@@ -72,6 +72,13 @@ pub fn orphans(context_handle: u64) -> Vec<Arc<Stream>> {
         .collect()
 }
 
+/// How many destroyed streams still have work.
+pub fn orphan_count() -> usize {
+    let mut all = ORPHANS.lock();
+    all.retain(|s| s.pending().is_some());
+    all.len()
+}
+
 impl Stream {
     pub fn new(
         context: Weak<Context>,

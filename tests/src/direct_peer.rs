@@ -1,5 +1,6 @@
 //! A client in direct mode made by hand: it takes turns as the page says, or breaks the rules, and submits nothing.
 
+use crate::PATIENCE;
 use crate::peer::{greet, hello};
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::direct::{self, DIRECT, PAGE_LEN, Page};
@@ -12,9 +13,6 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
-
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A client with a page.
 pub struct DirectPeer {

@@ -1,6 +1,14 @@
 //! What the end-to-end tests share.
 
+use std::time::Duration;
+
+/// How long a test waits for what must come. A machine may be slow and busy with other things: only what would never
+/// come fails by it.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 pub mod artifacts;
 pub mod direct_peer;
 pub mod driver;
+pub mod in_process;
+pub mod lingering;
 pub mod peer;

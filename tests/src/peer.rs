@@ -1,6 +1,7 @@
 //! A client made by hand, as a test double: it speaks the handshake and the ring directly, so that it can break
 //! every rule. What a well-behaved client does is there too ([`Worker`]), without any of the shim.
 
+use crate::PATIENCE;
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{
@@ -26,9 +27,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
-
-/// How long a peer waits for the server before it gives up with `CUDA_ERROR_TIMEOUT`: nothing may hang.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A status of the server, or of the session's end, as the error.
 pub type Status<T = ()> = Result<T, CUresult>;
@@ -57,10 +55,15 @@ pub type Welcomed = (Welcome, Vec<OwnedFd>);
 pub fn greet(control: &Path, hello: &[u8]) -> io::Result<(OwnedFd, Option<Welcomed>)> {
     let socket = seqpacket::connect(control)?;
     shm::send_packet(socket.as_fd(), hello, &[])?;
+    let welcomed = await_welcome(socket.as_fd())?;
+    Ok((socket, welcomed))
+}
+
+fn await_welcome(socket: BorrowedFd<'_>) -> io::Result<Option<Welcomed>> {
     let mut welcome = Welcome::new_zeroed();
-    let (len, descriptors) = shm::recv_packet(socket.as_fd(), welcome.as_mut_bytes(), true)?;
+    let (len, descriptors) = shm::recv_packet(socket, welcome.as_mut_bytes(), true)?;
     let whole = len == size_of::<Welcome>();
-    Ok((socket, whole.then_some((welcome, descriptors))))
+    Ok(whole.then_some((welcome, descriptors)))
 }
 
 /// A memory file with this content, sealed as the server demands.
@@ -96,6 +99,19 @@ impl Peer {
     /// Those of the socket and the mapping; a refusal, with its status.
     pub fn connect(control: &Path) -> io::Result<Peer> {
         let (socket, answer) = greet(control, hello().as_bytes())?;
+        Peer::welcomed(socket, answer)
+    }
+
+    /// Waits for a session on a connection that a server was given by other means than a daemon.
+    ///
+    /// # Errors
+    /// As [`Peer::connect`].
+    pub fn over(socket: OwnedFd) -> io::Result<Peer> {
+        let answer = await_welcome(socket.as_fd())?;
+        Peer::welcomed(socket, answer)
+    }
+
+    fn welcomed(socket: OwnedFd, answer: Option<Welcomed>) -> io::Result<Peer> {
         let (welcome, descriptors) =
             answer.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionReset))?;
         if welcome.status != 0 {
@@ -230,12 +246,8 @@ impl Peer {
     /// # Errors
     /// The session's end.
     pub fn put(&mut self, op: u16, token: u64, payload: &[&[u8]]) -> Status {
-        let len = payload.iter().map(|part| part.len()).sum();
         let began = Instant::now();
-        let room = loop {
-            if let Some(room) = self.producer.reserve(len) {
-                break room;
-            }
+        while !self.try_put(op, token, payload) {
             self.bell.ring();
             if let Some(status) = self.ended() {
                 return Err(status);
@@ -244,6 +256,15 @@ impl Peer {
                 return Err(CUDA_ERROR_TIMEOUT);
             }
             std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    /// Writes any message if there is room for it; whether there was.
+    pub fn try_put(&mut self, op: u16, token: u64, payload: &[&[u8]]) -> bool {
+        let len = payload.iter().map(|part| part.len()).sum();
+        let Some(room) = self.producer.reserve(len) else {
+            return false;
         };
         let mut at = 0;
         for part in payload {
@@ -254,7 +275,28 @@ impl Peer {
         if self.header().server_sleeps.0.load(Ordering::Relaxed) != 0 {
             self.bell.ring();
         }
-        Ok(())
+        true
+    }
+
+    /// Answers that there were since the session began, modulo 2^32.
+    pub fn answers(&self) -> u32 {
+        self.header().answers.0.load(Ordering::Acquire)
+    }
+
+    /// Status and payload of the last answer.
+    pub fn answer(&self) -> (CUresult, Vec<u8>) {
+        let header = self.header();
+        let len = header.answer_len.load(Ordering::Relaxed) as usize;
+        (
+            CUresult(header.answer_status.load(Ordering::Relaxed)),
+            self.read_segment(ANSWER, len.min(ANSWER_LEN)),
+        )
+    }
+
+    /// Bytes that the client has put into the ring and the server has not taken yet.
+    pub fn pending(&self) -> u64 {
+        let memory = self.producer.memory();
+        self.producer.position().wrapping_sub(memory.tail())
     }
 
     /// A message that awaits no answer.
@@ -263,6 +305,14 @@ impl Peer {
     /// The session's end.
     pub fn post<T: IntoBytes + Immutable>(&mut self, op: Op, body: &T, behind: &[u8]) -> Status {
         self.put(op as u16, 0, &[body.as_bytes(), behind])
+    }
+
+    /// The same with a token, of which an answer may come.
+    ///
+    /// # Errors
+    /// The session's end.
+    pub fn post_as<T: IntoBytes + Immutable>(&mut self, token: u64, op: Op, body: &T) -> Status {
+        self.put(op as u16, token, &[body.as_bytes()])
     }
 
     /// A message with this token, and its answer's status and payload.
@@ -276,15 +326,12 @@ impl Peer {
         body: &T,
         behind: &[u8],
     ) -> Status<Vec<u8>> {
-        let before = self.header().answers.0.load(Ordering::Acquire);
+        let before = self.answers();
         self.put(op as u16, token, &[body.as_bytes(), behind])?;
-        self.wait(|peer| {
-            (peer.header().answers.0.load(Ordering::Acquire) != before).then_some(())
-        })?;
-        let header = self.header();
-        CUresult(header.answer_status.load(Ordering::Relaxed)).ok()?;
-        let len = header.answer_len.load(Ordering::Relaxed) as usize;
-        Ok(self.read_segment(ANSWER, len.min(ANSWER_LEN)))
+        self.wait(|peer| (peer.answers() != before).then_some(()))?;
+        let (status, payload) = self.answer();
+        status.ok()?;
+        Ok(payload)
     }
 
     /// An ask that answers with a `R`.
@@ -529,6 +576,20 @@ again:
 }
 ";
 
+/// [`PTX`], and a kernel `endless` that never ends.
+pub fn endless_ptx() -> String {
+    format!(
+        "{PTX}
+.visible .entry endless()
+{{
+again:
+    bra again;
+    ret;
+}}
+"
+    )
+}
+
 /// Parameters of `fill`, packed.
 pub fn fill_params(out: u64, seed: u32, rounds: u32) -> Vec<u8> {
     let mut params = out.to_le_bytes().to_vec();
@@ -606,7 +667,14 @@ impl Worker {
     /// # Errors
     /// The refusal or the server's status.
     pub fn connect(control: &Path) -> io::Result<Worker> {
-        let mut peer = Peer::connect(control)?;
+        Worker::with(Peer::connect(control)?)
+    }
+
+    /// Loads [`PTX`].
+    ///
+    /// # Errors
+    /// The server's status.
+    pub fn with(mut peer: Peer) -> io::Result<Worker> {
         let made = || -> Status<Worker> {
             peer.attach()?;
             let stream = peer.stream()?;

@@ -158,9 +158,7 @@ fn a_peer_that_asks_and_never_listens() {
             connection
         })
         .collect();
-    let begun = Instant::now();
     wait_until("others are served", || place.control(&["help"]).code == 0);
-    assert!(begun.elapsed() < Duration::from_secs(5));
     drop(connections);
     let descriptors = || {
         let path = format!("/proc/{}/fd", place.daemon_pid());

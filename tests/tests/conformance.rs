@@ -8,12 +8,12 @@ mod programs;
 mod scene;
 
 use control_daemon::{Done, Place};
+use mpsshim_tests::PATIENCE;
 use programs::{DriverFolder, Running, finish, preloaded};
 use scene::{daemon, daemon_with};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
 const EXPECTED: &str = include_str!("../fixtures/conformance.expected");
@@ -218,7 +218,7 @@ fn four_at_once(place: &Place) {
         .map(|_| Running::start(&mut proxied(place)))
         .collect();
     for copy in copies {
-        agrees(&copy.finish(Duration::from_secs(120)), EXPECTED);
+        agrees(&copy.finish(PATIENCE), EXPECTED);
     }
     let servers = place.control(&["get_server_list"]).out;
     assert_eq!(servers.lines().count(), 1, "one server for all");

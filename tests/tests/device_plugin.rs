@@ -26,7 +26,7 @@ use tonic::Code;
 const SOCKET: &str = "mpsshim.io_gpu.sock";
 /// Where containers have the library and the sockets.
 const LIBRARY: &str = "/usr/lib/mpsshim/libmpsshim.so";
-const SOCKETS: &str = "/tmp/mpsshim";
+const SOCKETS: &str = "/run/mpsshim";
 
 /// A daemon with two GPUs of 1 GiB.
 fn two_gpus() -> Place {

@@ -5,6 +5,7 @@ mod programs;
 mod scene;
 
 use control_daemon::{Place, wait_until};
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use programs::{DriverFolder, Running, finish, preloaded, succeed, well};
 use scene::{daemon, daemon_with, daemon_with_options};
@@ -36,11 +37,7 @@ fn clients(place: &Place) -> HashMap<u32, HashMap<String, String>> {
         .collect()
 }
 
-/// What a server with much to do has not said counts as 0.
 fn number(row: &HashMap<String, String>, name: &str) -> f64 {
-    if row[name].is_empty() {
-        return 0.0;
-    }
     row[name]
         .parse()
         .unwrap_or_else(|_| panic!("{name} in {row:?}"))
@@ -172,7 +169,7 @@ fn a_fault_stays_in_its_process() {
         "{}",
         done.out
     );
-    well(&busy.finish(Duration::from_secs(60)));
+    well(&busy.finish(PATIENCE));
 }
 
 #[test]
@@ -271,7 +268,7 @@ fn a_program_that_ends_without_its_server_ends_well() {
         .collect();
     kill_process(server(&place));
     for process in running {
-        well(&process.finish(Duration::from_secs(60)));
+        well(&process.finish(PATIENCE));
     }
     wait_until("nothing is left", || clients(&place).is_empty());
 }
@@ -286,7 +283,7 @@ fn without_a_daemon_a_program_goes_on() {
     kill_process(place.daemon_pid() as i32);
     kill_process(server);
     for process in running {
-        well(&process.finish(Duration::from_secs(60)));
+        well(&process.finish(PATIENCE));
     }
 }
 
@@ -301,7 +298,7 @@ fn programs_do_not_hold_up_the_end_of_the_daemon() {
     assert_eq!(done.code, 0, "{}", done.err);
     assert!(began.elapsed() < Duration::from_secs(10));
     for process in running {
-        well(&process.finish(Duration::from_secs(60)));
+        well(&process.finish(PATIENCE));
     }
     // Each asked once more at most: it was told that the daemon ends.
     let log = place.log("control.log");
@@ -324,11 +321,19 @@ fn only_the_parent_comes_back() {
 }
 
 #[test]
-fn a_mode_that_does_not_exist_is_none() {
+fn a_mode_that_does_not_exist_is_an_error() {
     let place = daemon_with(&[]);
-    let done = finish(client(&place, &["work", "1"]).env("MPSSHIM_MODE", "sideways"));
-    assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
-    assert!(place.log("server.log").contains("Creating server context"));
+    for mode in ["sideways", "Direct", "proxy,0=direct"] {
+        let done = finish(client(&place, &["work", "1"]).env("MPSSHIM_MODE", mode));
+        let status = "CUDA_ERROR_INVALID_VALUE (1)";
+        assert_eq!((done.code, done.out.trim()), (1, status), "{mode}");
+        let why = format!("MPSSHIM_MODE={mode} is neither proxy nor direct\n");
+        assert_eq!(
+            done.err,
+            format!("mpsshim: cuInit fails with {status}: {why}")
+        );
+    }
+    assert_eq!(place.control(&["get_server_list"]).out, "");
 }
 
 #[test]
@@ -357,7 +362,7 @@ fn the_operator_ends_a_program() {
     let server = place.control(&["get_server_list"]).out.trim().to_owned();
     let done = place.control(&["terminate_client", &server, &running.pid().to_string()]);
     assert_eq!((done.code, done.out.as_str()), (0, "0\n"), "{}", done.err);
-    let done = running.finish(Duration::from_secs(20));
+    let done = running.finish(PATIENCE);
     assert_eq!(
         (done.code, done.out.as_str()),
         (1, "CUDA_ERROR_MPS_CLIENT_TERMINATED (810)\n"),

@@ -7,7 +7,7 @@ mod scene;
 use control_daemon::{Place, wait_until};
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::direct_peer::DirectPeer;
-use programs::{Running, preloaded, succeed};
+use programs::{Running, finish, preloaded, succeed};
 use scene::{control, daemon, daemon_with};
 use std::fs;
 use std::path::Path;
@@ -49,11 +49,18 @@ fn operator_and_environment_limit_what_a_program_sees() {
     // A client's own environment only lowers.
     assert_eq!(shown(&place, &[(MEMORY, "0=3G")]), [2048; 3]);
     assert_eq!(shown(&place, &[(MEMORY, "0=512M")]), [512; 3]);
-    for value in ["0=abc", "1=1G", "0", "0=0G", "=1G", "GPU-=1G", "0=99G"] {
-        assert_eq!(shown(&place, &[(MEMORY, value)]), [2048; 3], "{value}");
+    assert_eq!(shown(&place, &[(MEMORY, "0=99G")]), [2048; 3]);
+    // A limit that cannot be held is not left out.
+    for value in ["0=abc", "1=1G", "0", "=1G", "GPU-=1G", "1=1G,x,0=1G"] {
+        let done = finish(&mut limited(&place, &["show"], &[(MEMORY, value)]));
+        assert_eq!(done.code, 1, "{value}: {}", done.out);
+        assert!(
+            done.out.starts_with("CUDA_ERROR_INVALID_"),
+            "{value}: {}",
+            done.out
+        );
+        assert!(done.err.contains(MEMORY), "{value}: {}", done.err);
     }
-    let list = [(MEMORY, "1=1G,x,0=1G")];
-    assert_eq!(shown(&place, &list), [1024; 3]);
 }
 
 #[test]

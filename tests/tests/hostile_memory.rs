@@ -7,16 +7,19 @@ use control_daemon::wait_until;
 use mpsshim_proto::arena::{VIRTUAL_ARENA, is_host};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::memory::{
     ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, HostAlias, IpcOpen, IpcOpened,
     Location, MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
     PoolAttribute, PoolCreate, PoolFree, PoolImport, Properties, RangeHandle, SetAccess,
 };
 use mpsshim_proto::message::{HostAlloc, Object, Op, Range};
+use mpsshim_proto::shm;
 use mpsshim_tests::peer::{Peer, Status, memset};
 use scene::Scene;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 const UNIT: u64 = 2 << 20;
@@ -578,5 +581,132 @@ fn messages_of_memory_that_are_none_end_the_session() {
             },
             "no descriptor for token 9",
         );
+    });
+}
+
+fn limit(peer: &mut Peer, bytes: u64) {
+    let body = LimitMemory {
+        device: 0,
+        pad: 0,
+        bytes,
+    };
+    peer.post(Op::LimitMemory, &body, &[]).expect("a limit");
+}
+
+#[test]
+fn what_does_not_fit_a_limit_with_what_it_is_rounded_up_to_is_not_lost() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        limit(&mut peer, 1 << 20);
+        for _ in 0..100 {
+            assert_eq!(peer.memory(1), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        }
+        let free = peer.mem_info().expect("memory").free;
+        assert_eq!(free, 1 << 20, "nothing is counted");
+    });
+}
+
+/// The descriptor of an allocation.
+fn export(peer: &mut Peer, handle: u64) -> OwnedFd {
+    let body = PhysicalExport {
+        handle,
+        kind: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        ..PhysicalExport::default()
+    };
+    peer.ask_as(7, Op::PhysicalExport, &body, &[])
+        .expect("exported");
+    let mut note = DescriptorNote { token: 0, len: 0 };
+    let came = shm::recv_packet(peer.socket.as_fd(), note.as_mut_bytes(), true);
+    let (_, descriptors) = came.expect("a packet");
+    descriptors.into_iter().next().expect("a descriptor")
+}
+
+fn import(peer: &mut Peer, descriptor: &OwnedFd) -> Status<u64> {
+    let object = peer.handle(Kind::Allocation);
+    peer.send_descriptor(8, descriptor.as_fd()).expect("sent");
+    peer.ask_as(8, Op::PhysicalImport, &Object { object }, &[])?;
+    Ok(object)
+}
+
+#[test]
+fn memory_that_descriptors_hold_is_within_the_limit() {
+    Scene::new().beside_a_worker(|scene| {
+        let (mut owner, mut other) = (scene.peer(), scene.peer());
+        limit(&mut owner, 3 * UNIT);
+        limit(&mut other, 2 * UNIT);
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            let memory = create(&mut owner, UNIT).expect("memory");
+            held.push(export(&mut owner, memory));
+            let release = Object { object: memory };
+            assert_eq!(posted(&mut owner, Op::PhysicalRelease, &release), Ok(()));
+        }
+        // It is still there, in the descriptors.
+        assert_eq!(create(&mut owner, UNIT), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        let at = reserve(&mut other, 3 * UNIT).expect("addresses");
+        let mut come = Vec::new();
+        for descriptor in &held {
+            let handle = import(&mut other, descriptor).expect("a handle");
+            let address = at + come.len() as u64 * UNIT;
+            come.push(map(&mut other, handle, address, UNIT));
+        }
+        assert_eq!(come, [Ok(()), Ok(()), Err(CUDA_ERROR_OUT_OF_MEMORY)]);
+        unmap(&mut other, at, UNIT).expect("unmapped");
+    });
+}
+
+#[test]
+fn who_has_shared_memory_when_its_owner_ends_pays_for_it() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut other = scene.peer();
+        limit(&mut other, 3 * UNIT);
+        for left in [UNIT, 0] {
+            let mut owner = scene.peer();
+            let grant = owner.memory(2 * UNIT).expect("memory");
+            let handle: Opaque = owner.ask(Op::IpcShare, &grant, &[]).expect("a handle");
+            let before = other.mem_info().expect("memory").free;
+            let body = IpcOpen {
+                handle,
+                ..IpcOpen::default()
+            };
+            other
+                .ask::<_, IpcOpened>(Op::IpcOpen, &body, &[])
+                .expect("open");
+            let now = other.mem_info().expect("memory").free;
+            assert_eq!(now, before, "its owner pays");
+            drop(owner);
+            wait_until("it pays itself", || {
+                other.mem_info().expect("memory").free == left
+            });
+        }
+        // It has more than it may, and gets no more.
+        let mut owner = scene.peer();
+        let grant = owner.memory(UNIT).expect("memory");
+        let handle: Opaque = owner.ask(Op::IpcShare, &grant, &[]).expect("a handle");
+        let body = IpcOpen {
+            handle,
+            ..IpcOpen::default()
+        };
+        let refused = other.ask::<_, IpcOpened>(Op::IpcOpen, &body, &[]);
+        assert_eq!(refused.map(drop), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    });
+}
+
+#[test]
+fn pools_are_imported_by_descriptors_alone() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        let file = mpsshim_tests::peer::memory_file(&[0; 4096]).expect("a file");
+        for kind in [0, 2, 4, CU_MEM_HANDLE_TYPE_FABRIC, u32::MAX] {
+            let body = PoolImport {
+                handle: peer.handle(Kind::MemPool),
+                kind,
+                ..PoolImport::default()
+            };
+            peer.send_descriptor(9, file.as_fd()).expect("sent");
+            // The driver would take the descriptor's number for the address of something.
+            let imported = peer.ask_as(9, Op::PoolImport, &body, &[]).map(drop);
+            assert_eq!(imported, Err(CUDA_ERROR_INVALID_VALUE), "{kind}");
+        }
     });
 }

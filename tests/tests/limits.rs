@@ -4,11 +4,12 @@ mod control_daemon;
 mod programs;
 mod scene;
 
-use control_daemon::Place;
+use control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::{Peer, Worker};
-use programs::{Running, client, finish, preloaded, succeed};
+use programs::{Running, client, preloaded, succeed};
 use scene::{Bystander, control, daemon, daemon_with};
 use std::process::Command;
+use std::time::Duration;
 
 const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
@@ -124,22 +125,65 @@ fn memory_is_limited_however_it_is_allocated() {
 }
 
 #[test]
-fn what_is_no_limit_is_none() {
+fn what_is_no_limit_is_an_error() {
     let place = daemon();
-    let uuid = {
-        let devices = succeed(&mut limited(&place, &["show"], &[(MEMORY, "0=512MB")]));
-        assert_eq!(number(&devices, "total "), 512);
-        "GPU-"
-    };
-    let ambiguous = format!("{uuid}=1G");
-    for value in ["0=abc", "1=1G", "0", "0=0G", "=1G", &ambiguous, "0=99G"] {
-        let done = finish(&mut limited(&place, &["show"], &[(MEMORY, value)]));
-        assert_eq!((done.code, done.err.as_str()), (0, ""), "{value}");
-        assert_eq!(number(&done.out, "total "), 4096, "{value}");
+    let shown = succeed(&mut limited(&place, &["show"], &[(MEMORY, "0=512MB")]));
+    assert_eq!(number(&shown, "total "), 512);
+    for mode in ["proxy", "direct"] {
+        for (value, status, why) in [
+            (
+                "1=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "the program has no device 1",
+            ),
+            (
+                "0=1G,7=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "the program has no device 7",
+            ),
+            (
+                "GPU-=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "the program has no device GPU-",
+            ),
+            (
+                "GPU-ffffffff=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "no device GPU-ffffffff",
+            ),
+            (
+                "0",
+                "CUDA_ERROR_INVALID_VALUE (1)",
+                "\"0\" is not DEVICE=AMOUNT",
+            ),
+            (
+                "0=abc",
+                "CUDA_ERROR_INVALID_VALUE (1)",
+                "\"0=abc\" is not DEVICE=AMOUNT",
+            ),
+        ] {
+            let environment = [(MEMORY, value), ("MPSSHIM_MODE", mode)];
+            let running = Running::start(&mut limited(&place, &["show"], &environment));
+            let pid = running.pid();
+            let done = running.finish(Duration::from_secs(60));
+            assert_eq!((done.code, done.out.trim()), (1, status), "{mode} {value}");
+            let line = format!("mpsshim: cuInit fails with {status}: {MEMORY}={value}: ");
+            assert!(
+                done.err.starts_with(&line) && done.err.contains(why),
+                "{}",
+                done.err
+            );
+            let logged = format!("Client {pid} refused itself with status ");
+            wait_until("it is in the log", || {
+                let log = place.log("control.log");
+                let mut lines = log.lines().filter(|line| line.contains(&logged));
+                lines.any(|line| line.contains(why))
+            });
+        }
     }
-    // What is wrong in a list takes nothing from the rest.
-    let shown = succeed(&mut limited(&place, &["show"], &[(MEMORY, "1=1G,x,0=1G")]));
-    assert_eq!(number(&shown, "total "), 1024);
+    // More than there is is no mistake.
+    let shown = succeed(&mut limited(&place, &["show"], &[(MEMORY, "0=99G")]));
+    assert_eq!(number(&shown, "total "), 4096);
 }
 
 #[test]
@@ -181,11 +225,13 @@ fn weights_let_everybody_go_on() {
     for weight in ["1", "10000", "100"] {
         let done = place.control(&["set_client_weight", &server, &own, weight]);
         assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
-        // One that was started and has ended may still be listed.
-        let mut rows = place.ps();
-        rows.retain(|row| row["pid"] == own);
-        let weights: Vec<&str> = rows.iter().map(|row| row["weight"].as_str()).collect();
-        assert_eq!(weights, [weight; 4]);
+        wait_until("all four have the weight", || {
+            // One that was started and has ended may still be listed.
+            let mut rows = place.ps();
+            rows.retain(|row| row["pid"] == own);
+            let weights: Vec<&str> = rows.iter().map(|row| row["weight"].as_str()).collect();
+            weights == [weight; 4]
+        });
         succeed(&mut client(&place, &["work", "20"]));
     }
     for bystander in bystanders {

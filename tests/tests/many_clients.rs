@@ -7,6 +7,7 @@ mod scene;
 use control_daemon::{raise_descriptor_limit, wait_until};
 use mpsshim_proto::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
 use mpsshim_proto::message::Op;
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::peer::{Peer, Worker, memset};
 use programs::{Running, client, finish, well};
 use scene::{Scene, control, daemon_with, server_with};
@@ -14,7 +15,6 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// What `MPSSHIM_MAX_CLIENTS` is by default.
 const MOST: usize = 256;
@@ -100,7 +100,7 @@ fn clients_come_work_and_leave_ten_times_over() {
             killed.kill();
         }
         for program in programs {
-            well(&program.finish(Duration::from_secs(10)));
+            well(&program.finish(PATIENCE));
         }
         later.into_iter().rev().for_each(drop);
 

@@ -4,6 +4,7 @@ mod control_daemon;
 mod programs;
 
 use control_daemon::{Done, Place, wait_until};
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use programs::shell;
 use std::collections::BTreeSet;
@@ -11,7 +12,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::Duration;
 use tempfile::TempDir;
 
 const RANKS: usize = 4;
@@ -120,7 +120,7 @@ impl Mpi {
             command.env_remove(name);
         }
         // Its end shows too that no daemon holds what mpirun waits for.
-        programs::Running::start(&mut command).finish(Duration::from_secs(120))
+        programs::Running::start(&mut command).finish(PATIENCE)
     }
 
     /// mpirun with these options and words.
@@ -258,7 +258,7 @@ fn documented_commands_work() {
             let line_of_it = command
                 .replace("./heat", &format!("./heat {SMALL} --verify"))
                 .replace(INSTALLED, shim.to_str().expect("text"))
-                .replace("/tmp/mpsshim", place.pipe().to_str().expect("text"));
+                .replace("/tmp/mpsshim-jobs", place.pipe().to_str().expect("text"));
             let before = clients_and_servers(&place).0.len();
             line(&mpi.shell(&place, &line_of_it), "verified");
             let after = clients_and_servers(&place).0.len();

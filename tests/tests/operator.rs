@@ -5,9 +5,10 @@ mod programs;
 mod scene;
 
 use control_daemon::{Done, Place, wait_until};
+use mpsshim_tests::PATIENCE;
 use programs::{Running, client, succeed};
 use scene::{Scene, daemon};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const TERMINATED: &str = "CUDA_ERROR_MPS_CLIENT_TERMINATED (810)\n";
 
@@ -34,7 +35,7 @@ fn a_terminated_client_is_told_and_the_others_go_on() {
     // It was gone when the answer came.
     let list = place.control(&["get_client_list", &server]).out;
     assert_eq!(list, format!("{}\n", other.pid()));
-    let ended = unwanted.finish(Duration::from_secs(5));
+    let ended = unwanted.finish(PATIENCE);
     assert_eq!(outcome(&ended), (1, TERMINATED, ""));
     assert!(!other.has_ended());
     assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
@@ -94,8 +95,8 @@ fn a_server_ends_after_its_clients_or_at_once() {
     let begun = Instant::now();
     let done = place.control(&["shutdown_server", &second, "-f"]);
     assert_eq!(outcome(&done), (0, "", ""));
-    assert!(begun.elapsed() < Duration::from_secs(5));
-    assert_eq!(run.finish(Duration::from_secs(5)).code, 1);
+    assert!(begun.elapsed() < PATIENCE);
+    assert_eq!(run.finish(PATIENCE).code, 1);
     assert_eq!(server(&place), "");
 }
 

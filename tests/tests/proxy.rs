@@ -5,6 +5,7 @@ mod programs;
 mod scene;
 
 use control_daemon::{Done, Place, wait_until};
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -73,7 +74,7 @@ fn two_nbody_share_a_server() {
     });
     let server = server(&place);
     for run in both {
-        let out = well(&run.finish(Duration::from_secs(60)));
+        let out = well(&run.finish(PATIENCE));
         assert!(
             out.contains("256 bodies, total time for 300 iterations: "),
             "{out}"
@@ -88,7 +89,7 @@ fn two_nbody_share_a_server() {
         })
         .collect();
     for run in compared {
-        let out = well(&run.finish(Duration::from_secs(60)));
+        let out = well(&run.finish(PATIENCE));
         assert!(out.contains("  OK (largest difference"), "{out}");
     }
     assert_eq!(self::server(&place), server, "one server for all");
@@ -143,7 +144,7 @@ fn many_clients_leave_nothing() {
             .map(|_| Running::start(&mut client(&scene.place, &["work", "5"])))
             .collect();
         for run in at_once {
-            assert_eq!(well(&run.finish(Duration::from_secs(60))), "busy\n");
+            assert_eq!(well(&run.finish(PATIENCE)), "busy\n");
         }
     });
 }
@@ -162,7 +163,7 @@ fn a_killed_server_is_noticed_by_all_and_replaced() {
     // Not even the client that comes at this moment notices.
     assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
     for run in four {
-        assert_ended_with(&run.finish(Duration::from_secs(2)), RPC_FAILURE);
+        assert_ended_with(&run.finish(PATIENCE), RPC_FAILURE);
     }
     assert_ne!(server(&place), first);
 }
@@ -177,15 +178,15 @@ fn an_illegal_address_of_one_reaches_all_and_new_clients_work() {
     let guilty = finish(&mut client(&place, &["stray"]));
     let fault = Instant::now();
     assert_ended_with(&guilty, ILLEGAL_ADDRESS);
-    assert_ended_with(&busy.finish(Duration::from_secs(2)), ILLEGAL_ADDRESS);
-    assert_ended_with(&idle.finish(Duration::from_secs(2)), ILLEGAL_ADDRESS);
-    assert!(fault.elapsed() < Duration::from_secs(2), "promptly");
+    assert_ended_with(&busy.finish(PATIENCE), ILLEGAL_ADDRESS);
+    assert_ended_with(&idle.finish(PATIENCE), ILLEGAL_ADDRESS);
+    assert!(fault.elapsed() < PATIENCE, "promptly");
     // New ones, while the old server may still be there.
     for _ in 0..5 {
         assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
     }
     wait_until("the old server has ended", || !exists(first));
-    assert_ended_with(&late.finish(Duration::from_secs(2)), ILLEGAL_ADDRESS);
+    assert_ended_with(&late.finish(PATIENCE), ILLEGAL_ADDRESS);
     assert_ne!(server(&place), first);
 }
 
@@ -232,7 +233,7 @@ fn a_host_function_that_never_returns_stops_its_stream_only() {
         assert_eq!(succeed(&mut client(&scene.place, &["work", "2"])), "busy\n");
         killed.kill();
         // What it asks about is not done, and to leave it waits for nobody.
-        assert_ended_with(&leaves.finish(Duration::from_secs(5)), NOT_READY);
+        assert_ended_with(&leaves.finish(PATIENCE), NOT_READY);
     });
 }
 
@@ -312,7 +313,7 @@ fn a_killed_daemon_disturbs_no_client() {
     let old = server(&place);
     place.signal_daemon(Signal::SIGKILL);
     wait_until("the daemon has ended", || !exists(place.daemon_pid()));
-    well(&working.finish(Duration::from_secs(60)));
+    well(&working.finish(PATIENCE));
     let [first, second] = &mut clients;
     first.hang_up();
     wait_until("it ends", || first.has_ended());
@@ -326,7 +327,7 @@ fn a_killed_daemon_disturbs_no_client() {
     assert_eq!(server(&place), old, "it was taken over");
     assert!(!second.has_ended());
     for run in clients {
-        well(&run.finish(Duration::from_secs(5)));
+        well(&run.finish(PATIENCE));
     }
 }
 
@@ -380,7 +381,7 @@ fn idle_they_use_no_cpu() {
     for i in 0..3 {
         assert!(first[i] + second[i] <= 1, "{first:?}, {second:?}");
     }
-    well(&idle.finish(Duration::from_secs(5)));
+    well(&idle.finish(PATIENCE));
     std::thread::sleep(Duration::from_millis(500));
     let processes = [processes[0], processes[1]];
     let before = processes.map(ticks);

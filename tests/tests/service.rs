@@ -94,6 +94,18 @@ fn logs_that_cannot_be_opened_stay_as_they_are() {
         let log = fs::read_to_string(aside.join("control.log")).expect("log");
         log.contains("The logs stay as they are: cannot write the log")
     });
+    // Who gives the command is told so.
+    let answer = place.control(&["reopen_logs"]);
+    assert_eq!(answer.code, 1);
+    assert!(
+        answer.out.starts_with("The logs stay as they are: "),
+        "{}",
+        answer.out
+    );
+    fs::remove_file(&logs).expect("remove");
+    let answer = place.control(&["reopen_logs"]);
+    assert_eq!((answer.code, answer.out.as_str()), (0, ""));
+    assert!(logs.join("control.log").exists() && logs.join("server.log").exists());
     assert_eq!(place.control(&["get_server_list"]).code, 0);
 }
 

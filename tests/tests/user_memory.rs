@@ -66,8 +66,8 @@ fn share(one: &str, other: &str) {
     set(&place, place.uid(), "1G");
     assert_eq!(
         shown(&mut limited(&place, other, &["show"])),
-        [1024, 4096],
-        "the limit is not the client's"
+        [1024, 1024],
+        "the limit is the user's"
     );
     let first = holder(&place, one, 640);
     is_free(&place, other, 384);

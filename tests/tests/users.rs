@@ -7,15 +7,18 @@ mod scene;
 use control_daemon::{
     Client, Place, SERVER_NOT_READY, as_user, other_user, refused_status, two_users, wait_until,
 };
-use mpsshim_proto::cuda::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED;
+use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
+use mpsshim_proto::message::memory::{IpcOpen, IpcOpened, Opaque};
 use mpsshim_proto::message::{HostAlloc, Op};
+use mpsshim_server::seqpacket;
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
-use mpsshim_tests::peer::Peer;
+use mpsshim_tests::peer::{Peer, memset};
 use programs::{Running, preloaded, well};
 use scene::{control, daemon_with, daemon_with_options};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::time::Duration;
 
 fn server_of(client: &Client) -> u32 {
     client.welcome().expect("welcome").server_pid
@@ -152,7 +155,7 @@ fn the_option_has_nvidia_s_spelling_too() {
         place.log("control.log").contains("for all users")
     });
     assert_eq!(place.control(&["quit"]).code, 0);
-    assert_eq!(daemon.finish(Duration::from_secs(5)).code, 0);
+    assert_eq!(daemon.finish(PATIENCE).code, 0);
     // It is an option of the daemon, and of root's.
     let place = Place::new();
     assert_eq!(place.control(&["-M"]).code, 2);
@@ -207,7 +210,7 @@ fn two_nbody_overlap(place: &Place, users: [u32; 2]) -> bool {
     let both = users.map(start);
     let pids = both.each_ref().map(Running::pid);
     for run in both {
-        let out = well(&run.finish(Duration::from_secs(120)));
+        let out = well(&run.finish(PATIENCE));
         assert!(out.contains("256 bodies, total time for 200 it"), "{out}");
     }
     let gone = pids.map(|pid| format!("Client process {pid} disconnected"));
@@ -281,6 +284,70 @@ fn every_refusal_names_user_and_process() {
         let log = place.log("control.log");
         expected.iter().all(|line| log.contains(line))
     });
+}
+
+/// The socket's permissions keep others out; were they to be opened, by whoever may, who is at the other end still counts.
+#[test]
+fn the_privileged_socket_asks_who_comes() {
+    let Some(user) = other_user() else { return };
+    let place = Place::with_daemon();
+    let client = Client::connect(&place);
+    let server = server_of(&client);
+    let socket = place.pipe().join("control_privileged");
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).expect("chmod");
+    // The one that the command takes where it can.
+    as_user(user, || seqpacket::connect(&socket)).expect("anyone can connect there now");
+    for command in [
+        &["shutdown_server", &server.to_string(), "-f"],
+        &["quit"][..],
+    ] {
+        let refused = place.control_as(user, command);
+        assert_eq!(refused.code, 1, "{command:?}");
+        assert!(
+            refused.out.contains("is for root and "),
+            "{command:?}: {} {}",
+            refused.out,
+            refused.err
+        );
+    }
+    assert!(client.is_connected());
+    // Looking is for all, and root is who it was.
+    assert_eq!(place.control_as(user, &["get_server_list"]).code, 0);
+    assert_eq!(place.control(&["quit", "-t", "0"]).code, 0);
+}
+
+#[test]
+fn memory_is_opened_by_clients_of_its_user_alone() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let place = daemon_with_options(&["-d", "-M"], &[]);
+    let peer = |user| {
+        let mut peer = as_user(user, || Peer::connect(&control(&place)).expect("peer"));
+        peer.attach().expect("attach");
+        peer
+    };
+    let mut owner = peer(one);
+    let range = owner.memory(2 << 20).expect("memory");
+    let handle: Opaque = owner.ask(Op::IpcShare, &range, &[]).expect("a handle");
+    let open = |user| {
+        let body = IpcOpen {
+            handle,
+            ..IpcOpen::default()
+        };
+        let mut peer = peer(user);
+        let opened = peer.ask::<_, IpcOpened>(Op::IpcOpen, &body, &[]);
+        let stream = peer.stream().expect("a stream");
+        let body = memset(range.start, 7, 4, stream);
+        peer.post(Op::Memset, &body, &[]).expect("a session");
+        let touched = peer.finish(stream);
+        (opened.map(|opened| (opened.start, opened.len)), touched)
+    };
+    let no = CUDA_ERROR_INVALID_VALUE;
+    assert_eq!(open(two), (Err(no), Err(no)));
+    // Root's client is one of another user, too.
+    assert_eq!(open(0), (Err(no), Err(no)));
+    assert_eq!(open(one), (Ok((range.start, range.len)), Ok(())));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::sharing::TurnPolicy;
 use super::traced::Traced;
 use super::turns::{Decision, Nanoseconds, Standing, Turns};
 use crate::admission::{self, Admission};
+use crate::closers::Stranger;
 use crate::engine::{ClientInfo, Credentials, EngineEvent};
 use crate::limits::{DEFAULT_WEIGHT, Limits, Terms, TurnUsage, Usage};
 use crate::mode::Mode;
@@ -48,7 +49,7 @@ fn socket_of(session: u64) -> u64 {
 
 struct Client {
     info: ClientInfo,
-    socket: OwnedFd,
+    socket: Stranger,
     bell: Doorbell,
     page: Arc<SharedPage>,
     terms: Terms,
@@ -169,7 +170,9 @@ impl Arbiting {
         self.order_bell.silence();
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Add(socket, hello, who) => self.add(socket, &hello, who),
+                Order::Add(socket, hello, who) => {
+                    self.add(Stranger::new(socket, who.uid), &hello, who)
+                }
                 Order::Overheads(overheads) => self.overheads = Some(overheads),
                 Order::Terminate(session) => {
                     self.end(session, Some("terminated by the operator".into()));
@@ -206,7 +209,7 @@ impl Arbiting {
         admission::refuse(&self.events, socket, who, status, why);
     }
 
-    fn add(&mut self, socket: OwnedFd, hello: &ClientHello, who: Credentials) {
+    fn add(&mut self, socket: Stranger, hello: &ClientHello, who: Credentials) {
         if let Err(why) = admission::check_version(hello) {
             return self.refuse(&socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
         }

@@ -59,6 +59,9 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         Some(path) if name == settings::CONFIG => Some(path.to_owned()),
         _ => std::env::var_os(name),
     })?;
+    if !(options.daemon || options.foreground) {
+        settings = settings.at_daemon();
+    }
     if let Some(Own::Cdi(Cdi::Generate { output })) = &options.own {
         generate(&settings, output.as_deref())?;
         return Ok(true);

@@ -82,7 +82,7 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
             .map(OsStr::to_owned)
             .or_else(|| std::env::var_os(name))
     };
-    let settings = Settings::load(lookup)?;
+    let settings = Settings::load(lookup)?.at_daemon();
     if let Some(driver) = &settings.cuda_library
         && !driver.is_file()
     {
@@ -94,6 +94,12 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     }
     if let Some(why) = elf::not_preloading(program) {
         let program = Path::new(program).display();
+        if settings.required {
+            bail!(
+                "{program} would not share the GPU, and {} is set: {why}",
+                settings::REQUIRED
+            );
+        }
         eprintln!("mps-run: {program} will not share the GPU: {why}");
     }
     let mut command = Command::new(program);
@@ -108,6 +114,9 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
         if let Some(value) = value {
             command.env(name, value);
         }
+    }
+    if settings.required {
+        command.env(settings::REQUIRED, "1");
     }
     command.env(
         "LD_PRELOAD",

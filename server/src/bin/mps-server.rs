@@ -9,6 +9,7 @@ use mpsshim_server::engine::DeviceInfo;
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::link::Link;
 use mpsshim_server::logging::{self, Sink};
+use mpsshim_server::panics;
 use mpsshim_server::serve::{End, serve};
 use mpsshim_server::settings::Settings;
 use std::fs::File;
@@ -34,6 +35,8 @@ fn main() -> ExitCode {
     };
     match run(&options, link, settings) {
         Ok(End::Orderly) => ExitCode::SUCCESS,
+        // SAFETY: as below.
+        Ok(End::Unfinished) => unsafe { nix::libc::_exit(0) },
         Ok(End::Fault) => {
             // No destructor, no exit handler of the driver: after a fault they may hang.
             // SAFETY: _exit ends the process and touches nothing of it.
@@ -65,7 +68,9 @@ fn prepare(options: &Server) -> anyhow::Result<(Link, Settings)> {
     let settings = Settings::from_env()?;
     // The daemon has opened server.log, which this user may not be able to do, as standard error.
     let sinks = vec![Sink::StandardError];
+    logging::limit::serve_clients();
     logging::install("Server", sinks, settings.log.as_deref());
+    panics::end_process();
     Ok((link, settings))
 }
 

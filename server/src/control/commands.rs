@@ -47,6 +47,12 @@ const fn row(
 pub const TABLE: &[Row] = &[
     row(
         Kind::Lists,
+        "info",
+        "",
+        "the daemon itself: its directories, process, user, version, mode, devices and library",
+    ),
+    row(
+        Kind::Lists,
         "get_server_list",
         "",
         "process ids of the servers, one a line",
@@ -244,6 +250,12 @@ pub const TABLE: &[Row] = &[
         "start FILE|stop",
         "write what all clients do, launches, copies and waits, into a file that Perfetto reads",
     ),
+    row(
+        Kind::Acts,
+        "reopen_logs",
+        "",
+        "go on in new log files: the old ones have been renamed",
+    ),
     row(Kind::Tells, "help", "", "this list"),
 ];
 
@@ -310,6 +322,8 @@ pub struct Request {
 /// A command, understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// `info`
+    Info,
     /// `get_server_list`
     ServerList,
     /// `get_server_status PID`
@@ -396,6 +410,8 @@ pub enum Command {
         /// How long clients are waited for; `None`: until they have gone.
         patience: Option<Duration>,
     },
+    /// `reopen_logs`
+    ReopenLogs,
     /// `help`
     Help,
 }

@@ -4,15 +4,18 @@ mod answering;
 mod room;
 
 use super::commands::Request;
-use super::devices::Devices;
-use super::directory::{self, DirectoryError, PipeDirectory};
+use super::defaults::Defaults;
+use super::devices::{self, Devices};
+use super::directory::{DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
 use super::servers::{Server, Servers};
 use super::spawn::{Launcher, Users};
 use super::usage::Question;
 use super::wire::{self, Answer};
+use crate::closers::{self, Stranger};
 use crate::engine::Credentials;
 use crate::link::{Arrival, PACKET_LIMIT};
+use crate::logging::limit::{self, Author};
 use crate::logging::{self, LogError, Sink};
 use crate::metrics::{Endpoint, MetricsError};
 use crate::mode::Modes;
@@ -26,7 +29,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -35,6 +38,12 @@ use zerocopy::IntoBytes;
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long no connection is accepted when descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// How often the length of the logs is looked at, while there is something to do at all.
+const LOOK_AT_LOGS: Duration = Duration::from_secs(1);
+/// How long a log is left as it is that cannot be set aside.
+const LOG_PAUSE: Duration = Duration::from_secs(60);
+/// How long those who are not heard are left alone.
+const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 /// Connections accepted before the others have their turn.
 const ACCEPTS_A_TURN: usize = 64;
 
@@ -58,6 +67,12 @@ pub enum DaemonError {
         /// What is wrong with them.
         why: String,
     },
+    /// A limit for a device that is not there.
+    #[error("{}: {why}", settings::PINNED_DEVICE_MEM_LIMIT)]
+    Limit {
+        /// What is wrong with it.
+        why: String,
+    },
     /// The endpoint of metrics.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
@@ -68,7 +83,7 @@ pub enum DaemonError {
 
 /// A connection that is not a client's (yet).
 struct Peer {
-    connection: OwnedFd,
+    connection: Stranger,
     who: Credentials,
     /// Came by `control_privileged`, from the owner or root.
     privileged: bool,
@@ -81,6 +96,11 @@ struct Peer {
 }
 
 impl Peer {
+    /// Whether it may say something now. A user whose descriptors do not close sends no more of them.
+    fn is_heard(&self) -> bool {
+        closers::has_room(self.who.uid)
+    }
+
     fn tell(&self, answer: &Answer) -> io::Result<()> {
         wire::answer_packets(answer)
             .iter()
@@ -147,6 +167,8 @@ pub struct Daemon {
     settings: Settings,
     manner: Manner,
     log: Sink,
+    /// When the logs are looked at next.
+    look_at_logs: Instant,
     directory: PipeDirectory,
     end_signal: UnixStream,
     child_signal: UnixStream,
@@ -201,15 +223,11 @@ impl Daemon {
             tracing::info!("Metrics are at http://{}/metrics", endpoint.address());
             endpoint.serve(settings)?;
         }
-        let uid = nix::unistd::geteuid().as_raw();
-        if let Some(warning) = directory::warning(&settings.pipe_directory, uid) {
-            tracing::warn!("{warning}");
-        }
         for warning in &settings.ignored {
             tracing::warn!("{warning}");
         }
         let launcher = Launcher::new(settings.clone(), users, server_log);
-        let devices = devices_of_modes(&launcher)?;
+        let devices = devices_of_settings(&launcher, &settings.defaults)?;
         let mut servers = Servers::new(launcher, settings.defaults.clone());
         if held.predecessor_died {
             servers.expect_orphans();
@@ -218,6 +236,7 @@ impl Daemon {
             settings: settings.clone(),
             manner,
             log,
+            look_at_logs: Instant::now(),
             directory: held,
             end_signal,
             child_signal,
@@ -298,7 +317,7 @@ impl Daemon {
         if let Some(output) = self.devices.output() {
             watch(Source::Devices, output, input);
         }
-        for (number, peer) in &self.peers {
+        for (number, peer) in self.peers.iter().filter(|(_, peer)| peer.is_heard()) {
             let waits = self.awaiting.iter().any(|awaiting| awaiting.by == *number);
             let events = if waits { PollFlags::empty() } else { input };
             watch(Source::Peer(*number), peer.connection.as_fd(), events);
@@ -345,12 +364,15 @@ impl Daemon {
                 Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
                 Until::Gone(..) | Until::Devices(_) => None,
             });
+        let unheard = self.peers.values().any(|peer| !peer.is_heard());
         let next = silent
+            .chain(unheard.then(|| Instant::now() + LISTEN_AGAIN))
             .chain(force)
             .chain(answers)
             .chain(self.devices.deadline())
             .chain(self.accept_from)
             .chain(self.servers.deadline())
+            .chain(limit::deadline())
             .min();
         match next {
             None => PollTimeout::NONE,
@@ -363,13 +385,23 @@ impl Daemon {
     }
 
     fn expire(&mut self, now: Instant) {
+        limit::tell(now);
+        if now >= self.look_at_logs {
+            self.set_long_logs_aside(now);
+        }
         self.servers.expire(now);
         self.devices.expire(now);
         self.accept_from.take_if(|at| *at <= now);
         self.peers.retain(|_, peer| {
             let expired = peer.silent_until.is_some_and(|at| at <= now);
+            // What was not heard could say nothing, and to close it takes room.
+            if expired && !peer.is_heard() {
+                peer.silent_until = Some(now + SILENCE_LIMIT);
+                return true;
+            }
             if expired {
                 let (pid, uid) = (peer.who.pid, peer.who.uid);
+                let _guard = limit::caused_by_user(uid);
                 tracing::info!(
                     "Connection of process {pid} of user {uid} closed: it said nothing for {} s",
                     SILENCE_LIMIT.as_secs()
@@ -433,6 +465,34 @@ impl Daemon {
         Ok(())
     }
 
+    /// Goes on in new files where the logs have become too long. One of each is kept.
+    fn set_long_logs_aside(&mut self, now: Instant) {
+        self.look_at_logs = now + LOOK_AT_LOGS;
+        match self.are_logs_set_aside() {
+            Ok(false) => {}
+            Ok(true) => match self.reopen_logs() {
+                Ok(()) => {
+                    tracing::info!("The logs before this line were set aside for their length")
+                }
+                Err(error) => tracing::error!("The logs stay as they are: {error}"),
+            },
+            Err(error) => {
+                tracing::error!("A log that has become too long cannot be renamed: {error}");
+                self.look_at_logs = now + LOG_PAUSE;
+            }
+        }
+    }
+
+    fn are_logs_set_aside(&self) -> io::Result<bool> {
+        let directory = &self.settings.log_directory;
+        let control = match self.log.descriptor()? {
+            Some(log) => logging::set_aside(log.as_fd(), directory, "control.log")?,
+            None => false,
+        };
+        let log = self.servers.launcher().log();
+        Ok(logging::set_aside(log, directory, "server.log")? || control)
+    }
+
     /// The first process of a container inherits whoever loses its parent and waits for their end. The daemon's own
     /// children are left to those who know them.
     fn reap_orphans(&self) {
@@ -467,6 +527,7 @@ impl Daemon {
             };
             match accept_from(listener.as_fd()) {
                 Ok((connection, who)) => {
+                    let _guard = limit::caused_by_user(who.uid);
                     tracing::info!("Accepting connection...");
                     let owner = nix::unistd::geteuid().as_raw();
                     let privileged = privileged_socket && (who.uid == 0 || who.uid == owner);
@@ -504,9 +565,11 @@ impl Daemon {
         let Some(peer) = self.peers.get(&number) else {
             return;
         };
+        let _guard = limit::caused_by_user(peer.who.uid);
         // As long as the introduction of a server may be; a command that is too long is seen to be.
         let mut buffer = vec![0; PACKET_LIMIT];
-        let received = seqpacket::receive_with_descriptor(peer.connection.as_fd(), &mut buffer);
+        let connection = peer.connection.as_fd();
+        let received = seqpacket::receive_with_descriptor(connection, &mut buffer, peer.who.uid);
         let (len, descriptor) = match received {
             Ok(packet) => (packet.len, packet.descriptor),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -550,7 +613,10 @@ impl Daemon {
                     who,
                     silent_until: Some(_),
                     ..
-                }) => self.servers.meet(connection, who, said),
+                }) => {
+                    let devices = self.devices.known().map(<[_]>::len);
+                    self.servers.meet(connection, who, said, devices);
+                }
                 _ => tracing::warn!("A user interface that says it is a server was closed"),
             },
             Greeting::Unfit(why) => {
@@ -572,6 +638,7 @@ impl Daemon {
         if let Some(peer) = self.peers.remove(&number)
             && peer.silent_until.is_none()
         {
+            let _guard = limit::caused_by_user(peer.who.uid);
             tracing::info!("UI closed");
         }
         self.awaiting.retain(|awaiting| awaiting.by != number);
@@ -601,6 +668,7 @@ impl Daemon {
         let mut buffer = [0; 4096];
         match self.directory.log_pipe.read(&mut buffer) {
             Ok(len) => {
+                let _guard = limit::caused_by(Author::LogPipe);
                 for line in String::from_utf8_lossy(&buffer[..len]).lines() {
                     tracing::info!(target: logging::OTHER, "{line}");
                 }
@@ -611,11 +679,15 @@ impl Daemon {
     }
 }
 
-/// Where single devices have a mode, they are looked for at once, so that whoever starts the daemon learns what is wrong.
-fn devices_of_modes(launcher: &Launcher) -> Result<Devices, DaemonError> {
+/// Where single devices have a mode or a limit, they are looked for at once, so that whoever starts the daemon learns what
+/// is wrong.
+fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devices, DaemonError> {
     let mut devices = Devices::default();
     let modes = launcher.modes();
-    if modes.devices.is_empty() {
+    let ordinals = defaults.limits.memory.keys().map(usize::to_string);
+    let uuids = defaults.by_uuid.iter().map(|(uuid, _)| uuid.clone());
+    let limited: Vec<String> = ordinals.chain(uuids).collect();
+    if modes.devices.is_empty() && limited.is_empty() {
         return Ok(devices);
     }
     match devices.find_now(launcher) {
@@ -623,6 +695,9 @@ fn devices_of_modes(launcher: &Launcher) -> Result<Devices, DaemonError> {
             let (_, wrong) = DeviceModes::new(&modes, found, None);
             if let Some(why) = wrong.into_iter().next() {
                 return Err(DaemonError::Modes { modes, why });
+            }
+            for device in limited {
+                devices::find(found, &device).map_err(|why| DaemonError::Limit { why })?;
             }
         }
         // A server may find them yet, and says in its log what is wrong.
@@ -632,10 +707,10 @@ fn devices_of_modes(launcher: &Launcher) -> Result<Devices, DaemonError> {
     Ok(devices)
 }
 
-fn accept_from(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, Credentials)> {
+fn accept_from(listener: BorrowedFd<'_>) -> io::Result<(Stranger, Credentials)> {
     let connection = seqpacket::accept(listener)?;
     let who = seqpacket::peer(connection.as_fd())?;
-    Ok((connection, who))
+    Ok((Stranger::new(connection, who.uid), who))
 }
 
 /// A stream that becomes readable when one of the signals comes.

@@ -1,14 +1,20 @@
 //! The daemon's files in the pipe directory: lock, sockets, log pipe, pid file.
+//!
+//! The directory is checked and opened once; every file is then made, opened and removed relative to its descriptor.
 
+use super::files::{self, FileError};
 use crate::seqpacket;
-use crate::settings::{PIPE_DIRECTORY, Settings};
-use nix::fcntl::{Flock, FlockArg};
-use nix::sys::stat::Mode;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use crate::settings::{PIPE_DIRECTORY, Settings, own_pipe_directory};
+use mpsshim_proto::directory::{self, Purpose, Refused, Walk};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat};
+use nix::unistd::{UnlinkatFlags, geteuid, mkfifoat, unlinkat};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 /// Why the daemon cannot have its directory.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +32,16 @@ pub enum DirectoryError {
         /// Why.
         source: io::Error,
     },
+    /// Somebody else can put something in the place of the daemon's files.
+    #[error(
+        "the pipe directory {path} is not used: {why}; set {PIPE_DIRECTORY} to another directory"
+    )]
+    Untrusted {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        why: Refused,
+    },
     /// A file in the directory cannot be made.
     #[error(
         "cannot write {file} in the pipe directory {path}: {source}; let user {uid} write there, or set \
@@ -42,20 +58,18 @@ pub enum DirectoryError {
         source: io::Error,
     },
     /// Something that the daemon did not make is in the way.
-    #[error(
-        "{path} is in the way and is not a {expected}; remove it, or set {PIPE_DIRECTORY} to another directory"
-    )]
+    #[error("{path} is in the way: {why}; remove it, or set {PIPE_DIRECTORY} to another directory")]
     InTheWay {
         /// What is there.
         path: PathBuf,
-        /// What belongs there.
-        expected: &'static str,
+        /// Why the daemon does not use or remove it.
+        why: FileError,
     },
 }
 
 /// The pipe directory, held by this daemon as long as the value lives.
 pub struct PipeDirectory {
-    path: PathBuf,
+    directory: OwnedFd,
     /// Clients and status commands come here.
     pub control: OwnedFd,
     /// Commands of the owner and root come here.
@@ -70,55 +84,64 @@ pub struct PipeDirectory {
 /// Name of the pid file.
 pub const PID_FILE: &str = "mps-control.pid";
 const LOG_PIPE: &str = "log";
+const LOCK: &str = "control_lock";
+const CONTROL: &str = "control";
 
 impl PipeDirectory {
     /// Takes the directory, removes what a dead daemon left, and listens.
     pub fn take(settings: &Settings) -> Result<PipeDirectory, DirectoryError> {
         let path = &settings.pipe_directory;
-        let failed = |file| {
-            move |source| DirectoryError::Write {
+        // A user's daemon serves nobody else; a directory that was named others may look at.
+        let is_root = geteuid().is_root();
+        let is_named = *path != own_pipe_directory(is_root);
+        let is_private = !is_root && !is_named;
+        let walk = Walk {
+            purpose: Purpose::Sockets,
+            create: Some(if is_private { 0o700 } else { 0o755 }),
+            named: is_named,
+            any_owner: false,
+        };
+        let directory = directory::open(path, walk).map_err(|refused| match refused {
+            Refused::Io { source, .. } => DirectoryError::Create {
                 path: path.clone(),
-                file,
-                uid: nix::unistd::geteuid().as_raw(),
                 source,
+            },
+            why => DirectoryError::Untrusted {
+                path: path.clone(),
+                why,
+            },
+        })?;
+        let failed = |file: &'static str| {
+            move |error: FileError| match error {
+                FileError::Io(source) => DirectoryError::Write {
+                    path: path.clone(),
+                    file,
+                    uid: geteuid().as_raw(),
+                    source,
+                },
+                why => DirectoryError::InTheWay {
+                    path: path.join(file),
+                    why,
+                },
             }
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(path)
-            .map_err(|source| DirectoryError::Create {
-                path: path.clone(),
-                source,
-            })?;
+        let here = directory.as_fd();
 
-        let lock = open_lock(&path.join("control_lock")).map_err(failed("control_lock"))?;
+        let lock = take_lock(here).map_err(failed(LOCK))?;
         // From here on every file in the directory is this process's to remove.
-        let lock =
-            Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(
-                |(_, errno)| match errno {
-                    nix::errno::Errno::EWOULDBLOCK => DirectoryError::AlreadyRunning,
-                    errno => failed("control_lock")(errno.into()),
-                },
-            )?;
+        let lock = lock.ok_or(DirectoryError::AlreadyRunning)?;
 
-        let log_pipe = path.join(LOG_PIPE);
-        remove(&log_pipe, "pipe", FileTypeExt::is_fifo)?;
-        let log_pipe = make_pipe(&log_pipe).map_err(failed(LOG_PIPE))?;
-        let predecessor_died = path.join(PID_FILE).exists();
-        write_pid(&path.join(PID_FILE)).map_err(failed(PID_FILE))?;
+        let log_pipe = make_pipe(here).map_err(failed(LOG_PIPE))?;
+        let predecessor_died =
+            files::remove(here, PID_FILE, SFlag::S_IFREG).map_err(failed(PID_FILE))?;
+        write_pid(here).map_err(failed(PID_FILE))?;
 
-        let listen = |file: &'static str, socket: &Path, mode| {
-            remove(socket, "socket", FileTypeExt::is_socket)?;
-            let listener = seqpacket::listen(socket).map_err(failed(file))?;
-            fs::set_permissions(socket, Permissions::from_mode(mode)).map_err(failed(file))?;
-            Ok(listener)
-        };
+        let listen = |file, mode| listen(here, file, mode).map_err(failed(file));
         // `control` comes last: who can connect there finds a daemon that is complete.
-        let privileged = listen("control_privileged", &settings.privileged_socket(), 0o755)?;
-        let control = listen("control", &settings.control_socket(), 0o666)?;
+        let privileged = listen("control_privileged", 0o755)?;
+        let control = listen(CONTROL, 0o666)?;
         Ok(PipeDirectory {
-            path: path.clone(),
+            directory,
             control,
             privileged,
             predecessor_died,
@@ -128,95 +151,78 @@ impl PipeDirectory {
     }
 }
 
-/// What an operator should know about who can interfere with the directory.
-pub fn warning(directory: &Path, uid: u32) -> Option<String> {
-    let found = fs::metadata(directory).ok()?;
-    let others_may_write = found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0;
-    if found.uid() != uid && found.uid() != 0 {
-        let owner = found.uid();
-        Some(format!(
-            "The pipe directory belongs to user {owner}, who can put another daemon in this one's place"
-        ))
-    } else if others_may_write {
-        Some(
-            "Others may write in the pipe directory and can put another daemon in this one's place"
-                .into(),
-        )
-    } else {
-        None
-    }
-}
-
 impl Drop for PipeDirectory {
     /// Pid file and log pipe go; the sockets and the lock stay, as NVIDIA's do.
     fn drop(&mut self) {
         for name in [PID_FILE, LOG_PIPE] {
             // Gone already, or a directory that has become read-only: the next daemon deals with it.
-            let _ = fs::remove_file(self.path.join(name));
+            let _ = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir);
         }
     }
 }
 
-fn open_lock(path: &Path) -> io::Result<File> {
-    let lock = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o666)
-        .custom_flags(nix::libc::O_NOFOLLOW)
-        .open(path)?;
-    // Past the umask; a lock of another user stays as that user made it.
-    let _ = lock.set_permissions(Permissions::from_mode(0o666));
-    Ok(lock)
-}
-
-fn remove(
-    path: &Path,
-    expected: &'static str,
-    is: impl Fn(&fs::FileType) -> bool,
-) -> Result<(), DirectoryError> {
-    let in_the_way = || DirectoryError::InTheWay {
-        path: path.to_owned(),
-        expected,
+/// `None`: another daemon holds it.
+fn take_lock(directory: BorrowedFd<'_>) -> Result<Option<Flock<File>>, FileError> {
+    let own = Mode::S_IRUSR | Mode::S_IWUSR;
+    let lock = files::open_or_make(directory, LOCK, OFlag::O_RDWR, own)?;
+    let was_open_to_others = fstat(&lock)?.st_mode & 0o077 != 0;
+    if was_open_to_others {
+        fchmod(&lock, own)?;
+    }
+    let lock = match Flock::lock(lock, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => return Ok(Some(lock)),
+        Err((lock, Errno::EWOULDBLOCK)) => lock,
+        Err((_, errno)) => return Err(errno.into()),
     };
-    match fs::symlink_metadata(path) {
-        Ok(found) if is(&found.file_type()) => fs::remove_file(path).map_err(|_| in_the_way()),
-        Ok(_) => Err(in_the_way()),
-        // Not there, or not to be seen: then making it says why.
-        Err(_) => Ok(()),
+    // An earlier release let everybody open the file, and whoever has it open can hold a lock on it. A daemon also answers.
+    let answers = || seqpacket::connect(&directory::path_in(directory, CONTROL)).is_ok();
+    if !was_open_to_others || answers() {
+        return Ok(None);
     }
+    drop(lock);
+    files::remove(directory, LOCK, SFlag::S_IFREG)?;
+    let lock = match files::make(directory, LOCK, OFlag::O_RDWR, own) {
+        Err(FileError::Io(error)) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Ok(None);
+        }
+        made => made?,
+    };
+    Ok(Flock::lock(lock, FlockArg::LockExclusiveNonblock).ok())
 }
 
-fn make_pipe(path: &Path) -> io::Result<File> {
-    nix::unistd::mkfifo(path, Mode::from_bits_retain(0o777))?;
-    fs::set_permissions(path, Permissions::from_mode(0o777))?;
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW)
-        .open(path)
+fn make_pipe(directory: BorrowedFd<'_>) -> Result<File, FileError> {
+    files::remove(directory, LOG_PIPE, SFlag::S_IFIFO)?;
+    mkfifoat(directory, LOG_PIPE, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
+    let pipe = files::open(directory, LOG_PIPE, flags, SFlag::S_IFIFO)?;
+    // Programs of all users whom root's daemon serves may write there; nobody else reads what they say.
+    let mode = if geteuid().is_root() { 0o622 } else { 0o600 };
+    fchmod(&pipe, Mode::from_bits_retain(mode))?;
+    Ok(pipe)
 }
 
-fn write_pid(path: &Path) -> io::Result<()> {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(error);
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o666)
-        .open(path)?;
-    file.set_permissions(Permissions::from_mode(0o666))?;
-    writeln!(file, "{}", std::process::id())
+fn write_pid(directory: BorrowedFd<'_>) -> Result<(), FileError> {
+    let mode = Mode::from_bits_retain(0o644);
+    let mut file = files::make(directory, PID_FILE, OFlag::O_WRONLY, mode)?;
+    fchmod(&file, mode)?;
+    Ok(writeln!(file, "{}", std::process::id())?)
+}
+
+fn listen(directory: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, FileError> {
+    files::remove(directory, name, SFlag::S_IFSOCK)?;
+    let listener = seqpacket::listen(&directory::path_in(directory, name))?;
+    let socket = files::find(directory, name, SFlag::S_IFSOCK)?;
+    // Through its descriptor: nothing that has come to that name meanwhile is changed.
+    let path = directory::path_of(socket.as_fd());
+    fs::set_permissions(path, Permissions::from_mode(mode))?;
+    Ok(listener)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::ffi::OsString;
+    use std::path::Path;
 
     fn settings(directory: &Path) -> Settings {
         let directory = OsString::from(directory);
@@ -259,9 +265,10 @@ mod tests {
         };
         assert_eq!(mode("control"), 0o140_666);
         assert_eq!(mode("control_privileged"), 0o140_755);
-        assert_eq!(mode("control_lock"), 0o100_666);
-        assert_eq!(mode("log"), 0o010_777);
-        assert_eq!(mode(PID_FILE), 0o100_666);
+        assert_eq!(mode("control_lock"), 0o100_600);
+        let log = if geteuid().is_root() { 0o622 } else { 0o600 };
+        assert_eq!(mode("log"), 0o010_000 | log);
+        assert_eq!(mode(PID_FILE), 0o100_644);
         let pid = fs::read_to_string(directory.path().join(PID_FILE)).expect("pid file");
         assert_eq!(pid, format!("{}\n", std::process::id()));
         drop(held);
@@ -271,6 +278,29 @@ mod tests {
             .collect();
         left.sort();
         assert_eq!(left, ["control", "control_lock", "control_privileged"]);
+    }
+
+    /// A daemon of an earlier release has left a lock that everybody may open, and somebody holds it.
+    #[test]
+    fn a_lock_that_others_hold_keeps_no_daemon_from_starting() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join(LOCK);
+        let open = File::create(&path).expect("create");
+        open.set_permissions(Permissions::from_mode(0o666))
+            .expect("mode");
+        let strangers = Flock::lock(open, FlockArg::LockShared).expect("lock");
+        let settings = settings(directory.path());
+        let held = PipeDirectory::take(&settings).expect("take");
+        // From now on nobody can open it.
+        let mode = fs::metadata(&path).expect("lock").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(strangers);
+        assert!(matches!(
+            PipeDirectory::take(&settings),
+            Err(DirectoryError::AlreadyRunning)
+        ));
+        drop(held);
+        PipeDirectory::take(&settings).expect("again");
     }
 
     #[test]
@@ -290,17 +320,77 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_open_to_others_is_warned_of() {
+    fn a_directory_open_to_others_is_refused() {
         let directory = tempfile::tempdir().expect("directory");
-        let uid = nix::unistd::geteuid().as_raw();
-        let warned = |mode| {
-            fs::set_permissions(directory.path(), Permissions::from_mode(mode)).expect("mode");
-            warning(directory.path(), uid).is_some()
+        let pipe = directory.path().join("pipe");
+        fs::create_dir(&pipe).expect("create");
+        let refused = |above: u32, mode: u32| {
+            fs::set_permissions(directory.path(), Permissions::from_mode(above)).expect("mode");
+            fs::set_permissions(&pipe, Permissions::from_mode(mode)).expect("mode");
+            let error = PipeDirectory::take(&settings(&pipe)).err()?.to_string();
+            assert!(error.contains("others can write in "), "{error}");
+            Some(error)
         };
-        assert_eq!(
-            [0o755, 0o1777, 0o777, 0o775].map(warned),
-            [false, false, true, true]
-        );
+        assert_eq!(refused(0o755, 0o755), None);
+        assert_eq!(refused(0o1777, 0o700), None, "as in /tmp");
+        for (above, mode) in [(0o755, 0o777), (0o755, 0o1777), (0o757, 0o755)] {
+            assert!(refused(above, mode).is_some(), "{above:o} {mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused() {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("not root: another user's directory is not tested");
+        }
+        let directory = tempfile::tempdir().expect("directory");
+        let theirs = directory.path().join("theirs");
+        fs::create_dir(&theirs).expect("create");
+        std::os::unix::fs::chown(&theirs, Some(65534), Some(65534)).expect("chown");
+        for pipe in [theirs.clone(), theirs.join("below")] {
+            let error = PipeDirectory::take(&settings(&pipe)).err();
+            let error = error.expect("refused").to_string();
+            assert!(error.contains("belongs to user 65534"), "{error}");
+        }
+        assert_eq!(fs::read_dir(&theirs).expect("list").count(), 0);
+        // In a directory that is open to all, nobody knows who made a link, whoever owns it now.
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o1777)).expect("mode");
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/", &link).expect("link");
+        let error = PipeDirectory::take(&settings(&link)).err();
+        let error = error.expect("refused").to_string();
+        assert!(error.contains("symbolic link"), "{error}");
+    }
+
+    /// Files that somebody else could have put there: what they lead to stays as it is.
+    #[test]
+    fn links_are_refused() {
+        for name in [LOCK, LOG_PIPE, PID_FILE, "control", "control_privileged"] {
+            for hard in [false, true] {
+                let directory = tempfile::tempdir().expect("directory");
+                let victim = directory.path().join("victim");
+                fs::write(&victim, "precious").expect("write");
+                fs::set_permissions(&victim, Permissions::from_mode(0o600)).expect("mode");
+                let pipe = directory.path().join("pipe");
+                fs::create_dir(&pipe).expect("create");
+                let place = pipe.join(name);
+                if hard {
+                    fs::hard_link(&victim, &place).expect("link");
+                } else {
+                    std::os::unix::fs::symlink(&victim, &place).expect("link");
+                }
+                let error = PipeDirectory::take(&settings(&pipe)).err();
+                let error = error.expect(name).to_string();
+                assert!(
+                    error.contains(&format!("pipe/{name} is in the way")),
+                    "{error}"
+                );
+                assert!(fs::symlink_metadata(&place).is_ok(), "{name} was removed");
+                let mode = fs::metadata(&victim).expect("victim").permissions().mode();
+                assert_eq!(mode & 0o777, 0o600, "{name}");
+                assert_eq!(fs::read_to_string(&victim).expect("read"), "precious");
+            }
+        }
     }
 
     #[test]

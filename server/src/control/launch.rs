@@ -6,6 +6,7 @@
 use super::spawn::{beside_this_executable, without_terminal};
 use crate::seqpacket;
 use crate::settings::{self, Settings};
+use mpsshim_proto::directory::{self, Refused};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use std::fs::File;
@@ -39,6 +40,17 @@ pub enum LaunchError {
     /// The daemon ended without a word.
     #[error("the control daemon ended while it started; see control.log in {0}")]
     Ended(PathBuf),
+    /// Somebody else could have put a daemon there.
+    #[error(
+        "the pipe directory {path} is not used: {why}; set {} to another one",
+        settings::PIPE_DIRECTORY
+    )]
+    Untrusted {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        why: Refused,
+    },
     /// A daemon holds the directory and does not listen.
     #[error(
         "a control daemon holds {0} but does not answer there; end it (its process id is in mps-control.pid)"
@@ -110,6 +122,16 @@ pub fn tell_ready() -> io::Result<()> {
 
 /// Starts a daemon unless one listens. Any number of processes may do so at once: one daemon comes of it.
 pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
+    let path = &settings.pipe_directory;
+    match directory::of_client(path, settings.pipe_directory_is_named, false) {
+        Ok(_) => {}
+        // The daemon makes it.
+        Err(refused) if refused.is_absent() => {}
+        Err(why) => {
+            let path = path.clone();
+            return Err(LaunchError::Untrusted { path, why });
+        }
+    }
     let listens = || seqpacket::connect(&settings.control_socket()).is_ok();
     if listens() {
         return Ok(());

@@ -5,11 +5,15 @@ mod users;
 pub use users::users;
 
 use super::commands::Format;
-use super::servers::Server;
+use super::servers::{Client, Server};
+use super::spawn::Users;
 use super::usage::UsageBySession;
 use crate::amount;
 use crate::engine::DeviceInfo;
+use crate::library;
 use crate::limits::{Limits, Percentage, Usage};
+use crate::mode::Modes;
+use crate::settings::Settings;
 use nix::unistd::{Uid, User};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -85,6 +89,70 @@ fn tenths(percentage: Percentage) -> String {
     format!("{:.1}", number(percentage))
 }
 
+/// What a daemon knows of itself.
+pub struct Info<'a> {
+    /// It has these directories.
+    pub settings: &'a Settings,
+    /// Of clients that ask for none.
+    pub modes: Modes,
+    /// Whose clients one server takes.
+    pub users: Users,
+    /// How many servers there are.
+    pub servers: usize,
+    /// How many clients they have.
+    pub clients: usize,
+    /// `None`: they are not known.
+    pub devices: Option<&'a [DeviceInfo]>,
+}
+
+/// `info`
+pub fn info(info: &Info<'_>) -> Listing {
+    const COLUMNS: [&str; 12] = [
+        "pipe_directory",
+        "log_directory",
+        "pid",
+        "uid",
+        "user",
+        "version",
+        "mode",
+        "multi_user",
+        "servers",
+        "clients",
+        "devices",
+        "library",
+    ];
+    let uid = nix::unistd::geteuid().as_raw();
+    let devices = info.devices.map(|devices| {
+        let names = devices.iter();
+        let names = names.map(|device| format!("{} {}", device.uuid, device.name));
+        names.collect::<Vec<_>>().join("; ")
+    });
+    let library = library::find(info.settings.library.as_deref()).ok();
+    let row = vec![
+        json!(info.settings.pipe_directory.display().to_string()),
+        json!(info.settings.log_directory.display().to_string()),
+        json!(std::process::id()),
+        json!(uid),
+        user_name(uid),
+        json!(env!("CARGO_PKG_VERSION")),
+        json!(info.modes.to_string()),
+        json!(info.users == Users::Together),
+        json!(info.servers),
+        json!(info.clients),
+        json!(devices),
+        json!(library.map(|path| path.display().to_string())),
+    ];
+    let text = |value: &Value| match value {
+        Value::Null => "unknown".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let lines = COLUMNS.iter().zip(&row);
+    let lines = lines.map(|(name, value)| format!("{name}: {}", text(value)));
+    let lines: Vec<String> = lines.collect();
+    Listing::of_lines(&COLUMNS, vec![row], lines.into_iter())
+}
+
 /// `get_server_list`
 pub fn servers<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Listing {
     let row = |server: &Server| {
@@ -141,12 +209,12 @@ fn activity(usage: Option<&Usage>) -> [Value; 5] {
 
 /// `get_client_list`. `usage` is needed for the rows only.
 pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
-    let row = |(session, client): (u64, &super::servers::Client)| {
+    let row = |(session, client): (u64, &Client)| {
         let mut row = vec![
             json!(client.pid),
             json!(session),
             json!(client.uid),
-            json!(program(client.pid)),
+            json!(program(client)),
         ];
         row.extend(turns(usage.get(&(server.pid, session))));
         row
@@ -217,7 +285,7 @@ pub fn processes<'a>(
             .sessions()
             .filter(|(_, client)| only.is_none_or(|only| only == client.pid));
         for (session, client) in clients {
-            let (namespace, program) = (namespace(client.pid), program(client.pid));
+            let (namespace, program) = (namespace(client.pid), program(client));
             let usage = usage.get(&(server.pid, session));
             for (ordinal, device) in server.devices.iter().enumerate() {
                 let _ = writeln!(
@@ -441,7 +509,14 @@ fn namespace(pid: i32) -> String {
 }
 
 /// The program as it was called; `-` where it cannot be seen. What would spoil the table is left out.
-fn program(pid: i32) -> String {
+fn program(client: &Client) -> String {
+    if client.stuck {
+        return "(ended; its work goes on)".into();
+    }
+    called(client.pid)
+}
+
+fn called(pid: i32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
     let text: String = String::from_utf8_lossy(first)
@@ -459,9 +534,9 @@ mod tests {
     fn a_process_is_described() {
         let own = std::process::id() as i32;
         assert!(namespace(own).parse::<u64>().is_ok());
-        assert_eq!(program(own), std::env::args().next().unwrap_or_default());
+        assert_eq!(called(own), std::env::args().next().unwrap_or_default());
         // Nobody has this number.
-        assert_eq!((namespace(0).as_str(), program(0).as_str()), ("-", "-"));
+        assert_eq!((namespace(0).as_str(), called(0).as_str()), ("-", "-"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The control daemon and what speaks to it.
 //!
 //! [`daemon`] waits on its sockets in one thread and passes on what it hears: a client to [`servers`], a
-//! command to [`commands`]. [`directory`] is its place in the file system, [`greeting`] tells the first packet
+//! command to [`commands`]. [`directory`] is its place in the file system, [`files`] opens
+//! what is there, [`greeting`] tells the first packet
 //! of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is how a command and its
 //! answer travel, [`parse`] understands a command line, [`listing`] is what some commands list, [`usage`] asks servers
 //! for what their clients have, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the other side of
@@ -12,6 +13,7 @@ pub mod daemon;
 pub mod defaults;
 mod devices;
 pub mod directory;
+pub mod files;
 pub mod greeting;
 pub mod launch;
 mod listing;

@@ -310,11 +310,13 @@ impl Arguments<'_> {
             without_arguments => {
                 self.none()?;
                 match without_arguments {
+                    "info" => Command::Info,
                     "get_server_list" => Command::ServerList,
                     "get_default_active_thread_percentage" => Command::Percentage(Whose::Default),
                     "get_active_thread_percentage_all" => Command::Percentage(Whose::All),
                     "get_default_client_priority" => Command::Priority,
                     "get_default_quantum" => Command::Quantum(Whose::Default),
+                    "reopen_logs" => Command::ReopenLogs,
                     // The one row that is left.
                     _ => Command::Help,
                 }

@@ -13,6 +13,7 @@ use super::greeting;
 use super::process::Process;
 use super::spawn::{Launcher, Owner};
 use crate::link::{Arrival, Link};
+use crate::logging::limit;
 use crate::seqpacket;
 use mpsshim_proto::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
@@ -147,6 +148,7 @@ impl Servers {
             .position(|waiting| waiting.number == number)
         {
             let gone = self.waiting.remove(index);
+            let _guard = limit::caused_by_user(gone.client.who.uid);
             tracing::info!(
                 "Client {} has gone while it waited for a server",
                 gone.client.who.pid
@@ -190,13 +192,16 @@ impl Servers {
     pub fn link_ready(&mut self, pid: i32) {
         if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
             server.link_full = false;
+            // It runs as its user, who may have it report whatever there is to report.
+            let reported = limit::caused_by_user(server.uid);
             server.read_reports(REPORTS_A_TURN);
+            drop(reported);
             if server.log_pending {
                 server.hand_log(self.launcher.log());
             }
             let devices = server.devices.clone();
             if !devices.is_empty() {
-                self.learn_devices(&devices);
+                self.learn_devices_of(pid, &devices);
             }
         }
         self.order_traces();
@@ -236,7 +241,9 @@ impl Servers {
     /// Without a status: another daemon's child.
     fn ended(&mut self, mut server: Server, status: Option<ExitStatus>) {
         // Its last words may still be in the link.
+        let reported = limit::caused_by_user(server.uid);
         server.read_reports(usize::MAX);
+        drop(reported);
         self.end_trace_of(&mut server);
         let pid = server.pid;
         match status {
@@ -411,6 +418,7 @@ impl Servers {
                 server.uid == waiting.owner.uid
                     && server.state == State::Active
                     && !server.link_full
+                    && server.has_room()
             };
             let Some(server) = running.iter_mut().find(takes) else {
                 return true;
@@ -455,7 +463,7 @@ impl Servers {
     }
 
     fn start(&mut self, owner: Owner) {
-        let limits = self.defaults.limits.clone();
+        let limits = self.limits_for(owner.uid);
         match self.launcher.start(owner, &limits) {
             Ok((child, link)) => {
                 let pid = child.id();
@@ -466,7 +474,9 @@ impl Servers {
                 );
                 // Linux process ids have 22 bits.
                 let process = Process::Child(child);
-                let server = Server::new(pid as i32, owner.uid, process, link, limits);
+                let trusted = self.launcher.trusts(owner.uid);
+                let identity = (pid as i32, owner.uid);
+                let server = Server::new(identity, trusted, process, link, limits);
                 self.running.push(server);
             }
             Err(error) => {
@@ -498,6 +508,7 @@ impl Servers {
 }
 
 fn refuse(client: &Arrival, status: CUresult, reason: &str) {
+    let _guard = limit::caused_by_user(client.who.uid);
     tracing::info!(
         "Client {} from user {} refused with status {}: {reason}",
         client.who.pid,

@@ -1,5 +1,6 @@
 //! Starting a server process.
 
+use crate::closers::Stranger;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::mode::Modes;
@@ -91,6 +92,11 @@ impl Launcher {
         geteuid().is_root() || geteuid().as_raw() == uid
     }
 
+    /// Whether processes of that user are believed: they could command this daemon anyway.
+    pub fn trusts(&self, uid: u32) -> bool {
+        uid == 0 || uid == geteuid().as_raw()
+    }
+
     /// For whom the server has to be that takes this user's clients.
     pub fn owner(&self, uid: u32, gid: Option<u32>) -> Owner {
         match self.users {
@@ -108,6 +114,11 @@ impl Launcher {
             Users::OneByOne => format!("user {}", owner.uid),
             Users::Together => "all users".to_owned(),
         }
+    }
+
+    /// Whose clients one server takes.
+    pub fn users(&self) -> Users {
+        self.users
     }
 
     /// Modes of clients that ask for none.
@@ -144,7 +155,8 @@ impl Launcher {
             // As root this also drops the supplementary groups.
             command.gid(gid).uid(owner.uid);
         }
-        Ok((self.spawn(&mut command)?, Link::new(ours)))
+        let link = Link::to_user(Stranger::new(ours, owner.uid), owner.uid);
+        Ok((self.spawn(&mut command)?, link))
     }
 
     /// Starts a process that prints the devices as one line of JSON.

@@ -3,6 +3,7 @@
 use super::wire::{self, Answer, Mark};
 use crate::seqpacket;
 use crate::settings::Settings;
+use mpsshim_proto::directory::{self, Refused};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -19,6 +20,14 @@ pub enum UiError {
         path: String,
         /// Why.
         source: io::Error,
+    },
+    /// Somebody else could have put the socket there.
+    #[error("the pipe directory {path} is not used: {why}")]
+    Untrusted {
+        /// The directory.
+        path: String,
+        /// What is wrong.
+        why: Refused,
     },
     /// A line that no command can be.
     #[error("a command line may have {} bytes", wire::COMMAND_LIMIT)]
@@ -37,6 +46,19 @@ pub struct Ui {
 impl Ui {
     /// Connects as the owner, or, where this is not permitted, as anyone.
     pub fn connect(settings: &Settings) -> Result<Ui, UiError> {
+        let directory = &settings.pipe_directory;
+        // Root may have a look at any user's daemon that it names.
+        let named = settings.pipe_directory_is_named;
+        match directory::of_client(directory, named, named) {
+            Ok(_) => {}
+            Err(refused) if refused.is_absent() => return Err(UiError::NoDaemon),
+            Err(why) => {
+                return Err(UiError::Untrusted {
+                    path: directory.display().to_string(),
+                    why,
+                });
+            }
+        }
         let privileged = settings.privileged_socket();
         let (path, result) = match seqpacket::connect(&privileged) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

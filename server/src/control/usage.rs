@@ -63,13 +63,29 @@ impl Question {
         }
     }
 
-    /// Whether nothing will come any more, or nothing is waited for.
-    pub fn is_over(&self, servers: &Servers, now: Instant) -> bool {
-        let answers = |pid: &i32| {
+    /// Servers that are there and have not answered.
+    pub fn unanswered<'a>(&'a self, servers: &'a Servers) -> impl Iterator<Item = i32> + 'a {
+        let missing = self.missing.iter().copied();
+        missing.filter(|pid| {
             servers
                 .by_pid(*pid)
                 .is_some_and(|server| server.link().is_some())
-        };
-        now >= self.until || !self.missing.iter().any(answers)
+        })
+    }
+
+    /// What to say of them besides the answer; empty where there are none.
+    pub fn note(&self, servers: &Servers) -> String {
+        let lines = self.unanswered(servers).map(|pid| {
+            let seconds = PATIENCE.as_secs();
+            format!(
+                "Server {pid} has not answered in {seconds} s: what its clients have is left out\n"
+            )
+        });
+        lines.collect()
+    }
+
+    /// Whether nothing will come any more, or nothing is waited for.
+    pub fn is_over(&self, servers: &Servers, now: Instant) -> bool {
+        now >= self.until || self.unanswered(servers).next().is_none()
     }
 }

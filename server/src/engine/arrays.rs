@@ -5,8 +5,9 @@
 
 use super::Shared;
 use super::account::Charge;
-use super::reaper::Buried;
+use super::devices::Ordinal;
 use super::session::Session;
+use super::undertaker::Buried;
 use mpsshim_proto::cuda::*;
 use std::collections::HashMap;
 
@@ -16,10 +17,10 @@ pub struct Array {
     /// The driver's array.
     pub raw: RawArray,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Handle of the array it is a part of, and dies with; 0: it stands for itself.
     pub parent: u64,
-    /// About the memory it takes; `None` for a part.
+    /// About the memory it takes, until the driver has it back; `None` for a part.
     pub charge: Option<Charge>,
     /// A texture or surface reference names it, or did: it stays until the session's end.
     pub bound: bool,
@@ -31,7 +32,7 @@ pub struct Reference {
     /// The driver's reference.
     pub raw: RawReference,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Handle of the module it is in, and dies with; 0: the session's own.
     pub image: u64,
     /// Handle of the array it was given last.
@@ -79,7 +80,7 @@ pub enum Object {
 }
 
 /// Texture and surface objects of a session and the devices they are on.
-pub type Objects = HashMap<Object, usize>;
+pub type Objects = HashMap<Object, Ordinal>;
 
 impl Array {
     /// Destroys the driver's array; a part goes with what it is a part of.
@@ -100,7 +101,7 @@ impl Array {
 
 impl Object {
     /// Destroys the driver's object.
-    pub fn end(self, device: usize, shared: &Shared) -> Result<(), CUresult> {
+    pub fn end(self, device: Ordinal, shared: &Shared) -> Result<(), CUresult> {
         shared.devices[device].make_current(&shared.driver)?;
         let driver = &shared.driver.array;
         match self {

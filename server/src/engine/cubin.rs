@@ -7,16 +7,17 @@ use super::host::is_affordable;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolKind};
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 /// The largest code that is looked into, bytes.
 const MAX_CODE: u64 = 1 << 30;
 
 /// One entry of a fatbin.
 #[derive(Debug)]
-struct Entry<'a> {
-    kind: u16,
+pub(super) struct Entry<'a> {
+    pub kind: u16,
     /// Compute capability, `10 * major + minor`.
-    arch: u32,
+    pub arch: u32,
     flags: u64,
     code: &'a [u8],
     /// Bytes when decompressed; 0 when it is not compressed.
@@ -24,8 +25,11 @@ struct Entry<'a> {
 }
 
 const FATBIN: u32 = 0xBA55_ED50;
-const KIND_TEXT: u16 = 1;
-const KIND_CUBIN: u16 = 2;
+/// Bytes of a fatbin's header, and of an entry's, at the least: whatever an image says, each step through it is as long.
+const HEADER: usize = 16;
+const ENTRY: usize = 64;
+pub(super) const KIND_TEXT: u16 = 1;
+pub(super) const KIND_CUBIN: u16 = 2;
 const LZ4: u64 = 0x2000;
 const ZSTD: u64 = 0x8000;
 
@@ -33,16 +37,60 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
+/// What is scanned is counted where tests look at it.
+mod work {
+    #[cfg(test)]
+    thread_local! {
+        pub static BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    /// So many bytes were looked at.
+    #[inline]
+    pub fn count(_bytes: usize) {
+        #[cfg(test)]
+        BYTES.set(BYTES.get() + _bytes);
+    }
+}
+
+/// Bytes that may still be looked at. What an image names can overlap, and what is compressed can be far longer than the
+/// image: the scan must end in time linear in the image's length all the same.
+pub(super) struct Budget(u64);
+
+impl Budget {
+    /// For names in an image: they may overlap a little.
+    fn of_names(image: &[u8]) -> Budget {
+        Budget(4 * image.len() as u64)
+    }
+
+    /// For code that is compressed: as much as compilers' output shrinks, and a small image may shrink more.
+    pub fn of_code(image: &[u8]) -> Budget {
+        Budget((64 << 20) + 64 * image.len() as u64)
+    }
+
+    /// `None` when it is spent.
+    fn spend(&mut self, bytes: u64) -> Option<()> {
+        self.0 = self.0.checked_sub(bytes)?;
+        Some(())
+    }
+}
+
 /// The entries of a fatbin, or of several behind one another.
-fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
+pub(super) fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
     let mut found = Vec::new();
-    while bytes.len() >= 16 && field(bytes, 0).map(u32::from_le_bytes) == Some(FATBIN) {
+    while bytes.len() >= HEADER && field(bytes, 0).map(u32::from_le_bytes) == Some(FATBIN) {
         let header = u16::from_le_bytes(field(bytes, 6)?) as usize;
         let len = u64::from_le_bytes(field(bytes, 8)?) as usize;
+        if header < HEADER {
+            return None;
+        }
         let mut inside = bytes.get(header..header.checked_add(len)?)?;
-        while inside.len() >= 64 {
+        while inside.len() >= ENTRY {
+            work::count(ENTRY);
             let head = u32::from_le_bytes(field(inside, 4)?) as usize;
             let size = u64::from_le_bytes(field(inside, 8)?) as usize;
+            if head < ENTRY {
+                return None;
+            }
             let compressed = u32::from_le_bytes(field(inside, 16)?) as usize;
             let code = inside.get(head..head.checked_add(size)?)?;
             let flags = u64::from_le_bytes(field(inside, 40)?);
@@ -67,10 +115,11 @@ fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
 }
 
 impl<'a> Entry<'a> {
-    fn content(&self) -> Option<Cow<'a, [u8]>> {
+    pub fn content(&self, budget: &mut Budget) -> Option<Cow<'a, [u8]>> {
         if self.whole == 0 {
             return Some(Cow::Borrowed(self.code));
         }
+        budget.spend(self.whole)?;
         if self.whole > MAX_CODE || !is_affordable(2 * self.whole) {
             return None;
         }
@@ -117,16 +166,16 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
         return Some(false);
     }
-    let writable: Vec<_> = file
-        .sections()
-        .filter(|section| {
-            section
-                .name()
-                .is_ok_and(|name| name.starts_with(".nv.global"))
-        })
-        .filter(|section| section.size() > 0)
-        .map(|section| section.index())
-        .collect();
+    let mut budget = Budget::of_names(bytes);
+    let mut writable = HashSet::new();
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        work::count(name.len());
+        budget.spend(name.len() as u64)?;
+        if name.starts_with(b".nv.global") && section.size() > 0 {
+            writable.insert(section.index());
+        }
+    }
     let mut named = 0;
     for symbol in file.symbols() {
         let Some(section) = symbol.section_index() else {
@@ -136,7 +185,10 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
             continue;
         }
         named += 1;
-        if !is_constant(symbol.name().ok()?, symbol.size()) {
+        let name = symbol.name().ok()?;
+        work::count(name.len());
+        budget.spend(name.len() as u64)?;
+        if !is_constant(name, symbol.size()) {
             return Some(false);
         }
     }
@@ -148,19 +200,31 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
 /// statement. (`.const` is the host's to write, and behind a dot it is part of an instruction.)
 fn is_constant_text(bytes: &[u8]) -> bool {
     let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'}' | b'{' | b'/');
+    // Up to where the text has been looked at. A declaration is known by the words at its end, so that further `.global`
+    // within it, as a comment may have any number of, say nothing new.
+    let mut seen = 0;
     memchr::memmem::find_iter(bytes, b".global").all(|at| {
         let before = &bytes[..at];
         let declares =
             before.last().is_none_or(ends) && !before.trim_ascii_end().ends_with(b".ptr");
-        !declares || declared(&bytes[at..]).is_some_and(|(name, size)| is_constant(name, size))
+        if !declares || at < seen {
+            return true;
+        }
+        let Some((name, size, end)) = declared(&bytes[at..]) else {
+            return false;
+        };
+        seen = at + end;
+        is_constant(name, size)
     })
 }
 
-/// Name and length of an array of bytes that a statement declares; any other variable has length 0.
-fn declared(statement: &[u8]) -> Option<(&str, u64)> {
+/// Name and length of an array of bytes that a statement declares, and where the name ends; any other variable has
+/// length 0.
+fn declared(statement: &[u8]) -> Option<(&str, u64, usize)> {
     let end = statement
         .iter()
         .position(|byte| matches!(byte, b'[' | b';' | b'='))?;
+    work::count(end);
     let words = std::str::from_utf8(&statement[..end]).ok()?;
     let mut words = words.split_ascii_whitespace().rev();
     let name = words.next()?;
@@ -170,9 +234,11 @@ fn declared(statement: &[u8]) -> Option<(&str, u64)> {
         .iter()
         .take_while(|byte| byte.is_ascii_digit())
         .count();
+    work::count(digits);
     let count = std::str::from_utf8(&behind[..digits]).ok()?;
     let array = of_bytes && statement[end] == b'[';
-    Some((name, if array { count.parse().ok()? } else { 0 }))
+    let size = if array { count.parse().ok()? } else { 0 };
+    Some((name, size, end))
 }
 
 /// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
@@ -203,9 +269,10 @@ pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
             }
         })
         .peekable();
+    let mut budget = Budget::of_code(image);
     code.peek().is_some()
         && code.all(|entry| {
-            let content = entry.content();
+            let content = entry.content(&mut budget);
             content.is_some_and(|bytes| match compiled {
                 true => is_constant_text(&bytes),
                 false => is_constant_cubin(&bytes).unwrap_or(false),
@@ -307,7 +374,119 @@ mod tests {
         assert!(!keeps_nothing(&own, 90));
     }
 
+    /// Bytes that are looked at to judge an image.
+    fn work_of(image: &[u8]) -> usize {
+        work::BYTES.set(0);
+        keeps_nothing(image, 90);
+        work::BYTES.get()
+    }
+
+    #[test]
+    fn an_entry_or_a_fatbin_without_length_ends_the_scan() {
+        let good = fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75);
+        let empty_entry = {
+            let mut bytes = fatbin(b"", 0, 0, KIND_TEXT, 75);
+            bytes[16 + 4..16 + 16].fill(0);
+            bytes
+        };
+        let empty_fatbin = {
+            let mut bytes = vec![0; HEADER];
+            bytes[..4].copy_from_slice(&FATBIN.to_le_bytes());
+            bytes
+        };
+        for end in [empty_entry, empty_fatbin] {
+            assert!(!keeps_nothing(&end, 90));
+            assert!(!keeps_nothing(&[good.clone(), end].concat(), 90));
+        }
+    }
+
+    #[test]
+    fn declarations_within_another_are_not_read_again() {
+        let repeated = |count: usize| {
+            let comment = "// .global".to_string() + &" .global".repeat(count);
+            format!("{comment} .b8 $str[4];\n{KERNEL}\0").into_bytes()
+        };
+        let image = repeated(1 << 17);
+        assert!(keeps_nothing(&image, 90));
+        assert!(work_of(&image) <= 2 * image.len(), "{}", work_of(&image));
+        let hidden = format!(
+            "// {}\n.global .u32 counter;\n{KERNEL}",
+            ".global ".repeat(9)
+        );
+        assert!(!keeps_nothing(hidden.as_bytes(), 90));
+    }
+
+    #[test]
+    fn names_that_overlap_are_not_read_without_bound() {
+        const SECTIONS: usize = 2000;
+        // One name of 64 KiB that all sections have.
+        let names = [vec![b'x'; 64 << 10], vec![0]].concat();
+        let table = 64 + names.len().next_multiple_of(8);
+        let mut image = vec![0; table + SECTIONS * 64];
+        image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        image[18..20].copy_from_slice(&190u16.to_le_bytes());
+        image[40..48].copy_from_slice(&(table as u64).to_le_bytes());
+        for (at, field) in [(52, 64), (58, 64), (60, SECTIONS as u16), (62, 1u16)] {
+            image[at..at + 2].copy_from_slice(&field.to_le_bytes());
+        }
+        image[64..64 + names.len()].copy_from_slice(&names);
+        for section in 1..SECTIONS {
+            let at = table + section * 64;
+            image[at + 4..at + 8].copy_from_slice(&3u32.to_le_bytes());
+            image[at + 24..at + 32].copy_from_slice(&64u64.to_le_bytes());
+            image[at + 32..at + 40].copy_from_slice(&(names.len() as u64).to_le_bytes());
+        }
+        assert!(
+            work_of(&image) >= 3 * image.len(),
+            "the names are read at all"
+        );
+        assert!(work_of(&image) <= 5 * image.len(), "{}", work_of(&image));
+    }
+
+    #[test]
+    fn many_small_bombs_are_not_all_unpacked() {
+        let whole = vec![b' '; 16 << 20];
+        let packed = lz4_flex::block::compress(&whole);
+        let bomb = fatbin(&packed, LZ4, whole.len(), KIND_TEXT, 75);
+        assert!(keeps_nothing(&bomb, 90));
+        let mut budget = Budget::of_code(&bomb);
+        let entry = &entries(&bomb).unwrap()[0];
+        let unpacked = (0..1000).take_while(|_| entry.content(&mut budget).is_some());
+        assert!(unpacked.count() <= 4 + 64 * bomb.len() / whole.len());
+    }
+
     proptest! {
+        #[test]
+        fn mutated_fatbins_are_judged_in_linear_time(
+            parts in prop::collection::vec((0..3u8, 0..3u16, 0..200usize), 1..6),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),
+            zeroed in prop::collection::vec((any::<prop::sample::Index>(), 0..17usize), 0..3),
+        ) {
+            let mut image = Vec::new();
+            for (packing, kind, len) in parts {
+                let text = [KERNEL.as_bytes(), &vec![b'\n'; len]].concat();
+                let packed = match packing {
+                    0 => fatbin(&text, 0, 0, kind, 75),
+                    1 => fatbin(&lz4_flex::block::compress(&text), LZ4, text.len(), kind, 75),
+                    _ => fatbin(&text, ZSTD, text.len(), kind, 75),
+                };
+                image.extend(packed);
+            }
+            for (at, len) in zeroed {
+                let at = at.index(image.len());
+                let end = (at + len).min(image.len());
+                image[at..end].fill(0);
+            }
+            for (at, byte) in changes {
+                let at = at.index(image.len());
+                image[at] = byte;
+            }
+            // Texts are unpacked from the image and scanned once each.
+            let unpacked = 6 * (KERNEL.len() + 200);
+            let work = work_of(&image);
+            prop_assert!(work <= 8 * (image.len() + unpacked), "{work} of {}", image.len());
+        }
+
         #[test]
         fn nothing_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..600), magic in 0..3, len in 0u64..600) {
             let head = fatbin(b"", LZ4 | ZSTD, 100, KIND_TEXT, 75);

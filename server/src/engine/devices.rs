@@ -1,5 +1,6 @@
 //! The devices: one primary context each, their memory, and streams kept for reuse.
 
+use super::account::{Account, Charge, Memory};
 use super::driver::Driver;
 use super::flag_kernel::FlagKernel;
 use super::green::Green;
@@ -7,9 +8,12 @@ use super::partition::Partition;
 use super::ranges::RangeAllocator;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Index;
 use std::sync::{Arc, OnceLock};
 
 /// Streams made ahead: creating one while another client's kernels run can block until they are done.
@@ -18,6 +22,9 @@ const STREAMS_AHEAD: usize = 32;
 /// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
 /// first module that allocates is loaded.
 const DEVICE_HEAP: usize = 512 << 20;
+
+/// Streams of one priority that are kept at a time. A client may have thousands, and be gone a moment later.
+const KEPT_STREAMS: usize = 256;
 
 /// Drained streams that are kept for who needs one next, by priority.
 #[derive(Debug, Default)]
@@ -29,9 +36,20 @@ impl KeptStreams {
         self.0.lock().get_mut(&priority)?.pop()
     }
 
-    /// Keeps one.
-    pub fn keep(&self, priority: i32, stream: CUstream) {
-        self.0.lock().entry(priority).or_default().push(stream);
+    /// Keeps one, or gives it back where there are enough.
+    pub fn keep(&self, priority: i32, stream: CUstream) -> Option<CUstream> {
+        let mut kept = self.0.lock();
+        let kept = kept.entry(priority).or_default();
+        if kept.len() >= KEPT_STREAMS {
+            return Some(stream);
+        }
+        kept.push(stream);
+        None
+    }
+
+    /// How many are kept.
+    pub fn count(&self) -> usize {
+        self.0.lock().values().map(Vec::len).sum()
     }
 }
 
@@ -43,8 +61,40 @@ pub struct Grant {
     /// Bytes.
     pub len: u64,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     handle: CUmemGenericAllocationHandle,
+    paid: Mutex<Paid>,
+}
+
+/// Who pays for a grant.
+#[derive(Debug)]
+struct Paid {
+    /// Its length, counted until the driver has the memory back.
+    charge: Charge,
+    /// Sessions that have opened a part of it, once for each part.
+    openers: Vec<Account>,
+}
+
+impl Grant {
+    /// A session has opened a part of it.
+    pub fn opened_by(&self, account: &Account) {
+        self.paid.lock().openers.push(account.clone());
+    }
+
+    /// A session that has it, or has opened a part of it, gives that up. If it has paid so far, one that goes on having it
+    /// pays from now on.
+    pub fn left_by(&self, account: &Account) {
+        let mut paid = self.paid.lock();
+        let Paid { charge, openers } = &mut *paid;
+        if let Some(at) = openers.iter().position(|opener| opener.is(account)) {
+            openers.swap_remove(at);
+        }
+        if charge.is_of(account)
+            && let Some(next) = openers.first()
+        {
+            charge.move_to(next);
+        }
+    }
 }
 
 /// A device and its context.
@@ -64,7 +114,8 @@ pub struct Device {
     pub capability: u32,
     /// Threads that it has room for at a time.
     pub threads: u64,
-    ordinal: usize,
+    /// The server's number of it.
+    pub ordinal: Ordinal,
     context: OnceLock<CUcontext>,
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
@@ -73,6 +124,96 @@ pub struct Device {
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     flag_kernel: OnceLock<FlagKernel>,
+}
+
+/// The server's number of a device that there is: whoever has one may index [`Devices`] with it. A number from a client
+/// becomes one only by [`Devices::get`], which checks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ordinal(u8);
+
+const _: () = assert!(MAX_DEVICES <= u8::MAX as usize);
+
+impl Ordinal {
+    /// The position in a table of [`MAX_DEVICES`].
+    #[inline]
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// One that needs no device behind it.
+    #[cfg(test)]
+    pub fn of_test(ordinal: u8) -> Ordinal {
+        Ordinal(ordinal)
+    }
+}
+
+impl From<Ordinal> for u32 {
+    fn from(ordinal: Ordinal) -> u32 {
+        ordinal.0.into()
+    }
+}
+
+impl fmt::Display for Ordinal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The devices that a server serves, at most [`MAX_DEVICES`].
+#[derive(Debug)]
+pub struct Devices(Vec<Device>);
+
+impl Devices {
+    /// Reads what the driver's devices are; makes no context.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn read(driver: &Driver, count: usize) -> Result<Devices, CUresult> {
+        (0..count.min(MAX_DEVICES) as u8)
+            .map(|ordinal| Device::new(driver, Ordinal(ordinal)))
+            .collect::<Result<Vec<_>, _>>()
+            .map(Devices)
+    }
+
+    /// The device of an ordinal that a client named.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_DEVICE` when there is none.
+    pub fn get(&self, ordinal: u32) -> Result<&Device, CUresult> {
+        let device = usize::try_from(ordinal).ok().and_then(|at| self.0.get(at));
+        device.ok_or(CUDA_ERROR_INVALID_DEVICE)
+    }
+
+    /// The device whose part of the device arena an address is in.
+    pub fn of_address(&self, address: u64) -> Option<Ordinal> {
+        let part = address.checked_sub(DEVICE_ARENA)? / DEVICE_ARENA_STRIDE;
+        let device = self.get(part.try_into().ok()?).ok()?;
+        Some(device.ordinal)
+    }
+
+    /// All of them, by ordinal.
+    pub fn iter(&self) -> std::slice::Iter<'_, Device> {
+        self.0.iter()
+    }
+
+    /// The first.
+    pub fn first(&self) -> Option<&Device> {
+        self.0.first()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Index<Ordinal> for Devices {
+    type Output = Device;
+
+    #[inline]
+    fn index(&self, ordinal: Ordinal) -> &Device {
+        &self.0[ordinal.index()]
+    }
 }
 
 thread_local! {
@@ -84,9 +225,9 @@ impl Device {
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(driver: &Driver, ordinal: usize) -> Result<Device, CUresult> {
+    fn new(driver: &Driver, ordinal: Ordinal) -> Result<Device, CUresult> {
         let mut raw = 0;
-        driver.device_get(&mut raw, ordinal as i32)?;
+        driver.device_get(&mut raw, ordinal.index() as i32)?;
         let mut name = [0u8; 256];
         driver.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, raw)?;
         let len = name.iter().position(|b| *b == 0).unwrap_or(name.len());
@@ -109,7 +250,7 @@ impl Device {
         let minor = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let each = number(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
-        let start = DEVICE_ARENA + ordinal as u64 * DEVICE_ARENA_STRIDE;
+        let start = DEVICE_ARENA + ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         Ok(Device {
             raw,
             name: String::from_utf8_lossy(&name[..len]).into_owned(),
@@ -153,8 +294,8 @@ impl Device {
         let mut context = CUcontext::NULL;
         driver.primary_ctx_retain(&mut context, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set(self.ordinal);
-        let start = DEVICE_ARENA + self.ordinal as u64 * DEVICE_ARENA_STRIDE;
+        CURRENT.set(self.ordinal.index());
+        let start = DEVICE_ARENA + self.ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         let mut reserved = 0;
         driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
         if reserved != start {
@@ -210,12 +351,12 @@ impl Device {
     /// `CUDA_ERROR_INVALID_DEVICE` when no client has attached to the device.
     #[inline]
     pub fn make_current(&self, driver: &Driver) -> Result<(), CUresult> {
-        if CURRENT.get() == self.ordinal {
+        if CURRENT.get() == self.ordinal.index() {
             return Ok(());
         }
         let context = *self.context.get().ok_or(CUDA_ERROR_INVALID_DEVICE)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set(self.ordinal);
+        CURRENT.set(self.ordinal.index());
         Ok(())
     }
 
@@ -267,17 +408,24 @@ impl Device {
         }
     }
 
-    /// Device memory of at least `len` bytes, mapped and accessible. Blocks on no other client's work.
+    /// Device memory of at least `len` bytes, mapped and accessible, and counted with all that it is rounded up to.
+    /// Blocks on no other client's work.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
-    pub fn grant(&self, driver: &Driver, len: u64) -> Result<Grant, CUresult> {
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's; nothing is counted or held then.
+    pub fn grant(&self, driver: &Driver, account: &Account, len: u64) -> Result<Grant, CUresult> {
         self.make_current(driver)?;
-        let (start, len) = {
-            let mut addresses = self.addresses.lock();
-            let len = addresses.round_up(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-            (addresses.take(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?, len)
-        };
+        let len = self
+            .addresses
+            .lock()
+            .round_up(len)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let charge = account.take(Memory::Device(self.ordinal), len)?;
+        let start = self
+            .addresses
+            .lock()
+            .take(len)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut handle = CUmemGenericAllocationHandle::NULL;
         let made = driver
             .mem_create(&mut handle, len as usize, &self.properties(), 0)
@@ -308,6 +456,10 @@ impl Device {
                 len,
                 device: self.ordinal,
                 handle,
+                paid: Mutex::new(Paid {
+                    charge,
+                    openers: Vec::new(),
+                }),
             }),
             Err(status) => {
                 self.addresses.lock().give_back(start, len);
@@ -358,8 +510,17 @@ impl Device {
     }
 
     /// Keeps a drained stream for the next session.
-    pub fn keep_stream(&self, priority: i32, stream: CUstream) {
-        self.streams.keep(priority, stream);
+    pub fn keep_stream(&self, driver: &Driver, priority: i32, stream: CUstream) {
+        if let Some(surplus) = self.streams.keep(priority, stream) {
+            let _ = driver.context.stream_destroy(surplus);
+        }
+    }
+
+    /// Streams that are kept, those in parts of the device included, and parts.
+    pub fn kept(&self) -> (usize, usize) {
+        let parted = self.partition.get().and_then(|parted| parted.as_ref().ok());
+        let (streams, parts) = parted.map_or((0, 0), |partition| partition.kept());
+        (self.streams.count() + streams, parts)
     }
 
     /// Has the GPU copy a word of device memory to registered memory, and then write a flag.

@@ -11,16 +11,16 @@ use super::fairness;
 use super::held::Order;
 use super::parking::{self, Parked, Sessions};
 use super::patience::{Next, Patience};
-use super::reaper::ReaperTask;
 use super::session::Session;
 use super::slow::SlowTask;
 use super::{Dispatcher, Shared};
+use crate::panics;
 use crossbeam_channel::Receiver;
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_proto::message::Op;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 /// Messages of one session before the next session's turn.
@@ -143,7 +143,6 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             at += 1;
         }
         if worked {
-            dispatcher.busy.store(true, Ordering::Relaxed);
             patience.worked();
             continue;
         }
@@ -204,10 +203,10 @@ fn sleep(
     let mut in_flight = false;
     let now = Instant::now();
     for session in sessions.iter_mut() {
-        in_flight |= session.has_work_in_flight(shared);
+        session.say_whether_at_work(shared);
+        in_flight |= session.shared.at_work.load(Ordering::Relaxed);
         session.sample(shared, now, true);
     }
-    dispatcher.busy.store(in_flight, Ordering::Relaxed);
     if !sessions.iter().any(|session| session.marks.is_waiting()) {
         dispatcher.active.store(0, Ordering::Relaxed);
         shared.count_synchronizing();
@@ -275,12 +274,16 @@ fn sleep(
 
 #[inline]
 fn visit(shared: &Shared, session: &mut Session) -> Visit {
+    panics::works_for(Some(session.shared.info.session));
     if session.shared.hung_up.load(Ordering::Relaxed) {
         let terminated = session.shared.terminated.load(Ordering::SeqCst);
         return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
     }
     let mut wrote = session.marks.is_waiting() && session.ask_marks(shared);
     if session.held.any() {
+        if !session.may_work(shared) {
+            return Visit::Full;
+        }
         match session.replay(shared) {
             Ok(worked) => wrote |= worked,
             Err(why) => return Visit::Ended(Some(why)),
@@ -311,6 +314,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     session.trim_pools(shared);
     if shared.is_lost() {
         return Visit::Ended(Some("the context is lost".into()));
+    }
+    if shared.calm.is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
+        session.say_whether_at_work(shared);
     }
     Visit::Idle
 }
@@ -353,8 +359,11 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
             Order::Stays => return Step::Held,
         }
     }
-    if !on_slow_lane && calls::is_slow(op) {
+    if !on_slow_lane && (calls::is_slow(op) || session.puts_graph_into_graph(op, &message)) {
         return Step::Slow;
+    }
+    if !session.may_work(shared) {
+        return Step::Full;
     }
     if op == Op::Launch && !on_slow_lane {
         match session.launch_run(shared) {
@@ -383,6 +392,8 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
         false => CUDA_ERROR_MPS_RPC_FAILURE,
     };
     session.shared.end(shared.lost_status().unwrap_or(status));
+    // Before the list of sessions does not have it any more.
+    shared.calm.begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
     shared.forget(&session.shared);
@@ -390,12 +401,5 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
         .load
         .fetch_sub(1, Ordering::Relaxed);
     session.fault = why;
-    shared.send_reaper(ReaperTask::Session(session));
-}
-
-/// Whether the dispatchers know of work in flight.
-pub fn any_busy(dispatchers: &[Dispatcher]) -> bool {
-    dispatchers
-        .iter()
-        .any(|dispatcher| AtomicBool::load(&dispatcher.busy, Ordering::Relaxed))
+    shared.send_reaper(session);
 }

@@ -237,6 +237,15 @@ mod tests {
     }
 
     #[test]
+    fn a_weight_that_is_set_is_looked_at() {
+        let (fairness, client) = (Fairness::default(), Standing::default());
+        assert!(!fairness.is_weighted());
+        fairness.set_weight(&client, 300);
+        assert!(fairness.is_weighted());
+        assert_eq!(client.weight(), 300);
+    }
+
+    #[test]
     fn who_was_idle_has_saved_nothing_up() {
         let client = Standing::default();
         client.note(0, 1_000_000);

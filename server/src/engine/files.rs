@@ -4,6 +4,7 @@
 //! So nothing here ever touches it. The driver pins the pages when it registers them and from then on the device
 //! uses those, whatever becomes of the file.
 
+use super::account::Charge;
 use super::driver::Driver;
 use super::host::{HostArena, is_affordable};
 use mpsshim_proto::cuda::*;
@@ -30,8 +31,10 @@ pub struct FileRegistration {
     len: u64,
     /// Bytes taken from the host arena, if it lies there.
     room: Option<u64>,
-    /// Bytes charged to the session.
-    counted: u64,
+    /// Devices may write to it, and not only read.
+    writable: bool,
+    /// Its pages, unless they are counted elsewhere.
+    _charge: Option<Charge>,
 }
 
 impl FileRegistration {
@@ -43,29 +46,56 @@ impl FileRegistration {
     pub fn len(&self) -> u64 {
         self.len
     }
-    /// Bytes charged to the session.
-    pub fn counted(&self) -> u64 {
-        self.counted
+    /// Whether devices may write to it.
+    pub fn is_writable(&self) -> bool {
+        self.writable
     }
-    /// The pages are charged already.
-    pub fn uncounted(self) -> FileRegistration {
-        FileRegistration { counted: 0, ..self }
+}
+
+/// What the kernel knows of a client's descriptor. Nothing here asks its file system, which may be the client's own (FUSE)
+/// and never answer: `fstat` and `fstatfs` would.
+#[derive(Debug)]
+pub struct Looked {
+    /// `S_IFREG` or another.
+    pub kind: u32,
+    /// Major number of a device file.
+    pub device_major: u32,
+    /// It is a file in memory: tmpfs, hugetlbfs, a memfd.
+    pub in_memory: bool,
+    len: u64,
+}
+
+impl Looked {
+    /// Looks at a descriptor.
+    pub fn at(fd: &OwnedFd) -> Option<Looked> {
+        // SAFETY: all zeroes is a valid value of this plain struct; the call writes into it.
+        let found = unsafe {
+            let mut found: libc::statx = std::mem::zeroed();
+            let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+            let wanted = libc::STATX_TYPE | libc::STATX_SIZE;
+            let path = c"".as_ptr();
+            if libc::statx(fd.as_raw_fd(), path, flags, wanted, &mut found) != 0 {
+                return None;
+            }
+            found
+        };
+        // Only files in memory have seals; the kernel answers for the others itself.
+        // SAFETY: a plain system call on a descriptor that lives through it.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        Some(Looked {
+            kind: u32::from(found.stx_mode) & libc::S_IFMT,
+            device_major: found.stx_rdev_major,
+            in_memory: seals >= 0,
+            len: found.stx_size,
+        })
     }
 }
 
 /// Whether a descriptor is a file in memory that has these bytes. Pages of any other file system could keep the
 /// thread that pins them for ever.
 fn is_in_memory(fd: &OwnedFd, end: u64) -> bool {
-    // SAFETY: all zeroes is a valid value of these plain structs; the calls write into them.
-    unsafe {
-        let mut found: libc::stat = std::mem::zeroed();
-        let mut system: libc::statfs = std::mem::zeroed();
-        libc::fstat(fd.as_raw_fd(), &mut found) == 0
-            && found.st_mode & libc::S_IFMT == libc::S_IFREG
-            && u64::try_from(found.st_size).is_ok_and(|size| end <= size)
-            && libc::fstatfs(fd.as_raw_fd(), &mut system) == 0
-            && matches!(system.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC)
-    }
+    Looked::at(fd)
+        .is_some_and(|found| found.kind == libc::S_IFREG && found.in_memory && end <= found.len)
 }
 
 fn map(at: u64, len: u64, flags: i32, writable: bool, fd: &OwnedFd, offset: u64) -> Option<u64> {
@@ -90,7 +120,8 @@ fn unmap(start: u64, len: u64) {
 }
 
 impl HostArena {
-    /// Maps and registers `[offset, offset + len)` of a client's file, at `wish` if those addresses are free.
+    /// Maps and registers `[offset, offset + len)` of a client's file, at `wish` if those addresses are free. The pages
+    /// are what `charge` counts, or are counted elsewhere.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a file that is none in memory or too short, `CUDA_ERROR_OUT_OF_MEMORY`, or the
@@ -102,6 +133,7 @@ impl HostArena {
         (offset, len): (u64, u64),
         wish: Wish,
         writable: bool,
+        charge: Option<Charge>,
     ) -> Result<FileRegistration, CUresult> {
         let (wish, only) = match wish {
             Wish::Rather(address) => (address, false),
@@ -124,7 +156,8 @@ impl HostArena {
                 start,
                 len,
                 room: None,
-                counted: len,
+                writable,
+                _charge: charge,
             },
             elsewhere => {
                 if let Some(start) = elsewhere {
@@ -142,7 +175,8 @@ impl HostArena {
                     start,
                     len,
                     room: Some(room),
-                    counted: len,
+                    writable,
+                    _charge: charge,
                 }
             }
         };
@@ -180,5 +214,30 @@ impl HostArena {
         if let Some(room) = file.room {
             self.retire(file.start, room);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::shm::sealed_memfd;
+    use std::fs::File;
+
+    #[test]
+    fn only_files_in_memory_are_taken_for_such() {
+        let memory = sealed_memfd(c"test", 8192).expect("a memory file");
+        assert!(is_in_memory(&memory, 8192) && !is_in_memory(&memory, 8193));
+        let others = ["/dev/null", "/proc/self/maps", "/proc/self/exe", "/"];
+        for path in others {
+            let other = File::open(path).expect(path).into();
+            assert!(!is_in_memory(&other, 0), "{path}");
+            let found = Looked::at(&other).expect(path);
+            let device = path == "/dev/null";
+            assert_eq!(found.kind == libc::S_IFCHR, device, "{path}");
+            assert_eq!(found.device_major, u32::from(device), "{path}");
+        }
+        let (pipe, _) = std::io::pipe().expect("a pipe");
+        let found = Looked::at(&pipe.into()).expect("a pipe");
+        assert_eq!((found.kind, found.in_memory), (libc::S_IFIFO, false));
     }
 }

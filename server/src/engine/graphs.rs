@@ -6,19 +6,25 @@
 
 use super::Shared;
 use super::account::{Account, Charge, Memory};
+use super::awaited::Awaited;
+use super::bounds;
+use super::devices::Ordinal;
 use super::instances::Image;
+use super::pools;
 use super::session::Event;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handle::{Handle, Kind};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Graphs a session may have at a time, those inside nodes included.
-const MAX_GRAPHS: usize = 1 << 18;
-/// Nodes a session may have handles of at a time.
-const MAX_NODES: usize = 1 << 22;
-/// Instances a session may have at a time.
-const MAX_EXECS: usize = 1 << 16;
+/// How large a graph is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Nodes and edges, those of the graphs inside it included as often as they are in there.
+    pub parts: u64,
+    /// Graphs inside each other: 1 for a graph that has none inside.
+    pub height: usize,
+}
 
 /// Objects whose handles are made here.
 #[derive(Debug)]
@@ -129,11 +135,13 @@ pub struct Graph {
     /// The driver's graph.
     pub raw: CUgraph,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Who ends it.
     pub owner: Owner,
     /// A capture fills it.
     pub filling: bool,
+    /// How large it is.
+    pub size: Size,
     nodes: HashSet<u64>,
 }
 
@@ -144,6 +152,8 @@ pub struct Node {
     pub raw: CUgraphNode,
     /// The graph it is in.
     pub graph: u64,
+    /// Its share of that graph's parts.
+    pub parts: u64,
     /// Graphs in it with handles.
     graphs: Vec<u64>,
 }
@@ -154,9 +164,11 @@ pub struct Exec {
     /// The driver's instance.
     pub raw: CUgraphExec,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Launching it may print.
     pub prints: bool,
+    /// Of the graph that it was made from.
+    pub parts: u64,
     /// The slot of each host node.
     pub slots: Vec<(CUgraphNode, u32)>,
 }
@@ -185,12 +197,22 @@ pub struct Graphs {
     pub memory: GraphMemory,
     /// What counts of that memory: blocks that an instance allocates or a launch has left.
     pub charges: BTreeMap<u64, Charge>,
+    /// The same of what is no memory any more once the session's work is done.
+    pub leaving: Vec<Charge>,
+    /// On which device each block is.
+    devices: BTreeMap<u64, Ordinal>,
     /// Numbers of conditions that the session was given, and their graphs.
     pub conditions: HashMap<u64, u64>,
     /// There has been a host node.
     pub hosts: bool,
     /// Slots that instances were ever given: where the GPU may wait for the client.
     pub waits: HashSet<u32>,
+    /// Parts of all graphs and instances.
+    total: u64,
+    /// What was captured, and counts as parts, while some capture goes on.
+    pub captured: u64,
+    /// What the GPU may wait for in them.
+    pub awaited: Awaited,
     /// A kernel that may print was put into some graph.
     pub prints: bool,
     by_graph: HashMap<CUgraph, u64>,
@@ -206,15 +228,20 @@ pub struct Graphs {
 impl Default for Graphs {
     fn default() -> Self {
         Graphs {
-            graphs: Made::new(Kind::Graph, MAX_GRAPHS),
-            nodes: Made::new(Kind::GraphNode, MAX_NODES),
-            execs: Made::new(Kind::GraphExec, MAX_EXECS),
+            graphs: Made::new(Kind::Graph, bounds::GRAPHS),
+            nodes: Made::new(Kind::GraphNode, bounds::GRAPH_NODES),
+            execs: Made::new(Kind::GraphExec, bounds::GRAPH_EXECS),
             captures: Vec::new(),
             memory: Default::default(),
             charges: BTreeMap::new(),
+            leaving: Vec::new(),
+            devices: BTreeMap::new(),
             conditions: HashMap::new(),
             hosts: false,
             waits: HashSet::new(),
+            total: 0,
+            captured: 0,
+            awaited: Awaited::default(),
             prints: false,
             by_graph: HashMap::new(),
             by_node: HashMap::new(),
@@ -226,6 +253,11 @@ impl Default for Graphs {
 }
 
 impl Graphs {
+    /// Whether a graph of the driver's has a handle.
+    pub fn has_graph(&self, raw: CUgraph) -> bool {
+        self.by_graph.contains_key(&raw)
+    }
+
     /// The handle of a graph of the driver's, made if there is none.
     ///
     /// # Errors
@@ -233,7 +265,7 @@ impl Graphs {
     pub fn graph_handle(
         &mut self,
         raw: CUgraph,
-        device: usize,
+        device: Ordinal,
         owner: Owner,
     ) -> Result<u64, CUresult> {
         if let Some(handle) = self.by_graph.get(&raw) {
@@ -244,6 +276,10 @@ impl Graphs {
             device,
             owner,
             filling: false,
+            size: Size {
+                parts: 0,
+                height: 1,
+            },
             nodes: HashSet::new(),
         })?;
         self.by_graph.insert(raw, handle);
@@ -269,6 +305,7 @@ impl Graphs {
         let handle = self.nodes.insert(Node {
             raw,
             graph,
+            parts: 1,
             graphs: Vec::new(),
         })?;
         self.by_node.insert(raw, handle);
@@ -287,8 +324,107 @@ impl Graphs {
             .collect()
     }
 
+    /// The graph, and those that it is in, from the inside out.
+    fn around(&self, graph: u64) -> Vec<u64> {
+        let mut around = vec![graph];
+        let mut at = graph;
+        while let Ok(Owner::Node(node)) = self.graphs.get(at).map(|graph| graph.owner)
+            && let Ok(node) = self.nodes.get(node)
+            && around.len() <= bounds::GRAPH_DEPTH
+        {
+            at = node.graph;
+            around.push(at);
+        }
+        around
+    }
+
+    /// A graph is about to get this much more in it.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when that is too much; nothing is counted then.
+    pub fn grow(&mut self, graph: u64, by: Size) -> Result<(), CUresult> {
+        let around = self.around(graph);
+        let parts = |of: u64| self.graphs.get(of).map_or(0, |graph| graph.size.parts);
+        let too_large = around
+            .iter()
+            .any(|of| parts(*of).saturating_add(by.parts) > bounds::GRAPH_PARTS);
+        if too_large || around.len() + by.height > bounds::GRAPH_DEPTH {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.hold(by.parts)?;
+        for (inside, of) in around.into_iter().enumerate() {
+            if let Ok(graph) = self.graphs.get_mut(of) {
+                graph.size.parts += by.parts;
+                graph.size.height = graph.size.height.max(inside + 1 + by.height);
+            }
+        }
+        Ok(())
+    }
+
+    /// A graph has less in it.
+    pub fn shrink(&mut self, graph: u64, parts: u64) {
+        for of in self.around(graph) {
+            if let Ok(graph) = self.graphs.get_mut(of) {
+                graph.size.parts = graph.size.parts.saturating_sub(parts);
+            }
+        }
+        self.let_go(parts);
+    }
+
+    /// Counts parts of what is about to be made.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are too many.
+    pub fn hold(&mut self, parts: u64) -> Result<(), CUresult> {
+        let total = self.total.saturating_add(parts);
+        if total.saturating_add(self.captured) > bounds::GRAPHS_PARTS {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.total = total;
+        Ok(())
+    }
+
+    /// Parts are gone.
+    pub fn let_go(&mut self, parts: u64) {
+        self.total = self.total.saturating_sub(parts);
+    }
+
+    /// Counts what is about to get into a capture.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when that is too much.
+    #[cold]
+    pub fn capture(&mut self, parts: u64) -> Result<(), CUresult> {
+        let captured = self.captured.saturating_add(parts);
+        if captured > bounds::GRAPH_PARTS
+            || self.total.saturating_add(captured) > bounds::GRAPHS_PARTS
+        {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.captured = captured;
+        Ok(())
+    }
+
+    /// A capture into a graph has ended: what was captured is there now, of all captures that go on, to be sure.
+    pub fn captured_into(&mut self, graph: u64) {
+        let captured = self.captured;
+        if let Ok(graph) = self.graphs.get_mut(graph) {
+            graph.size.parts = graph.size.parts.saturating_add(captured);
+            // Instances that were captured are graphs inside.
+            graph.size.height = graph.size.height.max(2);
+            self.total = self.total.saturating_add(captured);
+        }
+        if self.captures.is_empty() {
+            self.captured = 0;
+        }
+    }
+
     /// The graph belongs to a node from now on.
     pub fn move_into(&mut self, graph: u64, node: u64) {
+        if let Ok(moved) = self.graphs.get(graph) {
+            // It counts as part of the other.
+            self.total = self.total.saturating_sub(moved.size.parts);
+        }
         if let (Ok(object), Ok(parent)) = (self.graphs.get_mut(graph), self.nodes.get_mut(node)) {
             object.owner = Owner::Node(node);
             parent.graphs.push(graph);
@@ -301,6 +437,9 @@ impl Graphs {
             return;
         };
         self.by_graph.remove(&graph.raw);
+        if !matches!(graph.owner, Owner::Node(_)) {
+            self.let_go(graph.size.parts);
+        }
         self.memory.ended(handle);
         self.discharge();
         self.conditions.retain(|_, of| *of != handle);
@@ -413,14 +552,28 @@ impl Graphs {
         self.take_kept()
     }
 
-    /// Counts the memory that an instance allocates.
+    /// Frees what launches of allocating nodes have left. The session has ended.
+    pub fn free_memory(&mut self, shared: &Shared) {
+        for (start, device) in std::mem::take(&mut self.devices) {
+            pools::free(shared, start, device);
+        }
+    }
+
+    /// A node of a graph gives memory of a device.
+    pub fn given(&mut self, (start, len): (u64, u64), graph: u64, device: Ordinal) {
+        self.memory.given(start, len, graph);
+        self.devices.insert(start, device);
+    }
+
+    /// Counts the memory that an instance allocates, each block on its device.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`; nothing more is counted then.
-    pub fn charge(&mut self, account: &Account, exec: u64, device: usize) -> Result<(), CUresult> {
+    pub fn charge(&mut self, account: &Account, exec: u64) -> Result<(), CUresult> {
         let mut taken = Vec::new();
         for (start, len) in self.memory.of(exec) {
-            if !self.charges.contains_key(&start) {
+            let device = self.devices.get(&start).copied();
+            if let (false, Some(device)) = (self.charges.contains_key(&start), device) {
                 taken.push((start, account.take(Memory::Device(device), len)?));
             }
         }
@@ -431,7 +584,12 @@ impl Graphs {
     /// Counts no more what is no memory any more.
     pub fn discharge(&mut self) {
         let memory = &self.memory;
-        self.charges.retain(|start, _| memory.begins(*start));
+        self.devices.retain(|start, _| memory.begins(*start));
+        let mut gone: Vec<u64> = self.charges.keys().copied().collect();
+        gone.retain(|start| !memory.begins(*start));
+        for start in gone {
+            self.leaving.extend(self.charges.remove(&start));
+        }
     }
 
     /// Whether `[address, address + len)` is memory that a node of the session has given.
@@ -445,12 +603,99 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_inside_counts_as_often_as_it_is_there() {
+        let mut graphs = Graphs::default();
+        let mut make = |raw: u64| {
+            graphs
+                .graph_handle(CUgraph(raw), Ordinal::of_test(0), Owner::Client)
+                .unwrap()
+        };
+        let (outer, middle, inner) = (make(1), make(2), make(3));
+        let size = |parts, height| Size { parts, height };
+        graphs.grow(inner, size(5, 0)).unwrap();
+        // Bodies of conditional nodes are filled inside their graphs.
+        let node = graphs.node_handle(CUgraphNode(10), outer).unwrap();
+        graphs.grow(outer, size(1, 1)).unwrap();
+        graphs.move_into(middle, node);
+        let deep = graphs.node_handle(CUgraphNode(20), middle).unwrap();
+        graphs.grow(middle, size(6, 1)).unwrap();
+        graphs.move_into(inner, deep);
+        let size_of = |graphs: &Graphs, graph| graphs.graphs.get(graph).unwrap().size;
+        assert_eq!(size_of(&graphs, outer), size(7, 3));
+        assert_eq!(size_of(&graphs, middle), size(6, 2));
+        assert_eq!(graphs.total, 7, "once, in the outermost");
+        let refused = Err(CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(
+            graphs.grow(inner, size(bounds::GRAPH_PARTS - 6, 0)),
+            refused
+        );
+        assert_eq!(
+            graphs.grow(inner, size(1, bounds::GRAPH_DEPTH - 2)),
+            refused
+        );
+        assert_eq!(graphs.grow(inner, size(u64::MAX, 0)), refused);
+        graphs
+            .grow(
+                inner,
+                size(bounds::GRAPH_PARTS - 7, bounds::GRAPH_DEPTH - 3),
+            )
+            .unwrap();
+        graphs.shrink(inner, bounds::GRAPH_PARTS - 7);
+        assert_eq!(size_of(&graphs, outer).parts, 7);
+        graphs.forget_graph(outer);
+        assert_eq!(graphs.total, 0);
+    }
+
+    #[test]
+    fn a_session_has_so_many_parts_and_captures_count() {
+        let mut graphs = Graphs::default();
+        let refused = Err(CUDA_ERROR_OUT_OF_MEMORY);
+        graphs.hold(bounds::GRAPHS_PARTS - 10).unwrap();
+        assert_eq!(graphs.capture(11), refused);
+        graphs.capture(10).unwrap();
+        assert_eq!(graphs.hold(1), refused, "what is captured counts");
+        graphs.let_go(bounds::GRAPHS_PARTS - 10);
+        assert_eq!(graphs.capture(bounds::GRAPH_PARTS - 9), refused);
+        let made = graphs
+            .graph_handle(CUgraph(1), Ordinal::of_test(0), Owner::Client)
+            .unwrap();
+        graphs.captured_into(made);
+        assert_eq!((graphs.total, graphs.captured), (10, 0));
+        graphs.forget_graph(made);
+        assert_eq!(graphs.total, 0);
+    }
+
+    #[test]
+    fn memory_of_a_node_counts_on_its_own_device() {
+        let (mut graphs, account) = (Graphs::default(), Account::default());
+        let on = |device| Memory::Device(Ordinal::of_test(device));
+        account.lower_limit(on(2), 100);
+        graphs.given((0x1000, 64), 1, Ordinal::of_test(2));
+        graphs.given((0x2000, 32), 1, Ordinal::of_test(0));
+        graphs.memory.share(1, 10);
+        graphs.charge(&account, 10).unwrap();
+        let held = |account: &Account| [0, 1, 2].map(|device| account.held(on(device)));
+        assert_eq!(held(&account), [32, 0, 64]);
+        graphs.given((0x3000, 37), 2, Ordinal::of_test(2));
+        graphs.memory.share(2, 20);
+        assert_eq!(graphs.charge(&account, 20), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        graphs.memory.ended(1);
+        graphs.memory.ended(10);
+        graphs.discharge();
+        assert_eq!(held(&account), [32, 0, 64], "a launch may still go on");
+        graphs.leaving.clear();
+        assert_eq!(held(&account), [0; 3]);
+    }
+
+    #[test]
     fn what_is_in_a_graph_dies_with_it() {
         let mut graphs = Graphs::default();
-        let outer = graphs.graph_handle(CUgraph(1), 0, Owner::Client).unwrap();
+        let outer = graphs
+            .graph_handle(CUgraph(1), Ordinal::of_test(0), Owner::Client)
+            .unwrap();
         let node = graphs.node_handle(CUgraphNode(10), outer).unwrap();
         let inner = graphs
-            .graph_handle(CUgraph(2), 0, Owner::Node(node))
+            .graph_handle(CUgraph(2), Ordinal::of_test(0), Owner::Node(node))
             .unwrap();
         let deep = graphs.node_handle(CUgraphNode(20), inner).unwrap();
         assert_eq!(graphs.node_handle(CUgraphNode(20), inner), Ok(deep));

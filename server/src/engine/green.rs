@@ -5,14 +5,12 @@
 //! different ones; CUDA has no call that would take one off.
 
 use super::Shared;
-use super::devices::KeptStreams;
+use super::bounds;
+use super::devices::{KeptStreams, Ordinal};
 use super::driver::Driver;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::context::Resource;
 use std::sync::Arc;
-
-/// Resources, and ways to put them together, that a session may have.
-const MAX_RESOURCES: usize = 4096;
 
 /// Streams made ahead in a lasting green context: creating one can block while other clients' kernels run.
 const STREAMS_AHEAD: usize = 8;
@@ -23,7 +21,7 @@ pub struct Green {
     /// The driver's.
     pub raw: CUgreenCtx,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// The server's own, for clients with a percentage: it and its streams are there for as long as the server.
     lasting: Option<Lasting>,
 }
@@ -37,7 +35,7 @@ struct Lasting {
 
 impl Green {
     /// One that a client has made.
-    pub fn of_client(raw: CUgreenCtx, device: usize) -> Green {
+    pub fn of_client(raw: CUgreenCtx, device: Ordinal) -> Green {
         Green {
             raw,
             device,
@@ -49,7 +47,7 @@ impl Green {
     ///
     /// # Errors
     /// The driver's.
-    pub fn lasting(driver: &Driver, raw: CUgreenCtx, device: usize) -> Result<Green, CUresult> {
+    pub fn lasting(driver: &Driver, raw: CUgreenCtx, device: Ordinal) -> Result<Green, CUresult> {
         let mut context = CUcontext::NULL;
         driver.context.ctx_from_green(&mut context, raw)?;
         let green = Green {
@@ -99,11 +97,22 @@ impl Green {
     /// Keeps a drained stream, or destroys a client's.
     pub fn end_stream(&self, driver: &Driver, priority: i32, stream: CUstream) {
         match &self.lasting {
-            Some(lasting) => lasting.streams.keep(priority, stream),
+            Some(lasting) => {
+                if let Some(surplus) = lasting.streams.keep(priority, stream) {
+                    let _ = driver.context.stream_destroy(surplus);
+                }
+            }
             None => {
                 let _ = driver.context.stream_destroy(stream);
             }
         }
+    }
+
+    /// Streams that are kept in it.
+    pub fn kept_streams(&self) -> usize {
+        self.lasting
+            .as_ref()
+            .map_or(0, |lasting| lasting.streams.count())
     }
 }
 
@@ -113,8 +122,8 @@ pub type GreenRef = Arc<Green>;
 /// What a session was told of multiprocessors.
 #[derive(Debug, Default)]
 pub struct Resources {
-    list: Vec<(CUdevResource, usize)>,
-    descriptions: Vec<(Vec<u32>, CUdevResourceDesc, usize)>,
+    list: Vec<(CUdevResource, Ordinal)>,
+    descriptions: Vec<(Vec<u32>, CUdevResourceDesc, Ordinal)>,
 }
 
 impl Resources {
@@ -122,14 +131,14 @@ impl Resources {
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` when there are too many.
-    pub fn tell(&mut self, resource: CUdevResource, device: usize) -> Result<Resource, CUresult> {
+    pub fn tell(&mut self, resource: CUdevResource, device: Ordinal) -> Result<Resource, CUresult> {
         let known = self
             .list
             .iter()
             .position(|known| *known == (resource, device));
         let token = match known {
             Some(token) => token,
-            None if self.list.len() < MAX_RESOURCES => {
+            None if self.list.len() < bounds::RESOURCES => {
                 self.list.push((resource, device));
                 self.list.len() - 1
             }
@@ -148,7 +157,7 @@ impl Resources {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_RESOURCE_TYPE` for one that was never told.
-    pub fn get(&self, token: u32) -> Result<(CUdevResource, usize), CUresult> {
+    pub fn get(&self, token: u32) -> Result<(CUdevResource, Ordinal), CUresult> {
         self.list
             .get(token as usize)
             .copied()
@@ -163,17 +172,17 @@ impl Resources {
         &mut self,
         shared: &Shared,
         tokens: Vec<u32>,
-        device: usize,
+        device: Ordinal,
     ) -> Result<usize, CUresult> {
         let mut resources = Vec::new();
         for token in &tokens {
             resources.push(self.get(*token)?.0);
         }
-        let known = |(of, ..): &(Vec<u32>, CUdevResourceDesc, usize)| *of == tokens;
+        let known = |(of, ..): &(Vec<u32>, CUdevResourceDesc, Ordinal)| *of == tokens;
         if let Some(at) = self.descriptions.iter().position(known) {
             return Ok(at);
         }
-        if self.descriptions.len() >= MAX_RESOURCES {
+        if self.descriptions.len() >= bounds::RESOURCES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let description = description(&shared.driver, resources)?;
@@ -185,7 +194,7 @@ impl Resources {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for one that was never made, or for another device.
-    pub fn description(&self, at: usize, device: usize) -> Result<CUdevResourceDesc, CUresult> {
+    pub fn description(&self, at: usize, device: Ordinal) -> Result<CUdevResourceDesc, CUresult> {
         match self.descriptions.get(at) {
             Some((_, description, of)) if *of == device => Ok(*description),
             _ => Err(CUDA_ERROR_INVALID_VALUE),

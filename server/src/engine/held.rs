@@ -6,7 +6,9 @@
 //! not overtake them, and all others go on. When the client is gone, so is what it waited for, and nothing hangs.
 
 use super::Shared;
+use super::bounds;
 use super::calls::{self, Undone};
+use super::devices::Ordinal;
 use super::host::read_word;
 use super::session::{Session, SessionShared};
 use super::slots::Slots;
@@ -14,7 +16,9 @@ use super::streams::{Role, Stream};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::array::CopyBox;
-use mpsshim_proto::message::graph::{CaptureBegin, CaptureHost, CaptureUpdate, GraphLaunch};
+use mpsshim_proto::message::graph::{
+    CaptureBegin, CaptureHost, CaptureUpdate, GraphInstantiate, GraphLaunch,
+};
 use mpsshim_proto::message::memory::PoolFree;
 use mpsshim_proto::message::stream::{EventImport, HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{
@@ -27,11 +31,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::mem::{offset_of, take};
 use std::time::{Duration, Instant};
 
-/// Messages that are held back at a time; with more the session waits, as a thread of a program does natively when
-/// the driver's queue is full.
-const MOST_MESSAGES: usize = 4096;
-/// The same in bytes.
-const MOST_BYTES: usize = 8 << 20;
 /// [`Message::offset`] of a message that was held back: its bytes are in [`Held::replay`].
 const REPLAY: u64 = RING_LEN as u64;
 /// Pauses between two looks at a word in memory: a wait of long ago is looked at more seldom.
@@ -58,7 +57,7 @@ pub struct Word {
     pub flags: u32,
     pub value: u64,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Whether it lies in device memory: the GPU then copies it to the line behind the flag.
     pub on_device: bool,
     pub since: Instant,
@@ -274,7 +273,8 @@ impl Session {
             return Order::Taken;
         }
         let len = message.len as usize;
-        let room = self.held.backlog.len() < MOST_MESSAGES && self.held.bytes + len <= MOST_BYTES;
+        let room = self.held.backlog.len() < bounds::HELD_MESSAGES
+            && self.held.bytes + len <= bounds::HELD_BYTES;
         if !room || op.is_ask() || matches!(touches, Touches::Everything) {
             self.held.stalled = true;
             return Order::Stays;
@@ -520,6 +520,34 @@ impl Session {
             | Op::TextureCreate
             | Op::GetReference
             | Op::ReferenceCall => Touches::Nothing,
+            // It may name a stream to upload to.
+            Op::GraphInstantiate => {
+                let mut handle = [0; 8];
+                let at = offset_of!(GraphInstantiate, stream);
+                let _ = self.consumer.copy_out(message, at, &mut handle);
+                match handle {
+                    [0, 0, 0, 0, 0, 0, 0, 0] => Touches::Nothing,
+                    _ => Touches::Objects([stream(at), None]),
+                }
+            }
+            // They make something, or only say something. Whoever asks may hold a lock that a host function, which another
+            // stream waits for, is about to take.
+            Op::TensorMap
+            | Op::ResourceQuery
+            | Op::ResourceSplit
+            | Op::ResourceJoin
+            | Op::GreenCreate
+            | Op::Confine
+            | Op::IpcShare
+            | Op::IpcOpen
+            | Op::PoolExport
+            | Op::PoolImport
+            | Op::PoolExportPointer
+            | Op::PoolImportPointer
+            | Op::FileRegister
+            | Op::HostAlias
+            | Op::PeerAccess
+            | Op::RangeHandle => Touches::Nothing,
             // What is mapped stays mapped when its handle goes.
             Op::AddressReserve
             | Op::AddressFree

@@ -1,19 +1,19 @@
 //! Memory that both the CPU of a client and the device reach: the arena, and the driver's registrations.
 
-use super::account::Charge;
+use super::account::{Account, Charge, Memory};
 use super::devices::Device;
 use super::driver::Driver;
 use super::ranges::RangeAllocator;
 use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::FLAG_STRIDE;
-use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
+use mpsshim_proto::shm::{self, Mapping, Reservation, sealed_memfd};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's
-/// lock, so it is left to the reaper's quiet moments: see [`Registration::unregister`].
+/// lock, so it is left to quiet moments ([`super::undertaker`]): see [`Registration::unregister`].
 #[derive(Debug)]
 pub struct Registration {
     mapping: Mapping,
@@ -55,6 +55,11 @@ impl Registration {
     pub fn device_address(&self) -> CUdeviceptr {
         self.device
     }
+    /// Writes zeros all over it. Nobody else may have it.
+    pub fn clear(&self) {
+        // SAFETY: the mapping has as many bytes; whoever it belonged to has let go of it.
+        unsafe { std::ptr::write_bytes(self.mapping.base(), 0, self.mapping.len()) };
+    }
     /// Undoes the registration; may wait for all work that is queued anywhere.
     pub fn unregister(mut self, driver: &Driver) -> Mapping {
         let address = self.mapping.base() as u64 + self.offset as u64;
@@ -66,6 +71,23 @@ impl Registration {
         self.registered = false;
         self.mapping
     }
+}
+
+/// A session's segment.
+#[derive(Debug)]
+pub struct Segment {
+    /// The mapping, registered from [`mpsshim_proto::segment::REGISTERED`] on.
+    pub registration: Registration,
+    /// The memory file. Its client gets a description of its own ([`shm::reopen`]).
+    pub file: OwnedFd,
+}
+
+/// Makes a sealed memory file whose other descriptions can be told from ours.
+///
+/// # Errors
+/// When there is no memory or no descriptor.
+pub fn memory_file(name: &std::ffi::CStr, len: u64) -> std::io::Result<OwnedFd> {
+    shm::reopen(sealed_memfd(name, len)?.as_fd())
 }
 
 /// Whether the machine has this much memory to spare (`MemAvailable`): the pages of a mapping are taken at once,
@@ -86,10 +108,12 @@ pub fn is_affordable(bytes: u64) -> bool {
 pub struct HostBlock {
     /// The registered mapping, at an address of the arena.
     pub registration: Registration,
-    /// The memory file, to hand to the client.
+    /// The memory file. The client gets a description of its own ([`shm::reopen`]).
     pub fd: OwnedFd,
     /// Device memory that managed memory counts as.
     pub charge: Option<Charge>,
+    /// Its length; `None` while nobody has it.
+    pub host: Option<Charge>,
 }
 
 impl HostBlock {
@@ -132,6 +156,7 @@ impl HostArena {
         &self,
         driver: &Driver,
         device: &Device,
+        account: &Account,
         len: u64,
     ) -> Result<HostBlock, CUresult> {
         device.make_current(driver)?;
@@ -142,8 +167,9 @@ impl HostArena {
         if !is_affordable(bytes) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
+        let host = account.take(Memory::Host, bytes)?;
         let (start, room) = self.take(bytes)?;
-        let made = sealed_memfd(c"mpsshim-pinned", bytes).and_then(|fd| {
+        let made = memory_file(c"mpsshim-pinned", bytes).and_then(|fd| {
             // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
             let mapping = unsafe { Mapping::at(start, fd.as_fd(), bytes as usize) }?;
             Ok((fd, mapping))
@@ -158,6 +184,7 @@ impl HostArena {
                 registration,
                 fd,
                 charge: None,
+                host: Some(host),
             }),
             Err(status) => {
                 self.retire(start, room);
@@ -208,6 +235,18 @@ pub fn read_word(address: u64, wide: bool) -> u64 {
             (*(address as *const AtomicU32))
                 .load(Ordering::Acquire)
                 .into()
+        }
+    }
+}
+
+/// Writes a word of 4 or 8 bytes in mapped memory.
+pub fn write_word(address: u64, wide: bool, value: u64) {
+    // SAFETY: the callers have checked that a mapping of the server's holds the aligned word.
+    unsafe {
+        if wide {
+            (*(address as *const AtomicU64)).store(value, Ordering::Release);
+        } else {
+            (*(address as *const AtomicU32)).store(value as u32, Ordering::Release);
         }
     }
 }

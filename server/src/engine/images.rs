@@ -1,16 +1,14 @@
 //! Module and library images: received, checked, kept once per content.
 
+use super::bounds;
 use super::host::is_affordable;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::shm::{Mapping, is_sealed};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
-
-/// The largest image accepted, bytes.
-const MAX_IMAGE: u64 = 4 << 30;
 
 /// Content of an image; a NUL follows it.
 pub type Content = Arc<[u8]>;
@@ -30,8 +28,13 @@ impl ImageCache {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_IMAGE` when it is not what the message says or is truncated.
-    pub fn receive(&self, fd: OwnedFd, len: u64, hash: &[u8; 32]) -> Result<Content, CUresult> {
-        if len == 0 || len > MAX_IMAGE || !is_sealed(fd.as_fd(), len) {
+    pub fn receive(
+        &self,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        hash: &[u8; 32],
+    ) -> Result<Content, CUresult> {
+        if len == 0 || len > bounds::IMAGE || !is_sealed(fd, len) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
         if let Some(content) = self.get(hash) {
@@ -41,8 +44,7 @@ impl ImageCache {
         if !is_affordable(3 * len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let mapping =
-            Mapping::new(fd.as_fd(), len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let mapping = Mapping::new(fd, len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut bytes = vec![0u8; len as usize + 1];
         // SAFETY: the mapping has `len` bytes and cannot shrink (sealed); the client may change them meanwhile, so
         // only the copy is hashed, checked and used.

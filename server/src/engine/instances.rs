@@ -8,10 +8,12 @@
 //! of its own.
 
 use super::Shared;
+use super::account::Charge;
 use super::cubin;
+use super::devices::Ordinal;
 use super::images::Content;
 use super::jit::JitOptions;
-use super::reaper::Buried;
+use super::undertaker::Buried;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
@@ -29,7 +31,7 @@ pub enum Raw {
 }
 
 /// A kernel's name, its NUL included, and the server's ordinal of a device.
-pub type Key = (Box<[u8]>, usize);
+pub type Key = (Box<[u8]>, Ordinal);
 /// Attributes of a function that were set.
 type Attributes = BTreeMap<CUfunction_attribute, i32>;
 
@@ -39,7 +41,7 @@ pub struct Instance {
     /// The driver's object.
     pub raw: Raw,
     /// Server's ordinal; of no meaning for a library, which is there for all devices.
-    pub device: usize,
+    pub device: Ordinal,
     /// Keeps the content as long as the driver may look at it.
     _content: Content,
     /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
@@ -66,7 +68,7 @@ struct Use {
 }
 
 impl Instance {
-    fn new(raw: Raw, device: usize, content: &Content, options: JitOptions) -> Arc<Instance> {
+    fn new(raw: Raw, device: Ordinal, content: &Content, options: JitOptions) -> Arc<Instance> {
         Arc::new(Instance {
             raw,
             device,
@@ -78,11 +80,7 @@ impl Instance {
 
     fn function(&self, shared: &Shared, (name, device): &Key) -> Result<CUfunction, CUresult> {
         let driver = &shared.driver;
-        let device = shared
-            .devices
-            .get(*device)
-            .ok_or(CUDA_ERROR_INVALID_DEVICE)?;
-        device.make_current(driver)?;
+        shared.devices[*device].make_current(driver)?;
         let mut function = CUfunction::NULL;
         let name = name.as_ptr().cast();
         match self.raw {
@@ -209,9 +207,11 @@ pub struct Image {
     content: Content,
     chosen: HashMap<Key, Chosen>,
     /// Server's ordinal; of no meaning for a library.
-    pub device: usize,
+    pub device: Ordinal,
     /// Its kernels print.
     pub prints: bool,
+    /// What it takes on its device, until the driver has it back.
+    pub charge: Option<Charge>,
 }
 
 /// Contents that are the same, loaded the same way.
@@ -220,7 +220,7 @@ pub struct Family {
     /// SHA-256 of the content.
     pub hash: [u8; 32],
     /// The device of a module, `None` for a library.
-    pub device: Option<usize>,
+    pub device: Option<Ordinal>,
     /// Options, as the message had them.
     pub options: Vec<u8>,
 }
@@ -304,9 +304,8 @@ fn let_go(shared: &Shared, instance: Arc<Instance>) {
 impl Shared {
     fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
         let bytes = &content[..content.len() - 1];
-        let mut devices = self.devices.iter().enumerate();
-        devices.all(|(ordinal, device)| {
-            let other = family.device.is_some_and(|device| device != ordinal);
+        self.devices.iter().all(|device| {
+            let other = family.device.is_some_and(|of| of != device.ordinal);
             other || cubin::keeps_nothing(bytes, device.capability)
         })
     }
@@ -318,7 +317,7 @@ impl Image {
     pub fn load(
         shared: &Shared,
         handle: u64,
-        (content, device, prints): (Content, usize, bool),
+        (content, device, prints): (Content, Ordinal, bool),
         family: Option<Family>,
         mut options: JitOptions,
     ) -> (Result<Image, CUresult>, Vec<u8>) {
@@ -360,6 +359,7 @@ impl Image {
             chosen: HashMap::new(),
             device,
             prints,
+            charge: None,
         };
         (Ok(image), said)
     }
@@ -529,7 +529,7 @@ impl Image {
     }
 
     /// The session's context on a device is over, and what was set for functions there.
-    pub fn leave(&mut self, device: usize) {
+    pub fn leave(&mut self, device: Ordinal) {
         for instance in &self.instances {
             instance.leave(self.id, |(_, of)| *of == device);
         }
@@ -539,6 +539,17 @@ impl Image {
                 chosen.instance = None;
             }
         }
+    }
+
+    /// Ends the session's use of what others have too; gives the image back if it has anything besides.
+    pub fn leave_shared(mut self, shared: &Shared) -> Option<Image> {
+        let others_have = |instance: &mut Arc<Instance>| Arc::strong_count(instance) > 1;
+        for instance in self.instances.extract_if(.., others_have) {
+            instance.leave(self.id, |_| true);
+            // The others may have left meanwhile.
+            let_go(shared, instance);
+        }
+        (!self.instances.is_empty()).then_some(self)
     }
 
     /// Ends the session's use; unloads what nobody else has.

@@ -6,6 +6,7 @@
 //! them do. The mark can as well be an event that the dispatch thread, which spins anyway, asks about, and the thread writes
 //! the flag, which was never much better (docs/design/0002-marks-and-waits.md).
 
+use super::devices::Ordinal;
 use super::flag_kernel::FlagKernel;
 use super::session::Session;
 use super::streams::Stream;
@@ -54,7 +55,7 @@ const MOST: usize = 256;
 #[derive(Debug)]
 struct Asked {
     event: CUevent,
-    device: usize,
+    device: Ordinal,
     slot: u32,
     value: u32,
 }
@@ -64,7 +65,7 @@ struct Asked {
 pub struct Marks {
     asked: Vec<Asked>,
     /// Events for further marks, by device.
-    spare: Vec<(usize, CUevent)>,
+    spare: Vec<(Ordinal, CUevent)>,
     /// How many there were since the last count.
     lately: u32,
     /// The stream, by number, that alone had work then, if they followed each other quickly.
@@ -166,7 +167,7 @@ impl Session {
     pub fn queue_mark(
         &mut self,
         shared: &Shared,
-        device: usize,
+        device: Ordinal,
         stream: CUstream,
         slot: u32,
         value: u32,

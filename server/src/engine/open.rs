@@ -1,18 +1,17 @@
 //! The driver without contexts: what there is to know before, or without, an engine.
 
 use super::DeviceInfo;
-use super::devices::Device;
+use super::devices::{Device, Devices};
 use super::driver::Driver;
 use super::host::HostArena;
 use anyhow::Context;
-use mpsshim_proto::handshake::MAX_DEVICES;
 use std::path::Path;
 
 /// A driver and its devices. There is no context yet.
 pub struct OpenDriver {
     pub(super) arena: HostArena,
     pub(super) driver: Driver,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Devices,
 }
 
 impl OpenDriver {
@@ -64,7 +63,7 @@ impl DeviceInfo {
     }
 }
 
-fn open(cuda_library: Option<&Path>) -> anyhow::Result<(Driver, Vec<Device>)> {
+fn open(cuda_library: Option<&Path>) -> anyhow::Result<(Driver, Devices)> {
     let driver = Driver::open(cuda_library)?;
     driver
         .init(0)
@@ -74,9 +73,6 @@ fn open(cuda_library: Option<&Path>) -> anyhow::Result<(Driver, Vec<Device>)> {
         .device_get_count(&mut count)
         .context("cuDeviceGetCount")?;
     anyhow::ensure!(count > 0, "the driver has no device");
-    let devices = (0..(count as usize).min(MAX_DEVICES))
-        .map(|ordinal| Device::new(&driver, ordinal))
-        .collect::<Result<Vec<_>, _>>()
-        .context("devices")?;
+    let devices = Devices::read(&driver, count as usize).context("devices")?;
     Ok((driver, devices))
 }

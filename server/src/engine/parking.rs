@@ -91,6 +91,8 @@ impl Parked {
             return Err(session);
         }
         session.sample(shared, Instant::now(), true);
+        // It may be parked because nothing is in flight.
+        session.shared.at_work.store(false, Ordering::Release);
         let sleeps = &session.shared.header().server_sleeps.0;
         sleeps.store(1, Ordering::Relaxed);
         // Partner: the client, which looks at `server_sleeps` after it has posted.

@@ -92,6 +92,13 @@ impl Partition {
         }
     }
 
+    /// Streams that are kept in its green contexts, and how many of these there are.
+    pub fn kept(&self) -> (usize, usize) {
+        let made = self.made.lock();
+        let streams = made.values().map(|green| green.kept_streams()).sum();
+        (streams, made.len())
+    }
+
     fn size(&self, piece: usize) -> u32 {
         self.pieces[piece].sm[0]
     }
@@ -149,12 +156,7 @@ impl Place {
     ///
     /// # Errors
     /// The driver's.
-    pub fn green(
-        &self,
-        driver: &Driver,
-        device: &Device,
-        ordinal: usize,
-    ) -> Result<GreenRef, CUresult> {
+    pub fn green(&self, driver: &Driver, device: &Device) -> Result<GreenRef, CUresult> {
         let mut made = self.partition.made.lock();
         if let Some(green) = made.get(&self.pieces) {
             return Ok(green.clone());
@@ -169,7 +171,7 @@ impl Place {
         let flags = CU_GREEN_CTX_DEFAULT_STREAM;
         let functions = &driver.context;
         functions.green_create(&mut raw, description, device.raw, flags)?;
-        let green = Arc::new(Green::lasting(driver, raw, ordinal)?);
+        let green = Arc::new(Green::lasting(driver, raw, device.ordinal)?);
         made.insert(self.pieces.clone(), green.clone());
         Ok(green)
     }
@@ -180,11 +182,11 @@ impl Shared {
     ///
     /// # Errors
     /// The driver cannot part the device.
-    pub fn place(&self, ordinal: usize, threads: Percentage) -> Result<Option<Place>, CUresult> {
+    pub fn place(&self, device: &Device, threads: Percentage) -> Result<Option<Place>, CUresult> {
         if threads == Percentage::ALL {
             return Ok(None);
         }
-        let partition = self.devices[ordinal].partition(&self.driver)?;
+        let partition = device.partition(&self.driver)?;
         Ok(Some(partition.place(threads.of(partition.total))))
     }
 }

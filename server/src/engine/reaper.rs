@@ -1,108 +1,124 @@
-//! What is left of sessions that are over, and of objects whose end would make other clients wait.
+//! What is left of sessions that are over.
 //!
-//! `cuMemHostUnregister`, `cuModuleUnload` and `cuLibraryUnload` wait for all queued work of everyone and hold
-//! the driver's lock meanwhile (measured: a third client's launch stalls for the whole wait). They are put off
-//! until nothing is in flight, or until they have waited for [`PATIENCE`].
+//! A session's work runs to its end, and what it owned is freed then. Nothing here waits inside the driver: what would make
+//! it wait goes to the undertaker ([`super::undertaker`]).
+//!
+//! Work that waits for words which its client was to write is released ([`super::awaited`]). A kernel that never ends can
+//! only be ended with the whole context. Its session stays, with all its memory, which nobody gets before that; others are
+//! freed as ever, and it does not count as a client any more.
 
-use super::Shared;
-use super::arrays::{Array, Object};
-use super::dispatch::any_busy;
-use super::files::FileRegistration;
-use super::green::{self, GreenRef};
-use super::host::HostBlock;
-use super::instances::{Image, Instance};
+use super::awaited::Release;
 use super::session::{Session, SessionShared};
-use super::{EngineEvent, Registration};
+use super::undertaker::Buried;
+use super::{EngineEvent, Shared};
+use crate::panics;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_proto::cuda::CUDA_ERROR_NOT_READY;
 use mpsshim_proto::segment::RETURNED;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a buried object waits for quiet before others are made to wait for its end.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// How often dying sessions are looked at.
 const TICK: Duration = Duration::from_millis(1);
+/// The same for those whose work does not end.
+const SLOW_TICK: Duration = Duration::from_millis(50);
+/// With work that goes on for longer, a session that is over is stuck.
+const STUCK: Duration = Duration::from_secs(5);
+/// Stuck sessions at a time that do not count as clients; with more the number of clients goes down.
+const MOST_STUCK: usize = 16;
 
-/// Work for the reaper.
-pub enum ReaperTask {
-    /// A session that is over.
-    Session(Box<Session>),
-    /// An object to end when all is quiet.
-    Bury(Buried),
+/// A session that is over and has work in flight, or may have.
+struct Dying {
+    session: Box<Session>,
+    since: Instant,
+    look: Instant,
+    release: Release,
+    /// Its work goes on for long.
+    stuck: bool,
+    /// It does not count as a client any more.
+    uncounted: bool,
 }
 
-/// An object whose end waits for everyone's work.
-pub enum Buried {
-    /// A module or library.
-    Image(Image),
-    /// One in the driver, when no image has it any more.
-    Instance(Instance),
-    /// A green context, which its streams may still hold.
-    Green(GreenRef),
-    /// Pinned memory.
-    Host(HostBlock),
-    /// An array.
-    Array(Array),
-    /// A texture or surface object, and its device.
-    Object(Object, usize),
-    /// Registered memory of a client's file.
-    File(FileRegistration),
-    /// A session's segment.
-    Segment(Arc<SessionShared>),
+impl Dying {
+    fn new(shared: &Shared, mut session: Box<Session>) -> Dying {
+        session.abandon_captures(shared, None);
+        let since = Instant::now();
+        Dying {
+            session,
+            since,
+            look: since,
+            release: Release::new(since),
+            stuck: false,
+            uncounted: false,
+        }
+    }
+
+    /// Whether nothing of it is in flight any more.
+    fn is_over(&mut self, shared: &Shared) -> bool {
+        let now = Instant::now();
+        if now < self.look {
+            return false;
+        }
+        self.look = now + if self.stuck { SLOW_TICK } else { TICK };
+        self.release.write(shared, &self.session, self.stuck);
+        self.session.forget_held(shared)
+            && is_drained(shared, &self.session)
+            && self.release.is_done(shared)
+    }
+
+    /// Notes that it takes long.
+    fn note_stuck(&mut self, shared: &Shared, uncounted: usize) {
+        self.stuck = true;
+        if uncounted < MOST_STUCK {
+            self.uncounted = true;
+            shared.admission.retract();
+        }
+        let info = self.session.shared.info.clone();
+        shared.tell(EngineEvent::Stuck(info));
+    }
 }
 
 /// The reaper thread's body.
-pub fn run(shared: &Arc<Shared>, tasks: &Receiver<ReaperTask>) {
-    let mut dying: Vec<Box<Session>> = Vec::new();
-    let mut graves: Vec<(Instant, Buried)> = Vec::new();
+pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
+    let mut dying: Vec<Dying> = Vec::new();
     loop {
-        let idle = dying.is_empty() && graves.is_empty();
-        let task = if idle {
-            tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        let session = if dying.is_empty() {
+            ended.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else if dying.iter().all(|one| one.stuck) {
+            ended.recv_timeout(SLOW_TICK)
         } else {
-            tasks.recv_timeout(TICK)
+            ended.recv_timeout(TICK)
         };
-        match task {
-            Ok(ReaperTask::Session(mut session)) => {
-                session.abandon_captures(shared, None);
-                dying.push(session);
-            }
-            Ok(ReaperTask::Bury(object)) => graves.push((Instant::now(), object)),
+        match session {
+            Ok(session) => dying.push(Dying::new(shared, session)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if shared.is_lost() {
             // Nothing can be freed any more; the process is about to be replaced.
-            for session in dying.drain(..) {
-                shared.gone(&session.shared, session.fault.clone());
-                std::mem::forget(session);
+            for mut one in dying.drain(..) {
+                let why = one.session.fault.take();
+                shared.gone(&one.session.shared, one.uncounted, why);
+                std::mem::forget(one);
             }
-            graves.drain(..).for_each(std::mem::forget);
             continue;
         }
         let mut at = 0;
         while at < dying.len() {
-            if dying[at].forget_held(shared) && is_drained(shared, &dying[at]) {
-                let session = dying.swap_remove(at);
-                release(shared, *session, &mut graves);
-            } else {
-                at += 1;
+            if dying[at].is_over(shared) {
+                let over = dying.swap_remove(at);
+                release(shared, *over.session, over.uncounted);
+                shared.calm.end_dying();
+                continue;
             }
-        }
-        let quiet = !any_busy(&shared.dispatchers) && dying.is_empty();
-        let now = Instant::now();
-        let mut kept = Vec::new();
-        for (since, object) in graves.drain(..) {
-            if quiet || now.duration_since(since) > PATIENCE {
-                if let Some(object) = lay_to_rest(shared, object) {
-                    kept.push((now, object));
-                }
-            } else {
-                kept.push((since, object));
+            if !dying[at].stuck && dying[at].since.elapsed() > STUCK {
+                let uncounted = dying.iter().filter(|one| one.uncounted).count();
+                dying[at].note_stuck(shared, uncounted);
             }
+            at += 1;
         }
-        graves = kept;
+        shared.calm.set_stuck(dying.iter().any(|one| one.stuck));
+        panics::works_for(None);
     }
 }
 
@@ -129,7 +145,8 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
 }
 
 /// Frees what an idle session owned; what would make others wait is buried.
-fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant, Buried)>) {
+fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
+    panics::works_for(Some(session.shared.info.session));
     session.surrender_printing(shared);
     for (device, stream) in session.helpers.drain(..) {
         let _ = shared.devices[device].make_current(&shared.driver);
@@ -147,6 +164,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
     let grants = std::mem::take(&mut session.grants).into_values();
     let opened = session.sharing.clear(&shared.shares);
     for grant in grants.chain(opened).chain(session.releasing.drain(..)) {
+        grant.left_by(&session.account);
         if let Err(status) = shared.revoke(grant) {
             tracing::error!(
                 "device memory of session {} was not freed: {status}",
@@ -154,17 +172,15 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
             );
         }
     }
-    let account = session.account.clone();
-    session.pools.clear(shared, &account);
-    session.virtual_memory.clear(shared, &account);
-    let greens = session.greens.drain().map(Buried::Green);
-    graves.extend(greens.map(|green| (Instant::now(), green)));
+    session.graphs.free_memory(shared);
+    session.pools.clear(shared);
+    session.virtual_memory.clear(shared);
+    let mut graves: Vec<Buried> = session.greens.drain().map(Buried::Green).collect();
     for link in session.links.drain() {
         link.end(shared);
     }
-    let now = Instant::now();
     let (images, events) = session.graphs.release(shared);
-    graves.extend(images.into_iter().map(|image| (now, Buried::Image(image))));
+    graves.extend(images.into_iter().map(Buried::Image));
     for event in events {
         let _ = shared.driver.event_destroy(event.raw);
     }
@@ -173,73 +189,31 @@ fn release(shared: &Arc<Shared>, mut session: Session, graves: &mut Vec<(Instant
         .drain()
         .chain(session.libraries.drain())
         .map(Buried::Image);
-    graves.extend(images.map(|image| (now, image)));
-    graves.extend(
-        session
-            .take_arrays(shared)
-            .into_iter()
-            .map(|array| (now, array)),
-    );
+    graves.extend(images);
+    graves.extend(session.take_arrays(shared));
     let host = std::mem::take(&mut session.host)
         .into_values()
         .chain(session.host_spare.drain(..));
-    graves.extend(host.map(|block| (now, Buried::Host(block))));
+    let uid = session.shared.info.uid;
+    graves.extend(host.map(|block| Buried::Host(block, uid)));
     let files = std::mem::take(&mut session.files).into_values();
-    graves.extend(files.map(|file| (now, Buried::File(file))));
-    graves.push((now, Buried::Segment(session.shared.clone())));
-    shared.gone(&session.shared, session.fault.take());
-}
-
-/// Ends an object; gives it back when that must wait for another holder.
-fn lay_to_rest(shared: &Shared, object: Buried) -> Option<Buried> {
-    match object {
-        Buried::Image(image) => {
-            image.end(shared);
-            None
-        }
-        Buried::Instance(instance) => {
-            instance.end(shared);
-            None
-        }
-        Buried::Array(array) => {
-            array.end(shared);
-            None
-        }
-        Buried::Object(object, device) => {
-            if let Err(status) = object.end(device, shared) {
-                shared.note_status(status);
-            }
-            None
-        }
-        Buried::Green(green) => green::end(shared, green).map(Buried::Green),
-        Buried::Host(block) => {
-            shared.use_any_device();
-            shared.arena.free(&shared.driver, block);
-            None
-        }
-        Buried::File(file) => {
-            shared.use_any_device();
-            shared.arena.unregister_file(&shared.driver, file);
-            None
-        }
-        Buried::Segment(segment) => match Arc::try_unwrap(segment) {
-            Ok(segment) => {
-                shared.use_any_device();
-                drop(Registration::unregister(
-                    segment.registration,
-                    &shared.driver,
-                ));
-                None
-            }
-            Err(segment) => Some(Buried::Segment(segment)),
-        },
-    }
+    graves.extend(files.map(Buried::File));
+    graves.push(Buried::Segment(session.shared.clone()));
+    let why = session.fault.take();
+    let ended = session.shared.clone();
+    // With it goes the last that holds what is buried now.
+    drop(session);
+    ended.account.retire();
+    graves.into_iter().for_each(|object| shared.bury(object));
+    shared.gone(&ended, uncounted, why);
 }
 
 impl Shared {
     /// Tells the owner that a session's resources are gone.
-    fn gone(&self, session: &SessionShared, why: Option<String>) {
-        self.admission.retract();
+    fn gone(&self, session: &SessionShared, uncounted: bool, why: Option<String>) {
+        if !uncounted {
+            self.admission.retract();
+        }
         self.tell(EngineEvent::Gone(session.info.clone(), why));
     }
 }

@@ -5,13 +5,15 @@ use super::Shared;
 use super::account::{Account, Charge, Memory};
 use super::activity::{Counts, Published};
 use super::arrays::{Array, Objects, Reference};
-use super::devices::Grant;
+use super::bounds;
+use super::calls::LinkThread;
+use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
-use super::host::{HostBlock, Registration};
+use super::host::{HostBlock, Segment};
 use super::instances::{Image, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
@@ -26,36 +28,22 @@ use super::slots::Slots;
 use super::streams::Stream;
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
+use crate::closers::Stranger;
 use crate::limits::{Terms, Usage};
 use crate::mode::Mode;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
-use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Consumer, Message, Violation};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::time::Instant;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// Events a session may have at a time.
-const MAX_EVENTS: usize = 1 << 20;
-/// Modules and libraries a session may have at a time.
-const MAX_IMAGES: usize = 1 << 16;
-/// Green contexts a session may have at a time; a place is used once.
-const MAX_GREENS: usize = 1 << 16;
-/// Linkers a session may have at a time.
-const MAX_LINKS: usize = 1 << 10;
-/// Functions a session may have at a time.
-const MAX_FUNCTIONS: usize = 1 << 20;
-/// Arrays, or mipmapped arrays, a session may have at a time.
-const MAX_ARRAYS: usize = 1 << 18;
-/// Streams a session may have at a time, the hidden ones included.
-const MAX_STREAMS: usize = 4 * segment::FLAGS;
 
 /// Why a message was not executed.
 #[derive(Debug, Error)]
@@ -82,16 +70,18 @@ impl From<Violation> for CallError {
 pub struct SessionShared {
     /// Who it is.
     pub info: ClientInfo,
-    /// The segment, registered from [`segment::REGISTERED`] on.
-    pub registration: Registration,
+    /// The segment.
+    pub segment: Segment,
     /// Rung by the client after it posted while the dispatch thread slept.
     pub bell: Doorbell,
     /// The client's connection.
-    pub socket: OwnedFd,
+    pub socket: Stranger,
     /// Its other end is closed, or it is to be ended.
     pub hung_up: AtomicBool,
     /// The operator ended it.
     pub terminated: AtomicBool,
+    /// It has work in flight, or may have: see [`Session::may_work`].
+    pub at_work: AtomicBool,
     /// Bytes it holds and may hold.
     pub account: Account,
     /// Active-thread percentage and priority it came with.
@@ -105,21 +95,14 @@ pub struct SessionShared {
 impl SessionShared {
     /// What the client has and may have.
     pub fn usage(&self) -> Usage {
-        let devices = 0..MAX_DEVICES;
-        let held = |device: usize| (device, self.account.held(Memory::Device(device)));
-        let limit = |device| Some((device, self.account.limit(Memory::Device(device))?));
         let (launches, activity) = self.activity();
         Usage {
             session: self.info.session,
             threads: self.terms.threads,
             priority: self.terms.priority,
             weight: self.standing.weight(),
-            memory: devices
-                .clone()
-                .map(held)
-                .filter(|(_, bytes)| *bytes > 0)
-                .collect(),
-            memory_limit: devices.filter_map(limit).collect(),
+            memory: self.account.held_of_devices(),
+            memory_limit: self.account.limits_of_devices(),
             host: self.account.held(Memory::Host),
             mode: Mode::Proxy,
             turns: None,
@@ -128,7 +111,7 @@ impl SessionShared {
         }
     }
     fn base(&self) -> *mut u8 {
-        self.registration.mapping().base()
+        self.segment.registration.mapping().base()
     }
     /// The segment's header.
     pub fn header(&self) -> &Header {
@@ -176,7 +159,7 @@ impl SessionShared {
     pub fn flag_address(&self, slot: u32) -> Result<CUdeviceptr, CallError> {
         let offset = segment::flag_offset(slot)
             .ok_or_else(|| CallError::Violation(format!("flag slot {slot} is out of range")))?;
-        Ok(self.registration.device_address() + (offset - segment::REGISTERED) as u64)
+        Ok(self.segment.registration.device_address() + (offset - segment::REGISTERED) as u64)
     }
     /// Host address of staging memory.
     ///
@@ -230,7 +213,7 @@ pub struct Function {
     /// Handle of the module or library it is in, and dies with.
     pub image: u64,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Launching it may print (see [`Image::prints`]).
     pub prints: bool,
     /// It may be launched in a run with others.
@@ -247,8 +230,11 @@ pub struct Global {
     /// Handle of the module or library it is in, and dies with.
     pub image: u64,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
 }
+
+/// Positions that linkers may have; fewer of them are taken at a time.
+const LINK_PLACES: usize = 1 << 10;
 
 /// A linker of a session (`CUlinkState`).
 #[derive(Debug)]
@@ -256,7 +242,7 @@ pub struct Link {
     /// The driver's.
     pub raw: CUlinkState,
     /// The only one that may touch it.
-    pub thread: rayon::ThreadPool,
+    pub thread: LinkThread,
     /// The options it was made with, which the driver keeps and writes to.
     pub options: JitOptions,
     /// What it made.
@@ -269,7 +255,7 @@ pub struct Event {
     /// The driver's event.
     pub raw: CUevent,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Recorded at least once, by this session.
     pub recorded: bool,
     /// What other sessions may have of it.
@@ -301,8 +287,6 @@ pub struct Session {
     pub events: Slots<Event>,
     /// Modules and libraries by handle.
     pub images: Slots<Image>,
-    /// What they count as device memory.
-    pub image_charges: HashMap<u64, Charge>,
     /// The same for libraries.
     pub libraries: Slots<Image>,
     /// The part of each device that it may use, by the server's ordinal; `None`: all of it.
@@ -321,12 +305,16 @@ pub struct Session {
     pub grants: BTreeMap<u64, Arc<Grant>>,
     /// Device memory given back while work was in flight.
     pub releasing: Vec<Arc<Grant>>,
+    /// What counts of other memory that was given back while work was in flight.
+    pub leaving: Vec<Charge>,
+    /// Since when a message waits for such memory.
+    pub short_since: Option<Instant>,
     /// What it shares with other sessions, and they with it.
     pub sharing: Sharing,
     /// Devices whose memory other devices may use: the owner's and the user's ordinal.
-    pub peers: BTreeSet<(usize, usize)>,
+    pub peers: BTreeSet<(Ordinal, Ordinal)>,
     /// Streams for copies from and to memory of devices that its own streams are not of.
-    pub helpers: Vec<(usize, CUstream)>,
+    pub helpers: Vec<(Ordinal, CUstream)>,
     /// Memory files of the client's that are registered, by first address.
     pub files: BTreeMap<u64, FileRegistration>,
     /// Pinned host memory by first address.
@@ -388,19 +376,20 @@ impl Session {
             consumer: Consumer::new(shared.ring()),
             account: shared.account.clone(),
             shared,
-            streams: Slots::new(Kind::Stream, MAX_STREAMS),
-            events: Slots::new(Kind::Event, MAX_EVENTS),
-            images: Slots::new(Kind::Module, MAX_IMAGES),
-            image_charges: HashMap::new(),
-            libraries: Slots::new(Kind::Library, MAX_IMAGES),
+            streams: Slots::new(Kind::Stream, bounds::STREAMS),
+            events: Slots::new(Kind::Event, bounds::EVENTS),
+            images: Slots::new(Kind::Module, bounds::IMAGES),
+            libraries: Slots::new(Kind::Library, bounds::IMAGES),
             places: Vec::new(),
             places_of_contexts: HashMap::new(),
-            greens: Slots::new(Kind::GreenContext, MAX_GREENS),
+            greens: Slots::new(Kind::GreenContext, bounds::GREENS),
             resources: Resources::default(),
-            links: Slots::new(Kind::Link, MAX_LINKS),
-            functions: Slots::new(Kind::Function, MAX_FUNCTIONS),
+            links: Slots::new(Kind::Link, LINK_PLACES),
+            functions: Slots::new(Kind::Function, bounds::FUNCTIONS),
             grants: BTreeMap::new(),
             releasing: Vec::new(),
+            leaving: Vec::new(),
+            short_since: None,
             sharing: Sharing::default(),
             peers: BTreeSet::new(),
             helpers: Vec::new(),
@@ -410,12 +399,12 @@ impl Session {
             virtual_memory: VirtualMemory::default(),
             pools: Pools::default(),
             globals: BTreeMap::new(),
-            arrays: Slots::new(Kind::Array, MAX_ARRAYS),
-            mipmaps: Slots::new(Kind::MipmappedArray, MAX_ARRAYS),
+            arrays: Slots::new(Kind::Array, bounds::ARRAYS),
+            mipmaps: Slots::new(Kind::MipmappedArray, bounds::ARRAYS),
             bound_arrays: Vec::new(),
             textures: Objects::new(),
-            texture_references: Slots::new(Kind::TextureReference, MAX_IMAGES),
-            surface_references: Slots::new(Kind::SurfaceReference, MAX_IMAGES),
+            texture_references: Slots::new(Kind::TextureReference, bounds::IMAGES),
+            surface_references: Slots::new(Kind::SurfaceReference, bounds::IMAGES),
             retired: Vec::new(),
             planned: Vec::new(),
             marks: Marks::default(),
@@ -624,6 +613,21 @@ impl Session {
             .is_some_and(|(start, file)| {
                 address - start <= file.len() && len <= file.len() - (address - start)
             })
+    }
+
+    /// Whether something may be written to `address`, which is known to be the session's: not where it has registered a
+    /// file for reading. A device that tried would lose the context of all.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`.
+    #[inline]
+    pub fn check_writable(&self, address: u64) -> Result<(), CUresult> {
+        match self.files.range(..=address).next_back() {
+            Some((start, file)) if address - start < file.len() && !file.is_writable() => {
+                Err(CUDA_ERROR_INVALID_VALUE)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether devices reach `[address, address + len)` as the session's host memory: pinned, or of a registered file.

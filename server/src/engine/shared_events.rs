@@ -4,6 +4,7 @@
 //! driver's event lives as long as any session has it.
 
 use super::Shared;
+use super::devices::Ordinal;
 use super::driver::Driver;
 use super::session::Event;
 use mpsshim_proto::cuda::*;
@@ -19,7 +20,7 @@ pub type Token = [u64; 8];
 #[derive(Debug)]
 pub struct SharedEvent {
     raw: CUevent,
-    device: usize,
+    device: Ordinal,
     /// Whose sessions may open it.
     uid: u32,
     token: Token,
@@ -128,7 +129,7 @@ mod tests {
     fn event() -> Event {
         Event {
             raw: CUevent(7),
-            device: 0,
+            device: Ordinal::of_test(0),
             recorded: true,
             shared: None,
         }

@@ -4,16 +4,13 @@
 //! opens it sees the same addresses, since all live in one address space. The grant lasts until the last of its
 //! holders gives it back.
 
+use super::account::{Account, Memory};
+use super::bounds;
 use super::devices::Grant;
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
-
-/// Handles that one session may have given out at a time.
-const MAX_SHARED: usize = 1 << 16;
-/// Allocations of others that one session may have open at a time.
-const MAX_OPENED: usize = 1 << 16;
 
 /// What tells a handle of ours from others.
 const MAGIC: [u8; 16] = *b"mpsshim memory 1";
@@ -92,7 +89,7 @@ impl Sharing {
             return Ok(handle_of(token));
         }
         self.forget(shares, start);
-        if self.given.len() >= MAX_SHARED {
+        if self.given.len() >= bounds::SHARED {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let token = random()?;
@@ -119,11 +116,12 @@ impl Sharing {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a handle that is none, that was forgotten, or another user's;
-    /// `CUDA_ERROR_INVALID_CONTEXT` for one's own.
+    /// `CUDA_ERROR_INVALID_CONTEXT` for one's own; `CUDA_ERROR_OUT_OF_MEMORY` when too much is open.
     pub fn open(
         &mut self,
         shares: &Shares,
         (session, uid): (u64, u32),
+        account: &Account,
         handle: &[u8; 64],
     ) -> Result<(u64, u64, Arc<Grant>), CUresult> {
         let token = token_of(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -140,7 +138,7 @@ impl Sharing {
             (share.start, share.len, grant)
         };
         let held = grant.clone();
-        let full = self.opened.len() >= MAX_OPENED;
+        let full = self.opened.len() >= bounds::OPENED;
         match self.opened.get_mut(&start) {
             Some(opened) if Arc::ptr_eq(&opened.grant, &grant) && opened.len == len => {
                 opened.count += 1;
@@ -148,8 +146,14 @@ impl Sharing {
             // What was freed and shared anew while an earlier share of the same address is open.
             Some(_) => return Err(CUDA_ERROR_ALREADY_MAPPED),
             None if full => return Err(CUDA_ERROR_OUT_OF_MEMORY),
+            // Whoever allocates it pays as long as it has it. Its openers pay after that, over their limits if need be; no
+            // more of that for one who is there already.
+            None if account.is_over(Memory::Device(grant.device)) => {
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
             None => {
                 let count = 1;
+                grant.opened_by(account);
                 self.opened.insert(start, Opened { len, grant, count });
             }
         }

@@ -1,14 +1,21 @@
-//! Tables of a session's objects at positions that the client chose.
+//! Tables of a session's objects at positions that the client chose. A table has room only where objects are: one at a
+//! far position takes no more than a near one.
 
 use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
+
+/// Positions that get room together.
+const CHUNK: usize = 32;
+
+type Chunk<T> = Box<[Option<(u16, T)>; CHUNK]>;
 
 /// Objects of one kind by handle.
 #[derive(Debug)]
 pub struct Slots<T> {
     kind: Kind,
     limit: usize,
-    slots: Vec<Option<(u16, T)>>,
+    chunks: Vec<Option<Chunk<T>>>,
+    count: usize,
 }
 
 impl<T> Slots<T> {
@@ -17,8 +24,33 @@ impl<T> Slots<T> {
         Slots {
             kind,
             limit,
-            slots: Vec::new(),
+            chunks: Vec::new(),
+            count: 0,
         }
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    fn slot(&self, index: usize) -> Option<&(u16, T)> {
+        self.chunks.get(index / CHUNK)?.as_ref()?[index % CHUNK].as_ref()
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, index: usize) -> Option<&mut Option<(u16, T)>> {
+        Some(&mut self.chunks.get_mut(index / CHUNK)?.as_mut()?[index % CHUNK])
+    }
+
+    fn slots(&self) -> impl Iterator<Item = (usize, &(u16, T))> {
+        let chunks = self.chunks.iter().enumerate();
+        let chunks = chunks.filter_map(|(at, chunk)| Some((at, chunk.as_ref()?)));
+        chunks.flat_map(|(at, chunk)| {
+            let slots = chunk.iter().enumerate();
+            slots.filter_map(move |(index, slot)| Some((at * CHUNK + index, slot.as_ref()?)))
+        })
     }
 
     /// Puts an object where the client wants it.
@@ -35,13 +67,16 @@ impl<T> Slots<T> {
         if index >= self.limit {
             return Err((CUDA_ERROR_OUT_OF_MEMORY, object));
         }
-        if index >= self.slots.len() {
-            self.slots.resize_with(index + 1, || None);
+        let at = index / CHUNK;
+        if at >= self.chunks.len() {
+            self.chunks.resize_with(at + 1, || None);
         }
-        let slot = &mut self.slots[index];
+        let chunk = self.chunks[at].get_or_insert_with(|| Box::new([const { None }; CHUNK]));
+        let slot = &mut chunk[index % CHUNK];
         if slot.is_some() {
             return Err((CUDA_ERROR_INVALID_HANDLE, object));
         }
+        self.count += 1;
         Ok(&mut slot.insert((handle.generation(), object)).1)
     }
 
@@ -53,8 +88,8 @@ impl<T> Slots<T> {
     pub fn index(&self, handle: u64) -> Result<usize, CUresult> {
         let handle = Handle(handle);
         let index = handle.index() as usize;
-        match self.slots.get(index) {
-            Some(Some((generation, _)))
+        match self.slot(index) {
+            Some((generation, _))
                 if *generation == handle.generation() && handle.kind() == Some(self.kind) =>
             {
                 Ok(index)
@@ -89,8 +124,8 @@ impl<T> Slots<T> {
     /// `CUDA_ERROR_INVALID_HANDLE` when there is none.
     #[inline]
     pub fn at(&self, index: usize) -> Result<&T, CUresult> {
-        match self.slots.get(index) {
-            Some(Some((_, object))) => Ok(object),
+        match self.slot(index) {
+            Some((_, object)) => Ok(object),
             _ => Err(CUDA_ERROR_INVALID_HANDLE),
         }
     }
@@ -101,7 +136,7 @@ impl<T> Slots<T> {
     /// As [`Slots::at`].
     #[inline]
     pub fn at_mut(&mut self, index: usize) -> Result<&mut T, CUresult> {
-        match self.slots.get_mut(index) {
+        match self.slot_mut(index) {
             Some(Some((_, object))) => Ok(object),
             _ => Err(CUDA_ERROR_INVALID_HANDLE),
         }
@@ -113,16 +148,15 @@ impl<T> Slots<T> {
     /// As [`Slots::index`].
     pub fn remove(&mut self, handle: u64) -> Result<T, CUresult> {
         let index = self.index(handle)?;
-        match self.slots[index].take() {
-            Some((_, object)) => Ok(object),
-            None => Err(CUDA_ERROR_INVALID_HANDLE),
-        }
+        let taken = self.slot_mut(index).and_then(Option::take);
+        let (_, object) = taken.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        self.count -= 1;
+        Ok(object)
     }
 
     /// The handle of the first object for which `is` is true.
     pub fn handle_where(&self, is: impl Fn(&T) -> bool) -> Option<u64> {
-        let found = self.slots.iter().enumerate().find_map(|(index, slot)| {
-            let (generation, object) = slot.as_ref()?;
+        let found = self.slots().find_map(|(index, (generation, object))| {
             is(object).then(|| Handle::new(self.kind, *generation, index as u32))
         });
         found.map(|handle| handle.0)
@@ -130,32 +164,69 @@ impl<T> Slots<T> {
 
     /// Drops the objects for which `keep` is false.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
-        for slot in &mut self.slots {
+        for slot in self
+            .chunks
+            .iter_mut()
+            .flatten()
+            .flat_map(|chunk| chunk.iter_mut())
+        {
             if slot.as_ref().is_some_and(|(_, object)| !keep(object)) {
                 *slot = None;
+                self.count -= 1;
             }
         }
     }
 
     /// All objects.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().flatten().map(|(_, object)| object)
+        self.slots().map(|(_, (_, object))| object)
     }
 
     /// All objects, to change them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.slots.iter_mut().flatten().map(|(_, object)| object)
+        let chunks = self.chunks.iter_mut().flatten();
+        let slots = chunks.flat_map(|chunk| chunk.iter_mut().flatten());
+        slots.map(|(_, object)| object)
     }
 
     /// Takes all objects out.
     pub fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
-        self.slots.drain(..).flatten().map(|(_, object)| object)
+        self.count = 0;
+        let chunks = self.chunks.drain(..).flatten();
+        chunks.flat_map(|chunk| chunk.into_iter().flatten().map(|(_, object)| object))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_far_position_takes_no_more_room_than_a_near_one() {
+        const LIMIT: usize = 1 << 20;
+        let mut slots = Slots::new(Kind::Event, LIMIT);
+        let positions = [0, 5, 31, 32, 1 << 10, LIMIT as u32 - 1];
+        for index in positions {
+            let handle = Handle::new(Kind::Event, 3, index).0;
+            assert!(slots.insert(handle, [index; 64]).is_ok());
+        }
+        let room = slots.chunks.iter().flatten().count() * CHUNK;
+        assert_eq!(room, 4 * CHUNK, "of {LIMIT} positions");
+        assert!(slots.chunks.len() <= LIMIT / CHUNK);
+        assert_eq!(slots.len(), positions.len());
+        let found: Vec<u32> = slots.iter().map(|object| object[0]).collect();
+        assert_eq!(found, positions);
+        let far = slots.handle_where(|object| object[0] == positions[5]);
+        assert_eq!(far, Some(Handle::new(Kind::Event, 3, positions[5]).0));
+        slots.retain(|object| object[0] < 32);
+        assert_eq!(slots.len(), 3);
+        assert_eq!(slots.at(1 << 10), Err(CUDA_ERROR_INVALID_HANDLE));
+        for object in slots.iter_mut() {
+            object[1] = 7;
+        }
+        assert_eq!(slots.drain().filter(|object| object[1] == 7).count(), 3);
+        assert_eq!(slots.len(), 0);
+    }
 
     #[test]
     fn stale_foreign_and_far_handles_are_refused() {

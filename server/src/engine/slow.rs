@@ -1,51 +1,163 @@
 //! The slow lane: calls that take long or wait inside the driver, and the setting up of sessions.
 
-use super::Shared;
 use super::account::{Account, Memory};
 use super::activity::Published;
 use super::dispatch::{self, Step};
 use super::fairness::Standing;
+use super::host::{Registration, Segment, memory_file};
 use super::partition::Place;
 use super::session::{Session, SessionShared};
+use super::undertaker::Buried;
 use super::{ClientInfo, Credentials, EngineEvent};
+use super::{STACK, Shared};
 use crate::admission;
+use crate::closers::Stranger;
 use crate::limits::{Percentage, Terms};
 use crate::mode::Mode;
+use crate::panics;
 use crate::seqpacket;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::segment;
-use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
+use mpsshim_proto::shm::{self, Doorbell, Mapping};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Messages executed here before the session goes back to its dispatch thread.
 const BUDGET: usize = 256;
+
+/// Between two looks whether submission is still held back.
+const HUSHED: Duration = Duration::from_micros(100);
 
 /// Work for the slow lane.
 pub enum SlowTask {
     /// Execute the next message of a session, and what follows it, then send the session home.
     Serve(Box<Session>),
     /// Set up a session for a new client.
-    Setup(OwnedFd, Box<ClientHello>, Credentials),
+    Setup(Stranger, Box<ClientHello>, Credentials),
 }
 
-/// The body of a slow-lane thread.
-pub fn run(shared: &Arc<Shared>, tasks: &Receiver<SlowTask>) {
-    for task in tasks.iter() {
+/// Threads that are always there.
+pub const THREADS: usize = 3;
+/// Threads at most: this many tasks that do not end stop the slow lane. A session has one task at a time.
+pub const MOST_THREADS: usize = 16;
+/// How long no task may have been taken up while some wait, before another thread is started.
+const STALL: Duration = Duration::from_secs(1);
+/// How long a thread that was started beyond [`THREADS`] stays without work.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// The slow lane: tasks that wait for a thread, and how its threads get on.
+///
+/// A load of a large text takes the driver's compiler seconds, and a client decides how large: three of them must not keep
+/// everybody else waiting. So where no task has been taken up for [`STALL`], another thread takes over.
+pub struct SlowLane {
+    sender: Sender<SlowTask>,
+    tasks: Receiver<SlowTask>,
+    /// Rung when a task comes while others may be in its way.
+    alarm: (Sender<()>, Receiver<()>),
+    threads: AtomicUsize,
+    idle: AtomicUsize,
+    /// Tasks that were taken up.
+    taken: AtomicU64,
+}
+
+impl SlowLane {
+    /// Without threads as yet.
+    pub fn new() -> SlowLane {
+        let (sender, tasks) = unbounded();
+        SlowLane {
+            sender,
+            tasks,
+            alarm: bounded(1),
+            threads: AtomicUsize::new(0),
+            idle: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
+        }
+    }
+
+    /// Gives a task to the next thread that is free.
+    pub fn send(&self, task: SlowTask) {
+        let _ = self.sender.send(task);
+        if self.idle.load(Ordering::SeqCst) < self.tasks.len() {
+            // One ring is as good as many.
+            let _ = self.alarm.0.try_send(());
+        }
+    }
+
+    fn next(&self, spare: bool) -> Option<SlowTask> {
+        self.idle.fetch_add(1, Ordering::SeqCst);
+        let task = match spare {
+            true => self.tasks.recv_timeout(IDLE).ok(),
+            false => self.tasks.recv().ok(),
+        };
+        self.idle.fetch_sub(1, Ordering::SeqCst);
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        task
+    }
+}
+
+/// Starts a slow-lane thread.
+///
+/// # Errors
+/// No thread.
+pub fn start_thread(shared: &Arc<Shared>) -> std::io::Result<()> {
+    let number = shared.slow.threads.fetch_add(1, Ordering::Relaxed);
+    let running = Arc::clone(shared);
+    let started = std::thread::Builder::new()
+        .name(format!("slow-{number}"))
+        .stack_size(STACK)
+        .spawn(move || run(&running, number >= THREADS));
+    started.map(drop).inspect_err(|_| {
+        shared.slow.threads.fetch_sub(1, Ordering::Relaxed);
+    })
+}
+
+/// The body of a slow-lane thread; a spare one ends when it has had no work for a while.
+fn run(shared: &Arc<Shared>, spare: bool) {
+    while let Some(task) = shared.slow.next(spare) {
+        panics::works_for(None);
         match task {
             SlowTask::Serve(session) => serve(shared, session),
             SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
         }
     }
+    shared.slow.threads.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// The body of the thread that sees to it that the slow lane goes on.
+pub fn watch(shared: &Arc<Shared>) {
+    let lane = &shared.slow;
+    while lane.alarm.1.recv().is_ok() {
+        let mut taken = lane.taken.load(Ordering::Relaxed);
+        while !lane.tasks.is_empty() {
+            std::thread::sleep(STALL);
+            let now = lane.taken.load(Ordering::Relaxed);
+            let stalled = now == taken && !lane.tasks.is_empty();
+            taken = now;
+            let threads = lane.threads.load(Ordering::Relaxed);
+            if !stalled || threads >= MOST_THREADS {
+                continue;
+            }
+            tracing::info!("All {threads} threads of the slow lane are busy: another takes over");
+            if let Err(error) = start_thread(shared) {
+                tracing::warn!("No further thread for the slow lane: {error}");
+            }
+        }
+    }
 }
 
 fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
+    panics::works_for(Some(session.shared.info.session));
     shared.loads_waiting.fetch_add(1, Ordering::Relaxed);
+    // A moment: see the undertaker.
+    while shared.calm.is_hushed() {
+        std::thread::sleep(HUSHED);
+    }
     let mut violation = None;
     for _ in 0..BUDGET {
         match dispatch::step(shared, &mut session, true) {
@@ -59,7 +171,7 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
     }
     shared.loads_waiting.fetch_sub(1, Ordering::Relaxed);
     for block in session.take_surplus_host() {
-        shared.bury(super::reaper::Buried::Host(block));
+        shared.bury(Buried::Host(block, session.shared.info.uid));
     }
     match violation {
         Some(why) => dispatch::end(shared, session, Some(why)),
@@ -67,11 +179,11 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
     }
 }
 
-fn refuse(shared: &Shared, socket: &OwnedFd, who: Credentials, status: CUresult, why: String) {
+fn refuse(shared: &Shared, socket: &Stranger, who: Credentials, status: CUresult, why: String) {
     admission::refuse(&shared.events, socket, who, status, why);
 }
 
-fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Credentials) {
+fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Credentials) {
     if let Err(why) = admission::check_version(hello) {
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
     }
@@ -91,9 +203,20 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
     };
     let limits = shared.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
-    let places = (0..shared.devices.len()).map(|device| shared.place(device, terms.threads));
+    let places = shared
+        .devices
+        .iter()
+        .map(|device| shared.place(device, terms.threads));
     let places = match places.collect::<Result<Vec<_>, _>>() {
         Ok(places) => places,
+        Err(status) if hello.required != 0 => {
+            shared.admission.retract();
+            let why = format!(
+                "it needs its limits, and the driver cannot give it {} percent of the active threads ({status})",
+                terms.threads
+            );
+            return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+        }
         Err(status) => {
             tracing::warn!(
                 "Client process {} should have {} percent of the active threads, but the driver cannot part the \
@@ -115,8 +238,9 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
     };
     shared.fairness.admit(terms.priority);
     for (device, bytes) in limits.memory {
-        if device < MAX_DEVICES {
-            account.lower_limit(Memory::Device(device), bytes);
+        // Of a device that is not here, none is needed.
+        if let Ok(device) = shared.device(device as u32) {
+            account.lower_limit(Memory::Device(device.ordinal), bytes);
         }
     }
     match prepare(shared, id, socket, who, (terms, account, places)) {
@@ -142,51 +266,63 @@ fn setup(shared: &Arc<Shared>, socket: OwnedFd, hello: &ClientHello, who: Creden
     }
 }
 
-type Refusal = (OwnedFd, CUresult, String);
+type Refusal = (Stranger, CUresult, String);
+
+/// A segment for a client of this user, and the descriptor that the client gets.
+fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresult, String)> {
+    let impossible = |error: std::io::Error| {
+        let why = format!("cannot make its segment: {error}");
+        (CUDA_ERROR_OUT_OF_MEMORY, why)
+    };
+    if let Some(segment) = shared.spare.take_segment(uid) {
+        return match shm::reopen(segment.file.as_fd()) {
+            Ok(file) => Ok((segment, file)),
+            Err(error) => {
+                shared.spare.put_segment(uid, segment);
+                Err(impossible(error))
+            }
+        };
+    }
+    let made = || -> std::io::Result<(OwnedFd, OwnedFd, Mapping)> {
+        let own = memory_file(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
+        let mapping = Mapping::new(own.as_fd(), segment::SEGMENT_LEN)?;
+        Ok((shm::reopen(own.as_fd())?, own, mapping))
+    };
+    let (file, own, mapping) = made().map_err(impossible)?;
+    let registered = shared
+        .any_device()
+        .ok_or(CUDA_ERROR_NO_DEVICE)
+        .and_then(|device| device.make_current(&shared.driver))
+        .and_then(|()| Registration::new(&shared.driver, mapping, segment::REGISTERED));
+    let registration =
+        registered.map_err(|status| (status, format!("cannot register its segment: {status}")))?;
+    let segment = Segment {
+        registration,
+        file: own,
+    };
+    Ok((segment, file))
+}
 
 fn prepare(
     shared: &Arc<Shared>,
     id: u64,
-    socket: OwnedFd,
+    socket: Stranger,
     who: Credentials,
     (terms, account, places): (Terms, Account, Vec<Option<Place>>),
 ) -> Result<Box<Session>, Refusal> {
-    let made = || -> std::io::Result<(OwnedFd, Mapping, Doorbell)> {
-        let fd = sealed_memfd(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
-        let mapping = Mapping::new(fd.as_fd(), segment::SEGMENT_LEN)?;
-        Ok((fd, mapping, Doorbell::new()?))
-    };
-    let (fd, mapping, bell) = match made() {
-        Ok(made) => made,
-        Err(error) => {
-            return Err((
-                socket,
-                CUDA_ERROR_OUT_OF_MEMORY,
-                format!("cannot make its segment: {error}"),
-            ));
-        }
-    };
     // A client that takes no packets must not hold up the thread that sends it one.
     if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
         let why = format!("its connection cannot be made non-blocking: {error}");
         return Err((socket, CUDA_ERROR_OPERATING_SYSTEM, why));
     }
-    let registered = shared
-        .any_device()
-        .ok_or(CUDA_ERROR_NO_DEVICE)
-        .and_then(|device| device.make_current(&shared.driver))
-        .and_then(|()| {
-            super::host::Registration::new(&shared.driver, mapping, segment::REGISTERED)
-        });
-    let registration = match registered {
-        Ok(registration) => registration,
-        Err(status) => {
-            return Err((
-                socket,
-                status,
-                format!("cannot register its segment: {status}"),
-            ));
-        }
+    let made = Doorbell::new().map_err(|error| {
+        let why = format!("cannot make its doorbell: {error}");
+        (CUDA_ERROR_OUT_OF_MEMORY, why)
+    });
+    let made = made.and_then(|bell| Ok((take_segment(shared, who.uid)?, bell)));
+    let ((segment, file), bell) = match made {
+        Ok(made) => made,
+        Err((status, why)) => return Err((socket, status, why)),
     };
     let home = shared.least_loaded();
     let session_shared = Arc::new(SessionShared {
@@ -195,11 +331,12 @@ fn prepare(
             pid: who.pid,
             uid: who.uid,
         },
-        registration,
+        segment,
         bell,
         socket,
         hung_up: AtomicBool::new(false),
         terminated: AtomicBool::new(false),
+        at_work: AtomicBool::new(false),
         account,
         terms,
         standing: Standing::default(),
@@ -212,15 +349,14 @@ fn prepare(
     (welcome.host_arena, welcome.host_arena_len) = (HOST_ARENA, HOST_ARENA_LEN);
     (welcome.device_arena, welcome.device_arena_len) = (DEVICE_ARENA, DEVICE_ARENA_LEN);
     welcome.device_count = shared.devices.len().min(MAX_DEVICES) as u32;
-    for (to, device) in welcome.devices.iter_mut().zip(&shared.devices) {
+    for (to, device) in welcome.devices.iter_mut().zip(shared.devices.iter()) {
         *to = device.uuid.0;
     }
     for (to, place) in welcome.multiprocessors.iter_mut().zip(&places) {
         *to = place.as_ref().map_or(0, |place| place.count);
     }
-    for (device, to) in welcome.memory.iter_mut().enumerate() {
-        let limit = session_shared.account.limit(Memory::Device(device));
-        *to = limit.unwrap_or(0);
+    for (device, limit) in session_shared.account.limits_of_devices() {
+        welcome.memory[device] = limit;
     }
     let mut session = Box::new(Session::new(session_shared.clone(), home));
     session.places = places;
@@ -229,7 +365,7 @@ fn prepare(
     if let Err(error) = shm::send_packet(
         session_shared.socket(),
         welcome.as_bytes(),
-        &[fd.as_fd(), session_shared.bell.fd()],
+        &[file.as_fd(), session_shared.bell.fd()],
     ) {
         tracing::debug!("client {} left before it was welcomed: {error}", who.pid);
         session_shared.hung_up.store(true, Ordering::Relaxed);

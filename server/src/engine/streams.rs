@@ -5,6 +5,7 @@
 //! with events, and only where both sides have work that is not known to be done.
 
 use super::Shared;
+use super::devices::Ordinal;
 use super::green::GreenRef;
 use super::runs::Chains;
 use super::session::{CallError, Session, SessionShared};
@@ -43,7 +44,7 @@ pub struct Stream {
     /// The driver's stream.
     pub raw: CUstream,
     /// Server's ordinal.
-    pub device: usize,
+    pub device: Ordinal,
     /// Its priority as the client gave it.
     pub priority: i32,
     /// The driver's priority of it when it was made, to find it again among the kept ones.
@@ -87,7 +88,7 @@ impl Stream {
     pub fn new(
         shared: &Shared,
         raw: CUstream,
-        device: usize,
+        device: Ordinal,
         (priority, raw_priority): (i32, i32),
         role: Role,
     ) -> Stream {
@@ -242,7 +243,9 @@ impl Stream {
         }
         match self.green {
             Some(green) => green.end_stream(&shared.driver, self.raw_priority, self.raw),
-            None => shared.devices[self.device].keep_stream(self.raw_priority, self.raw),
+            None => {
+                shared.devices[self.device].keep_stream(&shared.driver, self.raw_priority, self.raw)
+            }
         }
     }
 
@@ -317,7 +320,10 @@ impl Session {
         let role = stream.role;
         shared.devices[stream.device].make_current(&shared.driver)?;
         if stream.capturing {
-            return Ok((index, stream.raw));
+            let raw = stream.raw;
+            // A node, and the edge to it.
+            self.graphs.capture(2)?;
+            return Ok((index, raw));
         }
         if self.is_full(shared, index)? {
             return Err(CallError::Full);

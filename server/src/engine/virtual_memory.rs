@@ -5,7 +5,9 @@
 //! used pools). The driver judges mappings and access; what is checked here is that a session names only its own.
 
 use super::Shared;
-use super::account::{Account, Memory};
+use super::account::{Account, Charge, Memory};
+use super::bounds;
+use super::devices::Ordinal;
 use super::driver::Driver;
 use super::ranges::RangeAllocator;
 use super::slots::Slots;
@@ -15,15 +17,8 @@ use mpsshim_proto::handle::Kind;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Allocations a session may have handles of at a time.
-const MAX_ALLOCATIONS: usize = 1 << 20;
-/// Reservations a session may have at a time.
-const MAX_RESERVATIONS: usize = 1 << 16;
-/// Mappings a session may have at a time.
-const MAX_MAPPINGS: usize = 1 << 20;
-/// Bytes that one session may reserve, so that the arena is there for others too.
-const MAX_RESERVED: u64 = 8 << 40;
 /// An arena of less is not worth having.
 const LEAST_ARENA: u64 = 64 << 30;
 /// Reservations are multiples of this many bytes, whatever the driver's unit.
@@ -70,12 +65,17 @@ struct Reservation {
     taken: (u64, u64),
 }
 
-/// Physical memory, held by handles and mappings.
+/// Physical memory, held by handles and mappings, and counted as long as there is one.
+///
+/// A descriptor that was exported holds the memory, too, wherever it is, and nobody can tell when the last of them is
+/// closed: exported memory is counted until its session ends. What is imported counts as far as it is mapped, whether
+/// who allocated it pays or has ended; the driver does not tell its size before.
 #[derive(Debug)]
 pub struct Physical {
-    /// Bytes charged to the session; 0 for what another has allocated.
-    charged: u64,
     memory: Memory,
+    charge: Mutex<Charge>,
+    imported: bool,
+    exported: AtomicBool,
 }
 
 /// A handle of physical memory.
@@ -84,6 +84,13 @@ pub struct Allocation {
     /// The driver's.
     pub raw: CUmemGenericAllocationHandle,
     physical: Arc<Physical>,
+}
+
+impl Allocation {
+    /// A descriptor may hold the memory from now on.
+    pub fn is_exported(&self) {
+        self.physical.exported.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A mapping.
@@ -103,6 +110,8 @@ pub struct VirtualMemory {
     /// Handles.
     pub allocations: Slots<Allocation>,
     mappings: BTreeMap<u64, Mapped>,
+    /// What counts of memory that descriptors may still hold.
+    exported: Vec<(Memory, Charge)>,
 }
 
 impl Default for VirtualMemory {
@@ -110,8 +119,9 @@ impl Default for VirtualMemory {
         VirtualMemory {
             reservations: BTreeMap::new(),
             reserved: 0,
-            allocations: Slots::new(Kind::Allocation, MAX_ALLOCATIONS),
+            allocations: Slots::new(Kind::Allocation, bounds::ALLOCATIONS),
             mappings: BTreeMap::new(),
+            exported: Vec::new(),
         }
     }
 }
@@ -137,7 +147,9 @@ impl VirtualMemory {
         }
         let extra = if alignment > UNIT { alignment } else { 0 };
         let wide = len.checked_add(extra).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        if self.reservations.len() >= MAX_RESERVATIONS || wide > MAX_RESERVED - self.reserved {
+        if self.reservations.len() >= bounds::RESERVATIONS
+            || wide > bounds::RESERVED - self.reserved
+        {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let begin = {
@@ -206,7 +218,7 @@ impl VirtualMemory {
     }
 
     /// The device whose memory is mapped at an address.
-    pub fn device_at(&self, address: u64) -> Option<usize> {
+    pub fn device_at(&self, address: u64) -> Option<Ordinal> {
         match self.mapped(address)?.memory {
             Memory::Device(device) => Some(device),
             Memory::Host => None,
@@ -219,7 +231,7 @@ impl VirtualMemory {
         (found.usable && address - start < found.len).then_some(start + found.len)
     }
 
-    /// Adds a handle of memory that was made, imported (`charged` 0) or mapped already.
+    /// Adds a handle of memory that was made, imported or mapped already.
     ///
     /// # Errors
     /// As [`Slots::insert`]; the driver's handle comes back.
@@ -235,9 +247,42 @@ impl VirtualMemory {
             .map_err(|(status, _)| status)
     }
 
-    /// Physical memory that `charged` bytes were charged for.
-    pub fn physical(memory: Memory, charged: u64) -> Arc<Physical> {
-        Arc::new(Physical { charged, memory })
+    /// Physical memory that was allocated, and what it counts as.
+    pub fn physical(memory: Memory, charge: Charge) -> Arc<Physical> {
+        Arc::new(Physical {
+            memory,
+            charge: Mutex::new(charge),
+            imported: false,
+            exported: AtomicBool::new(false),
+        })
+    }
+
+    /// Physical memory of another.
+    ///
+    /// # Errors
+    /// As [`Account::take`].
+    pub fn imported(account: &Account, memory: Memory) -> Result<Arc<Physical>, CUresult> {
+        Ok(Arc::new(Physical {
+            memory,
+            charge: Mutex::new(account.take(memory, 0)?),
+            imported: true,
+            exported: AtomicBool::new(false),
+        }))
+    }
+
+    /// Gives up a hold of memory. What was exported stays counted.
+    fn let_go(&mut self, physical: Arc<Physical>) {
+        let Some(last) = Arc::into_inner(physical) else {
+            return;
+        };
+        if !last.exported.into_inner() {
+            return;
+        }
+        let charge = last.charge.into_inner();
+        match self.exported.iter_mut().find(|(of, _)| *of == last.memory) {
+            Some((_, all)) => all.merge(charge),
+            None => self.exported.push((last.memory, charge)),
+        }
     }
 
     /// Maps memory into a reservation.
@@ -255,14 +300,27 @@ impl VirtualMemory {
         let Ok(allocation) = self.allocations.get(handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
-        if !self.is_reserved(start, len) || self.mappings.len() >= MAX_MAPPINGS {
+        if !self.is_reserved(start, len) || self.mappings.len() >= bounds::MAPPINGS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let physical = allocation.physical.clone();
         let raw = allocation.raw;
+        let mut before = None;
+        if physical.imported {
+            let mut charge = physical.charge.lock();
+            let whole = offset.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            before = Some(charge.bytes());
+            let now = whole.max(charge.bytes());
+            charge.resize(now)?;
+        }
         shared
             .driver
-            .mem_map(start, len as usize, offset as usize, raw, flags)?;
+            .mem_map(start, len as usize, offset as usize, raw, flags)
+            .inspect_err(|_| {
+                if let Some(bytes) = before {
+                    let _ = physical.charge.lock().resize(bytes);
+                }
+            })?;
         self.mappings.insert(
             start,
             Mapped {
@@ -278,13 +336,7 @@ impl VirtualMemory {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
-    pub fn unmap(
-        &mut self,
-        shared: &Shared,
-        account: &Account,
-        start: u64,
-        len: u64,
-    ) -> Result<(), CUresult> {
+    pub fn unmap(&mut self, shared: &Shared, start: u64, len: u64) -> Result<(), CUresult> {
         if !self.is_reserved(start, len) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -292,7 +344,7 @@ impl VirtualMemory {
         let gone: Vec<u64> = self.overlapping(start, len).collect();
         for at in gone {
             if let Some(mapped) = self.mappings.remove(&at) {
-                settle(account, mapped.physical);
+                self.let_go(mapped.physical);
             }
         }
         Ok(())
@@ -332,23 +384,18 @@ impl VirtualMemory {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`, or the driver's.
-    pub fn release(
-        &mut self,
-        shared: &Shared,
-        account: &Account,
-        handle: u64,
-    ) -> Result<(), CUresult> {
+    pub fn release(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
         let allocation = self
             .allocations
             .remove(handle)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let released = shared.driver.mem_release(allocation.raw);
-        settle(account, allocation.physical);
+        self.let_go(allocation.physical);
         released
     }
 
     /// Frees everything. Nothing may be in flight.
-    pub fn clear(&mut self, shared: &Shared, account: &Account) {
+    pub fn clear(&mut self, shared: &Shared) {
         let note = |what: &str, result: Result<(), CUresult>| {
             if let Err(status) = result {
                 tracing::error!("{what} of a session that ended: {status}");
@@ -360,21 +407,12 @@ impl VirtualMemory {
                 "cuMemUnmap",
                 shared.driver.mem_unmap(start, mapped.len as usize),
             );
-            settle(account, mapped.physical);
         }
         for allocation in self.allocations.drain() {
             note("cuMemRelease", shared.driver.mem_release(allocation.raw));
-            settle(account, allocation.physical);
         }
         for Reservation { taken, .. } in std::mem::take(&mut self.reservations).into_values() {
             shared.virtual_arena.0.lock().give_back(taken.0, taken.1);
         }
-    }
-}
-
-/// Counts memory as freed when nothing holds it any more.
-fn settle(account: &Account, physical: Arc<Physical>) {
-    if let Some(last) = Arc::into_inner(physical) {
-        account.credit(last.memory, last.charged);
     }
 }

@@ -1,14 +1,19 @@
-//! As much of HTTP as a scrape needs: one request a connection, one connection at a time, neither for long. Whoever wants to
-//! harm the daemon by it only makes others' scrapes wait.
+//! As much of HTTP as a scrape needs: one request a connection, so many connections at a time, none for long. Whoever does not
+//! send or read gives its connection up when others come, and a scrape waits for nothing but the scrapes before it.
 
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a peer may take to send its request, and to take each part of the answer.
+/// How long a peer may take to send its request, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause when no connection can be accepted.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Connections at a time, a thread each.
+const MOST: usize = 16;
 /// Longest request, bytes, and lines of its header.
 const REQUEST_LIMIT: usize = 8 << 10;
 const HEADERS_LIMIT: usize = 64;
@@ -19,39 +24,123 @@ const TEXT: &str = "text/plain; charset=utf-8";
 /// An answer: status, type, text.
 type Answer = (&'static str, &'static str, String);
 
-/// Answers requests for `/metrics` with what `scrape` says, for ever.
-pub fn serve(listener: &TcpListener, mut scrape: impl FnMut() -> anyhow::Result<String>) {
-    loop {
-        match listener.accept() {
-            Ok((stream, peer)) => {
-                if let Err(error) = attend(stream, &mut scrape) {
-                    tracing::debug!("scrape from {peer}: {error}");
-                }
-            }
-            Err(error) => {
-                tracing::warn!("Cannot accept a connection for metrics: {error}");
-                std::thread::sleep(PAUSE);
+/// Connections by number: the oldest first.
+#[derive(Default)]
+struct Connections(Mutex<BTreeMap<u64, Connection>>);
+
+struct Connection {
+    stream: TcpStream,
+    /// Its request is being answered, and waits at most for those before it.
+    scrapes: bool,
+}
+
+impl Connections {
+    /// Whether there is room for one more. The oldest that does not scrape is closed for it; its thread then ends.
+    fn add(&self, number: u64, stream: TcpStream) -> bool {
+        let mut connections = self.0.lock();
+        if connections.len() >= MOST {
+            let oldest = connections.iter().find(|(_, of)| !of.scrapes);
+            let Some(oldest) = oldest.map(|(number, _)| *number) else {
+                return false;
+            };
+            if let Some(closed) = connections.remove(&oldest) {
+                // It may have been closed by its peer.
+                let _ = closed.stream.shutdown(Shutdown::Both);
             }
         }
+        let scrapes = false;
+        connections.insert(number, Connection { stream, scrapes });
+        true
     }
+
+    fn mark(&self, number: u64, scrapes: bool) {
+        if let Some(connection) = self.0.lock().get_mut(&number) {
+            connection.scrapes = scrapes;
+        }
+    }
+}
+
+/// Answers requests for `/metrics` with what `scrape` says, for ever.
+pub fn serve(
+    listener: &TcpListener,
+    scrape: impl FnMut() -> anyhow::Result<String> + Send + 'static,
+) {
+    let scrape = Arc::new(Mutex::new(scrape));
+    let connections = Arc::new(Connections::default());
+    for number in 0.. {
+        if let Err(error) = take(listener, number, &scrape, &connections) {
+            tracing::warn!("Cannot accept a connection for metrics: {error}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Attends to one more connection, in a thread of its own.
+fn take(
+    listener: &TcpListener,
+    number: u64,
+    scrape: &Arc<Mutex<impl FnMut() -> anyhow::Result<String> + Send + 'static>>,
+    connections: &Arc<Connections>,
+) -> io::Result<()> {
+    let (stream, peer) = listener.accept()?;
+    if !connections.add(number, stream.try_clone()?) {
+        tracing::debug!("scrape from {peer}: too many others");
+        return Ok(());
+    }
+    let (scrape, of) = (Arc::clone(scrape), Arc::clone(connections));
+    let attend = move || {
+        let mut scrape = || {
+            of.mark(number, true);
+            let text = scrape.lock()();
+            of.mark(number, false);
+            text
+        };
+        if let Err(error) = attend(stream, &mut scrape) {
+            tracing::debug!("scrape from {peer}: {error}");
+        }
+        of.0.lock().remove(&number);
+    };
+    let thread = std::thread::Builder::new().name("scrape".into());
+    thread
+        .spawn(attend)
+        .map(drop)
+        .inspect_err(|_| drop(connections.0.lock().remove(&number)))
 }
 
 fn attend(
     mut stream: TcpStream,
     scrape: &mut impl FnMut() -> anyhow::Result<String>,
 ) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
     let request = read(&mut stream)?;
     let (status, kind, text) = answer(&request, scrape);
-    let head = format!(
+    let mut said = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         text.len()
     );
-    stream.write_all(head.as_bytes())?;
     if !request.starts_with(b"HEAD ") {
-        stream.write_all(text.as_bytes())?;
+        said += &text;
     }
+    write(&mut stream, said.as_bytes())?;
     stream.shutdown(Shutdown::Write)
+}
+
+/// Writes all of it, unless the peer takes too long to read.
+fn write(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while !bytes.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(len) => bytes = &bytes[len..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of a request up to the empty line behind its header, or as many as there may be.
@@ -137,5 +226,42 @@ mod tests {
             (failed.0, failed.2.as_str()),
             ("503 Service Unavailable", "gone\n")
         );
+    }
+
+    #[test]
+    fn who_neither_sends_nor_reads_holds_nobody_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        // More than the sockets between take.
+        let long = "x".repeat(64 << 20);
+        std::thread::spawn(move || serve(&listener, move || Ok(long.clone())));
+        let idle = || TcpStream::connect(address).expect("connect");
+        let mut held = Vec::new();
+        for round in 0..8 * MOST {
+            let mut stream = idle();
+            if round % 4 == 0 {
+                // It never reads the answer, and may be closed by now.
+                let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n");
+            }
+            held.push(stream);
+        }
+        // Once those that were answered have had their time at most.
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut asked = 0;
+        loop {
+            let mut stream = idle();
+            let mut said = Vec::new();
+            let sent = stream.write_all(b"GET /nothing HTTP/1.1\r\n\r\n");
+            // Refused for the moment, or answered.
+            let _ = sent.and_then(|()| stream.read_to_end(&mut said));
+            if said.starts_with(b"HTTP/1.1 404") {
+                asked += 1;
+            }
+            if asked == 4 {
+                break;
+            }
+            assert!(Instant::now() < until, "never answered");
+        }
+        drop(held);
     }
 }

@@ -1,6 +1,7 @@
 //! What a server does as its clients, its daemon and its device come and go.
 
 use super::*;
+use crate::closers::Stranger;
 use crate::limits::{Activity, Percentage, TurnUsage};
 use crate::mode::Mode;
 use crate::seqpacket;
@@ -139,7 +140,7 @@ impl Running {
         let hello = ClientHello::new_zeroed();
         self.daemon
             .hand_over(&Arrival {
-                connection,
+                connection: Stranger::new(connection, who.uid),
                 hello,
                 who,
             })
@@ -183,6 +184,21 @@ impl Running {
             .send(EngineEvent::Gone(info(session), None))
             .expect("serving");
     }
+}
+
+#[test]
+fn work_that_does_not_end_goes_with_the_last_client() {
+    let running = Running::start();
+    running.add_client(1);
+    running.add_client(2);
+    let stuck = EngineEvent::Stuck(info(1));
+    running.events.send(stuck).expect("serving");
+    assert_eq!(running.report(), ToDaemon::Stuck { session: 1 });
+    assert!(!running.thread.is_finished());
+    running.leave(2);
+    running.is_gone(2);
+    assert_eq!(running.report(), ToDaemon::Stopping);
+    assert_eq!(running.thread.join().expect("end"), End::Unfinished);
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn parse(text: &str, path: &str) -> Result<Values, SettingsError> {
             DeValue::String(text) => text.into_owned(),
             DeValue::Integer(number) => number.to_string(),
             DeValue::Float(number) => number.to_string(),
+            DeValue::Boolean(is_so) => is_so.to_string(),
             _ => return wrong(place, format!("{key} must be text or a number")),
         };
         let given = Given {
@@ -70,7 +71,7 @@ fn parse(text: &str, path: &str) -> Result<Values, SettingsError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ACTIVE_THREAD_PERCENTAGE, MAX_CLIENTS, MODE};
+    use super::super::{ACTIVE_THREAD_PERCENTAGE, MAX_CLIENTS, MODE, REQUIRED};
     use super::*;
 
     fn values(text: &str) -> Result<Vec<(&'static str, String)>, String> {
@@ -83,11 +84,13 @@ mod tests {
 
     #[test]
     fn text_and_numbers_are_values() {
-        let text = "# of ours\nmode = \"proxy,1=direct\"\nmax_clients = 64\nactive_thread_percentage = 33.5\n";
+        let text = "# of ours\nmode = \"proxy,1=direct\"\nmax_clients = 64\nactive_thread_percentage = 33.5\n\
+                    required = true\n";
         let expected = [
             (ACTIVE_THREAD_PERCENTAGE, "33.5".to_owned()),
             (MAX_CLIENTS, "64".to_owned()),
             (MODE, "proxy,1=direct".to_owned()),
+            (REQUIRED, "true".to_owned()),
         ];
         assert_eq!(values(text), Ok(expected.to_vec()));
         assert_eq!(values(""), Ok(vec![]));

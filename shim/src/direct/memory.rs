@@ -417,7 +417,7 @@ fn get_info<S: Copy + TryInto<u64> + TryFrom<u64>>(
         && let Some(account) = current_device().and_then(account)
     {
         less(free, account.left());
-        less(total, account.limit());
+        less(total, account.most());
     }
     status
 }

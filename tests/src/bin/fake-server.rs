@@ -6,7 +6,8 @@
 //! send `fault` (the context is lost) or `die` (the process ends as if it had crashed).
 //!
 //! `fake-server introduce` is no server: it says that it is one whose daemon has died, prints the daemon's answer, and
-//! keeps the connection until its standard input ends.
+//! keeps the connection until its standard input ends. A further argument is the limits that it reports, as JSON; it sends
+//! each line of its standard input as a report.
 
 use crossbeam_channel::{Sender, unbounded};
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
@@ -160,13 +161,18 @@ fn introduce() -> io::Result<ExitCode> {
     let introduction = Introduction {
         versions: Versions::OWN,
         clients: 1,
-        limits: Limits::default(),
+        limits: env::args().nth(2).map_or_else(Limits::default, |json| {
+            serde_json::from_str(&json).expect("limits")
+        }),
     };
     seqpacket::send(connection.as_fd(), &introduction.packet()?, None)?;
     let mut buffer = [0; 4096];
     let len = seqpacket::receive(connection.as_fd(), &mut buffer)?;
     println!("{}", String::from_utf8_lossy(&buffer[..len]));
-    io::stdin().read_line(&mut String::new())?;
+    for line in io::stdin().lines() {
+        // The daemon may have closed the link.
+        let _ = seqpacket::send(connection.as_fd(), line?.as_bytes(), None);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -216,7 +222,7 @@ fn main() -> io::Result<ExitCode> {
     Ok(
         match serve(Link::new(link), host, &receiver, limits, &control()) {
             End::Orderly => ExitCode::SUCCESS,
-            End::Fault => ExitCode::FAILURE,
+            End::Fault | End::Unfinished => ExitCode::FAILURE,
         },
     )
 }

@@ -349,6 +349,7 @@ fn allocate(bytes: usize) -> Status {
     // Nothing of it is left.
     let (mut free, mut total) = (0usize, 0usize);
     cu!(cuCtxSetCurrent, context).ok()?;
+    settle(0)?;
     cu!(cuMemGetInfo_v2, &mut free, &mut total).ok()?;
     println!(
         "used in the end: {} MiB of {}",
@@ -362,6 +363,15 @@ fn used() -> Status<usize> {
     let (mut free, mut total) = (0usize, 0usize);
     cu!(cuMemGetInfo_v2, &mut free, &mut total).ok()?;
     Ok((total - free) >> 20)
+}
+
+/// Waits until no more than so many MiB are used: in proxy mode memory that waits for a quiet moment counts up to then.
+fn settle(expected: usize) -> Status {
+    let until = Instant::now() + PATIENCE;
+    while used()? > expected && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 fn piece(bytes: usize) -> Status<CUdeviceptr> {
@@ -393,6 +403,7 @@ fn ends(bytes: usize) -> Status {
     say("in a context")?;
     cu!(cuCtxDestroy_v2, context).ok()?;
     cu!(cuCtxSetCurrent, primary_context).ok()?;
+    settle(bytes >> 20)?;
     say("the context has ended")?;
 
     let properties = CUmemAllocationProp {

@@ -5,6 +5,7 @@
 use mpsshim_proto::cuda::CUDA_ERROR_MPS_SERVER_NOT_READY;
 use mpsshim_proto::handshake::{ClientHello, MAGIC_CLIENT, PROTOCOL_VERSION, Welcome};
 use mpsshim_server::seqpacket;
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,9 +22,9 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 pub const SERVER_NOT_READY: u32 = CUDA_ERROR_MPS_SERVER_NOT_READY.0;
 
-/// Polls until it is so; panics when it is not within ten seconds.
+/// Polls until it is so; panics when it is not within [`PATIENCE`].
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < until, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(10));
@@ -261,9 +262,17 @@ impl Place {
         names
     }
 
-    /// What `ps` says of the clients: a row each, by the names of the columns.
+    /// What `ps` says of the clients: a row each, by the names of the columns. Asks again while a server that has much
+    /// to do leaves fields empty.
     pub fn ps(&self) -> Vec<HashMap<String, String>> {
-        let table = self.control(&["ps", "--format=csv"]).out;
+        let mut done = self.control(&["ps", "--format=csv"]);
+        wait_until("all servers have answered", || {
+            if !done.err.is_empty() {
+                done = self.control(&["ps", "--format=csv"]);
+            }
+            done.err.is_empty()
+        });
+        let table = done.out;
         let mut lines = table.lines();
         let names: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
         let row = |line: &str| -> HashMap<String, String> {

@@ -117,28 +117,47 @@ fn name_of(suite: &str) -> String {
     format!("mpsshim-test-base:{suite}-systemd")
 }
 
-/// Makes the image of a release; `false`: the mirror has it no more, or cannot be reached.
+/// Makes the image of a release, from what an earlier run has kept where there is that; `false`: the mirror has the
+/// release no more, or cannot be reached.
 fn bootstrap(suite: &str, folder: &Path) -> bool {
     let root = folder.join(suite);
+    let kept = folder.join(format!("{suite}-systemd.tar"));
+    if kept.exists() || pack(suite, &root, &kept) {
+        done(docker(&["import"]).arg(&kept).arg(name_of(suite)));
+        return true;
+    }
+    false
+}
+
+/// Writes the file system of a release into an archive.
+fn pack(suite: &str, root: &Path, archive: &Path) -> bool {
     // What was begun and not ended cannot be gone on with.
-    let _ = fs::remove_dir_all(&root);
+    let _ = fs::remove_dir_all(root);
     let made = Command::new("debootstrap")
         // Processes of containers come from this only where one is booted.
         .args(["--variant=minbase", "--include=systemd,systemd-sysv", suite])
-        .arg(&root)
+        .arg(root)
         .output();
     if !made.expect("debootstrap").status.success() {
         return false;
     }
-    let pack = "tar -C \"$1\" --exclude=./var/cache/apt --exclude=./var/lib/apt/lists --exclude=./usr/share/doc \
-                --exclude=./usr/share/locale -c . | docker import - \"$2\"";
+    let begun = archive.with_extension("begun");
+    let left_out = [
+        "var/cache/apt",
+        "var/lib/apt/lists",
+        "usr/share/doc",
+        "usr/share/locale",
+    ];
     done(
-        Command::new("sh")
-            .args(["-c", pack, "sh"])
-            .arg(&root)
-            .arg(name_of(suite)),
+        Command::new("tar")
+            .arg("-C")
+            .arg(root)
+            .args(left_out.map(|path| format!("--exclude=./{path}")))
+            .arg("-cf")
+            .args([begun.as_os_str(), ".".as_ref()]),
     );
-    fs::remove_dir_all(&root).expect("remove");
+    fs::rename(begun, archive).expect("rename");
+    fs::remove_dir_all(root).expect("remove");
     true
 }
 

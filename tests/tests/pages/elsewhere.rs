@@ -153,7 +153,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/containers.md",
-        "docker volume create --opt type=tmpfs --opt device=tmpfs --opt o=uid=1000",
+        "docker volume create --opt type=tmpfs --opt device=tmpfs --opt o=uid=1000,mode=755",
         Test("containers.rs::who_is_not_served_is_told_why"),
     ),
     (

@@ -5,7 +5,7 @@
 use crate::control_daemon::{Done, Place};
 use mpsshim_tests::artifacts::{artifact, driver};
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -124,6 +124,12 @@ impl Running {
 
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_some()
+    }
+
+    /// Gives it a line to read.
+    pub fn say(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        writeln!(stdin, "{line}").expect("write");
     }
 
     /// Ends what it reads.

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use crate::control_daemon::{Place, wait_until};
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use mpsshim_tests::peer::{Peer, Worker};
 use std::fs;
@@ -101,7 +102,7 @@ impl Scene {
 
     /// Whether nothing is left of any client but the observer.
     pub fn is_as_before(&mut self) {
-        let until = Instant::now() + Duration::from_secs(8);
+        let until = Instant::now() + PATIENCE;
         loop {
             let now = self.held();
             if now == self.before {
@@ -151,7 +152,7 @@ pub fn control(place: &Place) -> PathBuf {
 /// A new client once a server has been lost: one that was handed to it at the last moment is refused, or dropped
 /// without a welcome, and may try again.
 pub fn reconnect(place: &Place) -> Worker {
-    let until = Instant::now() + Duration::from_secs(2);
+    let until = Instant::now() + PATIENCE;
     loop {
         match Worker::connect(&control(place)) {
             Ok(worker) => return worker,

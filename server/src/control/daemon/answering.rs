@@ -2,6 +2,7 @@
 
 use super::{Awaiting, Daemon, Until};
 use crate::amount;
+use crate::closers::Stranger;
 use crate::control::commands::{self, Command, Request, Whose};
 use crate::control::listing::{self, Listing};
 use crate::control::parse::parse;
@@ -11,6 +12,7 @@ use crate::control::wire::{self, Answer};
 use crate::control::{devices, parse::CommandError};
 use crate::engine::{Credentials, DeviceInfo};
 use crate::limits::{Limits, Percentage};
+use crate::logging::limit;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -24,7 +26,7 @@ type Outcome = Result<Answer, Answer>;
 
 impl Daemon {
     /// `descriptor`: what came with the command.
-    pub(super) fn command(&mut self, number: u64, line: &str, descriptor: Option<OwnedFd>) {
+    pub(super) fn command(&mut self, number: u64, line: &str, descriptor: Option<Stranger>) {
         let Some(peer) = self.peers.get_mut(&number) else {
             return;
         };
@@ -59,7 +61,7 @@ impl Daemon {
     }
 
     /// Does what can be done now and waits for the rest.
-    fn serve(&mut self, by: u64, request: Request, descriptor: Option<OwnedFd>) {
+    fn serve(&mut self, by: u64, request: Request, descriptor: Option<Stranger>) {
         let outcome = match &request.command {
             Command::Quit { patience } => return self.begin_quit(Some(by), *patience),
             Command::ShutdownServer { server, force } => self.pid(server).map(|pid| {
@@ -87,6 +89,16 @@ impl Daemon {
                     Err(error) => Err(Answer::failed(error.to_string())),
                 }
             }
+            // It has more to say than what the devices are, which may not be found.
+            Command::Info if self.devices.known().is_none() => {
+                match self.devices.search(self.servers.launcher()) {
+                    Ok(()) => Ok(Until::Devices(request)),
+                    Err(_) => {
+                        let answer = self.perform(&request, &UsageBySession::new());
+                        return self.answer(by, &answer);
+                    }
+                }
+            }
             Command::Processes { .. } if request.format != commands::Format::Table => {
                 let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
                 Ok(Until::Usage(self.ask(&all), request))
@@ -98,7 +110,7 @@ impl Daemon {
             Command::TraceStart(path) => match descriptor {
                 Some(file) => {
                     let until = Until::TraceStart(Instant::now() + TRACE_PATIENCE);
-                    let begun = self.servers.start_trace(file.into(), path);
+                    let begun = self.servers.start_trace(OwnedFd::from(file).into(), path);
                     begun.map(|()| until).map_err(Answer::failed)
                 }
                 None => Err(Answer::failed(
@@ -146,10 +158,9 @@ impl Daemon {
 
     /// Answers commands whose time has come.
     pub(super) fn settle(&mut self) {
-        let ready = self
-            .servers
-            .iter()
-            .find(|server| !server.devices.is_empty());
+        let ready = self.servers.iter().find(|server| {
+            !server.devices.is_empty() && self.servers.launcher().trusts(server.uid)
+        });
         if let Some(server) = ready {
             self.devices.learn(&server.devices);
         }
@@ -190,7 +201,9 @@ impl Daemon {
                         Some(why) => Answer::failed(format!("{why}\n1")),
                     }
                 }
-                Until::Devices(_) if !found => Answer::failed(self.devices.failure()),
+                Until::Devices(request) if !found && request.command != Command::Info => {
+                    Answer::failed(self.devices.failure())
+                }
                 Until::Devices(request) => self.perform(&request, &UsageBySession::new()),
                 Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {
                     [] => Answer::done(""),
@@ -202,7 +215,16 @@ impl Daemon {
                     // Another command has ended it.
                     None => Answer::done(""),
                 },
-                Until::Usage(question, request) => self.perform(&request, &question.found),
+                Until::Usage(question, request) => {
+                    let note = question.note(&self.servers);
+                    let answer = self.perform(&request, &question.found);
+                    // One that fails says why by itself.
+                    if answer.ok {
+                        answer.with_note(note)
+                    } else {
+                        answer
+                    }
+                }
             };
             self.answer(by, &answer);
         }
@@ -212,6 +234,7 @@ impl Daemon {
     fn perform(&mut self, request: &Request, usage: &UsageBySession) -> Answer {
         let print = |listing: Listing| Answer::done(listing.print(request.format));
         let outcome = match &request.command {
+            Command::Info => Ok(print(self.info())),
             Command::ServerList => Ok(print(listing::servers(self.servers.iter()))),
             Command::ServerStatus(wanted) => self.find(wanted).map(listing::status).map(print),
             Command::ClientList(wanted) => {
@@ -269,6 +292,10 @@ impl Daemon {
                 done.map_err(Answer::failed)?;
                 Ok(Answer::done(""))
             }),
+            Command::ReopenLogs => match self.reopen_logs() {
+                Ok(()) => Ok(Answer::done("")),
+                Err(why) => Err(Answer::failed(format!("The logs stay as they are: {why}"))),
+            },
             Command::Help => Ok(Answer::done(commands::help())),
             // These wait for what they cause.
             Command::Quit { .. }
@@ -307,6 +334,17 @@ impl Daemon {
             }
             (Err(answer), None) => Err(answer),
         }
+    }
+
+    fn info(&self) -> Listing {
+        listing::info(&listing::Info {
+            settings: &self.settings,
+            modes: self.servers.launcher().modes(),
+            users: self.servers.launcher().users(),
+            servers: self.servers.iter().count(),
+            clients: self.servers.iter().flat_map(Server::clients).count(),
+            devices: self.devices.known(),
+        })
     }
 
     fn device_query(
@@ -444,6 +482,7 @@ impl Daemon {
         let Some(peer) = self.peers.get(&number) else {
             return;
         };
+        let _guard = limit::caused_by_user(peer.who.uid);
         // As NVIDIA's; what is long and can be asked for again would only fill the log.
         if !peer.repeats && answer.text.len() <= wire::COMMAND_LIMIT {
             for line in answer.text.lines() {

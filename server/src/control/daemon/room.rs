@@ -1,6 +1,7 @@
 //! Room for connections: a daemon without descriptors serves nobody, so whoever has the most has to give one up.
 
 use super::Daemon;
+use crate::logging::limit;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 
@@ -52,6 +53,7 @@ impl Daemon {
             .map(|(number, peer)| (*number, peer.who.pid));
         match oldest {
             Some((number, pid)) => {
+                let _guard = limit::caused_by_user(user);
                 tracing::warn!("Connection of process {pid} of user {user} closed to make room");
                 self.forget(number);
                 true

@@ -49,12 +49,23 @@ impl Servers {
         Ok(())
     }
 
+    /// What a server of this user starts with: a trusted user's is told everyone's limits, another one its own user's.
+    pub(super) fn limits_for(&self, uid: u32) -> Limits {
+        if self.launcher.trusts(uid) {
+            self.defaults.limits.clone()
+        } else {
+            self.defaults.limits.of_user(uid)
+        }
+    }
+
     fn tell_user_limits(&mut self) {
-        for server in &mut self.running {
-            let mut limits = server.limits.clone();
-            limits
-                .user_memory
-                .clone_from(&self.defaults.limits.user_memory);
+        for index in 0..self.running.len() {
+            let user_memory = self.limits_for(self.running[index].uid).user_memory;
+            let server = &mut self.running[index];
+            let limits = Limits {
+                user_memory,
+                ..server.limits.clone()
+            };
             if limits != server.limits
                 && let Err(why) = server.order_limits(limits)
             {
@@ -63,7 +74,8 @@ impl Servers {
         }
     }
 
-    /// Takes over what the daemon before this one had set for users, where nothing was set since.
+    /// Takes over what the daemon before this one had set for users, where nothing was set since. The limits are those of
+    /// an introduction that was checked.
     pub(super) fn adopt_user_limits(&mut self, limits: &Limits) {
         for (uid, devices) in &limits.user_memory {
             for (device, bytes) in devices {
@@ -110,6 +122,30 @@ impl Servers {
             .collect()
     }
 
+    /// A server has said what its devices are. A trusted user's is believed; any other only for its own clients.
+    pub(super) fn learn_devices_of(&mut self, pid: i32, devices: &[DeviceInfo]) {
+        let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) else {
+            return;
+        };
+        if self.launcher.trusts(server.uid) {
+            return self.learn_devices(devices);
+        }
+        if std::mem::replace(&mut server.knows_uuids, true) {
+            return;
+        }
+        let mut limits = server.limits.clone();
+        for (uuid, bytes) in &self.defaults.by_uuid {
+            if let Ok(ordinal) = devices::find(devices, uuid) {
+                limits.memory.entry(ordinal).or_insert(*bytes);
+            }
+        }
+        if limits != server.limits
+            && let Err(why) = server.order_limits(limits)
+        {
+            tracing::warn!("{why}");
+        }
+    }
+
     /// The devices are known: limits of the environment that name one by its UUID come into force, before any client
     /// is handed over.
     pub fn learn_devices(&mut self, devices: &[DeviceInfo]) {
@@ -117,7 +153,8 @@ impl Servers {
             let ordinal = match devices::find(devices, &uuid) {
                 Ok(ordinal) => ordinal,
                 Err(why) => {
-                    tracing::warn!("A limit of device memory is ignored: {why}");
+                    // It was looked for when the daemon started, and not found because nothing was.
+                    tracing::error!("A limit of device memory is for no device: {why}");
                     continue;
                 }
             };

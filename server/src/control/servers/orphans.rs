@@ -1,11 +1,15 @@
 //! Servers of a daemon that has died.
 
 use super::{Server, Servers};
+use crate::closers::Stranger;
 use crate::control::process::Process;
 use crate::engine::Credentials;
+use crate::limits::Limits;
 use crate::link::Link;
 use crate::takeover::{Introduction, Unknown, Verdict};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use crate::user_memory::MOST_LIMITS;
+use mpsshim_proto::handshake::MAX_DEVICES;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// How long no server is started after a daemon has died: its servers look for the next one ten times a second.
@@ -17,18 +21,21 @@ impl Servers {
         self.orphans_until = Some(Instant::now() + GRACE);
     }
 
-    /// A server has introduced itself whose daemon has died.
+    /// A server has introduced itself whose daemon has died. `devices`: how many the daemon knows, if it does.
     pub fn meet(
         &mut self,
-        connection: OwnedFd,
+        connection: Stranger,
         who: Credentials,
         said: Result<Introduction, Unknown>,
+        devices: Option<usize>,
     ) {
         let Credentials { pid, uid, .. } = who;
-        let process = said
-            .map_err(|error| error.to_string())
-            .and_then(|said| Ok((self.may_take_over(connection.as_fd(), who)?, said)));
-        let link = Link::new(connection);
+        let process = said.map_err(|error| error.to_string()).and_then(|said| {
+            let of = (!self.launcher.trusts(uid)).then_some(uid);
+            check(&said.limits, of, devices)?;
+            Ok((self.may_take_over(connection.as_fd(), who)?, said))
+        });
+        let link = Link::to_user(connection, uid);
         let (
             process,
             Introduction {
@@ -48,7 +55,8 @@ impl Servers {
         }
         tracing::info!("Server {pid} of user {uid} taken over with {clients} clients");
         // It reports its clients, then that it is ready. Its log may have been renamed while there was no daemon.
-        let mut server = Server::new(pid, uid, process, link, limits.clone());
+        let trusted = self.launcher.trusts(uid);
+        let mut server = Server::new((pid, uid), trusted, process, link, limits.clone());
         server.hand_log(self.launcher.log());
         self.running.push(server);
         self.adopt_user_limits(&limits);
@@ -71,5 +79,75 @@ impl Servers {
             return Err("another server serves that user".into());
         }
         Process::of_peer(connection, who).map_err(|error| format!("its process: {error}"))
+    }
+}
+
+/// Whether a server can have had these limits from a daemon. Only its user is certain, so a server of an untrusted user
+/// (`of`) can have been told that user's limits and no others.
+fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(), String> {
+    let count = devices.unwrap_or(MAX_DEVICES);
+    let of_users = limits.user_memory.values();
+    let mut ordinals = of_users.clone().flat_map(|user| user.keys());
+    if let Some(ordinal) = ordinals
+        .by_ref()
+        .chain(limits.memory.keys())
+        .find(|ordinal| **ordinal >= count)
+    {
+        return Err(format!(
+            "it reports a limit for device {ordinal}, of {count}"
+        ));
+    }
+    let stranger = |uid: &&u32| of.is_some_and(|of| of != **uid);
+    if let Some(uid) = limits.user_memory.keys().find(stranger) {
+        return Err(format!("it reports a limit of user {uid}"));
+    }
+    if of_users.map(|user| user.len()).sum::<usize>() > MOST_LIMITS {
+        return Err(format!("it reports over {MOST_LIMITS} limits of users"));
+    }
+    if limits.priority > 1 {
+        return Err(format!("it reports priority {}", limits.priority));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(all: impl IntoIterator<Item = (u32, usize)>) -> Limits {
+        let mut limits = Limits::default();
+        for (uid, device) in all {
+            let user = limits.user_memory.entry(uid).or_default();
+            user.insert(device, 1 << 30);
+        }
+        limits
+    }
+
+    #[test]
+    fn a_server_reports_what_it_can_have_been_told() {
+        let own = limits([(7, 0), (7, 1)]);
+        assert_eq!(check(&own, Some(7), Some(2)), Ok(()));
+        assert_eq!(check(&own, Some(7), None), Ok(()));
+        let all = limits([(7, 0), (8, 1)]);
+        assert_eq!(check(&all, None, Some(2)), Ok(()));
+        let refused = |limits: &Limits, of, devices, why: &str| {
+            let said = check(limits, of, devices).expect_err(why);
+            assert!(said.contains(why), "{said}");
+        };
+        refused(&all, Some(7), Some(2), "a limit of user 8");
+        refused(&all, None, Some(1), "a limit for device 1, of 1");
+        refused(&limits([(7, 16)]), Some(7), None, "a limit for device 16");
+        let of_clients = Limits {
+            memory: [(3, 1)].into(),
+            ..Limits::default()
+        };
+        refused(&of_clients, Some(7), Some(2), "a limit for device 3");
+        let many = limits((0..=MOST_LIMITS as u32).map(|uid| (uid, 0)));
+        refused(&many, None, None, "over 1000 limits");
+        let low = Limits {
+            priority: 2,
+            ..Limits::default()
+        };
+        refused(&low, None, None, "priority 2");
     }
 }

@@ -8,6 +8,7 @@ use crate::limits::Limits;
 use crate::link::{Link, ToDaemon};
 use crate::trace::Totals;
 use mpsshim_proto::cuda::CUresult;
+use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -18,6 +19,11 @@ use std::time::{Duration, Instant};
 const END_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a server may take to end that was told to do so at once.
 const FORCED_END_PATIENCE: Duration = Duration::from_secs(1);
+/// Clients that a server can have, and clients on their way to it: more than any real one takes. A process that only says
+/// that it is a server could have the daemon remember clients without end.
+const MOST_CLIENTS: usize = 65_536;
+/// Longest text in a description of a device, bytes.
+const LONGEST_NAME: usize = 256;
 
 /// How far a server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +55,8 @@ pub struct Client {
     pub pid: i32,
     /// User id.
     pub uid: u32,
+    /// It has ended, but its work on the device goes on.
+    pub stuck: bool,
 }
 
 /// One server process.
@@ -71,6 +79,10 @@ pub struct Server {
     pub devices: Vec<DeviceInfo>,
     /// What clients may have that come from now on.
     pub limits: Limits,
+    /// Limits that name devices by their UUIDs were looked up among [`Server::devices`].
+    pub(super) knows_uuids: bool,
+    /// Whether its user is one of those that the daemon believes, so that it may have anybody's clients.
+    trusted: bool,
     /// What it has said of its clients' share and the daemon has not looked at.
     pub(super) usage: Vec<Report>,
     /// Clients handed over whose fate is not reported yet.
@@ -87,10 +99,19 @@ pub struct Server {
 }
 
 impl Server {
-    pub(super) fn new(pid: i32, uid: u32, process: Process, link: Link, limits: Limits) -> Server {
+    /// `trusted`: its user could command the daemon.
+    pub(super) fn new(
+        (pid, uid): (i32, u32),
+        trusted: bool,
+        process: Process,
+        link: Link,
+        limits: Limits,
+    ) -> Server {
         Server {
             pid,
             uid,
+            trusted,
+            knows_uuids: false,
             state: State::Initializing,
             process,
             link: Some(link),
@@ -155,6 +176,11 @@ impl Server {
     /// Becomes readable when the process of a server that was taken over has ended.
     pub fn end(&self) -> Option<BorrowedFd<'_>> {
         self.process.end()
+    }
+
+    /// Whether it may be given one more client.
+    pub(super) fn has_room(&self) -> bool {
+        self.handed_over.len() < MOST_CLIENTS
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -228,10 +254,13 @@ impl Server {
         self.remains = Some(text);
     }
 
-    fn note(&mut self, report: ToDaemon) {
+    /// # Errors
+    /// A report that no real server makes, in words.
+    fn note(&mut self, report: ToDaemon) -> Result<(), String> {
         let pid = self.pid;
         match report {
             ToDaemon::Ready { devices } => {
+                check_devices(&devices)?;
                 self.devices = devices;
                 if self.state == State::Initializing {
                     self.state = State::Active;
@@ -243,8 +272,24 @@ impl Server {
                 pid: client,
                 uid,
             } => {
+                if uid != self.uid && !self.trusted {
+                    return Err(format!("it reports a client of user {uid}"));
+                }
+                if self.sessions.len() >= MOST_CLIENTS {
+                    return Err(format!("it reports over {MOST_CLIENTS} clients"));
+                }
                 self.settle(client);
-                self.sessions.insert(session, Client { pid: client, uid });
+                let client = Client {
+                    pid: client,
+                    uid,
+                    stuck: false,
+                };
+                self.sessions.insert(session, client);
+            }
+            ToDaemon::Stuck { session } => {
+                if let Some(client) = self.sessions.get_mut(&session) {
+                    client.stuck = true;
+                }
             }
             ToDaemon::Refused {
                 pid: client,
@@ -288,6 +333,7 @@ impl Server {
                 last,
             }),
         }
+        Ok(())
     }
 
     /// The fate of a client is known.
@@ -300,7 +346,13 @@ impl Server {
         for _ in 0..limit {
             let Some(link) = &self.link else { return };
             match link.next_report() {
-                Ok(Some(report)) => self.note(report),
+                Ok(Some(report)) => {
+                    if let Err(why) = self.note(report) {
+                        tracing::error!("Server {}: {why}", self.pid);
+                        self.close_link();
+                        return self.kill();
+                    }
+                }
                 Ok(None) => return self.close_link(),
                 Err(error) if error.would_block() => return,
                 Err(error) => {
@@ -313,9 +365,45 @@ impl Server {
     }
 }
 
+/// Whether this can be a machine's devices. Their names are shown on operators' terminals.
+fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
+    if devices.len() > MAX_DEVICES {
+        return Err(format!("it reports {} devices", devices.len()));
+    }
+    let is_name = |text: &str| text.len() <= LONGEST_NAME && !text.contains(char::is_control);
+    let is_device = |device: &DeviceInfo| {
+        [&device.name, &device.uuid, &device.pci].map(|text| is_name(text)) == [true; 3]
+    };
+    if !devices.iter().all(is_device) {
+        return Err("it reports a device whose name is none".to_owned());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_that_no_machine_has_are_refused() {
+        let device = |name: &str| DeviceInfo {
+            name: name.into(),
+            uuid: "GPU-0".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+        };
+        assert_eq!(
+            check_devices(&vec![device("NVIDIA H200"); MAX_DEVICES]),
+            Ok(())
+        );
+        for devices in [
+            vec![device("NVIDIA H200"); MAX_DEVICES + 1],
+            vec![device("\x1b[2J")],
+            vec![device(&"x".repeat(LONGEST_NAME + 1))],
+        ] {
+            assert!(check_devices(&devices).is_err());
+        }
+    }
 
     #[test]
     fn states_are_printed_as_nvidia_prints_them() {

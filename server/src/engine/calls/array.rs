@@ -3,8 +3,10 @@
 use super::super::Shared;
 use super::super::account::{Charge, Memory};
 use super::super::arrays::{Array, Object, RawArray};
-use super::super::reaper::Buried;
+use super::super::bounds;
+use super::super::devices::Ordinal;
 use super::super::session::{CallError, Session};
+use super::super::undertaker::Buried;
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -15,9 +17,6 @@ use mpsshim_proto::message::array::{
 use mpsshim_proto::message::{self, Side};
 use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
-
-/// Texture and surface objects a session may have at a time.
-const MAX_OBJECTS: usize = 1 << 20;
 
 /// One side of a copy as the driver takes it.
 #[derive(Default)]
@@ -38,6 +37,7 @@ impl Session {
             self.box_side(&body.to, &body)?,
             self.box_side(&body.from, &body)?,
         );
+        self.check_writable(to.device.max(to.host))?;
         let index = self.streams.index(body.stream)?;
         if self.streams.at(index)?.capturing {
             // What a graph names stays as long as a graph may.
@@ -138,15 +138,17 @@ impl Session {
         };
         let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
         let levels = if mipmapped { body.levels } else { 1 };
-        let memory = Memory::Device(body.device as usize);
-        let charge = self.account.take(memory, descriptor.bytes(levels))?;
-        self.make_array(shared, &body, &mut descriptor, charge)?;
+        let memory = Memory::Device(device.ordinal);
+        let bytes = descriptor.bytes(levels);
+        let charge = self.with_room(shared, |session| session.account.take(memory, bytes))?;
+        self.make_array(shared, device.ordinal, &body, &mut descriptor, charge)?;
         Ok(info(&descriptor))
     }
 
     fn make_array(
         &mut self,
         shared: &Shared,
+        device: Ordinal,
         body: &ArrayCreate,
         descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR,
         charge: Charge,
@@ -165,7 +167,7 @@ impl Session {
         };
         let array = Array {
             raw,
-            device: body.device as usize,
+            device,
             parent: 0,
             charge: Some(charge),
             bound: false,
@@ -222,7 +224,9 @@ impl Session {
             _ => self.arrays.remove(body.object)?,
         };
         self.arrays.retain(|part| part.parent != body.object);
-        array.charge = None;
+        if let Some(charge) = &mut array.charge {
+            charge.leave();
+        }
         if array.bound {
             self.bound_arrays.push(array);
         } else {
@@ -267,8 +271,9 @@ impl Session {
     /// `cuTexObjectCreate`, `cuSurfObjectCreate`. The session remembers the driver's value: it may destroy no other.
     pub fn texture_create(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: TextureCreate = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
-        if self.textures.len() >= MAX_OBJECTS {
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
+        if self.textures.len() >= bounds::TEXTURES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let resource = self.resource(body.resource)?;
@@ -287,7 +292,7 @@ impl Session {
             driver.tex_object_create(&mut object, &resource, &body.texture, view)?;
             Object::Texture(object.0)
         };
-        self.textures.insert(object, body.device as usize);
+        self.textures.insert(object, device.ordinal);
         let (Object::Texture(value) | Object::Surface(value)) = object;
         let mut info = TextureInfo {
             object: value,

@@ -2,6 +2,7 @@
 //! the driver's would hit every client of the server.
 
 use super::super::Shared;
+use super::super::devices::Ordinal;
 use super::super::graphs::{Capture, Owner};
 use super::super::session::{CallError, Session};
 use super::super::streams::Role;
@@ -138,7 +139,7 @@ impl Session {
         shared: &Shared,
         stream: u64,
         raw: CUstream,
-        device: usize,
+        device: Ordinal,
     ) -> Result<u64, CUresult> {
         let mut graph = CUgraph::NULL;
         let ended = shared.driver.graph.end_capture(raw, &mut graph);
@@ -154,6 +155,9 @@ impl Session {
             graph.filling = false;
         }
         if ended.is_err() || graph.is_null() {
+            if self.graphs.captures.is_empty() {
+                self.graphs.captured = 0;
+            }
             // The graph that was being made is gone, and what was captured into the client's own may be.
             match self.graphs.graphs.get(known).map(|g| (g.owner, g.raw)) {
                 Ok((Owner::Capture, _)) => self.graphs.forget_graph(known),
@@ -172,6 +176,7 @@ impl Session {
                 if graph.owner == Owner::Capture {
                     graph.owner = Owner::Client;
                 }
+                self.graphs.captured_into(handle);
                 Ok(handle)
             }
             Err(status) => {
@@ -252,15 +257,47 @@ impl Session {
             };
             (nodes, edges)
         };
+        let id = self.note_captured(shared, body.object, graph, device)?;
+        state.graph = id;
+        state.nodes = count as u32;
+        state.edges = u32::from(!edges.is_empty());
+        let mut payload = state.as_bytes().to_vec();
+        for node in nodes {
+            let handle = self.graphs.node_handle(node, id)?;
+            payload.extend_from_slice(handle.as_bytes());
+        }
+        payload.extend_from_slice(edges.as_bytes());
+        Ok(payload)
+    }
+
+    /// The handle of the graph that the capture of a stream fills.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` when the capture came to nothing.
+    pub fn captured_graph(
+        &mut self,
+        shared: &Shared,
+        index: usize,
+        handle: u64,
+    ) -> Result<u64, CUresult> {
+        let stream = self.streams.at(index)?;
+        let (raw, device) = (stream.raw, stream.device);
+        let graph = capture_graph(shared, raw).ok_or(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+        self.note_captured(shared, handle, graph, device)
+    }
+
+    fn note_captured(
+        &mut self,
+        shared: &Shared,
+        stream: u64,
+        graph: CUgraph,
+        device: Ordinal,
+    ) -> Result<u64, CUresult> {
         let id = self.graphs.graph_handle(graph, device, Owner::Capture)?;
         self.graphs.graphs.get_mut(id)?.filling = true;
         // A forked stream's capture is the one that began elsewhere; there the handle is noted when it ends.
         if self.graphs.captures.iter().all(|c| c.graph != id) {
-            let own = self
-                .graphs
-                .captures
-                .iter()
-                .position(|c| c.stream == body.object);
+            let own = self.graphs.captures.iter().position(|c| c.stream == stream);
             let origin = own.or_else(|| {
                 self.graphs.captures.iter().position(|capture| {
                     capture.graph == 0
@@ -274,16 +311,7 @@ impl Session {
                 self.graphs.captures[origin].graph = id;
             }
         }
-        state.graph = id;
-        state.nodes = count as u32;
-        state.edges = u32::from(!edges.is_empty());
-        let mut payload = state.as_bytes().to_vec();
-        for node in nodes {
-            let handle = self.graphs.node_handle(node, id)?;
-            payload.extend_from_slice(handle.as_bytes());
-        }
-        payload.extend_from_slice(edges.as_bytes());
-        Ok(payload)
+        Ok(id)
     }
 
     /// `cuLaunchHostFunc` in a capture.
@@ -305,6 +333,7 @@ impl Session {
             }
         });
         let count = operations.len() as u32;
+        self.graphs.capture(1)?;
         let driver = &shared.driver.stream;
         driver.stream_batch_mem_op(raw, count, &mut operations[0], 0)?;
         self.graphs.hosts = true;
@@ -317,6 +346,8 @@ impl Session {
         let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
         let (_, raw) = self.stream_for_capture(shared, body.stream)?;
         let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+        // They become edges.
+        self.graphs.capture(nodes.len() as u64)?;
         shared.driver.graph.update_capture(
             raw,
             nodes.as_ptr(),

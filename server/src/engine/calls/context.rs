@@ -25,9 +25,10 @@ impl Session {
     /// Sees to it that the device has a context.
     pub fn attach(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Attach = self.body(message)?;
-        shared.device(body.device)?.attach(&shared.driver)?;
+        let device = shared.device(body.device)?;
+        device.attach(&shared.driver)?;
         // Here, where it may take its time, and not with the first stream.
-        self.part_of(shared, body.device as usize)?;
+        self.part_of(shared, device)?;
         Ok(Vec::new())
     }
 

@@ -22,6 +22,7 @@ impl Session {
         }
         let data = self.in_place(message, size_of::<CopyInline>(), body.len as usize)?;
         self.check_device(body.to, body.len)?;
+        self.check_writable(body.to)?;
         let (index, stream) = self.prepare(shared, body.stream)?;
         let copy = |stream| {
             let len = body.len as usize;
@@ -43,6 +44,7 @@ impl Session {
         };
         let (to_side, from_side) = (side(body.sides & 0xff)?, side(body.sides >> 8 & 0xff)?);
         let to = self.resolve(to_side, body.to, body.len)?;
+        self.check_writable(to)?;
         let from = self.resolve(from_side, body.from, body.len)?;
         let (index, stream) = self.prepare(shared, body.stream)?;
         let (driver, len) = (&shared.driver, body.len as usize);
@@ -84,7 +86,10 @@ impl Session {
     ) -> Result<(), CUresult> {
         if shared.devices.len() > 1 {
             let home = self.streams.at(index)?.device;
-            if let Some(device) = self.device_at(address).filter(|device| *device != home) {
+            if let Some(device) = self
+                .device_at(shared, address)
+                .filter(|device| *device != home)
+            {
                 return self.copy_elsewhere(shared, (device, index), copy);
             }
         }
@@ -121,7 +126,9 @@ impl Session {
                 .ok_or(CUDA_ERROR_INVALID_VALUE)?;
             rows.checked_add(row).ok_or(CUDA_ERROR_INVALID_VALUE)?
         };
-        let owned = self.check_device(body.to, len);
+        let owned = self
+            .check_device(body.to, len)
+            .and_then(|()| self.check_writable(body.to));
         let (index, stream) = self.prepare(shared, body.stream)?;
         let to = match owned {
             Ok(()) => body.to,

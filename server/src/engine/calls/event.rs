@@ -13,7 +13,8 @@ impl Session {
     /// `cuEventCreate`.
     pub fn event_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: EventCreate = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
         let mut raw = CUevent::NULL;
         // Interprocess events need a handle of their own kind; waiting threads never block in the driver.
         shared
@@ -21,7 +22,7 @@ impl Session {
             .event_create(&mut raw, body.flags & CU_EVENT_DISABLE_TIMING)?;
         let event = Event {
             raw,
-            device: body.device as usize,
+            device: device.ordinal,
             recorded: false,
             shared: None,
         };

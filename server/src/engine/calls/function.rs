@@ -150,7 +150,7 @@ impl Session {
         let device = shared.device(body.device)?;
         let image = self.libraries.get_mut(body.library)?;
         if image.is_tracked() {
-            let key: Key = (name.clone().into(), body.device as usize);
+            let key: Key = (name.clone().into(), device.ordinal);
             if body.set == 0 {
                 if let Some(value) = image.of_kernel(&key, body.attribute) {
                     return Ok(super::value(value as i64 as u64));

@@ -8,10 +8,12 @@ mod node;
 mod shown;
 
 use super::super::Shared;
-use super::super::graphs::Owner;
+use super::super::bounds;
+use super::super::devices::Ordinal;
+use super::super::graphs::{Owner, Size};
 use super::super::session::{CallError, Session};
 use super::Reply;
-use super::capture::take;
+use super::capture::{all_nodes, take};
 use super::stream::{first_word, set_first_word};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
@@ -27,22 +29,18 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Graphs inside graphs, at most.
-const DEPTH: usize = 64;
-/// Bytes of the text of a graph, at most.
-const DOT_MOST: usize = 256 << 20;
-
 impl Session {
     /// `cuGraphCreate`.
     pub fn graph_create(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: GraphCreate = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
         let mut raw = CUgraph::NULL;
         shared.driver.graph.create(&mut raw, body.flags)?;
-        self.new_graph(shared, raw, body.device as usize)
+        self.new_graph(shared, raw, device.ordinal)
     }
 
-    fn new_graph(&mut self, shared: &Shared, raw: CUgraph, device: usize) -> Reply {
+    fn new_graph(&mut self, shared: &Shared, raw: CUgraph, device: Ordinal) -> Reply {
         match self.graphs.graph_handle(raw, device, Owner::Client) {
             Ok(handle) => Ok(super::value(handle)),
             Err(status) => {
@@ -52,8 +50,32 @@ impl Session {
         }
     }
 
+    /// How large a graph of the driver's is that is inside another.
+    pub fn measure(&self, shared: &Shared, graph: CUgraph, depth: usize) -> Result<Size, CUresult> {
+        let driver = &shared.driver.graph;
+        let (none, mut edges) = (ptr::null_mut(), 0);
+        driver.edges(graph, none, none, ptr::null_mut(), &mut edges)?;
+        let nodes = all_nodes(shared, graph)?;
+        let mut size = Size {
+            parts: (nodes.len() + edges) as u64,
+            height: 1,
+        };
+        for node in nodes {
+            let mut kind = 0;
+            driver.node_kind(node, &mut kind)?;
+            if kind == CU_GRAPH_NODE_TYPE_GRAPH && depth > 0 {
+                let mut inner = CUgraph::NULL;
+                driver.child_get(node, &mut inner)?;
+                let inner = self.measure(shared, inner, depth - 1)?;
+                size.parts = size.parts.saturating_add(inner.parts);
+                size.height = size.height.max(1 + inner.height);
+            }
+        }
+        Ok(size)
+    }
+
     /// The driver's graph of a handle, its context made current.
-    fn graph_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraph, usize), CUresult> {
+    fn graph_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraph, Ordinal), CUresult> {
         let graph = self.graphs.graphs.get(handle)?;
         shared.devices[graph.device].make_current(&shared.driver)?;
         Ok((graph.raw, graph.device))
@@ -95,10 +117,18 @@ impl Session {
     pub fn graph_clone(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Object = self.body(message)?;
         let (raw, device) = self.graph_ready(shared, body.object)?;
+        let size = self.graphs.graphs.get(body.object)?.size;
+        self.graphs.hold(size.parts)?;
         let mut clone = CUgraph::NULL;
-        shared.driver.graph.duplicate(&mut clone, raw)?;
-        let made = self.new_graph(shared, clone, device)?;
+        let made = shared
+            .driver
+            .graph
+            .duplicate(&mut clone, raw)
+            .map_err(CallError::from)
+            .and_then(|()| self.new_graph(shared, clone, device))
+            .inspect_err(|_| self.graphs.let_go(size.parts))?;
         if let Ok(handle) = Value::read_from_bytes(&made[..]) {
+            self.graphs.graphs.get_mut(handle.value)?.size = size;
             self.graphs.memory.share(body.object, handle.value);
         }
         Ok(made)
@@ -201,10 +231,15 @@ impl Session {
         };
         let (graph, _) = self.graph_ready(shared, body.graph)?;
         let driver = &shared.driver.graph;
+        let parts = count as u64;
         if body.remove == 0 {
-            driver.add_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)?;
+            self.graphs.grow(body.graph, Size { parts, height: 0 })?;
+            driver
+                .add_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)
+                .inspect_err(|_| self.graphs.shrink(body.graph, parts))?;
         } else {
             driver.remove_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)?;
+            self.graphs.shrink(body.graph, parts);
         }
         Ok(Vec::new())
     }
@@ -228,7 +263,9 @@ impl Session {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         shared.driver.graph.node_destroy(node)?;
+        let parts = self.graphs.nodes.get(body.object)?.parts;
         self.graphs.forget_node(body.object);
+        self.graphs.shrink(graph, parts);
         Ok(Vec::new())
     }
 
@@ -288,7 +325,7 @@ impl Session {
         // SAFETY: a plain system call on our own descriptor.
         let len = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };
         let len = u64::try_from(len).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        if len > DOT_MOST as u64 {
+        if len > bounds::GRAPH_TEXT as u64 {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let note = DescriptorNote {

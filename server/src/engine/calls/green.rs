@@ -1,10 +1,11 @@
 //! Green contexts and device resources.
 
 use super::super::Shared;
+use super::super::devices::Device;
 use super::super::green::{Green, GreenRef};
 use super::super::partition::Place;
-use super::super::reaper::Buried;
 use super::super::session::{CallError, Session};
+use super::super::undertaker::Buried;
 use super::Reply;
 use crate::limits::Percentage;
 use mpsshim_proto::cuda::*;
@@ -30,11 +31,11 @@ impl Session {
         let device = if body.green == 0 {
             let device = shared.device(body.device)?;
             device.make_current(&shared.driver)?;
-            match self.part_of(shared, body.device as usize)? {
+            match self.part_of(shared, device)? {
                 Some(part) => driver.green_get_dev_resource(part.raw, &mut resource, body.kind)?,
                 None => driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?,
             }
-            body.device as usize
+            device.ordinal
         } else {
             let green = self.greens.get(body.green)?;
             shared.devices[green.device].make_current(&shared.driver)?;
@@ -115,10 +116,11 @@ impl Session {
     pub fn green_create(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: GreenCreate = self.body(message)?;
         let device = shared.device(body.device)?;
-        let ordinal = body.device as usize;
         let description = match body.description {
             0 => CUdevResourceDesc::NULL,
-            at => self.resources.description(at as usize - 1, ordinal)?,
+            at => self
+                .resources
+                .description(at as usize - 1, device.ordinal)?,
         };
         device.make_current(&shared.driver)?;
         let mut raw = CUgreenCtx::NULL;
@@ -126,7 +128,7 @@ impl Session {
             .driver
             .context
             .green_create(&mut raw, description, device.raw, body.flags)?;
-        let green = Arc::new(Green::of_client(raw, ordinal));
+        let green = Arc::new(Green::of_client(raw, device.ordinal));
         if let Err((status, green)) = self.greens.insert(body.green, green) {
             shared.bury(Buried::Green(green));
             return Err(status.into());
@@ -137,14 +139,13 @@ impl Session {
     /// A part of a device for one of the client's contexts, which is named as green contexts are. Answers how many multiprocessors it has.
     pub fn confine(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Confine = self.body(message)?;
-        let ordinal = body.device as usize;
         let device = shared.device(body.device)?;
         let partition = device.partition(&shared.driver)?;
         let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
         let threads = asked.min(self.shared.terms.threads);
         let place = partition.place(threads.of(partition.total));
         let count = place.count;
-        let green = place.green(&shared.driver, device, ordinal)?;
+        let green = place.green(&shared.driver, device)?;
         self.greens
             .insert(body.green, green)
             .map_err(|(status, _)| status)?;
@@ -156,9 +157,12 @@ impl Session {
     ///
     /// # Errors
     /// The driver's.
-    pub fn part_of(&self, shared: &Shared, ordinal: usize) -> Result<Option<GreenRef>, CUresult> {
-        let place = self.places.get(ordinal).and_then(Option::as_ref);
-        let green = |place: &Place| place.green(&shared.driver, &shared.devices[ordinal], ordinal);
+    pub fn part_of(&self, shared: &Shared, device: &Device) -> Result<Option<GreenRef>, CUresult> {
+        let place = self
+            .places
+            .get(device.ordinal.index())
+            .and_then(Option::as_ref);
+        let green = |place: &Place| place.green(&shared.driver, device);
         place.map(green).transpose()
     }
 

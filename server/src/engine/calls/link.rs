@@ -1,6 +1,7 @@
 //! The linker.
 
 use super::super::Shared;
+use super::super::bounds;
 use super::super::host::is_affordable;
 use super::super::images::is_whole;
 use super::super::jit::JitOptions;
@@ -14,11 +15,9 @@ use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm::{self, Mapping, is_sealed};
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::IntoBytes;
-
-/// The most bytes of one input.
-const MAX_INPUT: u64 = 1 << 30;
 
 /// A status, and what goes back whether it is success or not.
 type Outcome = Result<(Result<(), CUresult>, Vec<u8>), CallError>;
@@ -32,7 +31,10 @@ impl Session {
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         options.want(body.info_log, body.error_log);
         let device = shared.device(body.device)?;
-        let thread = Link::thread()?;
+        if self.links.len() >= bounds::LINKS {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+        }
+        let thread = LinkThread::new()?;
         let raw = thread.install(|| -> Result<_, CUresult> {
             device.make_current(&shared.driver)?;
             let mut raw = CUlinkState::NULL;
@@ -66,7 +68,7 @@ impl Session {
         let name = &name[..=end];
         let data = match message.token {
             0 => Err(CUDA_ERROR_INVALID_VALUE),
-            token => received(self.receive_descriptor(token)?, body.len),
+            token => received(self.receive_descriptor(token)?.as_fd(), body.len),
         };
         let link = self.links.get_mut(body.link)?;
         let mut data = data?;
@@ -146,18 +148,47 @@ impl Session {
     }
 }
 
-impl Link {
-    /// A thread for one link, from creation to destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a link's memory with
-    /// the thread, and corrupts the heap when other threads that live on touch the link.
-    fn thread() -> Result<rayon::ThreadPool, CUresult> {
+/// Threads of linkers that the server has at a time, for all sessions.
+const THREADS: usize = 256;
+
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread for one link, from creation to destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a link's memory with the
+/// thread, and corrupts the heap when other threads that live on touch the link.
+#[derive(Debug)]
+pub struct LinkThread(rayon::ThreadPool);
+
+impl LinkThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are as many as may be, or no thread can be had.
+    fn new() -> Result<LinkThread, CUresult> {
+        let more = |running: usize| (running < THREADS).then_some(running + 1);
+        RUNNING
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         rayon::ThreadPoolBuilder::new()
             .num_threads(1)
             .thread_name(|_| "link".into())
             .stack_size(super::super::STACK)
+            .exit_handler(|_| {
+                RUNNING.fetch_sub(1, Ordering::Relaxed);
+            })
             .build()
-            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+            .map(LinkThread)
+            .map_err(|_| {
+                RUNNING.fetch_sub(1, Ordering::Relaxed);
+                CUDA_ERROR_OUT_OF_MEMORY
+            })
     }
 
+    fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.0.install(work)
+    }
+}
+
+impl Link {
     /// `cuLinkDestroy`; then nothing leads to the options any more.
     pub fn end(self, shared: &Shared) {
         let _ = self
@@ -167,14 +198,14 @@ impl Link {
 }
 
 /// A copy of a client's input, which ends with a NUL of its own.
-fn received(fd: OwnedFd, len: u64) -> Result<Vec<u8>, CUresult> {
-    if len == 0 || len > MAX_INPUT || !is_sealed(fd.as_fd(), len) {
+fn received(fd: BorrowedFd<'_>, len: u64) -> Result<Vec<u8>, CUresult> {
+    if len == 0 || len > bounds::LINK_INPUT || !is_sealed(fd, len) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if !is_affordable(2 * len) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
-    let mapping = Mapping::new(fd.as_fd(), len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    let mapping = Mapping::new(fd, len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
     let mut bytes = vec![0u8; len as usize + 1];
     // SAFETY: the mapping has `len` bytes and cannot shrink (sealed); only the copy is looked at.
     unsafe { std::ptr::copy_nonoverlapping(mapping.base(), bytes.as_mut_ptr(), len as usize) };

@@ -2,10 +2,11 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::bounds;
 use super::super::session::{CallError, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::handshake::{DescriptorNote, MAX_DEVICES};
+use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::{Attach, HostAlloc, MANAGED, MemGrant, MemInfo, PointerQuery, Range};
 use mpsshim_proto::ring::Message;
@@ -17,27 +18,34 @@ use zerocopy::IntoBytes;
 
 /// How long memory given back may keep the slow lane waiting for its session's work.
 const SETTLING: Duration = Duration::from_micros(100);
-/// Bytes of given-back pinned memory kept for the session's next request of the same size.
-const HOST_SPARE: u64 = 256 << 20;
+/// How long a client that asks what is left waits for memory that it gave back.
+const MOMENT: Duration = Duration::from_millis(50);
+/// How long an allocation waits for memory that its session gave back. What the reaper unloads goes within five seconds.
+const PATIENCE: Duration = Duration::from_secs(6);
 
 impl Session {
     /// A mapping of device memory for the client to carve.
     pub fn mem_grant(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: MemGrant = self.body(message)?;
         let device = shared.device(body.device)?;
-        let memory = Memory::Device(body.device as usize);
-        // What the driver rounds up to is counted when it is known.
-        self.account.charge(memory, body.len)?;
-        let grant = device
-            .grant(&shared.driver, body.len)
-            .inspect_err(|_| self.account.credit(memory, body.len))?;
-        self.account.charge(memory, grant.len - body.len)?;
+        let grant = self.with_room(shared, |session| {
+            device.grant(&shared.driver, &session.account, body.len)
+        })?;
         let range = Range {
             start: grant.start,
             len: grant.len,
         };
-        self.grants.insert(grant.start, Arc::new(grant));
-        self.share_with_peers(shared, range.start)?;
+        let grant = Arc::new(grant);
+        self.grants.insert(range.start, grant.clone());
+        if let Err(status) = self.share_with_peers(shared, range.start) {
+            // The client never learns of it, so that nothing can be in flight there.
+            self.grants.remove(&range.start);
+            if let Err(status) = shared.revoke(grant) {
+                tracing::error!("device memory that was not granted was not freed: {status}");
+                shared.note_status(status);
+            }
+            return Err(status.into());
+        }
         Ok(range.as_bytes().to_vec())
     }
 
@@ -49,7 +57,7 @@ impl Session {
             .grants
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.account.credit(Memory::Device(grant.device), grant.len);
+        grant.left_by(&self.account);
         self.releasing.push(grant);
         let began = Instant::now();
         while !self.finish_releases(shared) && began.elapsed() < SETTLING {
@@ -58,14 +66,56 @@ impl Session {
         Ok(())
     }
 
+    /// Has memory allocated. Where there is no room, and memory that the client gave back is not the driver's yet, that
+    /// goes first: the message waits for it, as `cuMemFree` waits for work natively, though not for ever.
+    ///
+    /// # Errors
+    /// [`CallError::Full`], or what the attempt says.
+    pub fn with_room<T>(
+        &mut self,
+        shared: &Shared,
+        attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
+    ) -> Result<T, CallError> {
+        let first = attempt(self);
+        if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !self.gives_back() {
+            self.short_since = None;
+            return Ok(first?);
+        }
+        if self.finish_releases(shared) && !self.has_work_in_flight(shared) {
+            self.pools.settle(shared, |_| 0);
+            let again = attempt(self);
+            if again.is_ok() || !self.account.is_leaving() {
+                self.short_since = None;
+                return Ok(again?);
+            }
+        }
+        let since = *self.short_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < PATIENCE {
+            return Err(CallError::Full);
+        }
+        self.short_since = None;
+        Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+    }
+
+    /// Whether memory that the client gave back is still counted.
+    fn gives_back(&self) -> bool {
+        !self.releasing.is_empty()
+            || !self.leaving.is_empty()
+            || !self.graphs.leaving.is_empty()
+            || self.pools.keep_any()
+            || self.account.is_leaving()
+    }
+
     /// Revokes memory that was given back, if nothing is in flight that may touch it; whether none is left.
     pub fn finish_releases(&mut self, shared: &Shared) -> bool {
-        if self.releasing.is_empty() {
+        self.leaving.append(&mut self.graphs.leaving);
+        if self.releasing.is_empty() && self.leaving.is_empty() {
             return true;
         }
         if self.has_work_in_flight(shared) {
             return false;
         }
+        self.leaving.clear();
         for grant in std::mem::take(&mut self.releasing) {
             if let Err(status) = shared.revoke(grant) {
                 tracing::error!("device memory given back was not freed: {status}");
@@ -78,28 +128,39 @@ impl Session {
     /// `cuMemGetInfo`, bytes.
     pub fn mem_info(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Attach = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
+        if self.account.left(Memory::Device(device.ordinal)) != u64::MAX {
+            // What the client has given back is the driver's in a moment, unless somebody's work keeps it for longer.
+            if self.account.is_leaving() {
+                let since = *self.short_since.get_or_insert_with(Instant::now);
+                if since.elapsed() < MOMENT {
+                    return Err(CallError::Full);
+                }
+            }
+            self.short_since = None;
+            // What pools keep for speed is not used.
+            self.settle_pools(shared);
+            device.make_current(&shared.driver)?;
+        }
         let (mut free, mut total) = (0, 0);
         shared.driver.mem_get_info(&mut free, &mut total)?;
         let mut info = MemInfo {
             free: free as u64,
             total: total as u64,
         };
-        let memory = Memory::Device(body.device as usize);
-        if let Some(limit) = self.account.limit(memory) {
+        let memory = Memory::Device(device.ordinal);
+        if let Some(limit) = self.account.most(memory) {
             info.total = info.total.min(limit);
         }
-        info.free = info.free.min(self.account.left(memory));
+        info.free = info.free.min(self.account.left(memory)).min(info.total);
         Ok(info.as_bytes().to_vec())
     }
 
     /// The client's own limit of device memory.
-    pub fn limit_memory(&mut self, message: &Message) -> Result<(), CallError> {
+    pub fn limit_memory(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: LimitMemory = self.body(message)?;
-        if body.device as usize >= MAX_DEVICES {
-            return Err(CUDA_ERROR_INVALID_DEVICE.into());
-        }
-        let memory = Memory::Device(body.device as usize);
+        let memory = Memory::Device(shared.device(body.device)?.ordinal);
         self.account.lower_limit(memory, body.bytes);
         Ok(())
     }
@@ -117,27 +178,21 @@ impl Session {
         // Counted where it would be, were it to move there.
         let charge = match body.flags & MANAGED {
             0 => None,
-            _ => Some(
-                self.account
-                    .take(Memory::Device(body.device as usize), len)?,
-            ),
+            _ => Some(self.with_room(shared, |session| {
+                session.account.take(Memory::Device(device.ordinal), len)
+            })?),
         };
         let mut block = match self.host_spare.iter().position(|block| block.len() == len) {
             Some(at) => self.host_spare.swap_remove(at),
-            None => {
-                self.account.charge(Memory::Host, len)?;
-                shared
-                    .arena
-                    .allocate(&shared.driver, device, len)
-                    .inspect_err(|_| self.account.credit(Memory::Host, len))?
-            }
+            None => shared.take_block(&self.shared, device, len)?,
         };
         block.charge = charge;
         let note = DescriptorNote {
             token: message.token,
             len,
         };
-        let sent = shm::send_packet(self.shared.socket(), note.as_bytes(), &[block.fd.as_fd()]);
+        let sent = shm::reopen(block.fd.as_fd())
+            .and_then(|fd| shm::send_packet(self.shared.socket(), note.as_bytes(), &[fd.as_fd()]));
         let range = Range {
             start: block.start(),
             len,
@@ -167,10 +222,9 @@ impl Session {
     pub fn take_surplus_host(&mut self) -> Vec<super::super::host::HostBlock> {
         let mut kept: u64 = self.host_spare.iter().map(|block| block.len()).sum();
         let mut surplus = Vec::new();
-        while kept > HOST_SPARE && !self.host_spare.is_empty() {
+        while kept > bounds::HOST_SPARE && !self.host_spare.is_empty() {
             let block = self.host_spare.remove(0);
             kept -= block.len();
-            self.account.credit(Memory::Host, block.len());
             surplus.push(block);
         }
         surplus

@@ -20,6 +20,8 @@ mod stream;
 mod tensor_map;
 mod virtual_memory;
 
+pub use link::LinkThread;
+
 use super::Shared;
 use super::session::{CallError, Session};
 use super::trace;
@@ -70,8 +72,14 @@ pub fn is_slow(op: Op) -> bool {
             | Op::PoolSetAccess
             | Op::PoolTrim
             | Op::ArrayCreate
+            | Op::CaptureEnd
+            | Op::GraphClone
             | Op::GraphDestroy
+            | Op::GraphFindInClone
             | Op::GraphInstantiate
+            | Op::GraphList
+            | Op::GraphNodeDestroy
+            | Op::GraphNodeGet
             | Op::GraphExecDestroy
             | Op::GraphExecUpdate
             | Op::GraphDot
@@ -148,7 +156,7 @@ pub fn perform(
         Op::MemRelease => session.mem_release(shared, message),
         Op::ImageUnload => session.image_unload(shared, message),
         Op::GreenDestroy => session.green_destroy(shared, message),
-        Op::LimitMemory => session.limit_memory(message),
+        Op::LimitMemory => session.limit_memory(shared, message),
         Op::LinkDestroy => session.link_destroy(shared, message),
         Op::ImageLeave => session.image_leave(shared, message),
         Op::HostFree => session.host_free(message),

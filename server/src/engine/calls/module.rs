@@ -1,21 +1,40 @@
 //! Modules and libraries.
 
 use super::super::Shared;
-use super::super::account::Memory;
-use super::super::images::prints;
+use super::super::account::{Charge, Memory};
+use super::super::devices::Ordinal;
+use super::super::footprint::footprint;
+use super::super::images::{Content, prints};
 use super::super::instances::{Family, Image, Raw};
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Function, Global, Session};
 use super::Reply;
+use crate::closers::{self, Stranger};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::{ImageLoad, Named, Object, Range};
 use mpsshim_proto::ring::Message;
-use mpsshim_proto::shm;
 use std::ffi::{CStr, c_char};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use zerocopy::{FromZeros, IntoBytes};
+
+/// What counts of an image.
+struct ImageCharge {
+    charge: Charge,
+    /// Its content says what it takes.
+    is_whole: bool,
+}
+
+impl Shared {
+    /// Bytes free on a device.
+    fn free_memory(&self, device: u32) -> Result<u64, CUresult> {
+        self.device(device)?.make_current(&self.driver)?;
+        let (mut free, mut total) = (0, 0);
+        self.driver.mem_get_info(&mut free, &mut total)?;
+        Ok(free as u64)
+    }
+}
 
 impl Session {
     /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
@@ -25,17 +44,20 @@ impl Session {
         message: &Message,
     ) -> Result<(Result<(), CUresult>, Vec<u8>), CallError> {
         let body: ImageLoad = self.body(message)?;
+        let device = shared.device(body.device);
         let content = match message.token {
             0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
             token => {
                 let fd = self.receive_descriptor(token)?;
-                shared.images.receive(fd, body.len, &body.hash)?
+                shared.images.receive(fd.as_fd(), body.len, &body.hash)?
             }
         };
+        // Not before the descriptor was taken in: another message is to get its own.
+        let device = device?;
         match Handle(body.image).kind() {
             // A library belongs to no context.
             Some(Kind::Library) => shared.use_any_device(),
-            _ => shared.device(body.device)?.make_current(&shared.driver)?,
+            _ => device.make_current(&shared.driver)?,
         }
         let behind = self.trailing::<ImageLoad>(message)?;
         let (mut options, _) =
@@ -46,20 +68,31 @@ impl Session {
             hash: body.hash,
             device: match Handle(body.image).kind() {
                 Some(Kind::Library) => None,
-                _ => Some(body.device as usize),
+                _ => Some(device.ordinal),
             },
             options: [&[body.options as u8][..], &behind].concat(),
         });
         options.want(body.info_log, body.error_log);
-        // About what it takes on the device; clients that share it are counted as if each had its own.
-        let memory = Memory::Device(body.device as usize);
-        let charge = self.account.take(memory, content.len() as u64)?;
-        let what = (content.clone(), body.device as usize, prints(&content));
+        let mut charge = self.image_charge(shared, body.device, &content)?;
+        let before = match charge.is_whole {
+            true => None,
+            false => Some(shared.free_memory(body.device)?),
+        };
+        let what = (content.clone(), device.ordinal, prints(&content));
         let (image, payload) = Image::load(shared, body.image, what, family, options);
-        let image = match image {
+        let mut image = match image {
             Ok(image) => image,
             Err(status) => return Ok((Err(status), payload)),
         };
+        if let Some(before) = before {
+            let taken = before.saturating_sub(shared.free_memory(body.device)?);
+            let bytes = taken.max(charge.charge.bytes());
+            if let Err(status) = charge.charge.resize(bytes) {
+                shared.discard_image(image);
+                return Ok((Err(status), payload));
+            }
+        }
+        image.charge = Some(charge.charge);
         let table = match image.raw() {
             Raw::Module(_) => &mut self.images,
             Raw::Library(_) => &mut self.libraries,
@@ -68,19 +101,54 @@ impl Session {
             shared.discard_image(image);
             return Ok((Err(status), payload));
         }
-        self.image_charges.insert(body.image, charge);
         Ok((Ok(()), payload))
     }
 
+    /// Counts what an image takes on its device; clients that share it are counted as if each had its own. Its length
+    /// alone says little: a variable of 512 MiB that begins with zeros takes a few bytes of it. What is left to the
+    /// driver's numbers, where the content does not tell, may include what others allocate at the same time; so they are
+    /// the last resort.
+    fn image_charge(
+        &self,
+        shared: &Shared,
+        device: u32,
+        content: &Content,
+    ) -> Result<ImageCharge, CUresult> {
+        let ordinal = shared.device(device)?.ordinal;
+        let memory = Memory::Device(ordinal);
+        let len = content.len() as u64;
+        let charge = self.account.take(memory, len)?;
+        if self.account.left(memory) == u64::MAX {
+            return Ok(ImageCharge {
+                charge,
+                is_whole: true,
+            });
+        }
+        let arch = shared.device(device)?.capability;
+        let found = footprint(&content[..content.len() - 1], arch);
+        let mut all = ImageCharge {
+            charge,
+            is_whole: found.is_some(),
+        };
+        all.charge
+            .resize(found.map_or(len, |found| found.max(len)))?;
+        Ok(all)
+    }
+
     /// The descriptor that the client sent ahead of the message with this token.
-    pub fn receive_descriptor(&self, token: u64) -> Result<OwnedFd, CallError> {
+    pub fn receive_descriptor(&self, token: u64) -> Result<Stranger, CallError> {
         let mut note = DescriptorNote::new_zeroed();
-        let (len, fds) = shm::recv_packet(self.shared.socket(), note.as_mut_bytes(), false)
-            .map_err(|error| {
+        let uid = self.shared.info.uid;
+        if !closers::has_room(uid) {
+            let why = "too many descriptors of its user do not close";
+            return Err(CallError::Violation(why.into()));
+        }
+        let (len, fds) =
+            closers::receive(self.shared.socket(), note.as_mut_bytes(), uid).map_err(|error| {
                 CallError::Violation(format!("no descriptor for token {token}: {error}"))
             })?;
         let expected = len == size_of::<DescriptorNote>() && note.token == token;
-        match (expected, <[OwnedFd; 1]>::try_from(fds)) {
+        match (expected, <[Stranger; 1]>::try_from(fds)) {
             (true, Ok([fd])) => Ok(fd),
             _ => Err(CallError::Violation(format!(
                 "descriptor packet does not match token {token}"
@@ -92,11 +160,13 @@ impl Session {
     /// unloading waits for other clients' work.
     pub fn image_unload(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
-        let image = match Handle(body.object).kind() {
+        let mut image = match Handle(body.object).kind() {
             Some(Kind::Library) => self.libraries.remove(body.object)?,
             _ => self.images.remove(body.object)?,
         };
-        self.image_charges.remove(&body.object);
+        if let Some(charge) = &mut image.charge {
+            charge.leave();
+        }
         self.end_runs(shared);
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
@@ -115,12 +185,10 @@ impl Session {
     /// A client's context with a library in it is over: what was found there is not named any more.
     pub fn image_leave(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Named = self.body(message)?;
+        let over = shared.device(body.device)?.ordinal;
         self.end_runs(shared);
-        self.libraries
-            .get_mut(body.parent)?
-            .leave(body.device as usize);
-        let left =
-            |image: u64, device: usize| image == body.parent && device == body.device as usize;
+        self.libraries.get_mut(body.parent)?.leave(over);
+        let left = |image: u64, device: Ordinal| image == body.parent && device == over;
         self.functions
             .retain(|function| !left(function.image, function.device));
         self.globals
@@ -172,17 +240,13 @@ impl Session {
         shared: &Shared,
         handle: u64,
         device: u32,
-    ) -> Result<(Raw, usize, bool), CUresult> {
+    ) -> Result<(Raw, Ordinal, bool), CUresult> {
         let image = self.image(handle)?;
         let device = match image.raw() {
             Raw::Module(_) => image.device,
-            Raw::Library(_) => device as usize,
+            Raw::Library(_) => shared.device(device)?.ordinal,
         };
-        let context = shared
-            .devices
-            .get(device)
-            .ok_or(CUDA_ERROR_INVALID_DEVICE)?;
-        context.make_current(&shared.driver)?;
+        shared.devices[device].make_current(&shared.driver)?;
         Ok((image.raw(), device, image.prints))
     }
 

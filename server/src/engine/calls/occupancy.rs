@@ -42,7 +42,7 @@ impl Session {
         let device = self.functions.get(body.function)?.device;
         let driver = &shared.driver;
         // The driver looks at the stream's multiprocessors.
-        let part = self.part_of(shared, device)?;
+        let part = self.part_of(shared, &shared.devices[device])?;
         let stream = match &part {
             Some(part) => part.take_stream(driver, 0)?,
             None => CUstream::NULL,

@@ -1,7 +1,7 @@
 //! Memory pools and stream-ordered allocation.
 
 use super::super::Shared;
-use super::super::account::Memory;
+use super::super::devices::Ordinal;
 use super::super::pools;
 use super::super::session::{CallError, Session};
 use super::Reply;
@@ -20,10 +20,8 @@ impl Session {
     pub fn pool_create(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PoolCreate = self.body(message)?;
         let properties = self.properties(shared, &body.properties)?;
-        let ordinal = body.properties.location.id as usize;
-        shared
-            .device(ordinal as u32)?
-            .make_current(&shared.driver)?;
+        let device = shared.device(body.properties.location.id as u32)?;
+        device.make_current(&shared.driver)?;
         let properties = CUmemPoolProps {
             kind: properties.kind,
             handle_types: properties.requested_handle_types,
@@ -34,7 +32,10 @@ impl Session {
         };
         let mut raw = CUmemoryPool::NULL;
         shared.driver.memory.pool_create(&mut raw, &properties)?;
-        if let Err(status) = self.pools.add(shared, body.handle, raw, ordinal) {
+        if let Err(status) = self
+            .pools
+            .add(shared, body.handle, &self.account, raw, device.ordinal)
+        {
             let _ = shared.driver.memory.pool_destroy(raw);
             return Err(status.into());
         }
@@ -50,7 +51,9 @@ impl Session {
             .remove(body.object)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         shared.devices[pool.device].make_current(&shared.driver)?;
-        Ok(shared.driver.memory.pool_destroy(pool.raw)?)
+        shared.driver.memory.pool_destroy(pool.raw)?;
+        self.leaving.push(pool.into_kept());
+        Ok(())
     }
 
     /// The driver's pool of a handle; its device's context is made current.
@@ -70,18 +73,35 @@ impl Session {
         };
         let (pool, device) = (pool.raw, pool.device);
         self.pools.has_room()?;
-        let (index, stream) = self.prepare(shared, body.stream)?;
-        let memory = Memory::Device(device);
-        self.account.charge(memory, body.len)?;
+        let index = self.streams.index(body.stream)?;
+        if self.streams.at(index)?.capturing {
+            return self.pool_alloc_node(shared, &body, pool, device);
+        }
+        let charge = self.with_room(shared, |session| session.pools.take(body.pool, body.len))?;
+        let (index, stream) = match self.prepare(shared, body.stream) {
+            Ok(ready) => ready,
+            Err(error) => {
+                self.pools.put_back(body.pool, charge);
+                return Err(error);
+            }
+        };
         let mut start = 0;
-        shared
+        let made = shared
             .driver
             .memory
-            .pool_alloc(&mut start, body.len as usize, pool, stream)
-            .inspect_err(|_| self.account.credit(memory, body.len))?;
+            .pool_alloc(&mut start, body.len as usize, pool, stream);
+        if let Err(status) = made {
+            self.pools.put_back(body.pool, charge);
+            return Err(status.into());
+        }
+        if let Err(status) = self.submitted(shared, index, 1) {
+            // The client never learns of it.
+            let _ = shared.driver.memory.pool_free(start, stream);
+            self.pools.put_back(body.pool, charge);
+            return Err(status);
+        }
         self.pools
-            .note(start, body.len, body.len, body.pool, device);
-        self.submitted(shared, index, 1)?;
+            .note((start, body.len), Some(charge), body.pool, device);
         Ok(Range {
             start,
             len: body.len,
@@ -90,7 +110,34 @@ impl Session {
         .to_vec())
     }
 
-    /// `cuMemFreeAsync` of memory from a pool.
+    /// The same in a capture: the node's memory is the graph's, and counts with its instances.
+    fn pool_alloc_node(
+        &mut self,
+        shared: &Shared,
+        body: &PoolAlloc,
+        pool: CUmemoryPool,
+        device: Ordinal,
+    ) -> Reply {
+        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (mut start, len) = (0, body.len);
+        shared
+            .driver
+            .memory
+            .pool_alloc(&mut start, len as usize, pool, stream)?;
+        let graph = match self.captured_graph(shared, index, body.stream) {
+            Ok(graph) => graph,
+            Err(status) => {
+                // The client never learns of it.
+                let _ = shared.driver.memory.pool_free(start, stream);
+                return Err(status.into());
+            }
+        };
+        self.graphs.given((start, len), graph, device);
+        Ok(Range { start, len }.as_bytes().to_vec())
+    }
+
+    /// `cuMemFreeAsync` of memory from a pool. In a stream that is captured the driver makes a node of it, and the memory
+    /// goes when the graph is launched.
     pub fn pool_free(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: PoolFree = self.body(message)?;
         let pooled = self.pools.device_of(body.address).is_some();
@@ -99,8 +146,12 @@ impl Session {
         }
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.memory.pool_free(body.address, stream)?;
-        if pooled {
-            self.pools.note_free(&self.account, body.address);
+        if self.streams.at(index)?.capturing {
+            let graph = self.captured_graph(shared, index, body.stream)?;
+            self.graphs.memory.freed_by(body.address, graph);
+        } else if pooled {
+            let charge = self.pools.note_free(body.address);
+            self.leaving.extend(charge);
         } else {
             self.graphs.memory.freed(body.address);
             self.graphs.discharge();
@@ -166,11 +217,28 @@ impl Session {
         Ok(super::value(flags as u64))
     }
 
+    /// Has pools give back what they keep beyond their thresholds, if the session's work comes to its end soon.
+    pub fn settle_pools(&mut self, shared: &Shared) {
+        if !self.pools.keep_any() {
+            return;
+        }
+        let began = Instant::now();
+        while self.has_work_in_flight(shared) {
+            if began.elapsed() > SETTLING {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.pools.settle(shared, |pool| pool.threshold);
+    }
+
     /// Has the pools of an idle session give back what they keep beyond their thresholds.
     pub fn trim_pools(&mut self, shared: &Shared) {
         if self.pools.is_untrimmed() && !self.has_work_in_flight(shared) {
             self.pools.take_untrimmed();
             self.synchronize_idle(shared);
+            self.pools
+                .settle(shared, |pool| pool.threshold.max(pools::KEPT));
         }
     }
 
@@ -189,6 +257,10 @@ impl Session {
             .driver
             .memory
             .pool_trim_to(pool, body.value as usize)?;
+        if !self.has_work_in_flight(shared) {
+            self.pools
+                .settle(shared, |pool| pool.threshold.max(pools::KEPT));
+        }
         Ok(Vec::new())
     }
 }

@@ -23,9 +23,10 @@ impl Session {
         let kind = Handle(body.reference).kind();
         let (mut texture, mut surface) = (CUtexref::NULL, CUsurfref::NULL);
         let device = if body.module == 0 {
-            shared.device(body.device)?.make_current(&shared.driver)?;
+            let device = shared.device(body.device)?;
+            device.make_current(&shared.driver)?;
             driver.tex_ref_create(&mut texture)?;
-            body.device as usize
+            device.ordinal
         } else {
             // What is bound to it stays.
             self.separate(shared, body.module)?;

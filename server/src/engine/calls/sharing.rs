@@ -2,12 +2,13 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::devices::Ordinal;
 use super::super::files::Wish;
-use super::super::reaper::Buried;
 use super::super::session::{CallError, Session};
+use super::super::undertaker::Buried;
 use super::Reply;
 use super::virtual_memory::may_be_exported_memory;
-use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
+use mpsshim_proto::arena;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::memory::{
     FileRegister, HostAlias, IpcOpen, IpcOpened, Peers, PhysicalExport, PoolImport,
@@ -57,17 +58,21 @@ impl Session {
         let mut handle = [0; 64];
         handle.copy_from_slice(body.handle.as_bytes());
         let who = self.who();
-        let (start, len, grant) = self.sharing.open(&shared.shares, who, &handle)?;
-        if grant.device != body.device as usize
+        let (start, len, grant) = self
+            .sharing
+            .open(&shared.shares, who, &self.account, &handle)?;
+        if grant.device != user.ordinal
             && let Err(status) = user.may_use(&shared.driver, &grant)
         {
-            let _ = self.sharing.close(start);
+            if let Ok(Some(grant)) = self.sharing.close(start) {
+                grant.left_by(&self.account);
+            }
             return Err(status.into());
         }
         Ok(IpcOpened {
             start,
             len,
-            device: grant.device as u32,
+            device: grant.device.into(),
             pad: 0,
         }
         .as_bytes()
@@ -78,6 +83,7 @@ impl Session {
     pub fn ipc_close(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
         if let Some(grant) = self.sharing.close(body.object)? {
+            grant.left_by(&self.account);
             // Its owner may have gone: then it ends here, behind the work of this session.
             self.releasing.push(grant);
             self.finish_releases(shared);
@@ -113,15 +119,19 @@ impl Session {
     pub fn pool_import(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PoolImport = self.body(message)?;
         let fd = self.receive_descriptor(message.token)?;
-        if !may_be_exported_memory(&fd) {
+        // Handles of other kinds are structs, for which the driver would take the number of the descriptor to point to.
+        if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let device = body.device as usize;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
         let mut raw = CUmemoryPool::NULL;
         let driver = &shared.driver.memory;
         driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
-        if let Err(status) = self.pools.add(shared, body.handle, raw, device) {
+        if let Err(status) =
+            self.pools
+                .add_imported(shared, body.handle, &self.account, raw, device.ordinal)
+        {
             let _ = driver.pool_destroy(raw);
             return Err(status.into());
         }
@@ -152,10 +162,18 @@ impl Session {
         let driver = &shared.driver.memory;
         driver.pool_import_pointer(&mut start, raw, &mut data)?;
         let (mut base, mut len) = (0, 0);
-        driver.mem_get_address_range(&mut base, &mut len, start)?;
-        // Who allocated it pays for it.
-        self.pools.note(start, len as u64, 0, body.pool, device);
+        if let Err(status) = driver.mem_get_address_range(&mut base, &mut len, start) {
+            let _ = driver.pool_free(start, CUstream::NULL);
+            return Err(status.into());
+        }
         let len = len as u64;
+        // Who allocated it pays, too: it may free it first, or end, and nobody can tell then.
+        let charge = self.account.take(Memory::Device(device), len);
+        let charge = charge.inspect_err(|_| {
+            let _ = driver.pool_free(start, CUstream::NULL);
+        })?;
+        self.pools
+            .note((start, len), Some(charge), body.pool, device);
         Ok(Range { start, len }.as_bytes().to_vec())
     }
 
@@ -164,14 +182,17 @@ impl Session {
         let body: FileRegister = self.body(message)?;
         let fd = self.receive_descriptor(message.token)?;
         shared.device(body.device)?.make_current(&shared.driver)?;
-        self.account.charge(Memory::Host, body.len)?;
+        if !shared.may_register() {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+        }
+        let charge = self.account.take(Memory::Host, body.len)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
         let part = (body.offset, body.len);
         let wish = Wish::Rather(body.address);
-        let file = shared
-            .arena
-            .register_file(&shared.driver, &fd, part, wish, writable)
-            .inspect_err(|_| self.account.credit(Memory::Host, body.len))?;
+        let file =
+            shared
+                .arena
+                .register_file(&shared.driver, &fd, part, wish, writable, Some(charge))?;
         let (start, len) = (file.start(), body.len);
         self.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
@@ -184,12 +205,15 @@ impl Session {
         let Some(block) = self.host.get(&body.block) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
+        if !shared.may_register() {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+        }
         let (part, wish) = ((0, body.len), Wish::Only(body.address));
+        // The pages are counted with the block.
         let file = shared
             .arena
-            .register_file(&shared.driver, &block.fd, part, wish, true)?;
-        // The pages are counted already.
-        self.files.insert(file.start(), file.uncounted());
+            .register_file(&shared.driver, &block.fd, part, wish, true, None)?;
+        self.files.insert(file.start(), file);
         Ok(Vec::new())
     }
 
@@ -200,7 +224,6 @@ impl Session {
             .files
             .remove(&body.object)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.account.credit(Memory::Host, file.counted());
         shared.bury(Buried::File(file));
         Ok(())
     }
@@ -227,9 +250,11 @@ impl Session {
     /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`: whether a device may use this session's memory on another.
     pub fn peer_access(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Peers = self.body(message)?;
-        let (owner, user) = (body.owner as usize, body.user as usize);
-        shared.device(body.owner)?.make_current(&shared.driver)?;
-        shared.device(body.user)?.make_current(&shared.driver)?;
+        let (owner, user) = (shared.device(body.owner)?, shared.device(body.user)?);
+        owner.make_current(&shared.driver)?;
+        user.make_current(&shared.driver)?;
+        let context = owner.context();
+        let (owner, user) = (owner.ordinal, user.ordinal);
         if owner == user {
             return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
         }
@@ -239,7 +264,7 @@ impl Session {
             return Ok(Vec::new());
         }
         // For what is not mapped by us: variables of modules.
-        if let Some(context) = shared.devices[owner].context() {
+        if let Some(context) = context {
             match shared.driver.memory.ctx_enable_peer_access(context, 0) {
                 Ok(()) | Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
                 Err(status) => return Err(status.into()),
@@ -269,9 +294,9 @@ impl Session {
     }
 
     /// The device whose memory lies at an address of the session's.
-    pub fn device_at(&self, address: u64) -> Option<usize> {
+    pub fn device_at(&self, shared: &Shared, address: u64) -> Option<Ordinal> {
         if arena::is_device(address) {
-            return Some(((address - DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as usize);
+            return shared.devices.of_address(address);
         }
         self.virtual_memory
             .device_at(address)
@@ -287,13 +312,13 @@ impl Session {
         len: u64,
         stream: CUstream,
     ) -> Option<Result<(), CUresult>> {
-        let (there, here) = (self.device_at(to)?, self.device_at(from)?);
+        let (there, here) = (self.device_at(shared, to)?, self.device_at(shared, from)?);
         if there == here {
             return None;
         }
         let contexts = (
-            shared.devices.get(there)?.context()?,
-            shared.devices.get(here)?.context()?,
+            shared.devices[there].context()?,
+            shared.devices[here].context()?,
         );
         let (driver, len) = (&shared.driver.memory, len as usize);
         Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
@@ -305,7 +330,7 @@ impl Session {
     pub fn copy_elsewhere(
         &mut self,
         shared: &Shared,
-        (device, index): (usize, usize),
+        (device, index): (Ordinal, usize),
         copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
     ) -> Result<(), CUresult> {
         let driver = &shared.driver;
@@ -313,9 +338,9 @@ impl Session {
             let stream = self.streams.at(index)?;
             (stream.device, stream.raw)
         };
-        shared.device(device as u32)?.make_current(driver)?;
+        shared.devices[device].make_current(driver)?;
         let helper = self.helper(shared, device)?;
-        let wait = |device: usize, before: CUstream, after: CUstream| {
+        let wait = |device: Ordinal, before: CUstream, after: CUstream| {
             shared.devices[device].make_current(driver)?;
             let mut event = CUevent::NULL;
             driver.event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
@@ -335,7 +360,7 @@ impl Session {
     }
 
     /// The session's own stream on a device, which is current, for what its other streams cannot do.
-    fn helper(&mut self, shared: &Shared, device: usize) -> Result<CUstream, CUresult> {
+    fn helper(&mut self, shared: &Shared, device: Ordinal) -> Result<CUstream, CUresult> {
         if let Some((_, stream)) = self.helpers.iter().find(|(of, _)| *of == device) {
             return Ok(*stream);
         }

@@ -29,7 +29,6 @@ impl Session {
     pub fn stream_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: StreamCreate = self.body(message)?;
         let device = shared.device(body.device)?;
-        let ordinal = body.device as usize;
         let role = match body.legacy {
             0 => Role::Independent,
             own if own == body.stream => Role::Legacy,
@@ -39,18 +38,18 @@ impl Session {
         let priority = body.priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
         self.reap_streams(shared);
         let green = match body.green {
-            0 => self.part_of(shared, ordinal)?,
+            0 => self.part_of(shared, device)?,
             green => Some(self.greens.get(green)?.clone()),
         };
         let raw_priority = self.raw_priority(priority);
         let raw = match &green {
             None => device.take_stream(&shared.driver, raw_priority)?,
-            Some(green) if green.device == ordinal => {
+            Some(green) if green.device == device.ordinal => {
                 green.take_stream(&shared.driver, raw_priority)?
             }
             Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
         };
-        let mut stream = Stream::new(shared, raw, ordinal, (priority, raw_priority), role);
+        let mut stream = Stream::new(shared, raw, device.ordinal, (priority, raw_priority), role);
         stream.green = green;
         if let Err((status, stream)) = self.streams.insert(body.stream, stream) {
             stream.release(shared);
@@ -198,9 +197,18 @@ impl Session {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         self.check_device(body.address, len)?;
+        if matches!(
+            body.operation,
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_64
+        ) {
+            self.check_writable(body.address)?;
+        }
         let (index, stream) = self.prepare(shared, body.stream)?;
         if self.streams.at(index)?.capturing {
             // A node of the graph; one that waits makes the GPU wait.
+            let device = self.streams.at(index)?.device;
+            let awaited = &mut self.graphs.awaited;
+            awaited.note(device, body.operation, body.address, body.value, body.flags)?;
             let mut operation = CUstreamBatchMemOpParams {
                 operation: body.operation,
                 value_flags: body.flags,

@@ -2,6 +2,8 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::devices::Ordinal;
+use super::super::files::Looked;
 use super::super::session::{CallError, Session};
 use super::super::virtual_memory::{Physical, VirtualMemory};
 use super::Reply;
@@ -87,28 +89,20 @@ impl Session {
     pub fn physical_create(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: PhysicalCreate = self.body(message)?;
         let properties = self.properties(shared, &body.properties)?;
-        let ordinal = body.properties.location.id as usize;
-        shared
-            .device(ordinal as u32)?
-            .make_current(&shared.driver)?;
-        let memory = Memory::Device(ordinal);
-        self.account.charge(memory, body.len)?;
+        let device = shared.device(body.properties.location.id as u32)?;
+        device.make_current(&shared.driver)?;
+        let memory = Memory::Device(device.ordinal);
+        let charge = self.with_room(shared, |session| session.account.take(memory, body.len))?;
         let mut raw = CUmemGenericAllocationHandle::NULL;
-        let made = shared
+        shared
             .driver
-            .mem_create(&mut raw, body.len as usize, &properties, body.flags)
-            .and_then(|()| {
-                let physical = VirtualMemory::physical(memory, body.len);
-                self.virtual_memory
-                    .add(body.handle, raw, physical)
-                    .inspect_err(|_| {
-                        let _ = shared.driver.mem_release(raw);
-                    })
-            });
-        if let Err(status) = made {
-            self.account.credit(memory, body.len);
-            return Err(status.into());
-        }
+            .mem_create(&mut raw, body.len as usize, &properties, body.flags)?;
+        let physical = VirtualMemory::physical(memory, charge);
+        self.virtual_memory
+            .add(body.handle, raw, physical)
+            .inspect_err(|_| {
+                let _ = shared.driver.mem_release(raw);
+            })?;
         Ok(Vec::new())
     }
 
@@ -120,9 +114,7 @@ impl Session {
     ) -> Result<(), CallError> {
         let body: Object = self.body(message)?;
         shared.use_any_device();
-        Ok(self
-            .virtual_memory
-            .release(shared, &self.account, body.object)?)
+        Ok(self.virtual_memory.release(shared, body.object)?)
     }
 
     /// `cuMemMap`.
@@ -147,8 +139,7 @@ impl Session {
             std::thread::yield_now();
         }
         shared.use_any_device();
-        self.virtual_memory
-            .unmap(shared, &self.account, body.start, body.len)?;
+        self.virtual_memory.unmap(shared, body.start, body.len)?;
         Ok(Vec::new())
     }
 
@@ -219,6 +210,7 @@ impl Session {
         }
         // SAFETY: the driver opened it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        allocation.is_exported();
         self.send_descriptor(message.token, &fd, 0)?;
         Ok(Vec::new())
     }
@@ -248,9 +240,9 @@ impl Session {
             fd.as_raw_fd() as usize,
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         )?;
-        // Who allocated it pays for it.
+        let account = self.account.clone();
         self.add_found(shared, body.object, raw, |device| {
-            VirtualMemory::physical(Memory::Device(device), 0)
+            VirtualMemory::imported(&account, Memory::Device(device))
         })
     }
 
@@ -260,7 +252,7 @@ impl Session {
         shared: &Shared,
         handle: u64,
         raw: CUmemGenericAllocationHandle,
-        physical: impl FnOnce(usize) -> Arc<Physical>,
+        physical: impl FnOnce(Ordinal) -> Result<Arc<Physical>, CUresult>,
     ) -> Reply {
         let mut found = CUmemAllocationProp::default();
         let added = shared
@@ -271,13 +263,14 @@ impl Session {
                 let device = shared
                     .devices
                     .iter()
-                    .position(|device| device.raw == found.location.id)
+                    .find(|device| device.raw == found.location.id)
                     .filter(|_| found.location.kind == CU_MEM_LOCATION_TYPE_DEVICE)
-                    .ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-                self.virtual_memory.add(handle, raw, physical(device))?;
+                    .ok_or(CUDA_ERROR_NOT_SUPPORTED)?
+                    .ordinal;
+                self.virtual_memory.add(handle, raw, physical(device)?)?;
                 Ok(Location {
                     kind: found.location.kind,
-                    id: device as i32,
+                    id: u32::from(device) as i32,
                 })
             });
         match added {
@@ -299,27 +292,16 @@ impl Session {
             .clone();
         let mut raw = CUmemGenericAllocationHandle::NULL;
         shared.driver.memory.mem_retain(&mut raw, body.address)?;
-        self.add_found(shared, body.handle, raw, |_| physical)
+        self.add_found(shared, body.handle, raw, |_| Ok(physical))
     }
 }
 
 /// Whether a descriptor can be one that a driver exports: a device file of NVIDIA's, or a file in memory (softgpu's).
 /// The driver gets no other: a file of the client's own file system could keep the calling thread for ever.
 pub fn may_be_exported_memory(fd: &OwnedFd) -> bool {
-    // SAFETY: all zeroes is a valid value of these plain structs; the calls write into them.
-    unsafe {
-        let mut found: libc::stat = std::mem::zeroed();
-        if libc::fstat(fd.as_raw_fd(), &mut found) != 0 {
-            return false;
-        }
-        match found.st_mode & libc::S_IFMT {
-            libc::S_IFCHR => libc::major(found.st_rdev) == NVIDIA_MAJOR,
-            libc::S_IFREG => {
-                let mut system: libc::statfs = std::mem::zeroed();
-                libc::fstatfs(fd.as_raw_fd(), &mut system) == 0
-                    && system.f_type == libc::TMPFS_MAGIC
-            }
-            _ => false,
-        }
-    }
+    Looked::at(fd).is_some_and(|found| match found.kind {
+        libc::S_IFCHR => found.device_major == NVIDIA_MAJOR,
+        libc::S_IFREG => found.in_memory,
+        _ => false,
+    })
 }

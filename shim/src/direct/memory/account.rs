@@ -45,6 +45,10 @@ impl Share {
         self.place().map_or(u64::MAX, left)
     }
 
+    fn limit(self) -> Option<u64> {
+        self.place().and_then(|_| self.memory.limit(self.device))
+    }
+
     fn take(self, bytes: u64) -> bool {
         let take = |place| self.memory.take(self.device, place, bytes);
         self.place().is_none_or(take)
@@ -100,6 +104,12 @@ impl Account {
     pub fn limit(self) -> u64 {
         let server = self.slot.counted().page.limit.load(Ordering::Relaxed);
         server.min(self.lowered.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that can be held at most: the lesser of this process' limit and its user's; `u64::MAX`: all there is.
+    pub fn most(self) -> u64 {
+        let of_user = self.slot.counted().user.limit();
+        of_user.map_or(self.limit(), |limit| limit.min(self.limit()))
     }
 
     /// Bytes that may still be allocated.

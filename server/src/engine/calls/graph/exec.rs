@@ -1,7 +1,7 @@
 //! Instances of graphs: made, changed, launched.
 
-use super::DEPTH;
 use crate::engine::Shared;
+use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::graphs::Exec;
@@ -31,19 +31,27 @@ impl Session {
         };
         let mut raw = CUgraphExec::NULL;
         let mut made = GraphInstantiated::default();
-        let hosts = self.host_nodes(shared, graph, DEPTH)?;
+        let hosts = self.host_nodes(shared, graph, GRAPH_DEPTH)?;
         made.hosts = hosts.len() as u32;
         if slots.len() < hosts.len() {
             return Ok(made.as_bytes().to_vec());
         }
         self.give_slots(shared, &hosts, &slots, device)?;
+        // From here on what the driver has made must be kept or ended.
+        let uploads_on = match body.stream {
+            0 => None,
+            handle => Some(self.streams.index(handle)?),
+        };
+        let parts = self.graphs.graphs.get(body.graph)?.size.parts;
+        // What may have to wait comes before anything is counted.
+        let stream = match (body.with_params, body.stream) {
+            (0, _) | (_, 0) => CUstream::NULL,
+            (_, handle) => self.prepare(shared, handle)?.1,
+        };
+        self.graphs.hold(parts)?;
         let status = if body.with_params == 0 {
             shared.driver.graph.instantiate(&mut raw, graph, body.flags)
         } else {
-            let stream = match body.stream {
-                0 => CUstream::NULL,
-                handle => self.prepare(shared, handle)?.1,
-            };
             let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
                 flags: body.flags,
                 upload_stream: stream.0,
@@ -53,23 +61,28 @@ impl Session {
             let status = driver.instantiate_with(&mut raw, graph, &mut params);
             made.result = params.result;
             let node = CUgraphNode(params.error_node);
-            made.error_node = self.graphs.node_handle(node, body.graph)?;
+            made.error_node = self.graphs.node_handle(node, body.graph).unwrap_or(0);
             status
         };
         if let Err(status) = status {
+            self.graphs.let_go(parts);
             shared.note_status(status);
             made.status = status.0;
             return Ok(made.as_bytes().to_vec());
         }
-        if body.stream != 0 {
-            let index = self.streams.index(body.stream)?;
-            self.submitted(shared, index, 1)?;
+        if let Some(index) = uploads_on
+            && let Err(error) = self.submitted(shared, index, 1)
+        {
+            self.graphs.let_go(parts);
+            let _ = shared.driver.graph.exec_destroy(raw);
+            return Err(error);
         }
         made.prints = u32::from(self.graphs.prints);
         let exec = Exec {
             raw,
             device,
             prints: self.graphs.prints,
+            parts,
             slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         };
         self.graphs
@@ -79,14 +92,16 @@ impl Session {
             Ok(handle) => {
                 made.exec = handle;
                 self.graphs.memory.share(body.graph, handle);
-                if let Err(status) = self.graphs.charge(&self.account, handle, device) {
+                if let Err(status) = self.graphs.charge(&self.account, handle) {
                     let _ = shared.driver.graph.exec_destroy(raw);
                     self.graphs.execs.remove(handle);
+                    self.graphs.let_go(parts);
                     self.graphs.memory.ended(handle);
                     return Err(status.into());
                 }
             }
             Err(status) => {
+                self.graphs.let_go(parts);
                 let _ = shared.driver.graph.exec_destroy(raw);
                 return Err(status.into());
             }
@@ -98,13 +113,21 @@ impl Session {
     pub fn graph_launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: GraphLaunch = self.body(message)?;
         let exec = self.graphs.execs.get(body.exec)?;
-        let (raw, prints) = (exec.raw, exec.prints);
+        let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
         if prints && !self.may_print(shared) {
             return Err(CallError::Full);
         }
         let (index, stream) = self.prepare(shared, body.stream)?;
+        if self.streams.at(index)?.capturing {
+            self.graphs.capture(parts)?;
+        }
         shared.driver.graph.launch(raw, stream)?;
         if !self.graphs.memory.is_empty() {
+            // Of pools, too.
+            for address in self.graphs.memory.frees_of(body.exec) {
+                let charge = self.pools.note_free(address);
+                self.leaving.extend(charge);
+            }
             self.graphs.memory.launched(body.exec);
             self.graphs.discharge();
         }
@@ -132,7 +155,9 @@ impl Session {
         let body: Object = self.body(message)?;
         let raw = self.exec_ready(shared, body.object)?;
         shared.driver.graph.exec_destroy(raw)?;
-        self.graphs.execs.remove(body.object);
+        if let Some(exec) = self.graphs.execs.remove(body.object) {
+            self.graphs.let_go(exec.parts);
+        }
         self.graphs.memory.ended(body.object);
         self.graphs.discharge();
         self.drop_kept(shared);
@@ -156,7 +181,7 @@ impl Session {
         if self.graphs.hosts {
             let exec = self.graphs.execs.get(body.first)?;
             let slots: Vec<u32> = exec.slots.iter().map(|(_, slot)| *slot).collect();
-            let hosts = self.host_nodes(shared, graph, DEPTH)?;
+            let hosts = self.host_nodes(shared, graph, GRAPH_DEPTH)?;
             // With another number of them the driver refuses the update.
             self.give_slots(shared, &hosts, &slots, exec.device)?;
         }

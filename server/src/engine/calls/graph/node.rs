@@ -1,16 +1,17 @@
 //! What a node does, from the client's form to the driver's.
 
-use super::DEPTH;
 use crate::engine::Shared;
+use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::take;
-use crate::engine::graphs::Owner;
+use crate::engine::devices::Ordinal;
+use crate::engine::graphs::{Owner, Size};
 use crate::engine::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphNode, GraphNodeAdded, HostNode, KernelNode, node_flags,
 };
+use mpsshim_proto::message::{Op, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -33,6 +34,8 @@ pub struct Described {
     _access: Vec<CUmemAccessDesc>,
     /// A kernel of it may print.
     prints: bool,
+    /// How large the graph is that it becomes.
+    inside: Size,
     /// Image or event that the graph refers to.
     refers: Option<u64>,
 }
@@ -78,6 +81,7 @@ impl Described {
             _operations: Vec::new(),
             _access: Vec::new(),
             prints: false,
+            inside: Size::default(),
             refers: None,
         }
     }
@@ -102,6 +106,17 @@ fn one<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, CallError> {
         .ok_or_else(|| CallError::Violation("a node without its parameters".into()))
 }
 impl Session {
+    /// Whether a message has the driver copy a graph, which takes as long as the graph is large.
+    pub fn puts_graph_into_graph(&self, op: Op, message: &Message) -> bool {
+        op == Op::GraphNode
+            && self.body::<GraphNode>(message).is_ok_and(|body| {
+                matches!(
+                    body.kind,
+                    CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL
+                )
+            })
+    }
+
     /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams` and all those for one kind.
     pub fn graph_node(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: GraphNode = self.body(message)?;
@@ -110,7 +125,8 @@ impl Session {
         let change = body.flags & node_flags::CHANGE != 0;
         let device = shared.device(body.device)?;
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        let mut described = self.describe(shared, context, body.kind, &behind.rest)?;
+        let mut described =
+            self.describe(shared, (device.ordinal, context), body.kind, &behind.rest)?;
         let driver = &shared.driver.graph;
         self.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
         if change {
@@ -124,14 +140,17 @@ impl Session {
             }
             if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec != 0 {
                 let inner = CUgraph(described.params.words[0]);
-                if !self.host_nodes(shared, inner, DEPTH)?.is_empty() {
+                if !self.host_nodes(shared, inner, GRAPH_DEPTH)?.is_empty() {
                     // They would have no slots.
                     return Err(CUDA_ERROR_NOT_SUPPORTED.into());
                 }
             }
             self.part_current(shared, body.kind, body.device)?;
             if body.exec == 0 {
-                driver.node_set(node, &mut described.params)?;
+                let grown = self.replace_size(body.object, described.inside)?;
+                driver
+                    .node_set(node, &mut described.params)
+                    .inspect_err(|_| self.undo_size(body.object, grown))?;
             } else {
                 let exec = self.graphs.execs.get(body.exec)?;
                 driver.exec_node_set(exec.raw, node, &mut described.params)?;
@@ -145,15 +164,22 @@ impl Session {
         let nodes = self.graphs.raw_nodes(&behind.nodes)?;
         let (graph, _) = self.graph_ready(shared, body.object)?;
         self.part_current(shared, body.kind, body.device)?;
+        let size = Size {
+            parts: (1 + nodes.len() as u64).saturating_add(described.inside.parts),
+            height: described.inside.height,
+        };
+        self.graphs.grow(body.object, size)?;
         let mut raw = CUgraphNode::NULL;
-        driver.add_node(
-            &mut raw,
-            graph,
-            nodes.as_ptr(),
-            behind.edges(),
-            nodes.len(),
-            &mut described.params,
-        )?;
+        driver
+            .add_node(
+                &mut raw,
+                graph,
+                nodes.as_ptr(),
+                behind.edges(),
+                nodes.len(),
+                &mut described.params,
+            )
+            .inspect_err(|_| self.graphs.shrink(body.object, size.parts))?;
         if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.classed {
             // It decides who goes first, not what comes of it.
             if let Err(status) = driver.set_priority(raw, self.raw_priority(0)) {
@@ -166,14 +192,20 @@ impl Session {
             node: self.graphs.node_handle(raw, body.object)?,
             ..GraphNodeAdded::default()
         };
+        self.graphs.nodes.get_mut(added.node)?.parts = size.parts;
         let mut bodies = Vec::new();
         match body.kind {
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
                 let given: CUDA_MEM_ALLOC_NODE_PARAMS = out_of_words(&described.params);
                 added.address = given.address;
-                self.graphs
-                    .memory
-                    .given(given.address, given.bytes, body.object);
+                let own = shared.device(body.device)?.ordinal;
+                let found = shared
+                    .devices
+                    .iter()
+                    .find(|device| device.raw as u32 == given.location);
+                let device = found.map_or(own, |device| device.ordinal);
+                let block = (given.address, given.bytes);
+                self.graphs.given(block, body.object, device);
             }
             CU_GRAPH_NODE_TYPE_MEM_FREE => {
                 self.graphs
@@ -206,12 +238,37 @@ impl Session {
         let mut payload = added.as_bytes().to_vec();
         for graph in bodies {
             let owner = Owner::Node(added.node);
-            let handle = self
-                .graphs
-                .graph_handle(graph, body.device as usize, owner)?;
+            let handle = self.graphs.graph_handle(graph, device.ordinal, owner)?;
             payload.extend_from_slice(handle.as_bytes());
         }
         Ok(payload)
+    }
+
+    /// A node gets another graph inside: counts that in the place of what it has; what to undo if it does not.
+    fn replace_size(&mut self, node: u64, inside: Size) -> Result<(u64, u64), CUresult> {
+        let (graph, before) = {
+            let node = self.graphs.nodes.get(node)?;
+            (node.graph, node.parts)
+        };
+        if inside == Size::default() {
+            return Ok((before, before));
+        }
+        let after = inside.parts.saturating_add(1);
+        let more = Size {
+            parts: after.saturating_sub(before),
+            height: inside.height,
+        };
+        self.graphs.grow(graph, more)?;
+        self.graphs.nodes.get_mut(node)?.parts = after.max(before);
+        Ok((before, after.max(before)))
+    }
+
+    fn undo_size(&mut self, node: u64, (before, after): (u64, u64)) {
+        if let Ok(node) = self.graphs.nodes.get_mut(node) {
+            node.parts = before;
+            let graph = node.graph;
+            self.graphs.shrink(graph, after - before);
+        }
     }
 
     /// Kernel nodes run where the current context's work runs: here a part of the device, if the session has but that.
@@ -219,7 +276,7 @@ impl Session {
         if kind != CU_GRAPH_NODE_TYPE_KERNEL {
             return Ok(());
         }
-        match self.part_of(shared, device as usize)? {
+        match self.part_of(shared, shared.device(device)?)? {
             Some(part) => shared.devices[part.device].make_part_current(&shared.driver, &part),
             None => Ok(()),
         }
@@ -245,7 +302,7 @@ impl Session {
     fn describe(
         &mut self,
         shared: &Shared,
-        context: CUcontext,
+        (device, context): (Ordinal, CUcontext),
         kind: u32,
         bytes: &[u8],
     ) -> Result<Described, CallError> {
@@ -308,6 +365,7 @@ impl Session {
                     return Err(CUDA_ERROR_INVALID_VALUE.into());
                 }
                 body.graph = graph.raw.0;
+                described.inside = graph.size;
                 into_words(params, &body);
             }
             CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
@@ -351,6 +409,9 @@ impl Session {
                 described._operations = take(&mut bytes, body.count as usize)?;
                 for operation in &mut described._operations {
                     self.check_memory_operation(operation)?;
+                    let [kind, address, value, flags, ..] = *operation;
+                    let awaited = &mut self.graphs.awaited;
+                    awaited.note(device, kind as u32, address, value, flags as u32)?;
                 }
                 let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
                     context: context.0,
@@ -374,6 +435,10 @@ impl Session {
                 }
                 body.context = context.0;
                 body.graphs = 0;
+                described.inside = Size {
+                    parts: body.size.into(),
+                    height: 1,
+                };
                 into_words(params, &body);
             }
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
@@ -397,7 +462,8 @@ impl Session {
             .checked_mul(height.saturating_sub(1))
             .and_then(|rows| rows.checked_add(row))
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.check_device(to, len)
+        self.check_device(to, len)?;
+        self.check_writable(to)
     }
 
     /// A copy whose sides are the session's.
@@ -437,6 +503,11 @@ impl Session {
         };
         check(copy.src_type, copy.src_host, copy.src_device, from)?;
         check(copy.dst_type, copy.dst_host, copy.dst_device, to)?;
+        match copy.dst_type {
+            CU_MEMORYTYPE_HOST => self.check_writable(copy.dst_host)?,
+            CU_MEMORYTYPE_ARRAY => {}
+            _ => self.check_writable(copy.dst_device)?,
+        }
         (copy.src_context, copy.dst_context) = (0, 0);
         for (kind, array) in [
             (copy.src_type, &mut copy.src_array),
@@ -463,6 +534,10 @@ impl Session {
         };
         // The alias is for the driver alone.
         operation[4] = 0;
-        self.check_device(address, bytes)
+        self.check_device(address, bytes)?;
+        match kind as u32 {
+            2 | 5 => self.check_writable(address),
+            _ => Ok(()),
+        }
     }
 }

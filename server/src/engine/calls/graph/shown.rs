@@ -1,8 +1,10 @@
 //! What a node does, as the client sees it; nodes that call the client.
 
+use super::super::super::devices::Ordinal;
 use super::node::{ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout};
 use crate::engine::Shared;
 use crate::engine::arrays::RawArray;
+use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::graphs::Owner;
@@ -26,7 +28,7 @@ impl Session {
         driver.node_kind(node, &mut kind)?;
         let is = GraphNodeIs {
             kind,
-            device: device as u32,
+            device: device.into(),
         };
         let mut payload = is.as_bytes().to_vec();
         match kind {
@@ -54,7 +56,12 @@ impl Session {
                 let mut inner = CUgraph::NULL;
                 driver.child_get(node, &mut inner)?;
                 let owner = Owner::Node(body.object);
+                let known = self.graphs.has_graph(inner);
                 let handle = self.graphs.graph_handle(inner, device, owner)?;
+                if !known {
+                    let size = self.measure(shared, inner, GRAPH_DEPTH)?;
+                    self.graphs.graphs.get_mut(handle)?.size = size;
+                }
                 payload.extend_from_slice(handle.as_bytes());
             }
             CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
@@ -240,7 +247,7 @@ impl Session {
         shared: &Shared,
         hosts: &[(CUgraphNode, u32)],
         slots: &[u32],
-        device: usize,
+        device: Ordinal,
     ) -> Result<(), CallError> {
         let context = shared.devices[device]
             .context()

@@ -1,0 +1,427 @@
+//! Where daemon and clients meet, and who may have a hand in a directory that they trust.
+//!
+//! Whoever can write in a directory, or in one above it, can put something else in place of what a process expects there.
+//! [`open`] therefore walks a path from the root, one component at a time and each relative to the one before, and goes
+//! through directories of root and of the process's user only.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The directory of root's daemon, which serves all users.
+pub const SYSTEM: &str = "/run/mpsshim";
+
+/// The directories of a user's own daemons where none is named: the first is that of a daemon started now. Others are left
+/// from a session that had no runtime directory.
+///
+/// `runtime` is `XDG_RUNTIME_DIR`, which only counts if it is that user's.
+pub fn own(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
+    if uid == 0 {
+        return vec![SYSTEM.into()];
+    }
+    let is_own = |path: &Path| {
+        path.is_absolute() && fs::metadata(path).is_ok_and(|found| found.uid() == uid)
+    };
+    let runtime = runtime.map(Path::new).filter(|path| is_own(path));
+    let runtime = runtime.map(|path| path.join("mpsshim"));
+    let temporary = PathBuf::from(format!("/tmp/mpsshim-{uid}"));
+    runtime.into_iter().chain([temporary]).collect()
+}
+
+/// Where a program of a user looks for a daemon that nobody has named, in this order: the user's own, then root's.
+pub fn candidates(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
+    let mut directories = own(uid, runtime);
+    if uid != 0 {
+        directories.push(SYSTEM.into());
+    }
+    directories
+}
+
+/// How a client looks at a directory with sockets: it must be there.
+pub fn of_client(path: &Path, named: bool, any_owner: bool) -> Result<OwnedFd, Refused> {
+    let walk = Walk {
+        purpose: Purpose::Sockets,
+        create: None,
+        named,
+        any_owner,
+    };
+    open(path, walk)
+}
+
+/// Symbolic links that one path may lead through, as in the kernel.
+const MOST_LINKS: usize = 40;
+
+/// Why a directory is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// It, or one above it, is somebody else's.
+    #[error("{} belongs to user {owner}; it must belong to root or to user {uid}", .path.display())]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// The user of this process.
+        uid: u32,
+    },
+    /// It, or one above it, is open to others.
+    #[error("others can write in {} (mode {mode:04o})", .path.display())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A symbolic link that somebody else may have put there.
+    #[error("{} is a symbolic link that is not followed", .path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+    },
+    /// It cannot be opened or made.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The directory, or the one above it that is in the way.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Refused {
+    /// Whether nothing is there.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Refused::Io { source, .. }
+            if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+    }
+}
+
+/// What a directory is for, which decides who may write in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It holds the daemon's sockets: nobody but its owner may write there.
+    Sockets,
+    /// It holds logs, each of which is checked when it is opened. As in /var/log, a group that root has chosen may write
+    /// there, and anybody where the sticky bit protects each one's files.
+    Logs,
+}
+
+/// How to walk to a directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    /// What the directory is for.
+    pub purpose: Purpose,
+    /// Permissions of the directory if it has to be made; `None`: it must be there.
+    pub create: Option<u32>,
+    /// Somebody has named this path, so that it may lead to directories of users whom this user namespace does not know:
+    /// they are mounted from outside.
+    pub named: bool,
+    /// Root, asking for it by name, may look at any user's daemon.
+    pub any_owner: bool,
+}
+
+/// Opens a directory, having checked it and all directories above it.
+///
+/// Those must be root's or the effective user's, and not writable by others, unless the sticky bit keeps these from
+/// replacing what is not theirs. Symbolic links in them are followed where only root or that user can have put them.
+///
+/// # Errors
+/// What is wrong with which directory.
+pub fn open(path: &Path, walk: Walk) -> Result<OwnedFd, Refused> {
+    // SAFETY: a plain system call that cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    let mut left: VecDeque<OsString> = components(path);
+    let mut at = PathBuf::from("/");
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| Refused::Io { path, source }
+    };
+    let mut here = open_at(None, c"/", libc::O_DIRECTORY).map_err(failed(&at))?;
+    let mut links = 0;
+    let mut sticky = false;
+    loop {
+        let found = stat(&here).map_err(failed(&at))?;
+        let owner = Owner {
+            uid,
+            walk,
+            in_sticky: sticky,
+        };
+        if left.is_empty() {
+            let checked = check_last(&at, &found, &owner);
+            if checked.is_err() && walk.create.is_some() && closes(&here, &found, &owner) {
+                continue;
+            }
+            return checked.map(|()| here);
+        }
+        check_parent(&at, &found, &owner)?;
+        sticky = found.st_mode & libc::S_ISVTX != 0 && found.st_mode & 0o022 != 0;
+        let Some(name) = left.pop_front() else {
+            return Ok(here);
+        };
+        let next_path = at.join(&name);
+        let failed_here = failed(&next_path);
+        let c_name = CString::new(name.as_bytes()).map_err(|_| Refused::Io {
+            path: next_path.clone(),
+            source: io::Error::from_raw_os_error(libc::EINVAL),
+        })?;
+        let next = match open_at(Some(&here), &c_name, 0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && walk.create.is_some() => {
+                let mode = walk.create.filter(|_| left.is_empty()).unwrap_or(0o755);
+                make(&here, &c_name, mode)
+            }
+            opened => opened,
+        }
+        .map_err(failed_here)?;
+        let kind = stat(&next).map_err(failed(&next_path))?;
+        match kind.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => {
+                at = next_path;
+                here = next;
+            }
+            libc::S_IFLNK => {
+                links += 1;
+                let trusted = !sticky && owner.is_trusted(kind.st_uid);
+                if !trusted || links > MOST_LINKS {
+                    return Err(Refused::Link { path: next_path });
+                }
+                let target = read_link(&next).map_err(failed(&next_path))?;
+                let mut ahead = components(&target);
+                ahead.append(&mut left);
+                left = ahead;
+                if target.is_absolute() {
+                    at = PathBuf::from("/");
+                    here = open_at(None, c"/", libc::O_DIRECTORY).map_err(failed(&at))?;
+                    sticky = false;
+                }
+            }
+            _ => {
+                return Err(Refused::Io {
+                    path: next_path,
+                    source: io::Error::from_raw_os_error(libc::ENOTDIR),
+                });
+            }
+        }
+    }
+}
+
+/// The names in a path, without those that mean nothing. `..` stays: the kernel knows what is above a directory.
+fn components(path: &Path) -> VecDeque<OsString> {
+    let names = path.as_os_str().as_bytes().split(|byte| *byte == b'/');
+    let names = names.filter(|name| !name.is_empty() && *name != b".");
+    names
+        .map(|name| OsStr::from_bytes(name).to_owned())
+        .collect()
+}
+
+/// Who may own a directory.
+struct Owner {
+    uid: u32,
+    walk: Walk,
+    /// Anybody may have made the directory: the one above it is open to all.
+    in_sticky: bool,
+}
+
+impl Owner {
+    fn is_trusted(&self, owner: u32) -> bool {
+        owner == 0
+            || owner == self.uid
+            || ((self.walk.named || !self.in_sticky) && is_unmapped(owner))
+    }
+
+    fn check(&self, path: &Path, owner: u32) -> Result<(), Refused> {
+        if self.is_trusted(owner) {
+            return Ok(());
+        }
+        Err(Refused::Owner {
+            path: path.to_owned(),
+            owner,
+            uid: self.uid,
+        })
+    }
+}
+
+fn check_parent(path: &Path, found: &libc::stat, owner: &Owner) -> Result<(), Refused> {
+    if !(owner.walk.any_owner && owner.uid == 0) {
+        owner.check(path, found.st_uid)?;
+    }
+    let sticky = found.st_mode & libc::S_ISVTX != 0;
+    if others_may_write(found, true) && !sticky {
+        return Err(Refused::writable(path, found));
+    }
+    Ok(())
+}
+
+fn check_last(path: &Path, found: &libc::stat, owner: &Owner) -> Result<(), Refused> {
+    if !(owner.walk.any_owner && owner.uid == 0) {
+        owner.check(path, found.st_uid)?;
+    }
+    let refused = match owner.walk.purpose {
+        Purpose::Sockets => others_may_write(found, false),
+        Purpose::Logs => others_may_write(found, true) && found.st_mode & libc::S_ISVTX == 0,
+    };
+    if refused {
+        return Err(Refused::writable(path, found));
+    }
+    Ok(())
+}
+
+/// Closes a log directory of this user's to others, which Kubernetes makes open to all (emptyDir). What they have put there
+/// by then is found out when the logs are opened.
+fn closes(directory: &OwnedFd, found: &libc::stat, owner: &Owner) -> bool {
+    let closed = found.st_mode & 0o7755;
+    owner.walk.purpose == Purpose::Logs
+        && found.st_uid == owner.uid
+        && found.st_mode & 0o7777 != closed
+        && fs::set_permissions(
+            path_of(directory.as_fd()),
+            fs::Permissions::from_mode(closed),
+        )
+        .is_ok()
+}
+
+impl Refused {
+    fn writable(path: &Path, found: &libc::stat) -> Refused {
+        Refused::Writable {
+            path: path.to_owned(),
+            mode: found.st_mode & 0o7777,
+        }
+    }
+}
+
+/// Whether somebody else than the owner may write. A group with the owner's number is the owner's own.
+fn others_may_write(found: &libc::stat, groups_of_root_may: bool) -> bool {
+    let group_is_trusted =
+        found.st_gid == found.st_uid || (groups_of_root_may && found.st_uid == 0);
+    found.st_mode & 0o002 != 0 || (found.st_mode & 0o020 != 0 && !group_is_trusted)
+}
+
+/// Whether this is how a user namespace shows users that it does not know, such as the host's root in a container of a
+/// user's.
+fn is_unmapped(owner: u32) -> bool {
+    static UNMAPPED: OnceLock<Option<u32>> = OnceLock::new();
+    let unmapped = UNMAPPED.get_or_init(|| {
+        let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+        if map.split_whitespace().eq(["0", "0", "4294967295"]) {
+            return None;
+        }
+        let number = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+        number.trim().parse().ok()
+    });
+    *unmapped == Some(owner)
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Opens what has that name in a directory, only to look at it and to go on from there; a link is opened itself.
+fn open_at(directory: Option<&OwnedFd>, name: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let directory = directory.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
+    let flags = flags | libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a plain system call with a NUL-ended name.
+    let raw = check(unsafe { libc::openat(directory, name.as_ptr(), flags) })?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Makes a directory with these permissions, whatever the umask; one that somebody has made meanwhile is opened.
+fn make(above: &OwnedFd, name: &CStr, mode: u32) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call with a NUL-ended name.
+    let made = check(unsafe { libc::mkdirat(above.as_raw_fd(), name.as_ptr(), 0o700) });
+    if let Err(error) = &made
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return made.and_then(|_| open_at(Some(above), name, 0));
+    }
+    if made.is_ok() && mode != 0o700 {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // SAFETY: a plain system call with a NUL-ended name.
+        let raw = check(unsafe { libc::openat(above.as_raw_fd(), name.as_ptr(), flags) })?;
+        // SAFETY: the descriptor is new and ours.
+        let directory = unsafe { OwnedFd::from_raw_fd(raw) };
+        // SAFETY: plain system calls, on that descriptor.
+        if stat(&directory)?.st_uid == unsafe { libc::geteuid() } {
+            // SAFETY: as above.
+            check(unsafe { libc::fchmod(directory.as_raw_fd(), mode) })?;
+        }
+    }
+    open_at(Some(above), name, 0)
+}
+
+fn stat(file: &OwnedFd) -> io::Result<libc::stat> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `found` is large enough; it is read only when the call succeeded.
+    unsafe {
+        check(libc::fstat(file.as_raw_fd(), found.as_mut_ptr()))?;
+        Ok(found.assume_init())
+    }
+}
+
+fn read_link(link: &OwnedFd) -> io::Result<PathBuf> {
+    let mut target = vec![0_u8; libc::PATH_MAX as usize];
+    // SAFETY: writes at most as many bytes as there are; the empty name stands for the link itself.
+    let len = unsafe {
+        libc::readlinkat(
+            link.as_raw_fd(),
+            c"".as_ptr(),
+            target.as_mut_ptr().cast(),
+            target.len(),
+        )
+    };
+    target.truncate(usize::try_from(len).map_err(|_| io::Error::last_os_error())?);
+    Ok(PathBuf::from(OsString::from_vec(target)))
+}
+
+/// A path to an open file itself, for system calls that take no descriptor.
+pub fn path_of(file: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// A path to a file in an open directory, for system calls that take no descriptor of one.
+pub fn path_in(directory: BorrowedFd<'_>, name: &str) -> PathBuf {
+    path_of(directory).join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid() -> u32 {
+        // SAFETY: a plain system call that cannot fail.
+        unsafe { libc::geteuid() }
+    }
+
+    #[test]
+    fn a_user_s_own_directory_comes_before_the_system_s() {
+        let temporary = PathBuf::from("/tmp/mpsshim-1000");
+        let system = PathBuf::from(SYSTEM);
+        let of_root = candidates(0, Some(OsStr::new("/proc/self")));
+        assert_eq!(of_root, [Path::new(SYSTEM)]);
+        let both = [temporary, system];
+        assert_eq!(candidates(1000, None), both);
+        // Another user's, one that is not there, and one that is relative to nobody knows what.
+        for runtime in ["/proc/1", "/nowhere", "proc"] {
+            assert_eq!(
+                candidates(1000, Some(OsStr::new(runtime))),
+                both,
+                "{runtime}"
+            );
+        }
+        if uid() != 0 {
+            let own = candidates(uid(), Some(OsStr::new("/proc/self")));
+            assert_eq!(own[0], Path::new("/proc/self/mpsshim"));
+            assert_eq!(own.len(), 3);
+        }
+    }
+}

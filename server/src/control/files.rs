@@ -1,0 +1,144 @@
+//! Files in a directory that is held open: opened, made and removed relative to its descriptor.
+//!
+//! None of the calls follows a symbolic link. A file that somebody else could have put there is neither used nor removed.
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// A symbolic link, a folder, or whatever does not belong there.
+    #[error("it is {found}, not {expected}")]
+    Kind {
+        /// What is there.
+        found: &'static str,
+        /// What belongs there.
+        expected: &'static str,
+    },
+    /// Not root's and not this process's user's.
+    #[error("it belongs to user {0}")]
+    Owner(u32),
+    /// The file has further names, which may be somebody's whose file this is.
+    #[error("it is one of {0} hard links to a file")]
+    Links(u64),
+    /// The file system does not let this process.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for FileError {
+    fn from(errno: Errno) -> FileError {
+        FileError::Io(errno.into())
+    }
+}
+
+fn kind(mode: SFlag) -> SFlag {
+    mode & SFlag::S_IFMT
+}
+
+fn with_article(kind: SFlag) -> &'static str {
+    match kind {
+        SFlag::S_IFREG => "a file",
+        SFlag::S_IFIFO => "a pipe",
+        SFlag::S_IFSOCK => "a socket",
+        SFlag::S_IFDIR => "a folder",
+        SFlag::S_IFLNK => "a symbolic link",
+        _ => "a device",
+    }
+}
+
+/// Whether this is a file that nobody else than root and this process's user can have put there.
+fn check(found: &FileStat, expected: SFlag) -> Result<(), FileError> {
+    let is = kind(SFlag::from_bits_truncate(found.st_mode));
+    if is != expected {
+        return Err(FileError::Kind {
+            found: with_article(is),
+            expected: with_article(expected),
+        });
+    }
+    if found.st_uid != 0 && found.st_uid != geteuid().as_raw() {
+        return Err(FileError::Owner(found.st_uid));
+    }
+    // On some architectures a narrower number.
+    #[allow(clippy::useless_conversion, reason = "not on all architectures")]
+    let links = u64::from(found.st_nlink);
+    if links > 1 {
+        return Err(FileError::Links(links));
+    }
+    Ok(())
+}
+
+/// What flags are always given: no link is followed, and no pipe waited for.
+fn safely(flags: OFlag) -> OFlag {
+    flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK
+}
+
+/// Opens what is there, if it is of that kind.
+pub fn open(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    flags: OFlag,
+    expected: SFlag,
+) -> Result<File, FileError> {
+    // What it is, is found out first: opening a device may do something.
+    find(directory, name, expected)?;
+    let file = openat(directory, name, safely(flags), Mode::empty())?;
+    check(&fstat(&file)?, expected)?;
+    Ok(file.into())
+}
+
+/// A descriptor of what is there, to look at it or to change its permissions, if it is of that kind.
+pub fn find(directory: BorrowedFd<'_>, name: &str, expected: SFlag) -> Result<OwnedFd, FileError> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let file = openat(directory, name, flags, Mode::empty())?;
+    check(&fstat(&file)?, expected)?;
+    Ok(file)
+}
+
+/// Makes a file that must not be there.
+pub fn make(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    flags: OFlag,
+    mode: Mode,
+) -> Result<File, FileError> {
+    let flags = safely(flags | OFlag::O_CREAT | OFlag::O_EXCL);
+    Ok(openat(directory, name, flags, mode)?.into())
+}
+
+/// Opens a regular file, and makes it if there is none.
+pub fn open_or_make(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    flags: OFlag,
+    mode: Mode,
+) -> Result<File, FileError> {
+    loop {
+        match open(directory, name, flags, SFlag::S_IFREG) {
+            Err(FileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+        match make(directory, name, flags, mode) {
+            // Somebody was faster.
+            Err(FileError::Io(error)) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made,
+        }
+    }
+}
+
+/// Removes what a process before this one has left; `false`: nothing was there.
+pub fn remove(directory: BorrowedFd<'_>, name: &str, expected: SFlag) -> Result<bool, FileError> {
+    match fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Ok(found) => check(&found, expected)?,
+        Err(Errno::ENOENT) => return Ok(false),
+        Err(errno) => return Err(errno.into()),
+    }
+    unlinkat(directory, name, UnlinkatFlags::NoRemoveDir)?;
+    Ok(true)
+}

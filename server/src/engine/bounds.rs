@@ -1,0 +1,202 @@
+//! What one session may hold of each kind, declared once: the code takes its numbers from here, and the section
+//! "Bounds" of docs/threat-model.md is written from [`TABLE`]. What has no bound here is bounded by what it needs: a
+//! message by the ring, a name by its message.
+
+use mpsshim_proto::segment::FLAGS;
+use std::fmt::Write as _;
+
+/// What a number counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Objects.
+    Count,
+    /// Bytes.
+    Bytes,
+}
+
+/// One row of the table.
+#[derive(Debug)]
+pub struct Bound {
+    /// The name of the constant.
+    pub name: &'static str,
+    /// What is counted.
+    pub what: &'static str,
+    /// How many a session may have at a time.
+    pub most: u64,
+    /// Objects or bytes.
+    pub unit: Unit,
+    /// Why this number.
+    pub reason: &'static str,
+}
+
+macro_rules! bounds {
+    ($($name:ident: $kind:ty = $most:expr, $unit:ident, $what:literal, $reason:literal;)*) => {
+        $(
+            #[doc = concat!("Most of a session: ", $what, ".")]
+            pub const $name: $kind = $most;
+        )*
+
+        /// All bounds.
+        pub static TABLE: &[Bound] = &[
+            $(Bound {
+                name: stringify!($name),
+                what: $what,
+                most: $name as u64,
+                unit: Unit::$unit,
+                reason: $reason,
+            },)*
+        ];
+    };
+}
+
+bounds! {
+    STREAMS: usize = 4 * FLAGS, Count, "streams, those of contexts included",
+        "four for each completion flag of the segment; a stream is a driver's object and may be a hardware queue";
+    EVENTS: usize = 1 << 20, Count, "events",
+        "frameworks keep one for each tensor in flight";
+    HELD_MESSAGES: usize = 4096, Count, "messages behind a stream that waits for the client",
+        "they are copied out of the ring; beyond it the client's ring fills up, and only its own calls wait";
+    HELD_BYTES: usize = 8 << 20, Bytes, "bytes of such messages",
+        "two rings' worth";
+    IMAGES: usize = 1 << 16, Count, "modules, and as many libraries and references to textures and surfaces",
+        "large frameworks load some thousands";
+    IMAGE: u64 = 4 << 30, Bytes, "bytes of one image",
+        "the largest fatbins of libraries have 1 to 2 GiB";
+    FUNCTIONS: usize = 1 << 20, Count, "functions",
+        "each a name and a driver's handle; no kernel is loaded for it";
+    LINKS: usize = 16, Count, "linkers",
+        "each is a thread of the server's, of which there are 256 for all; a program that compiles has one or a few at a time";
+    LINK_INPUT: u64 = 1 << 30, Bytes, "bytes of one input of a linker",
+        "as the code that is looked into";
+    GREENS: usize = 1 << 16, Count, "green contexts, those that were destroyed included",
+        "a place is used once, so that a stale handle never fits";
+    RESOURCES: usize = 4096, Count, "groups of multiprocessors, and as many descriptions of them",
+        "a device has fewer than 200 multiprocessors to part";
+    GRAPHS: usize = 1 << 18, Count, "graphs, those inside nodes included",
+        "a handle is made for each that a client asks about";
+    GRAPH_NODES: usize = 1 << 22, Count, "nodes of graphs with handles",
+        "captured training steps have up to some 100,000";
+    GRAPH_EXECS: usize = 1 << 16, Count, "instances of graphs",
+        "one for each shape of a model's input is usual";
+    GRAPH_PARTS: u64 = 1 << 17, Count, "nodes and edges of one graph, those of graphs inside it as often as they are there",
+        "twenty graphs that have the last one inside twice have a million nodes; captured training steps have up to some 100,000";
+    GRAPHS_PARTS: u64 = 1 << 20, Count, "nodes and edges of all graphs and instances, captures included",
+        "the driver takes some 500 bytes and more for each";
+    GRAPH_WAITS: usize = 4096, Count, "different waits for words in graphs",
+        "the server writes each word when the client is gone";
+    GRAPH_DEPTH: usize = 64, Count, "graphs inside graphs",
+        "each level is a level of recursion in the server";
+    GRAPH_TEXT: usize = 256 << 20, Bytes, "bytes of the text of a graph",
+        "it is a memory file of the server's until the client has it";
+    ARRAYS: usize = 1 << 18, Count, "arrays, levels and planes included, and as many mipmapped arrays",
+        "each a handle; their memory counts to the memory limit";
+    TEXTURES: usize = 1 << 20, Count, "texture and surface objects",
+        "32 bytes each on the device";
+    ALLOCATIONS: usize = 1 << 20, Count, "handles of physical memory",
+        "at 2 MiB each more than any device has";
+    MAPPINGS: usize = 1 << 20, Count, "mappings of physical memory",
+        "as handles";
+    RESERVATIONS: usize = 1 << 16, Count, "reservations of addresses",
+        "one for each segment of an allocator is usual";
+    RESERVED: u64 = 8 << 40, Bytes, "bytes of addresses reserved",
+        "an eighth of the arena, so that it is there for others too";
+    POOLS: usize = 1 << 16, Count, "memory pools",
+        "a program has one or a few for each device";
+    POOL_BLOCKS: usize = 1 << 22, Count, "allocations from pools",
+        "some 100 bytes each in the server";
+    SHARED: usize = 1 << 16, Count, "allocations that others may open",
+        "MPI and frameworks share some hundreds";
+    OPENED: usize = 1 << 16, Count, "allocations of others that are open",
+        "as those shared";
+    HOST_SPARE: u64 = 256 << 20, Bytes, "bytes of pinned memory kept after it was freed",
+        "registering costs milliseconds, and is done again for the next request of the same size";
+}
+
+/// The rows as the section of docs/threat-model.md has them.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "| what one session may have at a time | most | why so many |\n|---|---|---|\n",
+    );
+    for bound in TABLE {
+        let most = match bound.unit {
+            Unit::Count => grouped(bound.most),
+            Unit::Bytes => amount(bound.most),
+        };
+        let _ = writeln!(text, "| {} | {most} | {} |", bound.what, bound.reason);
+    }
+    text
+}
+
+/// A number with a comma before every three digits.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes in the largest unit of which they are a multiple.
+fn amount(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let found = units
+        .into_iter()
+        .find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
+    match found {
+        Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{} bytes", grouped(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const BEGIN: &str = "<!-- written from server/src/engine/bounds.rs by the test of the bounds with UPDATE_DOCS=1 -->\n";
+    const END: &str = "<!-- the end of what is written -->\n";
+
+    #[test]
+    fn the_threat_model_has_all_bounds() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/threat-model.md");
+        let text = std::fs::read_to_string(&path).expect("docs/threat-model.md");
+        let (before, rest) = text.split_once(BEGIN).expect("the begin of the section");
+        let (section, after) = rest.split_once(END).expect("the end of the section");
+        if std::env::var_os("UPDATE_DOCS").is_some() && section != markdown() {
+            let now = [before, BEGIN, &markdown(), END, after].concat();
+            std::fs::write(&path, now).expect("write docs/threat-model.md");
+            return;
+        }
+        assert!(
+            section == markdown(),
+            "docs/threat-model.md differs from the table: run UPDATE_DOCS=1 cargo test -p mpsshim-server bounds"
+        );
+    }
+
+    #[test]
+    fn every_bound_is_one_and_has_a_reason() {
+        let mut names: Vec<&str> = TABLE.iter().map(|bound| bound.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TABLE.len());
+        for bound in TABLE {
+            assert!(bound.most > 0, "{}", bound.name);
+            let texts = [bound.what, bound.reason];
+            let sound = |text: &&str| text.len() > 5 && !text.contains('|');
+            assert!(texts.iter().all(sound), "{}", bound.name);
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_easily() {
+        let of = |number| (grouped(number), amount(number));
+        assert_eq!(of(999), ("999".into(), "999 bytes".into()));
+        assert_eq!(of(1 << 20), ("1,048,576".into(), "1 MiB".into()));
+        assert_eq!(amount(1536), "1,536 bytes");
+        assert_eq!(amount(8 << 40), "8 TiB");
+    }
+}

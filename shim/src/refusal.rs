@@ -1,0 +1,53 @@
+//! Settings that cannot be followed. A program that went on without them would be unlimited or unseen, so `cuInit` fails:
+//! with a line on standard error, whatever `MPSSHIM_LOG` is, and one in the daemon's log.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+
+use mpsshim_proto::cuda::CUresult;
+use parking_lot::Mutex;
+
+use crate::connect;
+
+/// Says why `cuInit` fails with this status, once for each reason.
+pub fn refuse(status: CUresult, why: impl Display) -> CUresult {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let why = why.to_string();
+    tracing::error!(%status, why, "refused");
+    // A program may try again and again.
+    if SAID.lock().insert(why.clone()) {
+        // Unlike eprintln it does not panic where nothing can be written.
+        let _ = writeln!(
+            std::io::stderr(),
+            "mpsshim: cuInit fails with {status}: {why}"
+        );
+        tell_daemon(&format!(
+            "Client {} refused itself with status {}: {why}\n",
+            std::process::id(),
+            status.0
+        ));
+    }
+    status
+}
+
+/// A line for control.log, by the pipe that is for those who may not write there. Without a daemon nobody reads it.
+fn tell_daemon(line: &str) {
+    let Some(directory) = connect::daemon_directory() else {
+        return;
+    };
+    let pipe = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(directory.join("log"));
+    if let Ok(mut pipe) = pipe
+        && pipe
+            .metadata()
+            .is_ok_and(|found| found.file_type().is_fifo())
+    {
+        // A full pipe loses the line: the program is not to wait for its refusal.
+        let _ = pipe.write_all(line.as_bytes());
+    }
+}
