@@ -1,5 +1,5 @@
 //! Stream capture and graphs: nodes are kept as what they do and run one after the other, in an order that their
-//! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no memory and no conditional nodes.
+//! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no conditional nodes, and memory only by capture.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
@@ -17,6 +17,8 @@ use crate::driver::{Table, driver, new_handle};
 use crate::event;
 use crate::graph_attribute::Attributes;
 use crate::launch::{Launch, Params, Shape};
+use crate::node_memory::NodeMemory;
+use crate::pool;
 use crate::stream::{self, HostFn, MemOp, Stream, resolve};
 
 /// What a node does.
@@ -31,6 +33,9 @@ pub enum Does {
     Record(u64),
     Host(HostFn, u64),
     Batch(Vec<CUstreamBatchMemOpParams>),
+    Allocate(Arc<NodeMemory>),
+    /// Memory from a pool, or of a node.
+    Free(u64),
 }
 
 impl Does {
@@ -45,6 +50,21 @@ impl Does {
             Does::Record(_) => CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Does::Host(..) => CU_GRAPH_NODE_TYPE_HOST,
             Does::Batch(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+            Does::Allocate(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+            Does::Free(_) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+        }
+    }
+
+    /// What a launch does at once, before any of it runs: memory comes and goes in the order of submission.
+    fn claim(&self, stream: u64) -> R<()> {
+        match self {
+            Does::Allocate(memory) => memory.allocate(),
+            Does::Free(address) => pool::free(*address, stream),
+            Does::Child(graph) => {
+                let nodes = graph.in_order()?;
+                nodes.iter().try_for_each(|(_, does)| does.claim(stream))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -53,7 +73,7 @@ impl Does {
             Does::Kernel(_, launch) => launch.run(context)?,
             Does::Copy(copy) => run_copy(copy),
             Does::Set(set) => run_set(set),
-            Does::Empty => {}
+            Does::Empty | Does::Allocate(_) | Does::Free(_) => {}
             Does::Child(graph) => {
                 for (_, does) in graph.in_order()? {
                     does.run(context)?;
@@ -338,6 +358,11 @@ pub fn captured(stream: &Stream, does: impl FnOnce() -> Does) -> R<bool> {
     part.capture.sound()?;
     part.last = vec![part.capture.graph.add(does(), &part.last, 0)?];
     Ok(true)
+}
+
+/// Whether a stream captures, well or not.
+pub fn captures(stream: &Stream) -> bool {
+    stream.part.lock().is_some()
 }
 
 /// Refuses what cannot be done with a capturing stream; that ends the capture's soundness.
@@ -714,7 +739,8 @@ fn around_copy(copy: CUDA_MEMCPY3D) -> CUgraphNodeParams {
 
 fn change(at: u64, params: &CUgraphNodeParams) -> R<()> {
     let node = node(at)?;
-    if node.lock().does.kind() != params.kind {
+    let moved = params.kind == CU_GRAPH_NODE_TYPE_GRAPH && moves(params);
+    if node.lock().does.kind() != params.kind || moved {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let does = describe(params)?;
@@ -965,6 +991,22 @@ fn launch(exec_: u64, stream: CUstream, own: bool) -> R<()> {
     let (context, stream) = resolve(stream, own)?;
     refuse(&stream)?;
     let work = exec.work.lock().clone();
+    for (at, (_, does, on)) in work.iter().enumerate() {
+        let claimed = if *on {
+            does.claim(stream.handle)
+        } else {
+            Ok(())
+        };
+        if claimed.is_err() {
+            // Nothing was launched.
+            for (_, before, _) in &work[..at] {
+                if let Does::Allocate(memory) = before {
+                    let _ = memory.free();
+                }
+            }
+            return claimed;
+        }
+    }
     stream.submit(&context, move |context| {
         for (_, does, on) in &work {
             if *on {

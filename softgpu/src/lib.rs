@@ -29,6 +29,7 @@ mod link;
 mod lookup;
 mod memory;
 mod module;
+mod node_memory;
 mod pool;
 mod ptx;
 mod stream;

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use mpsshim_proto::cuda::*;
 use parking_lot::{Mutex, RwLock};
@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::api::{In, Out, R, api};
 use crate::context::live;
 use crate::driver::{device, driver, new_handle};
+use crate::node_memory::NodeMemory;
 use crate::pool::Pool;
 
 pub const GRANULARITY: u64 = 2 << 20;
@@ -28,6 +29,8 @@ pub enum Kind {
     Registered,
     /// From a pool.
     Pooled(Arc<Pool>),
+    /// What a node of a graph gives; memory while that says so.
+    Node(Weak<NodeMemory>),
     /// From a pool and freed: nobody can name it, but kernels queued before still find it.
     Freed,
     /// A variable, or all variables, of a module.
@@ -182,7 +185,7 @@ impl Ranges {
         let (_, r) = map.range(..=address).next_back()?;
         let end = if matches!(
             r.kind,
-            Kind::Allocated | Kind::Module | Kind::Pooled(_) | Kind::Freed
+            Kind::Allocated | Kind::Module | Kind::Pooled(_) | Kind::Node(_) | Kind::Freed
         ) {
             r.end().next_multiple_of(256)
         } else {
@@ -203,6 +206,10 @@ impl Ranges {
             ("host-memory", count(|kind| matches!(kind, Kind::Host(_)))),
             ("registered", count(|kind| matches!(kind, Kind::Registered))),
             ("pooled", count(|kind| matches!(kind, Kind::Pooled(_)))),
+            (
+                "memory-of-nodes",
+                count(|kind| matches!(kind, Kind::Node(_))),
+            ),
             ("module-memory", count(|kind| matches!(kind, Kind::Module))),
             ("mapped", count(|kind| matches!(kind, Kind::Mapped { .. }))),
             ("reserved", self.reserved.lock().len()),
@@ -254,7 +261,7 @@ fn release(range: &Range) {
             }
         }
         Kind::Host(_) => unmap(range.start, range.bytes.next_multiple_of(PAGE)),
-        Kind::Registered | Kind::Mapped { .. } | Kind::Pooled(_) | Kind::Freed => {}
+        Kind::Registered | Kind::Mapped { .. } | Kind::Pooled(_) | Kind::Node(_) | Kind::Freed => {}
     }
 }
 
@@ -328,15 +335,47 @@ pub fn retire(address: u64) -> R<Range> {
 pub fn take_again(device: CUdevice, start: u64, bytes: u64, kind: Kind) -> R<u64> {
     let ranges = &driver()?.ranges;
     ranges.remove(start, |r| matches!(r.kind, Kind::Freed))?;
-    ranges.insert(Range {
+    name(device, start, bytes, kind)?;
+    Ok(start)
+}
+
+/// Addresses for memory that a node will give.
+pub fn reserve_pages(room: u64) -> R<u64> {
+    map(0, room, libc::MAP_NORESERVE, -1, 0)
+}
+
+/// Puts reserved addresses into the map.
+pub fn name(device: CUdevice, start: u64, bytes: u64, kind: Kind) -> R<()> {
+    driver()?.ranges.insert(Range {
         start,
         bytes,
         kind,
         device,
         context: 0,
         id: new_handle(),
-    })?;
-    Ok(start)
+    })
+}
+
+/// What a node gave is something else from now on.
+pub fn turn(start: u64, kind: Kind) {
+    if let Ok(driver) = driver()
+        && let Some(range) = driver.ranges.map.write().get_mut(&start)
+        && matches!(range.kind, Kind::Node(_))
+    {
+        range.kind = kind;
+    }
+}
+
+/// Gives the addresses of a node back.
+pub fn forget(start: u64, room: u64) {
+    if let Ok(driver) = driver()
+        && driver
+            .ranges
+            .remove(start, |r| matches!(r.kind, Kind::Node(_)))
+            .is_ok()
+    {
+        unmap(start, room);
+    }
 }
 
 /// Gives the pages of a freed allocation back.
@@ -570,7 +609,7 @@ api! { TABLE;
         if address == 0 {
             return Ok(());
         }
-        if driver()?.ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Pooled(_))) {
+        if driver()?.ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Pooled(_) | Kind::Node(_))) {
             context.wait_idle();
             return crate::pool::free(address, 0);
         }

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use crate::api::{In, Out, R, api, api_streams};
 use crate::driver::{device, driver, new_handle};
 use crate::memory::{self, Kind};
-use crate::stream::resolve;
+use crate::node_memory;
+use crate::stream::{Stream, resolve};
 
 /// Bytes that freed memory is told apart by.
 const GRAIN: u64 = 4096;
@@ -47,6 +48,22 @@ impl Pool {
             1..=8 => Ok(&self.attributes[which as usize]),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
+    }
+
+    /// What is allocated changes by so many bytes, and what the pool has by so many.
+    pub fn count_node(&self, bytes: i64, room: i64) {
+        self.count(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, bytes);
+        self.count(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, room);
+    }
+
+    /// Ordinal of its device.
+    pub fn device(&self) -> CUdevice {
+        self.device
+    }
+
+    /// Keeps freed memory, which counts as its own already.
+    pub fn keep(&self, start: u64, room: u64, stream: u64) {
+        self.freed.lock().push((start, room, stream));
     }
 
     fn count(&self, which: u32, add: i64) {
@@ -118,7 +135,7 @@ fn at(location: In<CUmemLocation>, kind: u32) -> R<CUdevice> {
     Ok(location.id)
 }
 
-fn allocate(out: Out<u64>, bytes: usize, pool: &Arc<Pool>, stream: u64) -> R<()> {
+fn allocate(out: Out<u64>, bytes: usize, pool: &Arc<Pool>, stream: &Stream) -> R<()> {
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -126,6 +143,10 @@ fn allocate(out: Out<u64>, bytes: usize, pool: &Arc<Pool>, stream: u64) -> R<()>
         return out.set(0);
     }
     let bytes = bytes as u64;
+    if let Some(start) = node_memory::capture_allocation(stream, pool, bytes)? {
+        return out.set(start);
+    }
+    let stream = stream.handle;
     let room = bytes
         .checked_next_multiple_of(GRAIN)
         .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -151,11 +172,14 @@ fn allocate(out: Out<u64>, bytes: usize, pool: &Arc<Pool>, stream: u64) -> R<()>
 
 /// Frees memory of a pool: work queued before still finds it.
 pub fn free(address: u64, stream: u64) -> R<()> {
+    if let Some(node) = node_memory::find(address)? {
+        return node.free();
+    }
     let range = memory::retire(address)?;
     if let Kind::Pooled(pool) = range.kind {
         pool.count(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, -(range.bytes as i64));
         let room = range.bytes.next_multiple_of(GRAIN);
-        pool.freed.lock().push((address, room, stream));
+        pool.keep(address, room, stream);
     }
     Ok(())
 }
@@ -163,15 +187,18 @@ pub fn free(address: u64, stream: u64) -> R<()> {
 api_streams! { TABLE_STREAMS;
     fn cuMemAllocAsync / cuMemAllocAsync_ptsz [own] (out: Out<u64>, bytes: usize, stream: CUstream) {
         let (context, stream) = resolve(stream, own)?;
-        allocate(out, bytes, &current_pool(context.device)?, stream.handle)
+        allocate(out, bytes, &current_pool(context.device)?, &stream)
     }
     fn cuMemAllocFromPoolAsync / cuMemAllocFromPoolAsync_ptsz [own] (out: Out<u64>, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
         let (_, stream) = resolve(stream, own)?;
-        allocate(out, bytes, &find(pool)?, stream.handle)
+        allocate(out, bytes, &find(pool)?, &stream)
     }
     fn cuMemFreeAsync / cuMemFreeAsync_ptsz [own] (address: u64, stream: CUstream) {
         let (context, stream) = resolve(stream, own)?;
         if address == 0 {
+            return Ok(());
+        }
+        if node_memory::capture_free(&stream, address)? {
             return Ok(());
         }
         if memory::is_allocated(address) {

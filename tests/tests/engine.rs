@@ -2,17 +2,23 @@
 
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
-use mpsshim_proto::message::graph::{GraphCreate, GraphInstantiate};
+use mpsshim_proto::message::graph::{
+    CaptureBegin, CaptureState, GraphCreate, GraphInstantiate, GraphNode, GraphNodeAdded,
+    node_flags,
+};
 use mpsshim_proto::message::memory::FileRegister;
-use mpsshim_proto::message::stream::MemOp;
-use mpsshim_proto::message::{Op, Range, Side, Value};
+use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken, MemOp};
+use mpsshim_proto::message::{
+    EventCreate, EventOnStream, Object, Op, Range, Side, StreamCreate, Value,
+};
 use mpsshim_server::engine::MarkKind;
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
-use mpsshim_tests::peer::{Peer, copy, memory_file, memset};
+use mpsshim_tests::peer::{Peer, Status, copy, memory_file, memset};
 use std::os::fd::AsFd;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -121,4 +127,169 @@ fn of_many_streams_some_are_kept() {
     end(&engine, peer, &before);
     let kept = engine.kept().streams;
     assert!(kept < 400, "{kept} streams are kept");
+}
+
+/// Begins a capture in a stream.
+fn capture(peer: &mut Peer, stream: u64) {
+    let begin = CaptureBegin {
+        stream,
+        ..CaptureBegin::default()
+    };
+    peer.ask_as(0, Op::CaptureBegin, &begin, &[])
+        .expect("a capture");
+}
+
+fn event(peer: &mut Peer) -> u64 {
+    let event = peer.handle(Kind::Event);
+    let create = EventCreate {
+        event,
+        ..EventCreate::default()
+    };
+    peer.post(Op::EventCreate, &create, &[]).expect("posted");
+    event
+}
+
+/// Records an event in a stream, or has the stream wait for it.
+fn on_stream(peer: &mut Peer, op: Op, event: u64, stream: u64) {
+    let body = EventOnStream {
+        event,
+        stream,
+        ..EventOnStream::default()
+    };
+    peer.post(op, &body, &[]).expect("posted");
+}
+
+fn captures(peer: &mut Peer, stream: u64) -> bool {
+    let object = Object { object: stream };
+    let state: CaptureState = peer.ask(Op::CaptureState, &object, &[]).expect("a state");
+    state.status != CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+#[test]
+fn a_capture_does_not_spread_to_another_session() {
+    let (engine, before) = engine();
+    let (mut one, mut other) = (
+        engine.connect().expect("a session"),
+        engine.connect().expect("another"),
+    );
+    one.attach().expect("attach");
+    other.attach().expect("attach");
+    let (stream, plain) = (one.stream().unwrap(), one.stream().unwrap());
+    let (shared, own) = (event(&mut one), event(&mut one));
+    let export = |peer: &mut Peer, event| -> Status<EventToken> {
+        peer.ask(Op::EventExport, &EventExport { event }, &[])
+    };
+    let token = export(&mut one, shared).expect("a token");
+    capture(&mut one, stream);
+    // What others have is not recorded in a capture, and what was recorded in one does not get to others.
+    on_stream(&mut one, Op::EventRecord, shared, stream);
+    assert_eq!(
+        one.finish(plain),
+        Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    );
+    on_stream(&mut one, Op::EventRecord, own, stream);
+    one.finish(plain).expect("recorded");
+    let refused = export(&mut one, own).map(|_| ());
+    assert_eq!(refused, Err(CUDA_ERROR_CAPTURED_EVENT));
+    let theirs = other.handle(Kind::Event);
+    let import = EventImport {
+        event: theirs,
+        device: 0,
+        pad: 0,
+        token: token.token,
+    };
+    other
+        .ask_as(0, Op::EventImport, &import, &[])
+        .expect("the event");
+    let waiting = other.stream().unwrap();
+    on_stream(&mut other, Op::StreamWaitEvent, theirs, waiting);
+    other.finish(waiting).expect("goes on");
+    assert!(captures(&mut one, stream) && !captures(&mut other, waiting));
+    drop(other);
+    end(&engine, one, &before);
+}
+
+#[test]
+fn the_legacy_stream_does_not_join_a_capture() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let legacy = peer.handle(Kind::Stream);
+    let body = StreamCreate {
+        stream: legacy,
+        legacy,
+        ..StreamCreate::default()
+    };
+    peer.post(Op::StreamCreate, &body, &[]).expect("posted");
+    let (stream, plain) = (peer.stream().unwrap(), peer.stream().unwrap());
+    let event = event(&mut peer);
+    capture(&mut peer, stream);
+    on_stream(&mut peer, Op::EventRecord, event, stream);
+    on_stream(&mut peer, Op::StreamWaitEvent, event, legacy);
+    let implicit = Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    assert_eq!(peer.finish(plain), implicit);
+    assert!(!captures(&mut peer, legacy));
+    peer.finish(legacy).expect("goes on");
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn what_a_stream_did_before_it_joined_a_capture_comes_to_its_end() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let memory = peer.memory(4096).expect("memory");
+    let (origin, joins) = (peer.stream().unwrap(), peer.stream().unwrap());
+    let event = event(&mut peer);
+    peer.post(Op::Memset, &memset(memory.start, 7, 16, joins), &[])
+        .expect("posted");
+    capture(&mut peer, origin);
+    on_stream(&mut peer, Op::EventRecord, event, origin);
+    on_stream(&mut peer, Op::StreamWaitEvent, event, joins);
+    assert!(captures(&mut peer, joins));
+    // This waits until nothing is in flight.
+    let range = Range {
+        start: memory.start,
+        len: 4096,
+    };
+    let answer = peer.ask_as(0, Op::UnmapMemory, &range, &[]);
+    assert_eq!(answer, Err(CUDA_ERROR_INVALID_VALUE));
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_graph_is_never_inside_itself() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let mut graph = || -> u64 {
+        let made: Value = peer
+            .ask(Op::GraphCreate, &GraphCreate::default(), &[])
+            .expect("a graph");
+        made.value
+    };
+    let (outer, inner) = (graph(), graph());
+    let mut put = |flags, object, graph, ownership| -> Status<GraphNodeAdded> {
+        let body = GraphNode {
+            object,
+            flags,
+            kind: CU_GRAPH_NODE_TYPE_GRAPH,
+            ..GraphNode::default()
+        };
+        let does = CUDA_CHILD_GRAPH_NODE_PARAMS {
+            graph,
+            ownership,
+            ..CUDA_CHILD_GRAPH_NODE_PARAMS::default()
+        };
+        peer.ask(Op::GraphNode, &body, does.as_bytes())
+    };
+    let moves = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+    let refused = Err(CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(put(0, outer, outer, moves).map(drop), refused);
+    let node = put(0, outer, inner, moves).expect("moved").node;
+    assert_eq!(put(0, inner, outer, moves).map(drop), refused);
+    // A node that is changed gets a copy.
+    let change = node_flags::CHANGE;
+    assert_eq!(put(change, node, outer, moves).map(drop), refused);
+    end(&engine, peer, &before);
 }

@@ -511,6 +511,7 @@ impl Device {
 
     /// Keeps a drained stream for the next session.
     pub fn keep_stream(&self, driver: &Driver, priority: i32, stream: CUstream) {
+        debug_assert!(!driver.is_capturing(stream), "a stream that captures");
         if let Some(surplus) = self.streams.keep(priority, stream) {
             let _ = driver.context.stream_destroy(surplus);
         }

@@ -238,6 +238,12 @@ impl Driver {
     pub fn path(&self) -> &str {
         &self.path
     }
+    /// Whether a stream captures, well or not (`cuStreamIsCapturing`).
+    pub fn is_capturing(&self, stream: CUstream) -> bool {
+        let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+        let asked = self.graph.is_capturing(stream, &mut status);
+        asked.is_ok() && status != CU_STREAM_CAPTURE_STATUS_NONE
+    }
 }
 
 /// Whether a status means that the context is lost for good (the "sticky" errors of the CUDA manual).

@@ -419,6 +419,22 @@ impl Graphs {
         }
     }
 
+    /// Whether a graph is another one, or belongs to a node inside it.
+    pub fn is_inside(&self, graph: u64, outer: u64) -> bool {
+        let mut at = graph;
+        while at != outer {
+            let owner = self.graphs.get(at).map(|graph| graph.owner);
+            let Ok(Owner::Node(node)) = owner else {
+                return false;
+            };
+            let Ok(node) = self.nodes.get(node) else {
+                return false;
+            };
+            at = node.graph;
+        }
+        true
+    }
+
     /// The graph belongs to a node from now on.
     pub fn move_into(&mut self, graph: u64, node: u64) {
         if let Ok(moved) = self.graphs.get(graph) {

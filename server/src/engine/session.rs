@@ -258,6 +258,8 @@ pub struct Event {
     pub device: Ordinal,
     /// Recorded at least once, by this session.
     pub recorded: bool,
+    /// Its last record, by this session, is of a stream that captured: whoever waits for it joins the capture.
+    pub captured: bool,
     /// What other sessions may have of it.
     pub shared: Option<Arc<SharedEvent>>,
 }

@@ -48,10 +48,14 @@ impl SharedEvents {
     /// The token of a session's event, which others may open from now on.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OPERATING_SYSTEM` without random numbers.
+    /// `CUDA_ERROR_OPERATING_SYSTEM` without random numbers, `CUDA_ERROR_CAPTURED_EVENT` for one whose record is part of a
+    /// capture.
     pub fn export(&self, event: &mut Event, uid: u32) -> Result<Token, CUresult> {
         if let Some(shared) = &event.shared {
             return Ok(shared.token);
+        }
+        if event.captured {
+            return Err(CUDA_ERROR_CAPTURED_EVENT);
         }
         let token = random()?;
         let shared = Arc::new(SharedEvent {
@@ -78,6 +82,7 @@ impl SharedEvents {
                 raw: shared.raw,
                 device: shared.device,
                 recorded: false,
+                captured: false,
                 shared: Some(shared),
             }),
             None => Err(CUDA_ERROR_MAP_FAILED),
@@ -131,6 +136,7 @@ mod tests {
             raw: CUevent(7),
             device: Ordinal::of_test(0),
             recorded: true,
+            captured: false,
             shared: None,
         }
     }

@@ -138,14 +138,35 @@ impl Stream {
             self.done = first.ops;
             self.checkpoints.pop_front();
         }
-        if self.own_flag.is_none()
-            && self.done != self.ops
-            && !self.capturing
-            && shared.driver.stream_query(self.raw).is_ok()
-        {
+        if self.own_flag.is_none() && self.done != self.ops && self.ask_driver(shared) {
             self.done = self.ops;
         }
         self.done
+    }
+
+    /// Whether the driver says that everything submitted is done. A stream that captures must not be asked; the event from
+    /// before says how far it is.
+    fn ask_driver(&self, shared: &Shared) -> bool {
+        let done = match self.join_event {
+            _ if !self.capturing => shared.driver.stream_query(self.raw),
+            Some(event) if self.join_recorded == self.ops => shared.driver.event_query(event),
+            _ => return false,
+        };
+        done.is_ok()
+    }
+
+    /// To be called before the stream captures: what it was given so far can be told to be done then, too.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn ready_for_capture(&mut self, shared: &Shared) -> Result<(), CUresult> {
+        if self.own_flag.is_some() {
+            return self.checkpoint(shared);
+        }
+        if self.ops != self.done {
+            self.record_join(shared)?;
+        }
+        Ok(())
     }
 
     /// Whether it was given work since this was last asked, or has some.

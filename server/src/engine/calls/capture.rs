@@ -98,8 +98,7 @@ impl Session {
         if stream.capturing {
             return Err(CUDA_ERROR_ILLEGAL_STATE.into());
         }
-        // While it captures nobody can ask the stream how far it is.
-        stream.checkpoint(shared)?;
+        stream.ready_for_capture(shared)?;
         let driver = &shared.driver.graph;
         if body.graph == 0 {
             driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
@@ -143,7 +142,7 @@ impl Session {
     ) -> Result<u64, CUresult> {
         let mut graph = CUgraph::NULL;
         let ended = shared.driver.graph.end_capture(raw, &mut graph);
-        if ended.is_err() && is_capturing(shared, raw) {
+        if ended.is_err() && shared.driver.is_capturing(raw) {
             // Another stream's capture; it goes on.
             return ended.map(|()| 0);
         }
@@ -190,7 +189,7 @@ impl Session {
     pub fn look_who_captures(&mut self, shared: &Shared) {
         for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
             if stream.capturing {
-                stream.capturing = is_capturing(shared, stream.raw);
+                stream.capturing = shared.driver.is_capturing(stream.raw);
             }
         }
     }
@@ -201,7 +200,7 @@ impl Session {
             return;
         }
         if let Ok(stream) = self.streams.at_mut(index) {
-            stream.capturing = is_capturing(shared, stream.raw);
+            stream.capturing = shared.driver.is_capturing(stream.raw);
         }
     }
 
@@ -403,17 +402,6 @@ impl Session {
             }
         }
     }
-}
-
-/// Whether a stream captures, well or not.
-fn is_capturing(shared: &Shared, stream: CUstream) -> bool {
-    let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-    shared
-        .driver
-        .graph
-        .is_capturing(stream, &mut status)
-        .is_ok()
-        && status != CU_STREAM_CAPTURE_STATUS_NONE
 }
 
 /// The graph that a stream's capture fills.

@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::session::{CallError, Event, Session};
+use super::super::streams::Role;
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
@@ -24,6 +25,7 @@ impl Session {
             raw,
             device: device.ordinal,
             recorded: false,
+            captured: false,
             shared: None,
         };
         if let Err((status, event)) = self.events.insert(body.event, event) {
@@ -47,14 +49,22 @@ impl Session {
     /// `cuEventRecord(WithFlags)`.
     pub fn event_record(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: EventOnStream = self.body(message)?;
-        let raw = self.events.get(body.event)?.raw;
+        let event = self.events.get(body.event)?;
+        let (raw, with_others) = (event.raw, event.shared.is_some());
         let (index, stream) = self.prepare(shared, body.stream)?;
+        let external = body.flags & CU_EVENT_RECORD_EXTERNAL != 0;
+        let captured = self.streams.at(index)?.capturing && !external;
+        if captured && with_others {
+            // Another session's streams would join this one's capture.
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+        }
         shared.driver.event_record(raw, stream, body.flags)?;
-        if body.flags & CU_EVENT_RECORD_EXTERNAL != 0 {
+        if external {
             self.graphs.refer_to(body.event);
         }
         let event = self.events.get_mut(body.event)?;
         event.recorded = true;
+        event.captured = captured;
         if let Some(shared) = &event.shared {
             shared.note_recorded();
         }
@@ -73,8 +83,15 @@ impl Session {
         if !event.is_recorded() && !self.streams.at(index)?.capturing {
             return Ok(());
         }
-        let raw = event.raw;
+        let (raw, captured) = (event.raw, event.captured);
         let (index, stream) = self.prepare(shared, body.stream)?;
+        if captured && body.flags & CU_EVENT_WAIT_EXTERNAL == 0 {
+            let joins = self.streams.at_mut(index)?;
+            if joins.role == Role::Legacy {
+                return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.into());
+            }
+            joins.ready_for_capture(shared)?;
+        }
         shared.driver.stream_wait_event(stream, raw, body.flags)?;
         if body.flags & CU_EVENT_WAIT_EXTERNAL != 0 {
             self.graphs.refer_to(body.event);
@@ -94,6 +111,10 @@ impl Session {
         self.shared.check_slot(body.slot)?;
         let address = self.shared.flag_address(body.slot)?;
         let event = match self.events.get(body.event) {
+            // The server's stream must not join the capture.
+            Ok(event) if event.captured => {
+                return self.mark_failed(&mark, CUDA_ERROR_CAPTURED_EVENT.into());
+            }
             Ok(event) => event.raw,
             Err(status) => return self.mark_failed(&mark, status.into()),
         };

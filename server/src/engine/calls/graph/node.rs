@@ -125,8 +125,13 @@ impl Session {
         let change = body.flags & node_flags::CHANGE != 0;
         let device = shared.device(body.device)?;
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        let mut described =
-            self.describe(shared, (device.ordinal, context), body.kind, &behind.rest)?;
+        let into = (!change).then_some(body.object);
+        let mut described = self.describe(
+            shared,
+            (device.ordinal, context),
+            (body.kind, into),
+            &behind.rest,
+        )?;
         let driver = &shared.driver.graph;
         self.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
         if change {
@@ -298,12 +303,13 @@ impl Session {
         }
     }
 
-    /// Puts what a node does into the driver's form, after checking it.
+    /// Puts what a node of this kind does into the driver's form, after checking it. `into` is the graph that it is added
+    /// to; none where a node is changed.
     fn describe(
         &mut self,
         shared: &Shared,
         (device, context): (Ordinal, CUcontext),
-        kind: u32,
+        (kind, into): (u32, Option<u64>),
         bytes: &[u8],
     ) -> Result<Described, CallError> {
         let mut described = Described::new(kind);
@@ -358,10 +364,11 @@ impl Session {
             CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut body: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut bytes)?;
                 let graph = self.graphs.graphs.get(body.graph)?;
-                if graph.owner != Owner::Client
-                    && body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
-                    || graph.filling
-                {
+                let moves = body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+                // A graph inside itself would have no end.
+                let can_move = graph.owner == Owner::Client
+                    && into.is_some_and(|into| !self.graphs.is_inside(into, body.graph));
+                if moves && !can_move || graph.filling {
                     return Err(CUDA_ERROR_INVALID_VALUE.into());
                 }
                 body.graph = graph.raw.0;
