@@ -31,7 +31,9 @@ VERIFIERS = 3
 # After this without a first line from a victim, or an end from a verifier, the system is taken for wedged.
 PATIENCE = 15
 # Victims whose work warms the server up (its pools, its spare segments) before the count of what it holds begins.
-WARM_UP = 64
+WARM_UP = 512
+# How often what the server holds is looked at while victims die.
+LOTS = 8
 # Driver and server keep some device memory for the next client; more than this is taken for a leak, MiB.
 MEMORY_SLACK = 32
 # Likewise of descriptors and mappings.
@@ -95,11 +97,14 @@ class Victims:
         reader.join()
         process.stdout.close()
 
+    def may_go_on(self, deadline):
+        return self.wedge is None and len(self.failed) < 20 and time.monotonic() < deadline
+
     def work(self, first, count, deadline):
         numbers = iter(range(first, first + count))
 
         def run():
-            while self.wedge is None and len(self.failed) < 20 and time.monotonic() < deadline:
+            while self.may_go_on(deadline):
                 with self.lock:
                     number = next(numbers, None)
                 if number is None:
@@ -129,7 +134,8 @@ def settle(system, before):
 
 def stretch(system, processes, program, rounds, options, first, count, deadline):
     """Victims from `first` on, until `count` are killed, time is over or the system has wedged; the findings."""
-    found = {"killed": 0, "wedge": None, "failed": [], "verifiers": [], "before": None, "after": None, "within": True}
+    found = {"killed": 0, "wedge": None, "failed": [], "verifiers": [], "before": None, "during": [], "after": None,
+             "within": True}
     verifiers = [processes.start([program, "verifier"], system.env(), stdin=subprocess.PIPE) for _ in range(VERIFIERS)]
     try:
         for verifier in verifiers:
@@ -141,7 +147,10 @@ def stretch(system, processes, program, rounds, options, first, count, deadline)
             # The warm-up's last victims may not be cleaned up yet.
             time.sleep(1)
             found["before"] = held(system)
-            victims.work(first + victims.killed, count - victims.killed, deadline)
+            lot = -(-(count - victims.killed) // LOTS)
+            while victims.killed < count and victims.may_go_on(deadline):
+                victims.work(first + victims.killed, min(lot, count - victims.killed), deadline)
+                found["during"].append(held(system))
         found.update(killed=victims.killed, wedge=victims.wedge, failed=victims.failed)
         if victims.wedge is None:
             found["after"], found["within"] = settle(system, found["before"])
@@ -215,8 +224,9 @@ def main():
             f"{verifier['p50_ms']} / {verifier['p99_9_ms']} / {verifier['longest_ms']}" for verifier in verifiers)),
     ]
     for name in ("descriptors", "mappings", "device MiB"):
-        pairs = [(found["before"][name], found["after"][name]) for found in stretches if found.get("after")]
-        rows.append((f"server's {name}, before and after", " · ".join(f"{one} → {other}" for one, other in pairs)))
+        lines = [[found["before"], *found["during"], found["after"]] for found in stretches if found.get("after")]
+        rows.append((f"server's {name}, before, during and after",
+                     " · ".join(" → ".join(str(look[name]) for look in line) for line in lines)))
     print(f"| {SYSTEM_TITLES[options.system]} | |\n|---|---|")
     for name, value in rows:
         print(f"| {name} | {value} |")
