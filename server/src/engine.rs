@@ -32,6 +32,7 @@ mod patience;
 mod pools;
 mod printing;
 mod ranges;
+mod rations;
 mod reaper;
 pub mod runs;
 mod session;
@@ -69,6 +70,7 @@ use mpsshim_proto::shm::Doorbell;
 pub use open::OpenDriver;
 use parking_lot::Mutex;
 use printing::Printing;
+use rations::Rations;
 use serde::{Deserialize, Serialize};
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
@@ -179,6 +181,7 @@ struct Shared {
     devices: Devices,
     flags: ServerFlags,
     arena: HostArena,
+    held_files: Arc<Rations>,
     virtual_arena: VirtualArena,
     images: ImageCache,
     families: Families,
@@ -288,6 +291,7 @@ impl Engine {
             devices,
             flags,
             arena,
+            held_files: Rations::of_files(),
             virtual_arena,
             images: ImageCache::default(),
             families: Families::default(),

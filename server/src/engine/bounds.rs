@@ -96,11 +96,11 @@ bounds! {
         "at 2 MiB each more than any device has";
     MAPPINGS: usize = 1 << 20, Count, "mappings of physical memory",
         "as handles";
-    RESERVATIONS: usize = 1 << 16, Count, "reservations of addresses",
+    RESERVATIONS: usize = 1 << 14, Count, "reservations of addresses",
         "one for each segment of an allocator is usual";
     RESERVED: u64 = 8 << 40, Bytes, "bytes of addresses reserved",
         "an eighth of the arena, so that it is there for others too";
-    POOLS: usize = 1 << 16, Count, "memory pools",
+    POOLS: usize = 1 << 12, Count, "memory pools",
         "a program has one or a few for each device";
     POOL_BLOCKS: usize = 1 << 22, Count, "allocations from pools",
         "some 100 bytes each in the server";

@@ -7,6 +7,7 @@
 use super::account::Charge;
 use super::driver::Driver;
 use super::host::{HostArena, is_affordable};
+use super::rations::Ration;
 use mpsshim_proto::cuda::*;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -35,6 +36,8 @@ pub struct FileRegistration {
     writable: bool,
     /// Its pages, unless they are counted elsewhere.
     _charge: Option<Charge>,
+    /// Its mapping.
+    _place: Ration,
 }
 
 impl FileRegistration {
@@ -133,7 +136,7 @@ impl HostArena {
         (offset, len): (u64, u64),
         wish: Wish,
         writable: bool,
-        charge: Option<Charge>,
+        (charge, place): (Option<Charge>, Ration),
     ) -> Result<FileRegistration, CUresult> {
         let (wish, only) = match wish {
             Wish::Rather(address) => (address, false),
@@ -158,6 +161,7 @@ impl HostArena {
                 room: None,
                 writable,
                 _charge: charge,
+                _place: place,
             },
             elsewhere => {
                 if let Some(start) = elsewhere {
@@ -177,6 +181,7 @@ impl HostArena {
                     room: Some(room),
                     writable,
                     _charge: charge,
+                    _place: place,
                 }
             }
         };

@@ -9,7 +9,7 @@ use super::Shared;
 use super::bounds;
 use super::calls::{self, Undone};
 use super::devices::Ordinal;
-use super::host::read_word;
+use super::host::{Flag, read_word};
 use super::session::{Session, SessionShared};
 use super::slots::Slots;
 use super::streams::{Role, Stream};
@@ -61,8 +61,8 @@ pub struct Word {
     /// Whether it lies in device memory: the GPU then copies it to the line behind the flag.
     pub on_device: bool,
     pub since: Instant,
-    /// A flag of the server's, and the value that the GPU writes next.
-    pub slot: u32,
+    /// A flag of the server's, until it is given back, and the value that the GPU writes next.
+    pub flag: Option<Flag>,
     pub expected: u32,
     pub phase: Phase,
 }
@@ -79,6 +79,20 @@ pub enum Phase {
 }
 
 impl Word {
+    /// The flag's number.
+    fn slot(&self) -> u32 {
+        self.flag.as_ref().map_or(0, |flag| flag.slot)
+    }
+    /// What the GPU wrote last.
+    fn written(&self, shared: &Shared) -> u32 {
+        shared.flags.value(self.slot())
+    }
+    /// Nothing writes the flag any more.
+    fn give_back(&mut self, shared: &Shared) {
+        if let Some(flag) = self.flag.take() {
+            shared.flags.give_back(flag);
+        }
+    }
     fn holds(&self, word: u64) -> bool {
         let (word, value) = if self.wide {
             (word, self.value)
@@ -189,8 +203,7 @@ impl Held {
     pub fn is_reading(&self, shared: &Shared) -> bool {
         self.holds.iter().any(|hold| match &hold.awaited {
             Awaited::Word(word) => {
-                word.phase == Phase::Reading
-                    && !reached(shared.flags.value(word.slot), word.expected)
+                word.phase == Phase::Reading && !reached(word.written(shared), word.expected)
             }
             Awaited::Returned { .. } => false,
         })
@@ -349,14 +362,14 @@ impl Session {
     }
 
     fn is_word_there(&self, shared: &Shared, word: &mut Word) -> bool {
-        let arrived = reached(shared.flags.value(word.slot), word.expected);
+        let arrived = reached(word.written(shared), word.expected);
         let there = match word.phase {
             Phase::Arriving | Phase::Reading if !arrived => return false,
             Phase::Again(when) if Instant::now() < when => return false,
             // Memory that the client has given back is not read; nobody can say any more what it would hold.
             _ if self.check_device(word.address, word.len()).is_err() => true,
             Phase::Reading => {
-                let copy = shared.flags.host_address(word.slot) + 8;
+                let copy = shared.flags.host_address(word.slot()) + 8;
                 let there = word.holds(read_word(copy, word.wide));
                 word.phase = Phase::Again(Instant::now() + word.pause());
                 there
@@ -369,7 +382,7 @@ impl Session {
             }
         };
         if there {
-            shared.flags.give_back(word.slot);
+            word.give_back(shared);
         }
         there
     }
@@ -377,8 +390,8 @@ impl Session {
     fn ask_for_word(&self, shared: &Shared, word: &mut Word) -> Result<(), CUresult> {
         word.expected = word.expected.wrapping_add(1);
         word.phase = Phase::Reading;
-        let to = shared.flags.host_address(word.slot) + 8;
-        let flag = (shared.flags.device_address(word.slot), word.expected);
+        let to = shared.flags.host_address(word.slot()) + 8;
+        let flag = (shared.flags.device_address(word.slot()), word.expected);
         shared.devices[word.device]
             .read_word(&shared.driver, word.address, word.len() as usize, to, flag)
             .inspect_err(|status| shared.note_status(*status))
@@ -387,14 +400,14 @@ impl Session {
     /// Gives up what the session waits for; whether nothing reads its memory any more.
     pub fn forget_held(&mut self, shared: &Shared) -> bool {
         self.held.backlog.clear();
-        self.held.holds.retain(|hold| {
-            let Awaited::Word(word) = &hold.awaited else {
+        self.held.holds.retain_mut(|hold| {
+            let Awaited::Word(word) = &mut hold.awaited else {
                 return false;
             };
             let written = matches!(word.phase, Phase::Again(_))
-                || reached(shared.flags.value(word.slot), word.expected);
+                || reached(word.written(shared), word.expected);
             if written {
-                shared.flags.give_back(word.slot);
+                word.give_back(shared);
             }
             !written
         });

@@ -4,12 +4,14 @@ use super::account::{Account, Charge, Memory};
 use super::devices::Device;
 use super::driver::Driver;
 use super::ranges::RangeAllocator;
+use super::rations::{Holder, Part, Ration, Rations};
 use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::FLAG_STRIDE;
 use mpsshim_proto::shm::{self, Mapping, Reservation, sealed_memfd};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's
@@ -114,6 +116,8 @@ pub struct HostBlock {
     pub charge: Option<Charge>,
     /// Its length; `None` while nobody has it.
     pub host: Option<Charge>,
+    /// Its descriptor and mapping.
+    pub place: Ration,
 }
 
 impl HostBlock {
@@ -156,7 +160,7 @@ impl HostArena {
         &self,
         driver: &Driver,
         device: &Device,
-        account: &Account,
+        (account, place): (&Account, Ration),
         len: u64,
     ) -> Result<HostBlock, CUresult> {
         device.make_current(driver)?;
@@ -185,6 +189,7 @@ impl HostArena {
                 fd,
                 charge: None,
                 host: Some(host),
+                place,
             }),
             Err(status) => {
                 self.retire(start, room);
@@ -256,10 +261,25 @@ pub fn write_word(address: u64, wide: bool, value: u64) {
 pub struct ServerFlags {
     registration: Registration,
     free: Mutex<Vec<u32>>,
+    rations: Arc<Rations>,
 }
 
-/// Server flags there are; further streams have none and are bounded only by the client's own marks.
-const SERVER_FLAGS: usize = 4096;
+/// Server flags there are.
+const SERVER_FLAGS: usize = 16 << 10;
+/// Flags for streams: a third of all for a user, a fifth for a session. Streams without one are asked about instead, so the
+/// rest is for what cannot be done otherwise.
+const FOR_STREAMS: Part = Part {
+    user: 2,
+    session: 4,
+};
+
+/// A server flag that somebody has.
+#[derive(Debug)]
+pub struct Flag {
+    /// Its number.
+    pub slot: u32,
+    _ration: Ration,
+}
 
 impl ServerFlags {
     /// Makes and registers the page.
@@ -275,16 +295,32 @@ impl ServerFlags {
         Ok(ServerFlags {
             registration,
             free: Mutex::new((0..SERVER_FLAGS as u32).rev().collect()),
+            rations: Rations::new(SERVER_FLAGS),
         })
     }
-    /// A flag and its present value.
-    pub fn take(&self) -> Option<(u32, u32)> {
-        let slot = self.free.lock().pop()?;
-        Some((slot, self.value(slot)))
+    /// A flag for a stream, and its present value; none for a session that has many.
+    pub fn for_stream(&self, holder: &Holder) -> Option<(Flag, u32)> {
+        self.take(holder, FOR_STREAMS).ok()
     }
-    /// Gives a flag back; nothing may write it any more.
-    pub fn give_back(&self, slot: u32) {
-        self.free.lock().push(slot);
+    /// A flag for a word that a session waits for, and its present value.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn for_word(&self, holder: &Holder) -> Result<(Flag, u32), CUresult> {
+        self.take(holder, Part::USUAL)
+    }
+    fn take(&self, holder: &Holder, part: Part) -> Result<(Flag, u32), CUresult> {
+        let ration = self.rations.take(holder, part)?;
+        let slot = self.free.lock().pop().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let flag = Flag {
+            slot,
+            _ration: ration,
+        };
+        Ok((flag, self.value(slot)))
+    }
+    /// Gives a flag back; nothing may write it any more. One that is dropped instead is never given to another.
+    pub fn give_back(&self, flag: Flag) {
+        self.free.lock().push(flag.slot);
     }
     /// What the GPU wrote last.
     pub fn value(&self, slot: u32) -> u32 {

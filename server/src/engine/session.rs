@@ -21,6 +21,7 @@ use super::parking::Quiet;
 use super::partition::Place;
 use super::pools::Pools;
 use super::printing::Printed;
+use super::rations::Holder;
 use super::runs::Planned;
 use super::shared_events::SharedEvent;
 use super::shares::Sharing;
@@ -86,6 +87,10 @@ pub struct SessionShared {
     pub account: Account,
     /// Active-thread percentage and priority it came with.
     pub terms: Terms,
+    /// Its server flags.
+    pub flags: Holder,
+    /// Memory files that the server holds for it.
+    pub held_files: Holder,
     /// Its share of dispatch in relation to others.
     pub standing: Standing,
     /// What it does.

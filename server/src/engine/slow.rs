@@ -6,6 +6,7 @@ use super::dispatch::{self, Step};
 use super::fairness::Standing;
 use super::host::{Registration, Segment, memory_file};
 use super::partition::Place;
+use super::rations::Holder;
 use super::session::{Session, SessionShared};
 use super::undertaker::Buried;
 use super::{ClientInfo, Credentials, EngineEvent};
@@ -339,6 +340,8 @@ fn prepare(
         at_work: AtomicBool::new(false),
         account,
         terms,
+        flags: Holder::new(who.uid),
+        held_files: Holder::new(who.uid),
         standing: Standing::default(),
         activity: Published::default(),
     });

@@ -7,6 +7,8 @@
 use super::Shared;
 use super::devices::Ordinal;
 use super::green::GreenRef;
+use super::host::Flag;
+use super::rations::Holder;
 use super::runs::Chains;
 use super::session::{CallError, Session, SessionShared};
 use mpsshim_proto::cuda::*;
@@ -65,7 +67,7 @@ pub struct Stream {
     checkpoints: VecDeque<Point>,
     /// The client's last mark.
     mark: Option<Point>,
-    own_flag: Option<(u32, u32)>,
+    own_flag: Option<(Flag, u32)>,
     /// `ops` of this stream when the legacy stream last waited for it.
     joined: u64,
     /// `ops` of the legacy stream when this one last waited for it.
@@ -87,6 +89,7 @@ impl Stream {
     /// A stream with no work.
     pub fn new(
         shared: &Shared,
+        holder: &Holder,
         raw: CUstream,
         device: Ordinal,
         (priority, raw_priority): (i32, i32),
@@ -106,7 +109,7 @@ impl Stream {
             seen: 0,
             checkpoints: VecDeque::new(),
             mark: None,
-            own_flag: shared.flags.take(),
+            own_flag: shared.flags.for_stream(holder),
             joined: 0,
             seen_legacy: 0,
             join_event: None,
@@ -210,7 +213,7 @@ impl Stream {
 
     /// Has the GPU tell the server when everything submitted so far is done.
     pub fn checkpoint(&mut self, shared: &Shared) -> Result<(), CUresult> {
-        let Some((slot, value)) = self.own_flag.as_mut() else {
+        let Some((flag, value)) = self.own_flag.as_mut() else {
             return Ok(());
         };
         if self.capturing
@@ -223,14 +226,14 @@ impl Stream {
             return Ok(());
         }
         let next = value.wrapping_add(1);
-        let address = shared.flags.device_address(*slot);
+        let address = shared.flags.device_address(flag.slot);
         shared
             .driver
             .stream_write_value32(self.raw, address, next, 0)?;
         *value = next;
         self.checkpoints.push_back(Point {
             ops: self.ops,
-            slot: *slot,
+            slot: flag.slot,
             value: next,
         });
         Ok(())
@@ -255,8 +258,8 @@ impl Stream {
         if let Some(event) = self.join_event {
             let _ = shared.driver.event_destroy(event);
         }
-        if let Some((slot, _)) = self.own_flag {
-            shared.flags.give_back(slot);
+        if let Some((flag, _)) = self.own_flag.take() {
+            shared.flags.give_back(flag);
         }
         let kept = self.green.as_ref().is_none_or(|green| green.is_lasting());
         if kept && self.has_attributes {

@@ -15,6 +15,7 @@ use super::files::FileRegistration;
 use super::green::{self, GreenRef};
 use super::host::{HostBlock, Segment};
 use super::instances::{Image, Instance};
+use super::rations::Part;
 use super::session::{Session, SessionShared};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
@@ -244,13 +245,16 @@ impl Shared {
         let charge = account.take(Memory::Host, len)?;
         if let Some(mut block) = self.spare.take_block(uid, len) {
             block.host = Some(charge);
+            block.place.pass_to(&session.held_files);
             return Ok(block);
         }
         drop(charge);
         if !self.may_register() {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        self.arena.allocate(&self.driver, device, account, len)
+        let place = self.held_files.take(&session.held_files, Part::USUAL)?;
+        self.arena
+            .allocate(&self.driver, device, (account, place), len)
     }
 
     /// Whether nothing is in flight, as far as the sessions have said.

@@ -162,11 +162,37 @@ pub fn reconnect(place: &Place) -> Worker {
     }
 }
 
+/// How long a client's rounds took.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Rounds {
+    pub longest: Duration,
+    all: Duration,
+    long: Duration,
+}
+
+impl Rounds {
+    /// A round of a client that nobody disturbs takes some milliseconds.
+    const LONG: Duration = Duration::from_millis(500);
+
+    fn note(&mut self, took: Duration) {
+        self.longest = self.longest.max(took);
+        self.all += took;
+        if took > Rounds::LONG {
+            self.long += took;
+        }
+    }
+
+    /// Whether the client stood still for most of its time. Single long rounds are the machine's.
+    pub fn stood_still(&self) -> bool {
+        self.long > self.all / 2
+    }
+}
+
 /// A client that computes in a thread of its own until it is stopped.
 pub struct Bystander {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU32>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Rounds>,
 }
 
 impl Bystander {
@@ -177,11 +203,15 @@ impl Bystander {
         );
         let (told, count) = (stop.clone(), rounds.clone());
         let thread = std::thread::spawn(move || {
+            let mut all = Rounds::default();
             while !told.load(Ordering::Relaxed) {
+                let began = Instant::now();
                 worker.round().expect("a bystander is not disturbed");
+                all.note(began.elapsed());
                 count.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(1));
             }
+            all
         });
         Bystander {
             stop,
@@ -191,12 +221,12 @@ impl Bystander {
     }
 
     /// One more round, then the end.
-    pub fn stop(self) {
+    pub fn stop(self) -> Rounds {
         let before = self.rounds.load(Ordering::Relaxed);
         wait_until("the bystander has done one more round", || {
             self.rounds.load(Ordering::Relaxed) > before || self.thread.is_finished()
         });
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("bystander");
+        self.thread.join().expect("bystander")
     }
 }

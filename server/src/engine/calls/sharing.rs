@@ -4,6 +4,7 @@ use super::super::Shared;
 use super::super::account::Memory;
 use super::super::devices::Ordinal;
 use super::super::files::Wish;
+use super::super::rations::Part;
 use super::super::session::{CallError, Session};
 use super::super::undertaker::Buried;
 use super::Reply;
@@ -186,13 +187,20 @@ impl Session {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let charge = self.account.take(Memory::Host, body.len)?;
+        let place = shared
+            .held_files
+            .take(&self.shared.held_files, Part::USUAL)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
         let part = (body.offset, body.len);
         let wish = Wish::Rather(body.address);
-        let file =
-            shared
-                .arena
-                .register_file(&shared.driver, &fd, part, wish, writable, Some(charge))?;
+        let file = shared.arena.register_file(
+            &shared.driver,
+            &fd,
+            part,
+            wish,
+            writable,
+            (Some(charge), place),
+        )?;
         let (start, len) = (file.start(), body.len);
         self.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
@@ -208,11 +216,19 @@ impl Session {
         if !shared.may_register() {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
+        let place = shared
+            .held_files
+            .take(&self.shared.held_files, Part::USUAL)?;
         let (part, wish) = ((0, body.len), Wish::Only(body.address));
         // The pages are counted with the block.
-        let file = shared
-            .arena
-            .register_file(&shared.driver, &block.fd, part, wish, true, None)?;
+        let file = shared.arena.register_file(
+            &shared.driver,
+            &block.fd,
+            part,
+            wish,
+            true,
+            (None, place),
+        )?;
         self.files.insert(file.start(), file);
         Ok(Vec::new())
     }

@@ -49,7 +49,14 @@ impl Session {
             }
             Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
         };
-        let mut stream = Stream::new(shared, raw, device.ordinal, (priority, raw_priority), role);
+        let mut stream = Stream::new(
+            shared,
+            &self.shared.flags,
+            raw,
+            device.ordinal,
+            (priority, raw_priority),
+            role,
+        );
         stream.green = green;
         if let Err((status, stream)) = self.streams.insert(body.stream, stream) {
             stream.release(shared);
@@ -248,11 +255,14 @@ impl Session {
     ) -> Result<(), CallError> {
         let stream = self.streams.at(index)?;
         let (raw, device) = (stream.raw, stream.device);
-        let (slot, value) = shared.flags.take().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let (flag, value) = shared.flags.for_word(&self.shared.flags)?;
         let expected = value.wrapping_add(1);
-        let flag = shared.flags.device_address(slot);
-        if let Err(status) = shared.driver.stream_write_value32(raw, flag, expected, 0) {
-            shared.flags.give_back(slot);
+        let address = shared.flags.device_address(flag.slot);
+        if let Err(status) = shared
+            .driver
+            .stream_write_value32(raw, address, expected, 0)
+        {
+            shared.flags.give_back(flag);
             return Err(status.into());
         }
         let word = Word {
@@ -263,7 +273,7 @@ impl Session {
             device,
             on_device: self.check_host(body.address, 1).is_err(),
             since: Instant::now(),
-            slot,
+            flag: Some(flag),
             expected,
             phase: Phase::Arriving,
         };
