@@ -100,6 +100,14 @@ if [ "$failed" = "$before" ]; then
 fi
 # A folder of its own: other flags would have cargo build everything anew each time.
 step env RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test -p mpsshim-proto --test loom
+if [ -n "$all" ]; then
+    # Checked only, so that neither a nightly compiler nor libFuzzer is needed.
+    mkdir -p "$target/fuzz"
+    : >"$target/fuzz/libfuzzer.a"
+    library=$(cd "$target/fuzz" && pwd)/libfuzzer.a
+    step env CUSTOM_LIBFUZZER_PATH="$library" CARGO_TARGET_DIR="$target/fuzz" \
+        cargo check --manifest-path fuzz/Cargo.toml
+fi
 step python3 -m unittest discover -s benches/gpu
 step python3 -m unittest discover -s tests/gpu
 if [ -n "$failed" ]; then

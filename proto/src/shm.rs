@@ -82,6 +82,11 @@ pub fn is_sole(fd: BorrowedFd<'_>) -> bool {
     lease(libc::F_WRLCK) == 0 && lease(libc::F_UNLCK) == 0
 }
 
+/// Bytes whose pages are taken at a time.
+const POPULATED: usize = 4 << 20;
+/// The same that are let go.
+const LET_GO: usize = 32 << 20;
+
 /// A shared mapping of a memory file; unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
@@ -100,12 +105,7 @@ impl Mapping {
     /// # Errors
     /// Those of `mmap(2)`.
     pub fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
-        Mapping::map(
-            std::ptr::null_mut(),
-            fd,
-            len,
-            libc::MAP_SHARED | libc::MAP_POPULATE,
-        )
+        Mapping::map(std::ptr::null_mut(), fd, len, libc::MAP_SHARED)
     }
 
     /// Maps at exactly `address`, which the caller has reserved (see [`Reservation`]).
@@ -116,12 +116,8 @@ impl Mapping {
     /// # Safety
     /// `[address, address + len)` must be reserved by the caller and used by nothing else.
     pub unsafe fn at(address: u64, fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
-        Mapping::map(
-            address as *mut u8,
-            fd,
-            len,
-            libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE,
-        )
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        Mapping::map(address as *mut u8, fd, len, flags)
     }
 
     fn map(
@@ -136,11 +132,41 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Mapping {
+        let mapping = Mapping {
             base: base.cast(),
             len,
-        })
+        };
+        mapping.populate();
+        Ok(mapping)
     }
+
+    /// Takes the pages now rather than at the first touch, a few at a time: while the kernel takes them, the process can
+    /// neither map nor unmap anything. `MAP_POPULATE` of some GiB would keep all threads waiting for seconds. What cannot be
+    /// had now (or by a kernel before 5.14) comes when it is touched.
+    fn populate(&self) {
+        self.advise(libc::MADV_POPULATE_WRITE, POPULATED);
+    }
+
+    /// Takes the pages out of the mapping before it goes, for the same reason; the file keeps them.
+    fn let_go(&self) {
+        if self.len > LET_GO {
+            self.advise(libc::MADV_DONTNEED, LET_GO);
+        }
+    }
+
+    fn advise(&self, advice: libc::c_int, step: usize) {
+        let mut at = 0;
+        while at < self.len {
+            let len = step.min(self.len - at);
+            // SAFETY: a part of our own mapping, whose content is the file's and does not change.
+            let done = unsafe { libc::madvise(self.base.add(at).cast(), len, advice) };
+            if done < 0 {
+                return;
+            }
+            at += len;
+        }
+    }
+
     /// First byte.
     pub fn base(&self) -> *mut u8 {
         self.base
@@ -156,6 +182,7 @@ impl Mapping {
     /// Puts inaccessible memory in its place, so that the addresses stay reserved.
     pub fn retire(self) {
         let this = std::mem::ManuallyDrop::new(self);
+        this.let_go();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: replaces our own mapping, which nobody can name any more.
         unsafe { libc::mmap(this.base.cast(), this.len, libc::PROT_NONE, flags, -1, 0) };
@@ -164,6 +191,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.let_go();
         // SAFETY: our own mapping.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
@@ -447,6 +475,25 @@ mod tests {
             );
             (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
         }
+    }
+
+    #[test]
+    fn pages_are_there_and_content_outlives_a_mapping() {
+        // More than one lot of either kind, and not a multiple of it.
+        let len = LET_GO + POPULATED + 4096;
+        let file = sealed_memfd(c"test", len as u64).unwrap();
+        let mapping = Mapping::new(file.as_fd(), len).unwrap();
+        let mut there = vec![0u8; len / 4096];
+        // SAFETY: the mapping and a byte for each of its pages.
+        let asked = unsafe { libc::mincore(mapping.base().cast(), len, there.as_mut_ptr()) };
+        assert_eq!(asked, 0);
+        assert!(there.iter().all(|page| page & 1 == 1));
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { mapping.base().add(len - 1).write(7) };
+        drop(mapping);
+        let again = Mapping::new(file.as_fd(), len).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { again.base().add(len - 1).read() }, 7);
     }
 
     #[test]

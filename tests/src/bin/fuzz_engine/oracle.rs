@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// What the engine may have of a device besides what clients have: modules, the spare of a bystander.
 const SLACK: u64 = 16 << 20;
+/// A round of the bystander that is worth a line.
+const LONG_ROUND: Duration = Duration::from_millis(500);
 /// How much the process may grow in a run, bytes: freed memory is not given back to the system at once.
 const GROWTH: u64 = 1 << 30;
 
@@ -133,10 +135,16 @@ impl Bystander {
                 let (turn, stop, longest) = shared;
                 while !stop.load(Ordering::SeqCst) {
                     let guard = turn.lock().unwrap_or_else(PoisonError::into_inner);
-                    let began = Instant::now();
+                    let (began, place) = (Instant::now(), Progress::text());
                     worker.round().map_err(|status| status.to_string())?;
                     drop(guard);
-                    longest.fetch_max(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                    let took = began.elapsed();
+                    let before = longest.fetch_max(took.as_nanos() as u64, Ordering::Relaxed);
+                    if took > LONG_ROUND && took.as_nanos() > u128::from(before) {
+                        eprintln!(
+                            "fuzz_engine: a round of the bystander took {took:?}; it began in {place}"
+                        );
+                    }
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Ok(())
