@@ -14,7 +14,7 @@ use mpsshim_proto::message::{
 use mpsshim_server::engine::MarkKind;
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
-use mpsshim_tests::peer::{Peer, Status, copy, memory_file, memset};
+use mpsshim_tests::peer::{PTX, Peer, Status, copy, fill_params, launch, memory_file, memset};
 use std::os::fd::AsFd;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -291,5 +291,32 @@ fn a_graph_is_never_inside_itself() {
     // A node that is changed gets a copy.
     let change = node_flags::CHANGE;
     assert_eq!(put(change, node, outer, moves).map(drop), refused);
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn launch_attributes_that_are_not_known_are_refused() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let stream = peer.stream().expect("a stream");
+    let module = peer.module(PTX.as_bytes()).expect("a module");
+    let function = peer.function(module, "fill").expect("a function");
+    let memory = peer.memory(4096).expect("memory");
+    let params = fill_params(memory.start, 1, 1);
+    let mut launched = |id: u32| {
+        let mut body = launch(function, stream, 1, params.len());
+        body.attributes = 1;
+        let mut behind = params.clone();
+        behind.resize(params.len().next_multiple_of(8), 0);
+        behind.extend(id.to_ne_bytes());
+        behind.resize(behind.len() + 4 + 64, 0);
+        peer.post(Op::Launch, &body, &behind).expect("posted");
+        peer.finish(stream)
+    };
+    assert_eq!(launched(CU_LAUNCH_ATTRIBUTE_IGNORE), Ok(()));
+    for unknown in [15, CU_LAUNCH_ATTRIBUTE_MAX, 99, u32::MAX] {
+        assert_eq!(launched(unknown), Err(CUDA_ERROR_INVALID_VALUE));
+    }
     end(&engine, peer, &before);
 }

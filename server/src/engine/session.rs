@@ -270,6 +270,26 @@ pub struct Event {
 }
 
 impl Event {
+    /// Whether it may be recorded in a stream that captures, or does not.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for an event that other sessions have, in a capture: their streams would join
+    /// it.
+    pub fn may_be_recorded(&self, captured: bool) -> Result<(), CUresult> {
+        if captured && self.shared.is_some() {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        Ok(())
+    }
+
+    /// It was recorded.
+    pub fn note_recorded(&mut self, captured: bool) {
+        (self.recorded, self.captured) = (true, captured);
+        if let Some(shared) = &self.shared {
+            shared.note_recorded();
+        }
+    }
+
     /// Whether there is a record to wait for.
     pub fn is_recorded(&self) -> bool {
         self.recorded

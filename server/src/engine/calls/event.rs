@@ -49,25 +49,16 @@ impl Session {
     /// `cuEventRecord(WithFlags)`.
     pub fn event_record(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: EventOnStream = self.body(message)?;
-        let event = self.events.get(body.event)?;
-        let (raw, with_others) = (event.raw, event.shared.is_some());
+        let raw = self.events.get(body.event)?.raw;
         let (index, stream) = self.prepare(shared, body.stream)?;
         let external = body.flags & CU_EVENT_RECORD_EXTERNAL != 0;
         let captured = self.streams.at(index)?.capturing && !external;
-        if captured && with_others {
-            // Another session's streams would join this one's capture.
-            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
-        }
+        self.events.get(body.event)?.may_be_recorded(captured)?;
         shared.driver.event_record(raw, stream, body.flags)?;
         if external {
             self.graphs.refer_to(body.event);
         }
-        let event = self.events.get_mut(body.event)?;
-        event.recorded = true;
-        event.captured = captured;
-        if let Some(shared) = &event.shared {
-            shared.note_recorded();
-        }
+        self.events.get_mut(body.event)?.note_recorded(captured);
         self.submitted(shared, index, 1)
     }
 

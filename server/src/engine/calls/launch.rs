@@ -14,6 +14,8 @@ const ATTRIBUTE: usize = size_of::<CUlaunchAttribute>();
 pub struct Attributes {
     list: [CUlaunchAttribute; ATTRIBUTES_MAX],
     count: u32,
+    /// Handles of events that the launch records.
+    records: Vec<u64>,
 }
 
 /// The `extra` of a launch whose parameters are packed: so many bytes at `params`. Good as long as `size` is.
@@ -66,10 +68,14 @@ impl Session {
                 extra,
             )?;
         } else {
-            let attributes = self.attributes(message, &body)?;
+            let capturing = self.streams.at(index)?.capturing;
+            let attributes = self.attributes(message, &body, Some(capturing))?;
             shared
                 .driver
                 .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
+            for handle in attributes.records {
+                self.events.get_mut(handle)?.note_recorded(capturing);
+            }
         }
         self.counts.launches += 1;
         self.submitted(shared, index, 1)
@@ -85,11 +91,13 @@ impl Session {
         self.in_place(message, size_of::<Launch>(), body.param_len as usize)
     }
 
-    /// Copies the attributes behind the parameters out and puts the driver's handles into them.
+    /// Copies the attributes behind the parameters out and puts the driver's handles into them. `capturing`: whether the
+    /// stream of a launch captures; none where nothing is launched.
     pub fn attributes(
         &mut self,
         message: &Message,
         body: &Launch,
+        capturing: Option<bool>,
     ) -> Result<Attributes, CallError> {
         let count = body.attributes as usize;
         if count > ATTRIBUTES_MAX {
@@ -103,6 +111,7 @@ impl Session {
         let mut attributes = Attributes {
             list: [zero; ATTRIBUTES_MAX],
             count: body.attributes,
+            records: Vec::new(),
         };
         let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
         let mut bytes = [0u8; ATTRIBUTE];
@@ -120,7 +129,10 @@ impl Session {
                     let mut handle = [0; 8];
                     handle.copy_from_slice(&attribute.value[..8]);
                     let event = self.events.get_mut(u64::from_le_bytes(handle))?;
-                    event.recorded = true;
+                    if let Some(captured) = capturing {
+                        event.may_be_recorded(captured)?;
+                        attributes.records.push(u64::from_le_bytes(handle));
+                    }
                     attribute.value[..8].copy_from_slice(&event.raw.0.to_le_bytes());
                 }
                 CU_LAUNCH_ATTRIBUTE_PRIORITY => {
@@ -130,7 +142,11 @@ impl Session {
                 CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
                     return Err(CUDA_ERROR_NOT_SUPPORTED.into());
                 }
-                _ => {}
+                CU_LAUNCH_ATTRIBUTE_IGNORE
+                    ..=CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+                | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING => {}
+                // What a newer driver makes of another is not known here.
+                _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
             }
         }
         Ok(attributes)

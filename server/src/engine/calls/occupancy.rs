@@ -38,7 +38,7 @@ impl Session {
     pub fn clusters(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Launch = self.body(message)?;
         let function = self.function_ready(shared, body.function)?;
-        let attributes = self.attributes(message, &body)?;
+        let attributes = self.attributes(message, &body, None)?;
         let device = self.functions.get(body.function)?.device;
         let driver = &shared.driver;
         // The driver looks at the stream's multiprocessors.

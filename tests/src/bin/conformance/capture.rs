@@ -73,6 +73,7 @@ pub fn kinds(graph: CUgraph) -> Vec<u32> {
 pub fn capture(setup: &Setup) {
     let out = alloc(4096);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let [main, side] = [
         stream(CU_STREAM_NON_BLOCKING),
         stream(CU_STREAM_NON_BLOCKING),
@@ -157,6 +158,7 @@ pub fn capture(setup: &Setup) {
         )
     );
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     for _ in 0..20 {
         must!(cuGraphLaunch, exec, side);
     }
@@ -850,6 +852,7 @@ pub fn capture_unsafe(setup: &Setup) {
 pub fn capture_further(setup: &Setup) {
     let out = alloc(4096);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let main = stream(CU_STREAM_NON_BLOCKING);
     must!(cuStreamBeginCapture_v2, main, 2u32);
     must!(cuMemsetD32Async, out, 1u32, 1usize, main);

@@ -223,6 +223,7 @@ fn read_back<T: FromBytes>(params: &CUgraphNodeParams) -> T {
 pub fn graph_build(setup: &Setup) {
     let out = alloc(4096);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     say!(
         "create with flags",
         "{}",
@@ -550,6 +551,7 @@ pub fn graph_build(setup: &Setup) {
         )
     );
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let of_clone = instantiate(clone);
     run(of_clone);
     say!(
@@ -812,6 +814,7 @@ pub fn graph_build(setup: &Setup) {
         nodes_of(embedded) == [moved]
     );
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let exec = instantiate(g);
     run(exec);
     say!(
@@ -1606,6 +1609,7 @@ pub fn graph_params(setup: &Setup) {
 pub fn graph_exec(setup: &Setup) {
     let out = alloc(4096);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let g = graph();
     let params = StoreIndex::new(out, 64, 5);
     let (_, kernel) = add_kernel(g, &[], &params.node(setup));
@@ -1849,6 +1853,7 @@ pub fn graph_exec(setup: &Setup) {
         cu!(cuGraphNodeSetEnabled, exec, child, 0u32)
     );
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     run(exec);
     say!(
         "ran without",
@@ -1979,6 +1984,7 @@ pub fn graph_exec(setup: &Setup) {
     // Many launches, in several streams, between other work.
     let counter = alloc(64);
     must!(cuMemsetD8_v2, counter, 0u8, 64usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let loops = graph();
     let one = StoreIndex::new(counter, 4, 1);
     let mut last: Vec<CUgraphNode> = Vec::new();
@@ -2225,6 +2231,7 @@ pub fn graph_memory(setup: &Setup) {
         must!(cuGraphExecDestroy, exec);
         if launch {
             must!(cuMemsetD32_v2, out, 0u32, 16usize);
+            must!(cuStreamSynchronize, CUstream::NULL);
             let status = cu!(cuMemcpyDtoDAsync_v2, out, params.address, 64usize, s);
             must!(cuStreamSynchronize, s);
             say!("without its instance", "{status} {:?}", read_i32(out, 2));
@@ -2267,6 +2274,7 @@ pub fn graph_memory(setup: &Setup) {
 pub fn graph_conditional(setup: &Setup) {
     let out = alloc(4096);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let mut module = CUmodule::NULL;
     say!(
         "module",
@@ -2339,6 +2347,7 @@ pub fn graph_conditional(setup: &Setup) {
     say!("it is empty", "{:?}", kinds(body[0]));
     let (left, passes) = (out, out + 64);
     must!(cuMemsetD32_v2, left, 5u32, 1usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let pointers = [
         &raw const handle as u64,
         &raw const left as u64,
@@ -2379,6 +2388,7 @@ pub fn graph_conditional(setup: &Setup) {
         read_i32(left, 1)
     );
     must!(cuMemsetD32_v2, left, 3u32, 1usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     run(exec);
     say!(
         "passes",
@@ -2470,6 +2480,7 @@ pub fn graph_conditional(setup: &Setup) {
                 &kernel as *const CUDA_KERNEL_NODE_PARAMS
             );
             must!(cuMemsetD8_v2, out + 128, 0u8, 16usize);
+            must!(cuStreamSynchronize, CUstream::NULL);
             run(exec);
             say!(format!("{what}, {chosen}"), "{:?}", read_i32(out + 128, 3));
         }

@@ -434,6 +434,7 @@ pub fn memory_operations(setup: &Setup) {
     );
     let out = alloc(4096);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let shared = pinned(4096);
     warm(setup, out);
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
@@ -800,6 +801,7 @@ pub fn memory_operations_v1(_setup: &Setup) {
     let stream = new_stream(0);
     let out = alloc(256);
     must!(cuMemsetD8_v2, out, 0u8, 256usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     say!(
         "write",
         "{}",

@@ -27,6 +27,7 @@ pub fn old_launches(setup: &Setup) {
         format!("{:?}", read_i32(out, count))
     };
     must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     say!("launch without a shape", "{}", cu!(cuLaunch, function));
     must!(cuCtxSynchronize);
     say!(
@@ -174,6 +175,7 @@ pub fn old_launches(setup: &Setup) {
     must!(cuCtxSynchronize);
     let axpy = setup.functions["axpy"];
     must!(cuMemsetD32_v2, out, 1.0f32.to_bits(), 64usize);
+    must!(cuStreamSynchronize, CUstream::NULL);
     let mut second = out + 128;
     must!(
         cuFuncSetBlockShape,
@@ -961,6 +963,7 @@ pub fn nested_launches(_: &Setup) {
     let out = alloc(4096);
     for round in 0..3 {
         must!(cuMemsetD8_v2, out, 0u8, 4096usize);
+        must!(cuStreamSynchronize, CUstream::NULL);
         let mut out_ = out;
         let mut params: [*mut c_void; 1] = [(&raw mut out_).cast()];
         let result = cu!(
