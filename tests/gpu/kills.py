@@ -34,8 +34,9 @@ PATIENCE = 15
 WARM_UP = 512
 # How often what the server holds is looked at while victims die.
 LOTS = 8
-# Driver and server keep some device memory for the next client; more than this is taken for a leak, MiB.
-MEMORY_SLACK = 32
+# Driver and server keep some device memory for the next client: on an H100 2,000 and 4,000 victims left 14 to 36 MiB, no
+# more than fewer did. More than this is taken for a leak, MiB.
+MEMORY_SLACK = 64
 # Likewise of descriptors and mappings.
 SLACK = 16
 
