@@ -2,14 +2,17 @@
 //! every rule. What a well-behaved client does is there too ([`Worker`]), without any of the shim.
 
 use crate::PATIENCE;
-use mpsshim_proto::cuda::{CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult};
+use mpsshim_proto::cuda::{
+    CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult,
+};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{
     ClientHello, DescriptorNote, MAGIC_CLIENT, PROTOCOL_VERSION, WELCOME_DESCRIPTORS, Welcome,
 };
+use mpsshim_proto::message::memory::{Location, PoolCreate, Properties};
 use mpsshim_proto::message::{
-    Attach, Copy, CopyInline, FunctionInfo, GetFunction, ImageLoad, Launch, Mark, MemGrant,
-    MemInfo, Memset, Object, Op, Range, Side, StreamCreate,
+    Attach, Copy, CopyInline, FunctionInfo, GetFunction, HostAlloc, ImageLoad, Launch, Mark,
+    MemGrant, MemInfo, Memset, Object, Op, Range, Side, StreamCreate,
 };
 use mpsshim_proto::ring::{Memory, Producer};
 use mpsshim_proto::segment::{
@@ -414,6 +417,44 @@ impl Peer {
             ..MemGrant::default()
         };
         self.ask(Op::MemGrant, &body, &[])
+    }
+
+    /// Pinned memory, and the file that the client maps.
+    ///
+    /// # Errors
+    /// The server's status.
+    ///
+    /// # Panics
+    /// When no descriptor comes with the answer.
+    pub fn pinned(&mut self, len: u64) -> Status<(Range, OwnedFd)> {
+        let body = HostAlloc {
+            len,
+            ..HostAlloc::default()
+        };
+        let range: Range = self.ask(Op::HostAlloc, &body, &[])?;
+        let mut note = DescriptorNote::new_zeroed();
+        let (_, mut descriptors) = shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), true)
+            .expect("its descriptor");
+        Ok((range, descriptors.remove(0)))
+    }
+
+    /// A memory pool on the first device.
+    ///
+    /// # Errors
+    /// The server's status.
+    pub fn pool(&mut self) -> Status<u64> {
+        let handle = self.handle(Kind::MemPool);
+        let body = PoolCreate {
+            handle,
+            max_size: 0,
+            properties: Properties {
+                kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+                location: Location { kind: 1, id: 0 },
+                ..Properties::default()
+            },
+        };
+        self.ask_as(0, Op::PoolCreate, &body, &[])?;
+        Ok(handle)
     }
 
     /// Bytes free and in all on the first device.

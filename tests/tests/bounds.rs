@@ -7,17 +7,13 @@ mod scene;
 use control_daemon::wait_until;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
-use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::image::LinkCreate;
-use mpsshim_proto::message::memory::{AddressReserve, Location, PoolCreate, Properties};
+use mpsshim_proto::message::memory::AddressReserve;
 use mpsshim_proto::message::stream::MemOp;
-use mpsshim_proto::message::{EventCreate, HostAlloc, Op, Range, StreamCreate};
-use mpsshim_proto::shm;
+use mpsshim_proto::message::{EventCreate, Op};
 use mpsshim_server::engine::bounds;
 use mpsshim_tests::peer::{Peer, Status};
 use scene::{Bystander, Scene};
-use std::os::fd::AsFd;
-use zerocopy::{FromZeros, IntoBytes};
 
 /// Messages that are posted before their errors are looked at.
 const LOT: usize = 1024;
@@ -81,18 +77,7 @@ fn events() {
 
 #[test]
 fn pools() {
-    fill("pools", bounds::POOLS, 1, |peer| {
-        let body = PoolCreate {
-            handle: peer.handle(Kind::MemPool),
-            max_size: 0,
-            properties: Properties {
-                kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-                location: Location { kind: 1, id: 0 },
-                ..Properties::default()
-            },
-        };
-        peer.ask_as(0, Op::PoolCreate, &body, &[]).map(drop)
-    });
+    fill("pools", bounds::POOLS, 1, |peer| peer.pool().map(drop));
 }
 
 #[test]
@@ -119,17 +104,6 @@ fn linkers() {
     });
 }
 
-fn pinned(peer: &mut Peer) -> Status<Range> {
-    let body = HostAlloc {
-        len: 4096,
-        ..HostAlloc::default()
-    };
-    let range: Range = peer.ask(Op::HostAlloc, &body, &[])?;
-    let mut note = DescriptorNote::new_zeroed();
-    shm::recv_packet(peer.socket.as_fd(), note.as_mut_bytes(), true).expect("its descriptor");
-    Ok(range)
-}
-
 /// Each is a descriptor and a mapping of the server's, which has so many for all.
 #[test]
 fn pinned_blocks() {
@@ -142,7 +116,7 @@ fn pinned_blocks() {
     let fill = |peer: &mut Peer| {
         let mut taken = 0;
         let refused = loop {
-            match pinned(peer) {
+            match peer.pinned(4096) {
                 Ok(_) => taken += 1,
                 Err(status) => break status,
             }
@@ -180,12 +154,7 @@ fn flags_for_others() {
     }
     let mut peer = scene.peer();
     peer.attach().expect("attach");
-    let stream = peer.handle(Kind::Stream);
-    let body = StreamCreate {
-        stream,
-        ..StreamCreate::default()
-    };
-    peer.post(Op::StreamCreate, &body, &[]).expect("posted");
+    let stream = peer.stream().expect("posted");
     let memory = peer.memory(4096).expect("memory");
     let word = |operation, value| MemOp {
         stream,

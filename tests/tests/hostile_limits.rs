@@ -4,12 +4,9 @@ mod control_daemon;
 mod scene;
 
 use mpsshim_proto::cuda::*;
-use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphInstantiate, GraphInstantiated};
-use mpsshim_proto::message::memory::{
-    Location, PoolAlloc, PoolAttribute, PoolCreate, PoolFree, Properties,
-};
+use mpsshim_proto::message::memory::{PoolAlloc, PoolAttribute, PoolFree};
 use mpsshim_proto::message::{Object, Op, Range, Value};
 use mpsshim_tests::peer::{Loaded, PTX, Peer, Status, fill_params, launch};
 use scene::{Scene, control};
@@ -31,17 +28,7 @@ fn left(peer: &mut Peer) -> u64 {
 }
 
 fn pool(peer: &mut Peer, threshold: u64) -> u64 {
-    let handle = peer.handle(Kind::MemPool);
-    let body = PoolCreate {
-        handle,
-        max_size: 0,
-        properties: Properties {
-            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: Location { kind: 1, id: 0 },
-            ..Properties::default()
-        },
-    };
-    peer.ask_as(0, Op::PoolCreate, &body, &[]).expect("a pool");
+    let handle = peer.pool().expect("a pool");
     let body = PoolAttribute {
         pool: handle,
         attribute: CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,

@@ -12,7 +12,7 @@ use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::memory::{
     ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, HostAlias, IpcOpen, IpcOpened,
     Location, MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
-    PoolAttribute, PoolCreate, PoolFree, PoolImport, Properties, RangeHandle, SetAccess,
+    PoolAttribute, PoolFree, PoolImport, Properties, RangeHandle, SetAccess,
 };
 use mpsshim_proto::message::{HostAlloc, Object, Op, Range};
 use mpsshim_proto::shm;
@@ -223,29 +223,15 @@ fn pools_and_what_is_in_them_are_their_owner_s() {
     Scene::new().beside_a_worker(|scene| {
         let (mut owner, mut thief) = (scene.peer(), scene.peer());
         let streams = [owner.stream(), thief.stream()].map(|stream| stream.expect("a stream"));
-        let pool = |peer: &mut Peer| -> Status<u64> {
-            let handle = peer.handle(Kind::MemPool);
-            let body = PoolCreate {
-                handle,
-                max_size: 0,
-                properties: Properties {
-                    kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-                    location: Location { kind: 1, id: 0 },
-                    ..Properties::default()
-                },
-            };
-            peer.ask_as(0, Op::PoolCreate, &body, &[])?;
-            Ok(handle)
-        };
         let alloc = |peer: &mut Peer, pool: u64, len: u64, stream: u64| -> Status<u64> {
             let body = PoolAlloc { pool, len, stream };
             Ok(peer.ask::<_, Range>(Op::PoolAlloc, &body, &[])?.start)
         };
         let no = CUDA_ERROR_INVALID_VALUE;
-        let own = pool(&mut owner).expect("a pool");
+        let own = owner.pool().expect("a pool");
         let address = alloc(&mut owner, own, 5000, streams[0]).expect("memory");
         assert_eq!(alloc(&mut thief, own, 5000, streams[1]), Err(no));
-        let pool = pool(&mut thief).expect("a pool");
+        let pool = thief.pool().expect("a pool");
         for wrong in [0, pool + 1, pool ^ 1 << 32, u64::MAX] {
             assert_eq!(alloc(&mut thief, wrong, 5000, streams[1]), Err(no));
         }

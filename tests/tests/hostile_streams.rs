@@ -6,14 +6,13 @@ mod scene;
 
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::stream::MemOp;
-use mpsshim_proto::message::{HostAlloc, Mark, Object, Op, Range};
-use mpsshim_proto::shm::{self, Mapping};
+use mpsshim_proto::message::{Mark, Object, Op};
+use mpsshim_proto::shm::Mapping;
 use mpsshim_tests::peer::{Loaded, PTX, Peer, endless_ptx, fill_params, launch, memset};
 use scene::{Bystander, Scene, control};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use zerocopy::{FromZeros, IntoBytes};
 
 /// A client whose stream is busy for ever.
 fn busy(scene: &Scene) -> Loaded {
@@ -82,15 +81,8 @@ fn a_stream_that_waits_for_a_word_is_not_forgotten_in_a_crowd() {
     let mut worker = scene.worker();
     let stream = worker.stream;
     let peer = &mut worker.peer;
-    let body = HostAlloc {
-        len: 4096,
-        ..HostAlloc::default()
-    };
-    let range: Range = peer.ask(Op::HostAlloc, &body, &[]).expect("pinned memory");
-    let mut note = mpsshim_proto::handshake::DescriptorNote::new_zeroed();
-    let (_, descriptors) =
-        shm::recv_packet(peer.socket.as_fd(), note.as_mut_bytes(), true).expect("its descriptor");
-    let memory = Mapping::new(descriptors[0].as_fd(), range.len as usize).expect("mapping");
+    let (range, file) = peer.pinned(4096).expect("pinned memory");
+    let memory = Mapping::new(file.as_fd(), range.len as usize).expect("mapping");
     let wait = MemOp {
         stream,
         operation: CU_STREAM_MEM_OP_WAIT_VALUE_32,

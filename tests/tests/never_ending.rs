@@ -10,12 +10,12 @@ use mpsshim_proto::message::graph::{
     GraphNode, GraphNodeAdded,
 };
 use mpsshim_proto::message::stream::MemOp;
-use mpsshim_proto::message::{HostAlloc, Object, Op, Range, Value};
-use mpsshim_proto::shm::{self, Mapping};
+use mpsshim_proto::message::{Object, Op, Value};
+use mpsshim_proto::shm::Mapping;
 use mpsshim_tests::peer::{Loaded, PTX, Peer, Worker, endless_ptx, fill_params, launch};
 use scene::{Bystander, Scene, control, daemon_with};
-use std::os::fd::{AsFd, OwnedFd};
-use zerocopy::{FromZeros, IntoBytes};
+use std::os::fd::AsFd;
+use zerocopy::IntoBytes;
 
 /// Leaves a kernel running that never ends; the number of the session.
 fn leave_endless(scene: &Scene) -> u64 {
@@ -99,19 +99,6 @@ fn start(peer: &mut Peer, graph: u64, stream: u64) {
     peer.mem_info().expect("the launch is there");
 }
 
-/// Pinned memory, and its descriptor.
-fn pinned(peer: &mut Peer, len: u64) -> (Range, OwnedFd) {
-    let body = HostAlloc {
-        len,
-        ..HostAlloc::default()
-    };
-    let range: Range = peer.ask(Op::HostAlloc, &body, &[]).expect("pinned memory");
-    let mut note = mpsshim_proto::handshake::DescriptorNote::new_zeroed();
-    let (_, mut descriptors) =
-        shm::recv_packet(peer.socket.as_fd(), note.as_mut_bytes(), true).expect("its descriptor");
-    (range, descriptors.remove(0))
-}
-
 const NARROW: u32 = CU_STREAM_MEM_OP_WAIT_VALUE_32;
 const WIDE: u32 = CU_STREAM_MEM_OP_WAIT_VALUE_64;
 
@@ -124,7 +111,7 @@ fn a_graph_that_waits_for_a_word_goes_with_its_client() {
                 let stream = worker.stream;
                 let (word, _file) = match on_host {
                     true => {
-                        let (range, file) = pinned(&mut worker.peer, 4096);
+                        let (range, file) = worker.peer.pinned(4096).expect("pinned memory");
                         (range.start, Some(file))
                     }
                     false => (worker.memory.start, None),
@@ -224,7 +211,7 @@ fn beside_a_kernel_that_never_ends_others_come_and_go() {
         let mut worker = scene.worker();
         let session = worker.peer.welcome.session;
         worker.round().expect("a round");
-        let (range, file) = pinned(&mut worker.peer, 64 << 10);
+        let (range, file) = worker.peer.pinned(64 << 10).expect("pinned memory");
         let memory = Mapping::new(file.as_fd(), range.len as usize).expect("mapping");
         // SAFETY: the mapping has as many bytes, and nobody else writes them.
         let bytes = unsafe { std::slice::from_raw_parts_mut(memory.base(), memory.len()) };
@@ -272,7 +259,7 @@ fn a_client_that_keeps_its_descriptors_shares_nothing_with_the_next() {
     });
     let mut first = scene.worker();
     let session = first.peer.welcome.session;
-    let (range, file) = pinned(&mut first.peer, 64 << 10);
+    let (range, file) = first.peer.pinned(64 << 10).expect("pinned memory");
     let segment = first.peer.segment.try_clone().expect("descriptor");
     let kept = [
         Mapping::new(file.as_fd(), range.len as usize).expect("mapping"),
@@ -281,7 +268,7 @@ fn a_client_that_keeps_its_descriptors_shares_nothing_with_the_next() {
     drop((first, file, segment));
     wait_until("its session is over", || is_gone(&scene, session));
     let mut second = scene.worker();
-    let (range, file) = pinned(&mut second.peer, 64 << 10);
+    let (range, file) = second.peer.pinned(64 << 10).expect("pinned memory");
     let theirs = Mapping::new(file.as_fd(), range.len as usize).expect("mapping");
     for mapping in &kept {
         // SAFETY: inside the mappings; these pages are nobody's but the first client's.

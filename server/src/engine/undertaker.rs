@@ -15,7 +15,7 @@ use super::files::FileRegistration;
 use super::green::{self, GreenRef};
 use super::host::{HostBlock, Segment};
 use super::instances::{Image, Instance};
-use super::rations::Part;
+use super::rations::{Part, Ration};
 use super::session::{Session, SessionShared};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
@@ -226,9 +226,16 @@ impl Spare {
 }
 
 impl Shared {
-    /// Whether clients may have more registered memory than there is: what waits to be unregistered is bounded.
-    pub fn may_register(&self) -> bool {
-        self.calm.buried.load(Ordering::Relaxed) < MOST_BURIED && self.spare.bytes() < MOST_SPARE
+    /// A place for more registered memory of a session: what waits to be unregistered is bounded, and what all hold.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn place_to_register(&self, session: &SessionShared) -> Result<Ration, CUresult> {
+        let buried = self.calm.buried.load(Ordering::Relaxed);
+        if buried >= MOST_BURIED || self.spare.bytes() >= MOST_SPARE {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.held_files.take(&session.held_files, Part::USUAL)
     }
 
     /// Pinned memory for a session, all zero: what another of the user's has left, or new.
@@ -249,10 +256,7 @@ impl Shared {
             return Ok(block);
         }
         drop(charge);
-        if !self.may_register() {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let place = self.held_files.take(&session.held_files, Part::USUAL)?;
+        let place = self.place_to_register(session)?;
         self.arena
             .allocate(&self.driver, device, (account, place), len)
     }

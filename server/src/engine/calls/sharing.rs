@@ -4,7 +4,6 @@ use super::super::Shared;
 use super::super::account::Memory;
 use super::super::devices::Ordinal;
 use super::super::files::Wish;
-use super::super::rations::Part;
 use super::super::session::{CallError, Session};
 use super::super::undertaker::Buried;
 use super::Reply;
@@ -183,13 +182,8 @@ impl Session {
         let body: FileRegister = self.body(message)?;
         let fd = self.receive_descriptor(message.token)?;
         shared.device(body.device)?.make_current(&shared.driver)?;
-        if !shared.may_register() {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
-        }
+        let place = shared.place_to_register(&self.shared)?;
         let charge = self.account.take(Memory::Host, body.len)?;
-        let place = shared
-            .held_files
-            .take(&self.shared.held_files, Part::USUAL)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
         let part = (body.offset, body.len);
         let wish = Wish::Rather(body.address);
@@ -213,12 +207,7 @@ impl Session {
         let Some(block) = self.host.get(&body.block) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
-        if !shared.may_register() {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
-        }
-        let place = shared
-            .held_files
-            .take(&self.shared.held_files, Part::USUAL)?;
+        let place = shared.place_to_register(&self.shared)?;
         let (part, wish) = ((0, body.len), Wish::Only(body.address));
         // The pages are counted with the block.
         let file = shared.arena.register_file(

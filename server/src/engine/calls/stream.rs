@@ -80,11 +80,13 @@ impl Session {
         {
             legacy.members.retain(|member| *member != index);
         }
-        shared.devices[stream.device].make_current(&shared.driver)?;
-        stream.checkpoint(shared)?;
+        let told = shared.devices[stream.device]
+            .make_current(&shared.driver)
+            .and_then(|()| stream.checkpoint(shared));
+        // Whatever the driver said, the stream is not forgotten.
         self.retired.push(stream);
         self.reap_streams(shared);
-        Ok(())
+        Ok(told?)
     }
 
     fn reap_streams(&mut self, shared: &Shared) {
