@@ -5,8 +5,9 @@ use std::sync::Arc;
 use mpsshim_proto::cuda::*;
 
 use crate::api::{In, Out, R, api, api_streams};
-use crate::context::live;
+use crate::context::{self, live};
 use crate::driver::{driver, new_handle};
+use crate::driver_locks::Wait;
 use crate::memory::{Kind, allocate, free_module};
 use crate::stream::resolve;
 
@@ -19,6 +20,8 @@ const MAX_LAYERS: u64 = 2048;
 
 pub struct Array {
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    /// The id of its context.
+    context: u64,
     start: u64,
     /// A level of a mipmapped array.
     is_level: bool,
@@ -99,6 +102,7 @@ fn make(descriptor: CUDA_ARRAY3D_DESCRIPTOR, is_level: bool) -> R<u64> {
     let len = d.width * bytes * d.height.max(1) * d.depth.max(1);
     let array = Array {
         descriptor,
+        context: context.id,
         start: allocate(context.id, context.device, len, Kind::Module)?,
         is_level,
     };
@@ -501,7 +505,11 @@ api! { TABLE;
     }
     fn cuArray3DGetDescriptor_v2(out: Out<CUDA_ARRAY3D_DESCRIPTOR>, array: u64) { out.set(driver()?.arrays.get(array)?.descriptor) }
     fn cuArrayDestroy(array: u64) {
-        if driver()?.arrays.get(array)?.is_level { return Ok(()); }
+        let found = driver()?.arrays.get(array)?;
+        if found.is_level { return Ok(()); }
+        if let Some(context) = context::by_id(found.context) {
+            drop(context.waits_for_all(Wait::Only));
+        }
         driver()?.arrays.remove(array).map(drop)
     }
     fn cuMipmappedArrayCreate(out: Out<u64>, descriptor: In<CUDA_ARRAY3D_DESCRIPTOR>, levels: u32) {

@@ -9,8 +9,9 @@ use std::thread::ThreadId;
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 
-use crate::api::{Out, R, api, log};
+use crate::api::{In, Out, R, api, log};
 use crate::driver::{device, driver, new_handle, start};
+use crate::driver_locks::DriverLocks;
 use crate::memory;
 use crate::stream::{Kind, Stream, orphans};
 
@@ -25,8 +26,7 @@ pub struct Context {
     ended: AtomicBool,
     pub legacy: Arc<Stream>,
     per_thread: Mutex<HashMap<ThreadId, Arc<Stream>>>,
-    /// Held while work is put into a stream: it makes "earlier" the same for the legacy stream and others.
-    pub order: Mutex<()>,
+    pub locks: DriverLocks,
     limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
     /// Contexts whose memory it may use, by handle.
     peers: Mutex<HashSet<u64>>,
@@ -59,6 +59,12 @@ pub fn live() -> R<Arc<Context>> {
     Ok(context)
 }
 
+/// The context with an id, while it lasts.
+pub fn by_id(id: u64) -> Option<Arc<Context>> {
+    let contexts = start().contexts.all();
+    contexts.into_iter().find(|context| context.id == id)
+}
+
 impl Context {
     pub fn new(device: CUdevice, flags: u32, primary: Option<u64>) -> Arc<Context> {
         let handle = primary.unwrap_or_else(new_handle);
@@ -72,7 +78,7 @@ impl Context {
             ended: AtomicBool::new(false),
             legacy: Stream::new(weak.clone(), handle, Kind::Legacy, 0, 0),
             per_thread: Mutex::default(),
-            order: Mutex::default(),
+            locks: DriverLocks::default(),
             peers: Mutex::default(),
             limits: Mutex::new([1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });
@@ -161,6 +167,15 @@ fn create(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) -> R<()> {
     out.set(handle)
 }
 
+/// `CUctxCreateParams`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CreateParams {
+    affinity: u64,
+    affinity_count: i32,
+    graphics: u64,
+}
+
 fn destroy(context: CUcontext) -> R<()> {
     let found = driver()?
         .contexts
@@ -196,7 +211,6 @@ fn pop(out: Out<CUcontext>) -> R<()> {
     Ok(())
 }
 
-/// The context given by handle, or the current one for NULL.
 impl Context {
     /// Whether a memset may write here: memory of another device only where access was given.
     pub fn may_set(&self, address: u64) -> R<bool> {
@@ -219,6 +233,7 @@ impl Context {
     }
 }
 
+/// The context given by handle, or the current one for NULL.
 fn given(context: CUcontext) -> R<Arc<Context>> {
     if context.is_null() {
         return current();
@@ -237,6 +252,21 @@ fn synchronize(context: &Context) -> R<()> {
 
 api! { TABLE;
     fn cuCtxCreate_v2(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) { create(out, flags, ordinal) }
+    fn cuCtxCreate_v3(out: Out<CUcontext>, affinity: In<u64>, count: i32, flags: u32, ordinal: CUdevice) {
+        if count != 0 || !affinity.is_null() {
+            return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+        }
+        create(out, flags, ordinal)
+    }
+    fn cuCtxCreate_v4(out: Out<CUcontext>, params: In<CreateParams>, flags: u32, ordinal: CUdevice) {
+        if !params.is_null() {
+            let params = params.get(0)?;
+            if params.affinity_count != 0 || params.graphics != 0 {
+                return Err(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+            }
+        }
+        create(out, flags, ordinal)
+    }
     fn cuCtxDestroy_v2(context: CUcontext) { destroy(context) }
     fn cuCtxPushCurrent_v2(context: CUcontext) { push(context) }
     fn cuCtxPopCurrent_v2(out: Out<CUcontext>) { pop(out) }

@@ -1,8 +1,8 @@
-//! How many objects of each kind callers hold, for tests that look for leaks.
+//! How many objects of each kind callers hold, for tests that look for leaks; how many calls stand (`driver_locks`).
 
 use crate::api::Out;
 use crate::driver::driver;
-use crate::{graph, stream};
+use crate::{driver_locks, graph, stream};
 
 /// Every kind of object with how many there are, and the bytes in use of each device.
 fn all() -> Vec<(String, u64)> {
@@ -28,7 +28,7 @@ fn all() -> Vec<(String, u64)> {
     for (name, number) in driver.ranges.counts() {
         count(name, number);
     }
-    for (name, number) in graph::counts() {
+    for (name, number) in graph::counts().into_iter().chain(driver_locks::counts()) {
         count(name, number);
     }
     for (ordinal, device) in driver.devices.iter().enumerate() {

@@ -95,24 +95,27 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 /// Starts the driver: `cuInit`.
 pub fn start() -> &'static Driver {
-    DRIVER.get_or_init(|| Driver {
-        devices: crate::device::visible(),
-        contexts: Table::default(),
-        streams: Table::default(),
-        events: Table::default(),
-        modules: Table::default(),
-        kernels: Table::default(),
-        libraries: Table::default(),
-        library_kernels: Table::default(),
-        links: Table::default(),
-        physical: Table::default(),
-        pools: Table::default(),
-        arrays: Table::default(),
-        mipmaps: Table::default(),
-        objects: Table::default(),
-        greens: Table::default(),
-        descriptions: Table::default(),
-        ranges: Ranges::default(),
+    DRIVER.get_or_init(|| {
+        crate::driver_locks::read_environment();
+        Driver {
+            devices: crate::device::visible(),
+            contexts: Table::default(),
+            streams: Table::default(),
+            events: Table::default(),
+            modules: Table::default(),
+            kernels: Table::default(),
+            libraries: Table::default(),
+            library_kernels: Table::default(),
+            links: Table::default(),
+            physical: Table::default(),
+            pools: Table::default(),
+            arrays: Table::default(),
+            mipmaps: Table::default(),
+            objects: Table::default(),
+            greens: Table::default(),
+            descriptions: Table::default(),
+            ranges: Ranges::default(),
+        }
     })
 }
 

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::api::{Out, R, api, api_streams};
 use crate::context::live;
 use crate::driver::{driver, new_handle, start};
+use crate::driver_locks;
 use crate::graph::{self, Does};
 use crate::stream::resolve;
 
@@ -69,15 +70,15 @@ fn record(event: CUevent, stream: CUstream, own: bool, flags: u32) -> R<()> {
         };
     }
     let part = graph::part_of(&stream)?;
-    let captured = part.is_some();
-    *event.part.lock() = part;
-    if captured {
-        *event.record.lock() = None;
-        return Ok(());
+    let mut record = None;
+    if part.is_none() {
+        let made = Arc::new(Record::default());
+        record = Some(made.clone());
+        stream.submit_always(&context, move |_| made.reach());
     }
-    let record = Arc::new(Record::default());
-    *event.record.lock() = Some(record.clone());
-    stream.submit_always(&context, move |_| record.reach());
+    // Not before: a call that is kept out has changed nothing.
+    *event.part.lock() = part;
+    *event.record.lock() = record;
     Ok(())
 }
 
@@ -109,6 +110,13 @@ fn refuse_captured(event: &Event) -> R<()> {
 }
 
 fn destroy(event: CUevent) -> R<()> {
+    if driver_locks::on()
+        && let Ok(context) = driver()?
+            .contexts
+            .get(driver()?.events.get(event.0)?.context_handle)
+    {
+        context.waits_its_turn();
+    }
     driver()?.events.remove(event.0).map(drop)
 }
 
@@ -136,6 +144,7 @@ api! { TABLE;
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let context = live()?;
+        context.waits_its_turn();
         let handle = new_handle();
         let event = Event { context: context.id, context_handle: context.handle, flags, record: Mutex::new(None), part: Mutex::new(None) };
         start().events.insert(handle, Arc::new(event));
@@ -180,8 +189,9 @@ api_streams! { TABLE_STREAMS;
         if record.is_some() && graph::isolated(&stream)? {
             return Ok(());
         }
-        if let Some(record) = record.filter(|r| r.time().is_none()) {
-            stream.submit_always(&context, move |_| record.wait());
+        match record.filter(|r| r.time().is_none()) {
+            Some(record) => stream.submit_always(&context, move |_| record.wait()),
+            None => context.waits_its_turn(),
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Stream capture and graphs: nodes are kept as what they do and run one after the other, in an order that their
 //! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no conditional nodes, and memory only by capture.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -12,8 +12,9 @@ use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::api::{In, Out, R, Text, api, api_streams};
-use crate::context::{Context, live};
+use crate::context::{self, Context, live};
 use crate::driver::{Table, driver, new_handle};
+use crate::driver_locks;
 use crate::event;
 use crate::graph_attribute::Attributes;
 use crate::launch::{Launch, Params, Shape};
@@ -814,6 +815,36 @@ fn exec_update(exec_: u64, with: u64) -> R<Result<(), (u32, u64)>> {
     Ok(Ok(()))
 }
 
+/// The local memory that kernels among these nodes need, the most of each context by its id.
+fn local_memory(nodes: &[(u64, Does)], most: &mut BTreeMap<u64, u32>) -> R<()> {
+    for (_, does) in nodes {
+        match does {
+            Does::Kernel(_, launch) => {
+                let most = most.entry(launch.context()).or_default();
+                *most = launch.local_bytes().max(*most);
+            }
+            Does::Child(graph) => local_memory(&graph.in_order()?, most)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Waits as the genuine driver does before kernels become part of an instance.
+fn prepare_kernels(nodes: &[(u64, Does)]) -> R<()> {
+    if !driver_locks::on() {
+        return Ok(());
+    }
+    let mut most = BTreeMap::new();
+    local_memory(nodes, &mut most)?;
+    for (id, local_bytes) in most {
+        if let Some(context) = context::by_id(id) {
+            context.before_instantiation(local_bytes);
+        }
+    }
+    Ok(())
+}
+
 fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
     if out.is_null() || flags & !15 != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -826,6 +857,7 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     }
+    prepare_kernels(&order)?;
     let handle = new_handle();
     // Upload and priorities leave no trace.
     let exec = Exec {
@@ -1289,7 +1321,9 @@ api_streams! { TABLE_STREAMS;
     fn cuGraphLaunch / cuGraphLaunch_ptsz [own] (exec: u64, stream: CUstream) { launch(exec, stream, own) }
     fn cuGraphUpload / cuGraphUpload_ptsz [own] (of: u64, stream: CUstream) {
         exec(of)?;
-        let (_, stream) = stream::resolve(stream, own)?;
-        refuse(&stream)
+        let (context, stream) = stream::resolve(stream, own)?;
+        refuse(&stream)?;
+        context.waits_its_turn();
+        Ok(())
     }
 }

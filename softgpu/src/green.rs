@@ -10,6 +10,7 @@ use crate::api::{In, Out, R, api};
 use crate::context::Context;
 use crate::device::{ALL_SMS, SM_COUNT};
 use crate::driver::{device, driver, new_handle, start};
+use crate::driver_locks::Wait;
 use crate::stream;
 
 /// Multiprocessors that a group has at the least, and whose multiple it has.
@@ -127,7 +128,7 @@ api! { TABLE;
             0 => ALL_SMS,
             handle => driver()?.descriptions.get(handle)?.0,
         };
-        primary(ordinal)?;
+        drop(primary(ordinal)?.waits_for_all(Wait::Holds));
         let handle = new_handle();
         start().greens.insert(handle, Arc::new(Green { device: ordinal, sms }));
         out.set(handle)
@@ -141,6 +142,8 @@ api! { TABLE;
         if flags != CU_STREAM_NON_BLOCKING {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        stream::create(out, &primary(green.device)?, flags, priority, green.sms)
+        let primary = primary(green.device)?;
+        drop(primary.waits_for_all(Wait::Holds));
+        stream::create(out, &primary, flags, priority, green.sms)
     }
 }

@@ -126,6 +126,16 @@ impl Launch {
         self.shape
     }
 
+    /// The id of its kernel's context.
+    pub fn context(&self) -> u64 {
+        self.kernel.module.context
+    }
+
+    /// Local memory of a thread.
+    pub fn local_bytes(&self) -> u32 {
+        self.kernel.function().frame_bytes
+    }
+
     /// The packed parameters.
     pub fn packed(&self) -> &[u8] {
         &self.params
@@ -195,6 +205,7 @@ fn launch(function: u64, shape: Shape, stream: CUstream, own: bool, params: Para
     if graph::captured(&stream, || Does::Kernel(function, launch.clone()))? {
         return Ok(());
     }
+    context.before_launch(launch.local_bytes());
     stream.submit(&context, move |context| launch.run(context));
     Ok(())
 }

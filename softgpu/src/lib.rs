@@ -6,7 +6,9 @@
 //! code that `module` had `ptx` make from the text that `image` found.
 //!
 //! Environment: SOFTGPU_DEVICES (how many, default 1), SOFTGPU_MEMORY (bytes per device, with K, M or G,
-//! default 4G), SOFTGPU_GREEN (0: no green contexts), SOFTGPU_LOG (anything but 0: errors and refusals to standard error).
+//! default 4G), SOFTGPU_GREEN (0: no green contexts), SOFTGPU_DRIVER_LOCKS (1: calls wait for work in flight, and keep
+//! others out, as the genuine driver's do: `driver_locks`), SOFTGPU_LOG (anything but 0: errors and refusals to standard
+//! error).
 
 #![allow(non_snake_case)]
 
@@ -17,6 +19,7 @@ mod copy;
 mod counts;
 mod device;
 mod driver;
+mod driver_locks;
 mod event;
 mod graph;
 mod graph_attribute;

@@ -8,8 +8,9 @@ use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, Text, api};
-use crate::context::{Context, live};
+use crate::context::{self, Context, live};
 use crate::driver::{driver, new_handle};
+use crate::driver_locks::Wait;
 use crate::module::{Kernel, Module, Options, file, parse_image};
 use crate::ptx::code::Program;
 
@@ -40,15 +41,34 @@ impl Library {
     fn program(&self) -> R<&Arc<Program>> {
         self.program.as_ref().map_err(|status| *status)
     }
+    fn loaded(&self, context: &Context) -> Option<Arc<Module>> {
+        self.modules.lock().get(&context.id).cloned()
+    }
     fn module(&self, context: &Context) -> R<Arc<Module>> {
+        if let Some(module) = self.loaded(context) {
+            return Ok(module);
+        }
+        let program = self.program()?.clone();
+        // Before the lock of the modules, which other contexts take too.
+        let _held = context.waits_for_all(Wait::Holds);
         let mut modules = self.modules.lock();
         if let Some(module) = modules.get(&context.id) {
             return Ok(module.clone());
         }
-        let module = Module::new(self.program()?.clone(), context)?;
+        let module = Module::new(program, context)?;
         driver()?.modules.insert(module.handle, module.clone());
         modules.insert(context.id, module.clone());
         Ok(module)
+    }
+    /// Handle of a function in a context.
+    fn function(&self, index: usize, context: &Context) -> R<u64> {
+        if let Some(module) = self.loaded(context) {
+            if !module.has_handle_of(index) {
+                context.has_new_function();
+            }
+            return module.kernel(index);
+        }
+        self.module(context)?.kernel(index)
     }
     /// A context is over.
     pub fn leave(&self, context: u64) {
@@ -75,9 +95,7 @@ impl Library {
 /// Handle of the function that a kernel is in a context.
 pub fn function(handle: u64, context: &Context) -> R<u64> {
     let kernel = kernel(handle)?;
-    library(kernel.library)?
-        .module(context)?
-        .kernel(kernel.index)
+    library(kernel.library)?.function(kernel.index, context)
 }
 
 /// The same on a device: of the current context, or of the primary one.
@@ -121,8 +139,9 @@ api! { TABLE;
         driver()?.library_kernels.retain(|k| k.library != handle);
         let modules = std::mem::take(&mut *library.modules.lock());
         for module in modules.into_values() {
-            let all = driver()?.contexts.all();
-            all.iter().filter(|c| c.id == module.context).for_each(|c| c.wait_idle());
+            if let Some(context) = context::by_id(module.context) {
+                drop(context.drains(Wait::Only));
+            }
             driver()?.modules.retain(|m| m.handle != module.handle);
             driver()?.kernels.retain(|k| k.module.handle != module.handle);
         }
@@ -147,8 +166,9 @@ api! { TABLE;
         module.global(address, bytes, name)
     }
     fn cuLibraryGetManaged(_address: Out<u64>, _bytes: Out<usize>, handle: u64, name: Text) {
-        library(handle)?;
+        let library = library(handle)?;
         name.get()?;
+        library.module(&*live()?)?;
         Err(CUDA_ERROR_NOT_FOUND)
     }
     fn cuLibraryGetUnifiedFunction(_out: Out<u64>, handle: u64, name: Text) {
@@ -159,9 +179,9 @@ api! { TABLE;
     fn cuKernelGetFunction(out: Out<u64>, handle: u64) { out.set(function(handle, &*live()?)?) }
     fn cuKernelGetLibrary(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.library) }
     fn cuKernelGetParamInfo(handle: u64, n: usize, offset: Out<usize>, size: Out<usize>) {
-        live()?;
-        let kernel = kernel(handle)?;
-        crate::module::param(&library(kernel.library)?.program()?.functions[kernel.index], n, offset, size)
+        let (context, kernel) = (live()?, kernel(handle)?);
+        let module = library(kernel.library)?.module(&context)?;
+        crate::module::param(&module.program.functions[kernel.index], n, offset, size)
     }
     // The name lives as long as the kernel.
     fn cuKernelGetName(out: Out<u64>, handle: u64) { out.set(kernel(handle)?.name.as_ptr() as u64) }

@@ -16,7 +16,7 @@ use crate::{
 const NAMES: &str = include_str!("../../proto/driver-api.csv");
 const PER_THREAD_STREAM: u64 = 2;
 
-fn exported() -> &'static HashMap<&'static str, Entry> {
+pub fn exported() -> &'static HashMap<&'static str, Entry> {
     static ALL: OnceLock<HashMap<&'static str, Entry>> = OnceLock::new();
     ALL.get_or_init(|| {
         let tables = [

@@ -12,8 +12,9 @@ use mpsshim_proto::cuda::*;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::{In, Out, R, api};
-use crate::context::live;
+use crate::context::{self, Context, live};
 use crate::driver::{device, driver, new_handle};
+use crate::driver_locks::Wait;
 use crate::node_memory::NodeMemory;
 use crate::pool::Pool;
 
@@ -442,6 +443,7 @@ fn register(address: u64, bytes: usize, flags: u32) -> R<()> {
     if address == 0 || bytes == 0 || flags > 15 || address.checked_add(bytes as u64).is_none() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    context.waits_its_turn();
     let range = Range {
         start: address,
         bytes: bytes as u64,
@@ -574,11 +576,17 @@ fn attribute(which: CUpointer_attribute, address: u64, out: u64) -> R<bool> {
 }
 
 fn context_of(range: &Range) -> u64 {
-    let contexts = driver().map(|d| d.contexts.all()).unwrap_or_default();
-    contexts
-        .iter()
-        .find(|c| c.id == range.context)
-        .map_or(0, |c| c.handle)
+    context::by_id(range.context).map_or(0, |context| context.handle)
+}
+
+/// The context of the memory at an address, whichever is current: its work comes to its end before the memory goes away.
+/// Memory of no context, as that of pools, goes with the current one.
+fn owner(address: u64) -> R<Arc<Context>> {
+    let current = live()?;
+    let range = driver()?.ranges.find(address);
+    Ok(range
+        .and_then(|range| context::by_id(range.context))
+        .unwrap_or(current))
 }
 
 api! { TABLE;
@@ -605,19 +613,19 @@ api! { TABLE;
         out.set(allocate(context.id, context.device, bytes as u64, Kind::Allocated)?)
     }
     fn cuMemFree_v2(address: u64) {
-        let context = live()?;
+        let context = owner(address)?;
         if address == 0 {
             return Ok(());
         }
         if driver()?.ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Pooled(_) | Kind::Node(_))) {
-            context.wait_idle();
+            let _held = context.drains(Wait::Holds);
             return crate::pool::free(address, 0);
         }
         if !is_allocated(address) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         // As natively: kernels that use the memory come to their end first.
-        context.wait_idle();
+        let _held = context.drains(Wait::Holds);
         context.sound()?;
         free(address)
     }
@@ -635,12 +643,12 @@ api! { TABLE;
         if out.is_null() { Err(CUDA_ERROR_INVALID_VALUE) } else { out.set(host_alloc(bytes, 0)?) }
     }
     fn cuMemFreeHost(address: u64) {
-        let context = live()?;
+        let context = owner(address)?;
         let ranges = &driver()?.ranges;
         if !ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Host(_))) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        context.wait_idle();
+        let _held = context.drains(Wait::Holds);
         release(&ranges.remove(address, |r| matches!(r.kind, Kind::Host(_)))?);
         Ok(())
     }
@@ -661,12 +669,12 @@ api! { TABLE;
     }
     fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: u32) { register(address, bytes, flags) }
     fn cuMemHostUnregister(address: u64) {
-        let context = live()?;
+        let context = owner(address)?;
         let ranges = &driver()?.ranges;
         if !ranges.find(address).is_some_and(|r| r.start == address && matches!(r.kind, Kind::Registered)) {
             return Err(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
         }
-        context.wait_idle();
+        let _held = context.drains(Wait::Holds);
         ranges.remove(address, |r| matches!(r.kind, Kind::Registered))?;
         Ok(())
     }

@@ -9,9 +9,10 @@ use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, Text, api, log, put_text};
-use crate::context::{Context, live};
+use crate::context::{self, Context, live};
 use crate::device::{SHARED_DEFAULT, SHARED_OPTIN};
 use crate::driver::{driver, new_handle};
+use crate::driver_locks::Wait;
 use crate::image::{self, Refused};
 use crate::library;
 use crate::memory;
@@ -125,6 +126,11 @@ impl Module {
             data,
             kernels: Mutex::default(),
         }))
+    }
+
+    /// Whether a kernel was asked for before.
+    pub fn has_handle_of(&self, index: usize) -> bool {
+        self.kernels.lock().contains_key(&index)
     }
 
     /// The handle of a kernel, the same one each time.
@@ -278,6 +284,7 @@ fn load(out: Out<u64>, image: u64, options: Options) -> R<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let program = parse_image(image, options)?;
+    let _held = context.waits_for_all(Wait::Holds);
     let module = Module::new(program, &context)?;
     driver()?.modules.insert(module.handle, module.clone());
     out.set(module.handle)
@@ -291,9 +298,10 @@ pub fn file(path: Text) -> R<Vec<u8>> {
 }
 
 fn unload(handle: u64) -> R<()> {
-    let context = live()?;
-    driver()?.modules.get(handle)?;
-    context.wait_idle();
+    let module = module(handle)?;
+    if let Some(context) = context::by_id(module.context) {
+        drop(context.drains(Wait::Only));
+    }
     driver()?.modules.remove(handle)?;
     driver()?.kernels.retain(|k| k.module.handle != handle);
     Ok(())

@@ -9,6 +9,7 @@ use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, api, api_streams};
+use crate::context::Context;
 use crate::driver::{device, driver, new_handle};
 use crate::memory::{self, Kind};
 use crate::node_memory;
@@ -135,7 +136,12 @@ fn at(location: In<CUmemLocation>, kind: u32) -> R<CUdevice> {
     Ok(location.id)
 }
 
-fn allocate(out: Out<u64>, bytes: usize, pool: &Arc<Pool>, stream: &Stream) -> R<()> {
+fn allocate(
+    out: Out<u64>,
+    bytes: usize,
+    pool: &Arc<Pool>,
+    (context, stream): (&Context, &Stream),
+) -> R<()> {
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -146,6 +152,7 @@ fn allocate(out: Out<u64>, bytes: usize, pool: &Arc<Pool>, stream: &Stream) -> R
     if let Some(start) = node_memory::capture_allocation(stream, pool, bytes)? {
         return out.set(start);
     }
+    context.waits_its_turn();
     let stream = stream.handle;
     let room = bytes
         .checked_next_multiple_of(GRAIN)
@@ -187,11 +194,11 @@ pub fn free(address: u64, stream: u64) -> R<()> {
 api_streams! { TABLE_STREAMS;
     fn cuMemAllocAsync / cuMemAllocAsync_ptsz [own] (out: Out<u64>, bytes: usize, stream: CUstream) {
         let (context, stream) = resolve(stream, own)?;
-        allocate(out, bytes, &current_pool(context.device)?, &stream)
+        allocate(out, bytes, &current_pool(context.device)?, (&context, &stream))
     }
     fn cuMemAllocFromPoolAsync / cuMemAllocFromPoolAsync_ptsz [own] (out: Out<u64>, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
-        let (_, stream) = resolve(stream, own)?;
-        allocate(out, bytes, &find(pool)?, &stream)
+        let (context, stream) = resolve(stream, own)?;
+        allocate(out, bytes, &find(pool)?, (&context, &stream))
     }
     fn cuMemFreeAsync / cuMemFreeAsync_ptsz [own] (address: u64, stream: CUstream) {
         let (context, stream) = resolve(stream, own)?;
@@ -201,6 +208,7 @@ api_streams! { TABLE_STREAMS;
         if node_memory::capture_free(&stream, address)? {
             return Ok(());
         }
+        context.waits_its_turn();
         if memory::is_allocated(address) {
             context.wait_idle();
             return memory::free(address);

@@ -14,6 +14,7 @@ use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{Context, live};
 use crate::device::ALL_SMS;
 use crate::driver::{driver, new_handle, start};
+use crate::driver_locks;
 use crate::graph::{self, Does};
 
 pub const GREATEST_PRIORITY: i32 = -5;
@@ -170,7 +171,7 @@ impl Stream {
     }
 
     fn put(self: &Arc<Self>, context: &Arc<Context>, work: Work) {
-        let _order = context.order.lock();
+        let _order = context.submits();
         let earlier: Vec<_> = match self.kind {
             Kind::Legacy => context
                 .streams()
@@ -314,6 +315,7 @@ pub fn create(
     if out.is_null() || flags & !CU_STREAM_NON_BLOCKING != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    context.waits_its_turn();
     let priority = priority.clamp(GREATEST_PRIORITY, 0);
     let mut stream = Stream::new(
         Arc::downgrade(context),
@@ -331,6 +333,11 @@ pub fn create(
 }
 
 fn destroy(stream: CUstream) -> R<()> {
+    if driver_locks::on()
+        && let Some(context) = driver()?.streams.get(stream.0)?.context.upgrade()
+    {
+        context.waits_its_turn();
+    }
     let stream = driver()?.streams.remove(stream.0)?;
     if stream.pending().is_some() {
         ORPHANS.lock().push(stream.clone());

@@ -1,0 +1,163 @@
+//! The lock of a context that its calls take, and the calls that hold it until all work in flight has ended.
+//!
+//! Some calls of the genuine driver wait until everything in flight in their context has come to its end, and most of
+//! these keep every other call out meanwhile that puts work into a stream: a kernel that runs for seconds then stops all
+//! streams of the context, and one that waits for what another stream brings stops them for good. With
+//! SOFTGPU_DRIVER_LOCKS=1 the calls here do the same, so that such a standstill shows without a GPU. Which calls they
+//! are was measured on driver 580 (an H200; one process, a long kernel in one stream, small ones in another).
+//!
+//! | call | [`Wait`] |
+//! |---|---|
+//! | `cuModuleLoad` and its kind | `Holds` |
+//! | a library becomes a module of the context: `cuLibraryGetModule`, `cuLibraryGetGlobal`, `cuLibraryGetManaged`, `cuKernelGetParamInfo`, the first `cuKernelGetFunction`, the first launch by `CUkernel` | `Holds` |
+//! | the next launch by anybody after another function of a loaded library was asked for | `Holds` |
+//! | a launch with more local memory than any before | `Holds` |
+//! | `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` | `Holds` |
+//! | `cuGreenCtxCreate`, `cuGreenCtxStreamCreate`, `cuGraphInstantiate` of a graph with kernels | `Holds` |
+//! | `cuModuleUnload`, `cuLibraryUnload`, `cuArrayDestroy` | `Only` |
+//!
+//! Kept out: work for a stream, by whatever call (`Stream::put`), and what else takes the lock for a moment
+//! ([`Context::waits_its_turn`]): streams and events that come and go, `cuMemHostRegister`, stream-ordered memory. Queries,
+//! captured work and other contexts never wait for it; synchronization does for the legacy stream only, into which it
+//! puts work here.
+
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::context::Context;
+
+static ON: AtomicBool = AtomicBool::new(false);
+/// Calls, of all contexts, that wait for work in flight; calls that wait for the lock of their context.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+static KEPT_OUT: AtomicUsize = AtomicUsize::new(0);
+
+/// Does as `SOFTGPU_DRIVER_LOCKS` says.
+pub fn read_environment() {
+    ON.store(
+        says_on(std::env::var_os("SOFTGPU_DRIVER_LOCKS")),
+        Ordering::Relaxed,
+    );
+}
+
+fn says_on(value: Option<OsString>) -> bool {
+    value.is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+pub fn on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// How many calls stand now, and why.
+pub fn counts() -> [(&'static str, usize); 2] {
+    [
+        ("calls-waiting", WAITING.load(Ordering::Acquire)),
+        ("calls-kept-out", KEPT_OUT.load(Ordering::Acquire)),
+    ]
+}
+
+struct Counted(&'static AtomicUsize);
+
+impl Counted {
+    fn new(count: &'static AtomicUsize) -> Counted {
+        count.fetch_add(1, Ordering::AcqRel);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// How a call waits for everything in flight.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// With the context's lock: nobody adds work meanwhile.
+    Holds,
+    /// Without it.
+    Only,
+}
+
+/// A context's lock, and what makes its next launch wait.
+#[derive(Default)]
+pub struct DriverLocks {
+    /// Held while work is put into a stream: it makes "earlier" the same for the legacy stream and others.
+    streams: Mutex<()>,
+    /// A loaded library was asked for another function.
+    has_new_function: AtomicBool,
+    /// The most local memory of a thread so far, bytes.
+    local_bytes: AtomicU32,
+}
+
+impl Context {
+    /// The lock for a call that puts work into a stream.
+    pub fn submits(&self) -> MutexGuard<'_, ()> {
+        self.locks.streams.try_lock().unwrap_or_else(|| {
+            let _counted = Counted::new(&KEPT_OUT);
+            self.locks.streams.lock()
+        })
+    }
+
+    /// For a call that takes the lock and puts no work into a stream here.
+    pub fn waits_its_turn(&self) {
+        if on() {
+            drop(self.submits());
+        }
+    }
+
+    /// Waits, as the genuine driver does, until everything in flight has ended; others are kept out until the result is
+    /// dropped. Nothing where `SOFTGPU_DRIVER_LOCKS` is off.
+    #[must_use]
+    pub fn waits_for_all(&self, wait: Wait) -> Option<MutexGuard<'_, ()>> {
+        if !on() {
+            return None;
+        }
+        let held = (wait == Wait::Holds).then(|| self.submits());
+        let _counted = Counted::new(&WAITING);
+        self.wait_idle();
+        held
+    }
+
+    /// As [`Context::waits_for_all`], for a call that waits with the variable off too.
+    #[must_use]
+    pub fn drains(&self, wait: Wait) -> Option<MutexGuard<'_, ()>> {
+        if !on() {
+            self.wait_idle();
+        }
+        self.waits_for_all(wait)
+    }
+
+    /// A library that is loaded here was asked for a function that nobody asked for before.
+    pub fn has_new_function(&self) {
+        if on() {
+            self.locks.has_new_function.store(true, Ordering::Release);
+        }
+    }
+
+    /// What a launch waits for; `local_bytes` of its kernel's threads each.
+    pub fn before_launch(&self, local_bytes: u32) {
+        if !on() {
+            return;
+        }
+        let grows = self.grow_local_memory(local_bytes);
+        if self.locks.has_new_function.swap(false, Ordering::AcqRel) || grows {
+            drop(self.waits_for_all(Wait::Holds));
+        }
+    }
+
+    /// What an instance of a graph waits for whose kernels are of this context and need so much local memory at the most.
+    pub fn before_instantiation(&self, local_bytes: u32) {
+        drop(self.waits_for_all(Wait::Holds));
+        self.grow_local_memory(local_bytes);
+    }
+
+    fn grow_local_memory(&self, bytes: u32) -> bool {
+        self.locks.local_bytes.fetch_max(bytes, Ordering::AcqRel) < bytes
+    }
+}
+
+#[cfg(test)]
+mod tests;
