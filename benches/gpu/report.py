@@ -164,17 +164,22 @@ class Report:
         }
 
     def save(self, directory):
-        os.makedirs(directory, exist_ok=True)
-        stem = os.path.join(directory, "gpu-" + self.about["date"][:16].replace(":", "").replace(" ", "-"))
-        for suffix, text in ((".json", json.dumps(self.data(), indent=1) + "\n"), (".md", self.document())):
-            # A run that is ended from outside leaves the last state, never half of one.
-            with open(stem + suffix + ".new", "w") as file:
-                file.write(text)
-            os.replace(stem + suffix + ".new", stem + suffix)
-        return stem
+        return save(directory, "gpu", self.about["date"], self.data(), self.document())
 
 
-def about(arguments, repetitions):
+def save(directory, kind, date, data, document):
+    """Writes the .json and the .md file of a result; their path without the suffix."""
+    os.makedirs(directory, exist_ok=True)
+    stem = os.path.join(directory, f"{kind}-" + date[:16].replace(":", "").replace(" ", "-"))
+    for suffix, text in ((".json", json.dumps(data, indent=1) + "\n"), (".md", document)):
+        # A run that is ended from outside leaves the last state, never half of one.
+        with open(stem + suffix + ".new", "w") as file:
+            file.write(text)
+        os.replace(stem + suffix + ".new", stem + suffix)
+    return stem
+
+
+def about(arguments, repetitions, program="benches/gpu/run.py"):
     """When, with what and on what the numbers were made."""
     try:
         commit = subprocess.run(
@@ -187,7 +192,7 @@ def about(arguments, repetitions):
         commit = ""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["benches/gpu/run.py", *arguments]),
+        "command": shlex.join([program, *arguments]),
         "commit": commit or "unknown",
         "gpu": measure.nvidia_smi("name") or "unknown",
         "driver": measure.nvidia_smi("driver_version") or "unknown",

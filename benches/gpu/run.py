@@ -111,23 +111,31 @@ def nvcc():
     return shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", "")] + [f"{h}/bin" for h in homes if h]))
 
 
-def compile_microbench(to):
-    """Compiles microbench.cu; the reason why not, or None."""
+def compile_program(option, to, sources, flags=()):
+    """Compiles the program that `option` would have named; the reason why not, or None."""
     compiler = nvcc()
     if compiler is None:
-        return "no --microbench, and no nvcc to compile it"
+        return f"no {option}, and no nvcc to compile it"
     print(f"compiling {to}", file=sys.stderr)
     os.makedirs(os.path.dirname(to), exist_ok=True)
     said = ""
     # For the GPU of this machine; for any when the compiler is too old to find out.
     for architecture in (["-arch=native"], []):
-        command = [compiler, "-O2", "-std=c++17", *architecture, SOURCE, "-o", to + ".new"]
+        command = [compiler, "-O2", "-std=c++17", *architecture, *flags, *sources, "-o", to + ".new"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode == 0:
             os.replace(to + ".new", to)
             return None
         said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-    return f"no --microbench, and {compiler} ended with {done.returncode}: {said}"
+    return f"no {option}, and {compiler} ended with {done.returncode}: {said}"
+
+
+def current_program(option, path, sources, flags=()):
+    """Compiles the program to this path unless it is there and newer than its sources; the reason why not, or None."""
+    newest = max(os.path.getmtime(source) for source in sources)
+    if os.access(path, os.X_OK) and os.path.getmtime(path) >= newest:
+        return None
+    return compile_program(option, path, sources, flags)
 
 
 def find_programs(options):
@@ -135,8 +143,7 @@ def find_programs(options):
     reasons = {}
     if not options.microbench:
         path = os.path.join(options.build, "microbench")
-        current = os.access(path, os.X_OK) and os.path.getmtime(path) >= os.path.getmtime(SOURCE)
-        reason = None if current else compile_microbench(path)
+        reason = current_program("--microbench", path, [SOURCE])
         if reason is None:
             options.microbench = path
         else:
