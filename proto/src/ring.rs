@@ -229,6 +229,17 @@ impl<M: Memory> Consumer<M> {
         message
     }
 
+    /// The operation of the message that was last found at the tail, as the producer wrote it; none where none was found.
+    pub fn next_op(&self) -> Option<u16> {
+        if self.head == self.tail {
+            return None;
+        }
+        let mut header = [0u8; HEADER as usize];
+        let offset = self.tail & (self.memory.capacity() - 1);
+        self.memory.read(offset, &mut header);
+        Some(u16::from_le_bytes([header[4], header[5]]))
+    }
+
     /// Where [`Consumer::peek`] looks.
     #[inline]
     pub fn place(&self) -> Place {

@@ -9,6 +9,7 @@ mod arrays;
 mod awaited;
 pub mod bounds;
 mod calls;
+mod calm;
 mod cubin;
 mod devices;
 mod dispatch;
@@ -17,6 +18,7 @@ mod fairness;
 mod files;
 mod flag_kernel;
 mod footprint;
+mod gate;
 mod graphs;
 mod green;
 mod held;
@@ -25,7 +27,9 @@ mod images;
 mod instances;
 mod jit;
 mod marks;
+mod moving;
 mod open;
+mod pace;
 mod parking;
 mod partition;
 mod patience;
@@ -38,6 +42,7 @@ pub mod runs;
 mod session;
 mod shared_events;
 mod shares;
+mod side;
 mod slots;
 mod slow;
 mod streams;
@@ -54,10 +59,12 @@ use crate::admission::Admission;
 use crate::closers::Stranger;
 use crate::limits::{Limits, Usage};
 use crate::trace::Run;
+use calm::Calm;
 use crossbeam_channel::{Sender, unbounded};
 use devices::{Device, Devices, Grant};
 use driver::{Driver, is_sticky};
 use fairness::Fairness;
+use gate::Gate;
 use host::{HostArena, ServerFlags};
 use images::ImageCache;
 use instances::{Families, Image, Raw};
@@ -75,6 +82,7 @@ use serde::{Deserialize, Serialize};
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
 use shares::Shares;
+use side::{SIDES, Side};
 use slow::{SlowLane, SlowTask};
 use std::collections::HashMap;
 use std::fmt;
@@ -84,13 +92,13 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use trace::Traces;
-use undertaker::{Buried, Calm, Spare};
+use undertaker::{Buried, Spare};
 use virtual_memory::VirtualArena;
 
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
 /// a dispatch thread never waits inside a launch.
 const WINDOW: u64 = 256;
-/// The same while a module load waits for everyone's queued work.
+/// The same while somebody waits for all that is queued to be done.
 const WINDOW_BESIDE_LOAD: u64 = 16;
 /// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
 /// program of their own. Taken only as far as it is used.
@@ -196,8 +204,9 @@ struct Shared {
     dispatchers: Vec<Dispatcher>,
     slow: SlowLane,
     reaper: Sender<Box<Session>>,
-    undertaker: Sender<Buried>,
-    calm: Calm,
+    undertaker: Sender<(Side, Buried)>,
+    calm: [Calm; SIDES],
+    gates: [Gate; SIDES],
     spare: Spare,
     epoll: OwnedFd,
     watcher: OnceLock<Thread>,
@@ -207,7 +216,6 @@ struct Shared {
     cpus: usize,
     /// More threads want to run than there are CPUs.
     crowded: AtomicBool,
-    loads_waiting: AtomicU32,
     /// Sessions that synchronize all the time.
     synchronizing: AtomicUsize,
     /// The sticky status of a lost context, 0 while all is well.
@@ -306,7 +314,8 @@ impl Engine {
             slow: SlowLane::new(),
             reaper,
             undertaker,
-            calm: Calm::default(),
+            calm: Default::default(),
+            gates: Default::default(),
             spare: Spare::default(),
             epoll,
             watcher: OnceLock::new(),
@@ -314,7 +323,6 @@ impl Engine {
             admission,
             cpus,
             crowded: AtomicBool::new(false),
-            loads_waiting: AtomicU32::new(0),
             synchronizing: AtomicUsize::new(0),
             lost: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
@@ -351,6 +359,10 @@ impl Engine {
             "undertaker".into(),
             Box::new(move |shared| undertaker::run(shared, &buried)),
         )?;
+        for side in Side::ALL {
+            let name = format!("gate-{}", side.index());
+            spawn(name, Box::new(move |shared| gate::run(shared, side)))?;
+        }
         spawn("sockets".into(), Box::new(watcher::run_sockets))?;
         for _ in 0..slow::THREADS {
             slow::start_thread(&shared)?;
@@ -467,15 +479,24 @@ pub struct DeviceInfo {
 }
 
 impl Shared {
-    fn window(&self) -> u64 {
-        if self.loads_waiting.load(Ordering::Relaxed) == 0 {
-            WINDOW
-        } else {
-            WINDOW_BESIDE_LOAD
-        }
+    /// What the sessions of a side have of calm.
+    #[inline]
+    fn calm(&self, side: Side) -> &Calm {
+        &self.calm[side.index()]
     }
-    fn checkpoint_interval(&self) -> u64 {
-        self.window() / 4
+    /// Whether clients wait at any gate.
+    fn is_urgent(&self) -> bool {
+        self.calm.iter().any(Calm::is_urgent)
+    }
+    fn gate(&self, side: Side) -> &Gate {
+        &self.gates[side.index()]
+    }
+    fn window(&self) -> u64 {
+        if self.calm(side::entered()).is_urgent() {
+            WINDOW_BESIDE_LOAD
+        } else {
+            WINDOW
+        }
     }
 
     /// The device of this ordinal.
@@ -547,7 +568,11 @@ impl Shared {
         let _ = self.reaper.send(session);
     }
     fn bury(&self, object: Buried) {
-        let _ = self.undertaker.send(object);
+        let side = match object {
+            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::Main,
+            _ => side::entered(),
+        };
+        let _ = self.undertaker.send((side, object));
     }
     fn tell(&self, event: EngineEvent) {
         let _ = self.events.send(event);
@@ -663,11 +688,12 @@ impl Shared {
     }
     /// Asks the driver whether the contexts are sound.
     fn probe(&self) {
-        for device in self.devices.iter() {
-            if device.is_attached()
-                && let Err(status) = device.probe(&self.driver)
-            {
-                self.note_status(status);
+        for side in Side::ALL {
+            side::enter(side);
+            for device in self.devices.iter().filter(|device| device.is_attached()) {
+                if let Err(status) = device.probe(&self.driver) {
+                    self.note_status(status);
+                }
             }
         }
     }

@@ -631,6 +631,29 @@ again:
     )
 }
 
+/// [`PTX`], and a kernel `spin(words, number)`: it writes its number to the second of the words, and runs until the first is
+/// as large.
+pub fn spinning_ptx() -> String {
+    format!(
+        "{PTX}
+.visible .entry spin(.param .u64 words, .param .u32 number)
+{{
+    .reg .u64 %rd<2>;
+    .reg .u32 %r<3>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [words];
+    ld.param.u32 %r1, [number];
+    st.volatile.global.u32 [%rd1+4], %r1;
+again:
+    ld.volatile.global.u32 %r2, [%rd1];
+    setp.lt.u32 %p1, %r2, %r1;
+    @%p1 bra again;
+    ret;
+}}
+"
+    )
+}
+
 /// Parameters of `fill`, packed.
 pub fn fill_params(out: u64, seed: u32, rounds: u32) -> Vec<u8> {
     let mut params = out.to_le_bytes().to_vec();

@@ -8,7 +8,7 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::stream::MemOp;
 use mpsshim_proto::message::{Mark, Object, Op};
 use mpsshim_proto::shm::Mapping;
-use mpsshim_tests::peer::{Loaded, PTX, Peer, endless_ptx, fill_params, launch, memset};
+use mpsshim_tests::peer::{Loaded, PTX, Peer, endless_ptx, fill_params, launch};
 use scene::{Bystander, Scene, control};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,10 +58,15 @@ fn a_stream_has_so_much_in_flight_and_no_more() {
     let scene = Scene::new();
     let bystander = Bystander::start(scene.worker());
     let mut client = busy(&scene);
-    let (stream, memory) = (client.stream, client.memory.start);
-    for _ in 0..600 {
-        let body = memset(memory, 1, 1, stream);
-        client.peer.post(Op::Memset, &body, &[]).expect("post");
+    let stream = client.stream;
+    // Behind a kernel that takes long, work waits in the server; marks do not.
+    for value in 0..600 {
+        let body = Mark {
+            stream,
+            slot: 9,
+            value,
+        };
+        client.peer.post(Op::Mark, &body, &[]).expect("post");
     }
     // The ring stands still: what is behind it there is not answered, however long one waits.
     let before = client.peer.header().answers.0.load(Ordering::Acquire);

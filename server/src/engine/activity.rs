@@ -55,6 +55,11 @@ impl Sample {
 impl Session {
     /// Looks at what the session has to do, and publishes what it has done. `rests`: its thread is about to sleep.
     pub fn sample(&mut self, shared: &Shared, now: Instant, rests: bool) {
+        self.enter();
+        self.publish_pace(shared, now);
+        if shared.calm(self.side).is_urgent() {
+            self.say_whether_at_work(shared);
+        }
         let streams = self.streams.iter_mut().filter(|stream| !stream.capturing);
         let in_flight: u64 = streams
             .map(|stream| stream.in_flight(shared, &self.shared))

@@ -6,6 +6,7 @@ use super::flag_kernel::FlagKernel;
 use super::green::Green;
 use super::partition::Partition;
 use super::ranges::RangeAllocator;
+use super::side::{self, SIDES, Side};
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::MAX_DEVICES;
@@ -14,6 +15,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Index;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Streams made ahead: creating one while another client's kernels run can block until they are done.
@@ -34,6 +36,12 @@ impl KeptStreams {
     /// One that was kept.
     pub fn take(&self, priority: i32) -> Option<CUstream> {
         self.0.lock().get_mut(&priority)?.pop()
+    }
+
+    /// Whether one was kept.
+    fn has(&self, priority: i32) -> bool {
+        let kept = self.0.lock();
+        kept.get(&priority).is_some_and(|kept| !kept.is_empty())
     }
 
     /// Keeps one, or gives it back where there are enough.
@@ -116,14 +124,55 @@ pub struct Device {
     pub threads: u64,
     /// The server's number of it.
     pub ordinal: Ordinal,
-    context: OnceLock<CUcontext>,
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
+    partition: OnceLock<Result<Arc<Partition>, CUresult>>,
+    sides: [Context; SIDES],
+}
+
+/// A context of a device, and what belongs to it.
+#[derive(Debug, Default)]
+struct Context {
+    raw: OnceLock<CUcontext>,
     streams: KeptStreams,
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
-    partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     flag_kernel: OnceLock<FlagKernel>,
+    /// Bytes of local memory that each thread has had at most.
+    local: AtomicU32,
+}
+
+impl Context {
+    /// Makes what a context begins with, which is current.
+    fn furnish(&self, driver: &Driver) -> Result<(), CUresult> {
+        let mut ahead = Vec::new();
+        for _ in 0..=STREAMS_AHEAD {
+            let mut stream = CUstream::NULL;
+            driver.stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
+            ahead.push(stream);
+        }
+        let _ = self.probe.set(ahead.pop().expect("one more than ahead"));
+        for stream in ahead {
+            self.streams.keep(0, stream);
+        }
+        let first = std::array::from_fn(|limit| {
+            let mut value = 0;
+            let status = driver.ctx_get_limit(&mut value, limit as CUlimit);
+            status.is_ok().then_some(value as u64)
+        });
+        let _ = self.first_limits.set(first);
+        // The driver takes no larger heap once a module that allocates on the device is loaded, be it another client's.
+        if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
+            tracing::debug!(%status, "the heap of device code stays as it is");
+        }
+        match FlagKernel::load(driver) {
+            Ok(kernel) => drop(self.flag_kernel.set(kernel)),
+            Err(status) => {
+                tracing::warn!(%status, "no kernel writes marks: the driver does not take it")
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The server's number of a device that there is: whoever has one may index [`Devices`] with it. A number from a client
@@ -217,8 +266,11 @@ impl Index<Ordinal> for Devices {
 }
 
 thread_local! {
-    static CURRENT: Cell<usize> = const { Cell::new(usize::MAX) };
+    static CURRENT: Cell<(usize, Side)> = const { Cell::new(NONE) };
 }
+
+/// No device's context is known to be current.
+const NONE: (usize, Side) = (usize::MAX, Side::Main);
 
 impl Device {
     /// Reads what a device is; makes no context.
@@ -260,29 +312,64 @@ impl Device {
             capability: (10 * major + minor) as u32,
             threads: multiprocessors as u64 * each as u64,
             ordinal,
-            context: OnceLock::new(),
             starting: Mutex::new(()),
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
-            streams: KeptStreams::default(),
-            probe: OnceLock::new(),
-            first_limits: OnceLock::new(),
             partition: OnceLock::new(),
-            flag_kernel: OnceLock::new(),
+            sides: Default::default(),
         })
     }
 
     /// The context, once it is made.
     pub fn context(&self) -> Option<CUcontext> {
-        self.context.get().copied()
+        self.side().raw.get().copied()
     }
 
-    /// Makes the context and what goes with it, once. Takes a few hundred milliseconds.
+    /// What the side that the calling thread works on has of it.
+    #[inline]
+    fn side(&self) -> &Context {
+        &self.sides[side::entered().index()]
+    }
+
+    /// Makes the context of the side that the calling thread works on, and what goes with it, once. Takes a few hundred
+    /// milliseconds.
     ///
     /// # Errors
     /// The driver's.
     pub fn attach(&self, driver: &Driver) -> Result<(), CUresult> {
         let _starting = self.starting.lock();
-        if self.context.get().is_some() {
+        self.make_main(driver)?;
+        match side::entered() {
+            Side::Main => Ok(()),
+            Side::Annex => self.make_annex(driver),
+        }
+    }
+
+    fn make_annex(&self, driver: &Driver) -> Result<(), CUresult> {
+        let own = &self.sides[Side::Annex.index()];
+        if own.raw.get().is_some() {
+            return Ok(());
+        }
+        tracing::info!(
+            "Creating a second context on device {} ({})",
+            self.ordinal,
+            self.name
+        );
+        let mut context = CUcontext::NULL;
+        // What the driver makes is current afterwards.
+        CURRENT.set(NONE);
+        driver
+            .context
+            .ctx_create(&mut context, CU_CTX_SCHED_SPIN, self.raw)?;
+        driver.ctx_set_current(context)?;
+        CURRENT.set((self.ordinal.index(), Side::Annex));
+        own.furnish(driver)?;
+        let _ = own.raw.set(context);
+        Ok(())
+    }
+
+    fn make_main(&self, driver: &Driver) -> Result<(), CUresult> {
+        let own = &self.sides[Side::Main.index()];
+        if own.raw.get().is_some() {
             return Ok(());
         }
         tracing::info!(
@@ -294,7 +381,7 @@ impl Device {
         let mut context = CUcontext::NULL;
         driver.primary_ctx_retain(&mut context, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set(self.ordinal.index());
+        CURRENT.set((self.ordinal.index(), Side::Main));
         let start = DEVICE_ARENA + self.ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         let mut reserved = 0;
         driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
@@ -310,39 +397,14 @@ impl Device {
             *self.addresses.lock() =
                 RangeAllocator::new(start, DEVICE_ARENA_STRIDE, granularity as u64);
         }
-        let mut ahead = Vec::new();
-        for _ in 0..=STREAMS_AHEAD {
-            let mut stream = CUstream::NULL;
-            driver.stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
-            ahead.push(stream);
-        }
-        let _ = self.probe.set(ahead.pop().expect("one more than ahead"));
-        for stream in ahead {
-            self.streams.keep(0, stream);
-        }
-        let first = std::array::from_fn(|limit| {
-            let mut value = 0;
-            let status = driver.ctx_get_limit(&mut value, limit as CUlimit);
-            status.is_ok().then_some(value as u64)
-        });
-        let _ = self.first_limits.set(first);
-        // The driver takes no larger heap once a module that allocates on the device is loaded, be it another client's.
-        if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
-            tracing::debug!(%status, "the heap of device code stays as it is");
-        }
-        match FlagKernel::load(driver) {
-            Ok(kernel) => drop(self.flag_kernel.set(kernel)),
-            Err(status) => {
-                tracing::warn!(%status, "no kernel writes marks: the driver does not take it")
-            }
-        }
-        let _ = self.context.set(context);
+        own.furnish(driver)?;
+        let _ = own.raw.set(context);
         Ok(())
     }
 
     /// The kernel that writes marks, if the driver took it.
     pub fn flag_kernel(&self) -> Option<FlagKernel> {
-        self.flag_kernel.get().copied()
+        self.side().flag_kernel.get().copied()
     }
 
     /// Makes this device's context the calling thread's.
@@ -351,13 +413,34 @@ impl Device {
     /// `CUDA_ERROR_INVALID_DEVICE` when no client has attached to the device.
     #[inline]
     pub fn make_current(&self, driver: &Driver) -> Result<(), CUresult> {
-        if CURRENT.get() == self.ordinal.index() {
+        let wanted = (self.ordinal.index(), side::entered());
+        if CURRENT.get() == wanted {
             return Ok(());
         }
-        let context = *self.context.get().ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        let context = match self.side().raw.get() {
+            Some(context) => *context,
+            // A session that has come to the annex may use a device that was attached to before.
+            None if self.is_attached() => {
+                self.attach(driver)?;
+                self.context().ok_or(CUDA_ERROR_INVALID_DEVICE)?
+            }
+            None => return Err(CUDA_ERROR_INVALID_DEVICE),
+        };
         driver.ctx_set_current(context)?;
-        CURRENT.set(self.ordinal.index());
+        CURRENT.set(wanted);
         Ok(())
+    }
+
+    /// Whether the driver takes more memory from the device when a kernel is launched whose threads have so many bytes of
+    /// local memory: it then waits until nothing is in flight.
+    #[inline]
+    pub fn grows(&self, local: u32) -> bool {
+        local > self.side().local.load(Ordering::Relaxed)
+    }
+
+    /// Such a kernel was launched.
+    pub fn has_grown(&self, local: u32) {
+        self.side().local.fetch_max(local, Ordering::Relaxed);
     }
 
     /// How it can be parted.
@@ -380,7 +463,7 @@ impl Device {
         match green.context() {
             None => self.make_current(driver),
             Some(context) => {
-                CURRENT.set(usize::MAX);
+                CURRENT.set(NONE);
                 driver.ctx_set_current(context)
             }
         }
@@ -388,12 +471,12 @@ impl Device {
 
     /// What a limit was before any client set it.
     pub fn first_limit(&self, limit: CUlimit) -> Option<u64> {
-        *self.first_limits.get()?.get(limit as usize)?
+        *self.side().first_limits.get()?.get(limit as usize)?
     }
 
-    /// Whether it has a context.
+    /// Whether it has a context. One of another side is made when it is needed.
     pub fn is_attached(&self) -> bool {
-        self.context.get().is_some()
+        self.sides[Side::Main.index()].raw.get().is_some()
     }
 
     fn properties(&self) -> CUmemAllocationProp {
@@ -495,12 +578,17 @@ impl Device {
         Ok(())
     }
 
+    /// Whether a stream of this priority was kept.
+    pub fn has_stream(&self, priority: i32) -> bool {
+        self.side().streams.has(priority)
+    }
+
     /// A non-blocking stream, a kept one if there is one.
     ///
     /// # Errors
     /// The driver's.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
-        if let Some(stream) = self.streams.take(priority) {
+        if let Some(stream) = self.side().streams.take(priority) {
             return Ok(stream);
         }
         self.make_current(driver)?;
@@ -512,7 +600,7 @@ impl Device {
     /// Keeps a drained stream for the next session.
     pub fn keep_stream(&self, driver: &Driver, priority: i32, stream: CUstream) {
         debug_assert!(!driver.is_capturing(stream), "a stream that captures");
-        if let Some(surplus) = self.streams.keep(priority, stream) {
+        if let Some(surplus) = self.side().streams.keep(priority, stream) {
             let _ = driver.context.stream_destroy(surplus);
         }
     }
@@ -521,7 +609,8 @@ impl Device {
     pub fn kept(&self) -> (usize, usize) {
         let parted = self.partition.get().and_then(|parted| parted.as_ref().ok());
         let (streams, parts) = parted.map_or((0, 0), |partition| partition.kept());
-        (self.streams.count() + streams, parts)
+        let count = |side: &Context| side.streams.count();
+        (self.sides.iter().map(count).sum::<usize>() + streams, parts)
     }
 
     /// Has the GPU copy a word of device memory to registered memory, and then write a flag.
@@ -536,10 +625,24 @@ impl Device {
         to: u64,
         (flag, value): (CUdeviceptr, u32),
     ) -> Result<(), CUresult> {
-        let stream = *self.probe.get().ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        let stream = *self.side().probe.get().ok_or(CUDA_ERROR_INVALID_DEVICE)?;
         self.make_current(driver)?;
         driver.memcpy_dtoh_async(to, word, len, stream)?;
         driver.stream_write_value32(stream, flag, value, 0)
+    }
+
+    /// Launches a kernel and waits for it: after the driver was asked for functions, the next launch, whosever it is, waits
+    /// until nothing is in flight. Nothing else is.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch_something(&self, driver: &Driver, scratch: CUdeviceptr) -> Result<(), CUresult> {
+        let (Some(kernel), Some(probe)) = (self.flag_kernel(), self.side().probe.get()) else {
+            return Ok(());
+        };
+        self.make_current(driver)?;
+        kernel.launch(driver, *probe, scratch, 0)?;
+        driver.stream_synchronize(*probe)
     }
 
     /// Asks the driver whether the context is still sound (`cuStreamQuery` of an idle stream, 0.7 µs).
@@ -547,7 +650,7 @@ impl Device {
     /// # Errors
     /// The sticky status.
     pub fn probe(&self, driver: &Driver) -> Result<(), CUresult> {
-        let Some(probe) = self.probe.get() else {
+        let Some(probe) = self.side().probe.get() else {
             return Ok(());
         };
         self.make_current(driver)?;

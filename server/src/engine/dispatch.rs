@@ -229,6 +229,8 @@ fn sleep(
         bells.extend(parked.fd().map(poll));
         let timeout = match in_flight {
             _ if sessions.iter().any(|session| session.marks.is_waiting()) => ASK,
+            // Somebody waits for it to end.
+            true if shared.is_urgent() => ASK,
             true => PROBE,
             false => Duration::MAX,
         };
@@ -275,6 +277,7 @@ fn sleep(
 #[inline]
 fn visit(shared: &Shared, session: &mut Session) -> Visit {
     panics::works_for(Some(session.shared.info.session));
+    session.enter();
     if session.shared.hung_up.load(Ordering::Relaxed) {
         let terminated = session.shared.terminated.load(Ordering::SeqCst);
         return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
@@ -288,6 +291,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             Ok(worked) => wrote |= worked,
             Err(why) => return Visit::Ended(Some(why)),
         }
+        if session.wants_moment {
+            return Visit::Slow;
+        }
     }
     let mut count = 0;
     while count < BUDGET {
@@ -298,8 +304,8 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
                 session.dispatched += 1;
             }
             Step::Full if count == 0 && !wrote => return Visit::Full,
-            Step::Slow if count == 0 => return Visit::Slow,
-            Step::Full | Step::Slow => return Visit::Worked,
+            Step::Slow | Step::Alone if count == 0 => return Visit::Slow,
+            Step::Full | Step::Slow | Step::Alone => return Visit::Worked,
             Step::Violation(why) => return Visit::Ended(Some(why)),
         }
     }
@@ -315,7 +321,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.is_lost() {
         return Visit::Ended(Some("the context is lost".into()));
     }
-    if shared.calm.is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
+    if shared.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
         session.say_whether_at_work(shared);
     }
     Visit::Idle
@@ -333,6 +339,8 @@ pub enum Step {
     Held,
     /// It belongs on the slow lane.
     Slow,
+    /// It has to be done while nothing is in flight.
+    Alone,
     /// The client broke the protocol.
     Violation(String),
 }
@@ -362,8 +370,14 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     if !on_slow_lane && (calls::is_slow(op) || session.puts_graph_into_graph(op, &message)) {
         return Step::Slow;
     }
+    if session.must_be_alone(shared, op, &message) {
+        return Step::Alone;
+    }
     if !session.may_work(shared) {
         return Step::Full;
+    }
+    if on_slow_lane && !calls::submits(op) {
+        session.say_whether_at_work(shared);
     }
     if op == Op::Launch && !on_slow_lane {
         match session.launch_run(shared) {
@@ -380,7 +394,12 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
             session.consumer.consume(&message);
             Step::Done
         }
+        // Its stream is held now.
+        Err(Undone::Later) if session.held.any() && !session.held.is_full() => {
+            step(shared, session, on_slow_lane)
+        }
         Err(Undone::Later) => Step::Full,
+        Err(Undone::Alone) => Step::Alone,
         Err(Undone::Violation(why)) => Step::Violation(why),
     }
 }
@@ -393,7 +412,7 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     };
     session.shared.end(shared.lost_status().unwrap_or(status));
     // Before the list of sessions does not have it any more.
-    shared.calm.begin_dying();
+    shared.calm(session.side).begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
     shared.forget(&session.shared);

@@ -56,6 +56,24 @@ impl FlagKernel {
         Ok(FlagKernel(function))
     }
 
+    /// Launches it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch(
+        self,
+        driver: &Driver,
+        stream: CUstream,
+        address: CUdeviceptr,
+        value: u32,
+    ) -> Result<(), CUresult> {
+        let mut params = Params { address, value };
+        let mut size = PARAMS;
+        let mut extra = packed((&raw mut params).cast(), &mut size);
+        let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
+        driver.launch_kernel(self.0, 1, 1, 1, 1, 1, 1, 0, stream, none, extra)
+    }
+
     /// Has `give` take a launch of it that writes `value` at `address`, in the driver's form.
     pub fn with<R>(
         self,

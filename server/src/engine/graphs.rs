@@ -10,6 +10,7 @@ use super::awaited::Awaited;
 use super::bounds;
 use super::devices::Ordinal;
 use super::instances::Image;
+use super::pace::Length;
 use super::pools;
 use super::session::Event;
 use mpsshim_proto::cuda::*;
@@ -167,6 +168,8 @@ pub struct Exec {
     pub device: Ordinal,
     /// Launching it may print.
     pub prints: bool,
+    /// How long it takes.
+    pub length: Length,
     /// Of the graph that it was made from.
     pub parts: u64,
     /// The slot of each host node.
@@ -253,6 +256,12 @@ impl Default for Graphs {
 }
 
 impl Graphs {
+    /// Whether nothing is left of any graph.
+    pub fn is_untouched(&self) -> bool {
+        let none = self.graphs.is_empty() && self.execs.is_empty() && self.captures.is_empty();
+        none && self.images.is_empty() && self.events.is_empty() && self.memory.is_empty()
+    }
+
     /// Whether a graph of the driver's has a handle.
     pub fn has_graph(&self, raw: CUgraph) -> bool {
         self.by_graph.contains_key(&raw)

@@ -1,4 +1,5 @@
-//! Streams that wait for the client: until a host function has returned, or a word in memory has a value.
+//! Streams that wait: for the client, until a host function has returned or a word in memory has a value; for what they
+//! have in flight ([`super::pace`]); for those who wait at the gate ([`super::gate`]).
 //!
 //! Nothing is made to wait on the GPU for that. A stream that waits there (`cuStreamWaitValue32`) keeps its hardware
 //! queue, which streams of other clients may share, and whatever waits for all work of the context (a module load of
@@ -44,6 +45,28 @@ pub enum Awaited {
     Returned { flag: u32, value: u32 },
     /// A word of the client's memory.
     Word(Word),
+    /// So many of its operations are done; since when.
+    Passed(u64, Instant),
+    /// Those who wait at the gate, as of this number of [`super::calm::Calm::pauses`].
+    Gate(u32),
+}
+
+impl Awaited {
+    /// So many of the stream's operations are done.
+    pub fn passed(ops: u64) -> Awaited {
+        Awaited::Passed(ops, Instant::now())
+    }
+
+    /// How soon to look again; `None` for what is told.
+    fn pause(&self) -> Option<Duration> {
+        match self {
+            Awaited::Returned { .. } => None,
+            Awaited::Word(word) => Some(word.pause()),
+            // What the pause adds to it is a small part.
+            Awaited::Passed(_, since) => Some((since.elapsed() / 64).clamp(SHORTEST, LONGEST / 2)),
+            Awaited::Gate(_) => Some(LONGEST / 2),
+        }
+    }
 }
 
 /// A comparison of `cuStreamWaitValue32/64`.
@@ -187,6 +210,10 @@ impl Held {
     pub fn any(&self) -> bool {
         !self.holds.is_empty() || !self.backlog.is_empty()
     }
+    /// Whether a stream waits.
+    pub fn holds(&self, stream: usize) -> bool {
+        self.holds.iter().any(|hold| hold.stream == stream)
+    }
     /// Messages that are held back.
     pub fn len(&self) -> usize {
         self.backlog.len()
@@ -205,16 +232,13 @@ impl Held {
             Awaited::Word(word) => {
                 word.phase == Phase::Reading && !reached(word.written(shared), word.expected)
             }
-            Awaited::Returned { .. } => false,
+            _ => false,
         })
     }
-    /// How soon to look at words in memory again.
+    /// How soon to look again at what nobody will tell.
     pub fn pause(&self) -> Option<Duration> {
-        let words = self.holds.iter().filter_map(|hold| match &hold.awaited {
-            Awaited::Word(word) => Some(word.pause()),
-            Awaited::Returned { .. } => None,
-        });
-        words.min()
+        let pauses = self.holds.iter().filter_map(|hold| hold.awaited.pause());
+        pauses.min()
     }
     /// Bytes of a message that was held back.
     pub fn replayed(&self, message: &Message) -> Option<&[u8]> {
@@ -224,7 +248,7 @@ impl Held {
     pub fn is_released(&self, session: &SessionShared) -> bool {
         self.holds.iter().any(|hold| match hold.awaited {
             Awaited::Returned { flag, value } => reached(session.flag(flag), value),
-            Awaited::Word(_) => false,
+            _ => false,
         })
     }
 
@@ -328,6 +352,9 @@ impl Session {
             .iter()
             .map(|hold| Object::Stream(hold.stream))
             .collect();
+        if released {
+            tracing::trace!(session = self.shared.info.session, "lets streams go on");
+        }
         let mut worked = released;
         for mut next in take(&mut held.backlog) {
             let waits = match next.touches {
@@ -342,7 +369,10 @@ impl Session {
                         worked = true;
                         continue;
                     }
+                    // Maybe its stream is held now.
+                    Err(Undone::Later) if self.held.is_blocked(next.touches, &self.streams) => {}
                     Err(Undone::Later) => self.held.full = true,
+                    Err(Undone::Alone) => (self.held.full, self.wants_moment) = (true, true),
                     Err(Undone::Violation(why)) => return Err(why),
                 }
                 next.bytes = take(&mut self.held.replay);
@@ -354,10 +384,15 @@ impl Session {
     }
 
     /// Whether a stream need not be held any longer.
-    fn is_over(&self, shared: &Shared, hold: &mut Hold) -> bool {
+    fn is_over(&mut self, shared: &Shared, hold: &mut Hold) -> bool {
         match &mut hold.awaited {
             Awaited::Returned { flag, value } => reached(self.shared.flag(*flag), *value),
             Awaited::Word(word) => self.is_word_there(shared, word),
+            Awaited::Passed(ops, _) => {
+                let stream = self.streams.at_mut(hold.stream);
+                stream.map_or(true, |stream| stream.is_past(shared, *ops))
+            }
+            Awaited::Gate(pauses) => *pauses != shared.calm(self.side).pauses(),
         }
     }
 

@@ -281,6 +281,9 @@ pub struct Flag {
     _ration: Ration,
 }
 
+/// A flag that means nothing.
+pub const SCRATCH: u32 = 0;
+
 impl ServerFlags {
     /// Makes and registers the page.
     ///
@@ -294,7 +297,7 @@ impl ServerFlags {
         let registration = Registration::new(driver, mapping, 0)?;
         Ok(ServerFlags {
             registration,
-            free: Mutex::new((0..SERVER_FLAGS as u32).rev().collect()),
+            free: Mutex::new((SCRATCH + 1..SERVER_FLAGS as u32).rev().collect()),
             rations: Rations::new(SERVER_FLAGS),
         })
     }

@@ -13,13 +13,16 @@ use super::cubin;
 use super::devices::Ordinal;
 use super::images::Content;
 use super::jit::JitOptions;
+use super::side::{self, Side};
 use super::undertaker::Buried;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// Which kind of object an image became.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +32,9 @@ pub enum Raw {
     /// `cuLibraryLoadData`.
     Library(CUlibrary),
 }
+
+/// How long may be spent on asking for functions that nobody has asked for yet.
+const AHEAD: Duration = Duration::from_millis(2);
 
 /// A kernel's name, its NUL included, and the server's ordinal of a device.
 pub type Key = (Box<[u8]>, Ordinal);
@@ -55,6 +61,10 @@ struct State {
     /// One image has it for itself.
     closed: bool,
     functions: HashMap<Key, Use>,
+    /// The driver's functions that were asked for: whoever asks again waits for nothing.
+    found: HashMap<Key, CUfunction>,
+    /// Devices whose functions were all asked for.
+    looked_ahead: HashSet<Ordinal>,
 }
 
 /// How a function of an instance is used.
@@ -78,7 +88,20 @@ impl Instance {
         })
     }
 
-    fn function(&self, shared: &Shared, (name, device): &Key) -> Result<CUfunction, CUresult> {
+    fn function(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+        self.find(shared, &mut self.state.lock().found, key)
+    }
+
+    fn find(
+        &self,
+        shared: &Shared,
+        found: &mut HashMap<Key, CUfunction>,
+        key: &Key,
+    ) -> Result<CUfunction, CUresult> {
+        if let Some(known) = found.get(key) {
+            return Ok(*known);
+        }
+        let (name, device) = key;
         let driver = &shared.driver;
         shared.devices[*device].make_current(driver)?;
         let mut function = CUfunction::NULL;
@@ -91,7 +114,66 @@ impl Instance {
                 driver.kernel_get_function(&mut function, kernel)?;
             }
         }
+        found.insert(key.clone(), function);
         Ok(function)
+    }
+
+    fn knows(&self, key: &Key) -> bool {
+        self.state.lock().found.contains_key(key)
+    }
+
+    /// Whether the driver has loaded it: a library when something of it was used.
+    fn is_loaded(&self) -> bool {
+        matches!(self.raw, Raw::Module(_)) || !self.state.lock().found.is_empty()
+    }
+
+    /// Asks for its other functions too, as long as that takes no time: each by itself would need a moment of its own.
+    fn look_ahead(&self, shared: &Shared, device: Ordinal) {
+        let mut state = self.state.lock();
+        if !state.looked_ahead.insert(device) {
+            return;
+        }
+        let began = Instant::now();
+        for name in self.names(shared).unwrap_or_default() {
+            if began.elapsed() > AHEAD {
+                return;
+            }
+            let key = (name.to_bytes_with_nul().into(), device);
+            // One that cannot be had fails when it is asked for.
+            let _ = self.find(shared, &mut state.found, &key);
+        }
+    }
+
+    /// The names of its kernels. They live as long as it.
+    fn names(&self, shared: &Shared) -> Result<Vec<&CStr>, CUresult> {
+        let driver = &shared.driver;
+        let mut count = 0;
+        let mut names: Vec<*const c_char> = Vec::new();
+        match self.raw {
+            Raw::Module(module) => {
+                driver.module_get_function_count(&mut count, module)?;
+                let mut functions = vec![CUfunction::NULL; count as usize];
+                driver.module_enumerate_functions(functions.as_mut_ptr(), count, module)?;
+                for function in functions {
+                    let mut name = std::ptr::null();
+                    driver.func_get_name(&mut name, function)?;
+                    names.push(name);
+                }
+            }
+            Raw::Library(library) => {
+                driver.library_get_kernel_count(&mut count, library)?;
+                let mut kernels = vec![CUkernel::NULL; count as usize];
+                driver.library_enumerate_kernels(kernels.as_mut_ptr(), count, library)?;
+                for kernel in kernels {
+                    let mut name = std::ptr::null();
+                    driver.kernel_get_name(&mut name, kernel)?;
+                    names.push(name);
+                }
+            }
+        }
+        let names = names.into_iter().filter(|name| !name.is_null());
+        // SAFETY: the driver's names are NUL-ended and live as long as what they are names in.
+        Ok(names.map(|name| unsafe { CStr::from_ptr(name) }).collect())
     }
 
     /// Has an image use a function with these attributes, if nobody else uses it with others.
@@ -103,11 +185,14 @@ impl Instance {
         wanted: &Attributes,
     ) -> Option<Result<CUfunction, CUresult>> {
         let mut state = self.state.lock();
-        let used = state.functions.entry(key.clone()).or_default();
+        let State {
+            functions, found, ..
+        } = &mut *state;
+        let used = functions.entry(key.clone()).or_default();
         if used.set != *wanted && used.by.iter().any(|user| *user != image) {
             return None;
         }
-        let taken = self.function(shared, key).and_then(|function| {
+        let taken = self.find(shared, found, key).and_then(|function| {
             if used.set != *wanted {
                 used.change(shared, function, wanted)?;
             }
@@ -221,6 +306,8 @@ pub struct Family {
     pub hash: [u8; 32],
     /// The device of a module, `None` for a library.
     pub device: Option<Ordinal>,
+    /// The side that it is loaded on.
+    pub side: Side,
     /// Options, as the message had them.
     pub options: Vec<u8>,
 }
@@ -295,7 +382,7 @@ impl Families {
 }
 
 /// Gives up a hold of an instance; the last one to do so has it unloaded. Nothing else may drop one.
-fn let_go(shared: &Shared, instance: Arc<Instance>) {
+pub fn let_go(shared: &Shared, instance: Arc<Instance>) {
     if let Some(last) = Arc::into_inner(instance) {
         shared.bury(Buried::Instance(last));
     }
@@ -381,8 +468,36 @@ impl Image {
 
     /// A function to ask about, before it is used.
     pub fn look(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+        self.of(key).function(shared, key)
+    }
+
+    /// Whether a function was asked for before, so that nobody waits when it is asked for again.
+    pub fn knows(&self, key: &Key) -> bool {
+        self.of(key).knows(key)
+    }
+
+    /// Whether the driver has loaded what names are looked for in.
+    pub fn is_loaded(&self) -> bool {
+        self.instances[0].is_loaded()
+    }
+
+    /// Asks for the functions that the session is likely to want.
+    pub fn look_ahead(&self, shared: &Shared, device: Ordinal) {
+        self.instances[0].look_ahead(shared, device);
+    }
+
+    /// The names of its kernels.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn names(&self, shared: &Shared) -> Result<Vec<&CStr>, CUresult> {
+        self.instances[0].names(shared)
+    }
+
+    /// Where a function is.
+    fn of(&self, key: &Key) -> &Instance {
         let at = self.chosen.get(key).and_then(|chosen| chosen.instance);
-        self.instances[at.unwrap_or(0)].function(shared, key)
+        &self.instances[at.unwrap_or(0)]
     }
 
     /// Puts what the session set, or what is usual, in the place of what others have set.
@@ -526,6 +641,44 @@ impl Image {
             self.take(shared, &key)?;
         }
         Ok(true)
+    }
+
+    /// What it would be on the side that the calling thread works on.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn load_there(&self, shared: &Shared) -> Result<Arc<Instance>, CUresult> {
+        let family = self.family.clone().map(|mut family| {
+            family.side = side::entered();
+            family
+        });
+        let found = family
+            .as_ref()
+            .and_then(|family| shared.families.another(shared, family, &self.content));
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let own = self.load_again(shared)?;
+        match &family {
+            Some(family) => shared.families.add(family, &own),
+            None => own.state.lock().closed = true,
+        }
+        Ok(own)
+    }
+
+    /// Takes this instance, which is on another side, in the place of those it has, none of whose functions it uses. The
+    /// side of these is entered.
+    pub fn move_to(&mut self, shared: &Shared, to: Side, instance: Arc<Instance>) {
+        for old in std::mem::replace(&mut self.instances, vec![instance]) {
+            old.leave(self.id, |_| true);
+            let_go(shared, old);
+        }
+        for chosen in self.chosen.values_mut() {
+            chosen.instance = None;
+        }
+        if let Some(family) = &mut self.family {
+            family.side = to;
+        }
     }
 
     /// The session's context on a device is over, and what was set for functions there.

@@ -9,6 +9,7 @@
 
 use super::awaited::Release;
 use super::session::{Session, SessionShared};
+use super::side::Side;
 use super::undertaker::Buried;
 use super::{EngineEvent, Shared};
 use crate::panics;
@@ -41,6 +42,7 @@ struct Dying {
 
 impl Dying {
     fn new(shared: &Shared, mut session: Box<Session>) -> Dying {
+        session.enter();
         session.abandon_captures(shared, None);
         let since = Instant::now();
         Dying {
@@ -59,6 +61,7 @@ impl Dying {
         if now < self.look {
             return false;
         }
+        self.session.enter();
         self.look = now + if self.stuck { SLOW_TICK } else { TICK };
         self.release.write(shared, &self.session, self.stuck);
         self.session.forget_held(shared)
@@ -107,8 +110,8 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
         while at < dying.len() {
             if dying[at].is_over(shared) {
                 let over = dying.swap_remove(at);
+                shared.calm(over.session.side).end_dying();
                 release(shared, *over.session, over.uncounted);
-                shared.calm.end_dying();
                 continue;
             }
             if !dying[at].stuck && dying[at].since.elapsed() > STUCK {
@@ -117,7 +120,13 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
             }
             at += 1;
         }
-        shared.calm.set_stuck(dying.iter().any(|one| one.stuck));
+        for side in Side::ALL {
+            let of_side = || dying.iter().filter(|one| one.session.side == side);
+            let calm = shared.calm(side);
+            calm.set_stuck(of_side().any(|one| one.stuck));
+            let longest = of_side().map(|one| one.since.elapsed()).max();
+            calm.set_dying_for(longest.unwrap_or_default());
+        }
         panics::works_for(None);
     }
 }
@@ -147,6 +156,7 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
 /// Frees what an idle session owned; what would make others wait is buried.
 fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     panics::works_for(Some(session.shared.info.session));
+    session.enter();
     session.surrender_printing(shared);
     for (device, stream) in session.helpers.drain(..) {
         let _ = shared.devices[device].make_current(&shared.driver);

@@ -14,6 +14,7 @@ use super::calls::launch::packed;
 use super::driver::Driver;
 use super::fairness::GREATEST;
 use super::marks::Writer;
+use super::pace::{Length, Runs};
 use super::session::{CallError, Session};
 use super::streams::Stream;
 use mpsshim_proto::cuda::*;
@@ -453,7 +454,10 @@ impl Session {
             && first.is_none_or(|first| first.body.stream == body.stream);
         fits.then_some(())?;
         let function = self.function(shared, body.function).ok()?;
-        let fits = function.in_runs && !function.prints && body.param_len >= function.param_bytes;
+        let fits = function.in_runs
+            && !function.prints
+            && function.length == Length::Short
+            && body.param_len >= function.param_bytes;
         let raw = fits.then_some(function.raw)?;
         let params = self.in_place(message, size_of::<Launch>(), len).ok()? as u64;
         Some(Planned {
@@ -523,13 +527,15 @@ impl Session {
         let stream = self.streams.get(first.body.stream).ok()?;
         let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
         fits.then_some(())?;
-        let (index, raw) = self.prepare(shared, first.body.stream).ok()?;
+        let (index, raw) = self
+            .prepare_work(shared, first.body.stream, Runs::Nothing)
+            .ok()?;
         let begun = self.trace_clock(shared);
-        let room = shared.window() as usize / 4;
-        if mark.is_some() && run.len() > room {
+        let stream = self.streams.at_mut(index).ok()?;
+        let room = shared.window().min(stream.pace.window()) as usize / 4;
+        if room < 2 || mark.is_some() && run.len() > room {
             return None;
         }
-        let stream = self.streams.at_mut(index).ok()?;
         let (chains, priority) = (&mut stream.chains, stream.raw_priority);
         let len = run.len().min(room);
         let chain = chains.longest(&shared.driver, len, first, mark.as_ref(), priority)?;

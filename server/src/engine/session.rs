@@ -17,6 +17,7 @@ use super::host::{HostBlock, Segment};
 use super::instances::{Image, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
+use super::pace::Length;
 use super::parking::Quiet;
 use super::partition::Place;
 use super::pools::Pools;
@@ -25,6 +26,7 @@ use super::rations::Holder;
 use super::runs::Planned;
 use super::shared_events::SharedEvent;
 use super::shares::Sharing;
+use super::side::{SIDES, Side};
 use super::slots::Slots;
 use super::streams::Stream;
 use super::trace::Tracer;
@@ -41,7 +43,7 @@ use mpsshim_proto::shm::{self, Doorbell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use std::time::Instant;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -55,6 +57,9 @@ pub enum CallError {
     /// It has to wait: its stream has as much in flight as it may, or another session prints.
     #[error("has to wait for work in flight")]
     Full,
+    /// It has to be done while nothing is in flight: see [`super::gate`].
+    #[error("has to wait until nothing is in flight")]
+    Alone,
     /// The client broke the protocol: its session ends.
     #[error("{0}")]
     Violation(String),
@@ -83,6 +88,10 @@ pub struct SessionShared {
     pub terminated: AtomicBool,
     /// It has work in flight, or may have: see [`Session::may_work`].
     pub at_work: AtomicBool,
+    /// How long something of that has taken already, as was last seen, and is likely to take from now on, in milliseconds.
+    pub works_for: (AtomicU32, AtomicU32),
+    /// Number of its [`Side`].
+    pub side: AtomicU8,
     /// Bytes it holds and may hold.
     pub account: Account,
     /// Active-thread percentage and priority it came with.
@@ -198,6 +207,10 @@ impl SessionShared {
             }
         }
     }
+    /// Its side of the devices.
+    pub fn side(&self) -> Side {
+        Side::ALL[usize::from(self.side.load(Ordering::SeqCst)) % SIDES]
+    }
     /// The client's connection.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -223,6 +236,10 @@ pub struct Function {
     pub prints: bool,
     /// It may be launched in a run with others.
     pub in_runs: bool,
+    /// How long it takes.
+    pub length: Length,
+    /// Bytes of local memory that each of its threads takes.
+    pub local: u32,
     /// The trace that last had its name, and its number there.
     pub traced: (u32, u32),
 }
@@ -261,6 +278,8 @@ pub struct Event {
     pub raw: CUevent,
     /// Server's ordinal.
     pub device: Ordinal,
+    /// `CU_EVENT_*` as the client gave them.
+    pub flags: u32,
     /// Recorded at least once, by this session.
     pub recorded: bool,
     /// Its last record, by this session, is of a stream that captured: whoever waits for it joins the capture.
@@ -392,6 +411,16 @@ pub struct Session {
     pub counts: Counts,
     /// What it has to do with traces.
     pub tracer: Option<Tracer>,
+    /// Its side of the devices.
+    pub side: Side,
+    /// When a kernel that takes long was last seen in flight.
+    pub had_kernel: Option<Instant>,
+    /// It was to go to the other side, and could not.
+    pub stays: bool,
+    /// It makes its call while nobody else submits anything.
+    pub has_the_moment: bool,
+    /// Something that was held back has to be done in such a moment.
+    pub wants_moment: bool,
     /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
     pub classed: bool,
 }
@@ -399,6 +428,7 @@ pub struct Session {
 impl Session {
     /// A session with nothing in it yet.
     pub fn new(shared: Arc<SessionShared>, home: usize) -> Session {
+        let side = shared.side();
         Session {
             consumer: Consumer::new(shared.ring()),
             account: shared.account.clone(),
@@ -444,6 +474,11 @@ impl Session {
             dispatched: 0,
             counts: Counts::default(),
             tracer: None,
+            side,
+            had_kernel: None,
+            stays: false,
+            has_the_moment: false,
+            wants_moment: false,
             classed: false,
         }
     }

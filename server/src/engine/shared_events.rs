@@ -81,6 +81,7 @@ impl SharedEvents {
             Some(shared) => Ok(Event {
                 raw: shared.raw,
                 device: shared.device,
+                flags: 0,
                 recorded: false,
                 captured: false,
                 shared: Some(shared),
@@ -135,6 +136,7 @@ mod tests {
         Event {
             raw: CUevent(7),
             device: Ordinal::of_test(0),
+            flags: 0,
             recorded: true,
             captured: false,
             shared: None,

@@ -4,10 +4,12 @@ use super::account::{Account, Memory};
 use super::activity::Published;
 use super::dispatch::{self, Step};
 use super::fairness::Standing;
+use super::gate::{self, Moment};
 use super::host::{Registration, Segment, memory_file};
 use super::partition::Place;
 use super::rations::Holder;
 use super::session::{Session, SessionShared};
+use super::side::{self, Side};
 use super::undertaker::Buried;
 use super::{ClientInfo, Credentials, EngineEvent};
 use super::{STACK, Shared};
@@ -25,7 +27,7 @@ use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -39,6 +41,10 @@ const HUSHED: Duration = Duration::from_micros(100);
 pub enum SlowTask {
     /// Execute the next message of a session, and what follows it, then send the session home.
     Serve(Box<Session>),
+    /// Execute the next message of a session in the moment that it has waited for, then send the session home.
+    Pass(Box<Session>, Arc<Moment>),
+    /// Have a session that waits at a gate go to the other side, then wait there.
+    Move(Box<Session>),
     /// Set up a session for a new client.
     Setup(Stranger, Box<ClientHello>, Credentials),
 }
@@ -49,6 +55,8 @@ pub const THREADS: usize = 3;
 pub const MOST_THREADS: usize = 16;
 /// How long no task may have been taken up while some wait, before another thread is started.
 const STALL: Duration = Duration::from_secs(1);
+/// Where something goes on for longer, nobody comes to the main side of the devices: it could load nothing.
+const BLOCKED: Duration = Duration::from_secs(3);
 /// How long a thread that was started beyond [`THREADS`] stays without work.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -90,6 +98,12 @@ impl SlowLane {
         }
     }
 
+    /// How many tasks would be taken up at once.
+    pub fn free(&self) -> usize {
+        let idle = self.idle.load(Ordering::SeqCst);
+        idle.saturating_sub(self.tasks.len())
+    }
+
     fn next(&self, spare: bool) -> Option<SlowTask> {
         self.idle.fetch_add(1, Ordering::SeqCst);
         let task = match spare {
@@ -122,8 +136,11 @@ pub fn start_thread(shared: &Arc<Shared>) -> std::io::Result<()> {
 fn run(shared: &Arc<Shared>, spare: bool) {
     while let Some(task) = shared.slow.next(spare) {
         panics::works_for(None);
+        side::enter(Side::Main);
         match task {
             SlowTask::Serve(session) => serve(shared, session),
+            SlowTask::Pass(session, moment) => gate::pass(shared, session, &moment),
+            SlowTask::Move(session) => gate::move_on(shared, session),
             SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
         }
     }
@@ -154,15 +171,20 @@ pub fn watch(shared: &Arc<Shared>) {
 
 fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
-    shared.loads_waiting.fetch_add(1, Ordering::Relaxed);
     // A moment: see the undertaker.
-    while shared.calm.is_hushed() {
+    session.enter();
+    while shared.calm(session.side).is_hushed() {
         std::thread::sleep(HUSHED);
     }
     let mut violation = None;
+    let mut alone = session.wants_moment;
     for _ in 0..BUDGET {
+        if alone {
+            break;
+        }
         match dispatch::step(shared, &mut session, true) {
             Step::Done => {}
+            Step::Alone => alone = true,
             Step::None | Step::Full | Step::Held | Step::Slow => break,
             Step::Violation(why) => {
                 violation = Some(why);
@@ -170,12 +192,12 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
             }
         }
     }
-    shared.loads_waiting.fetch_sub(1, Ordering::Relaxed);
     for block in session.take_surplus_host() {
         shared.bury(Buried::Host(block, session.shared.info.uid));
     }
     match violation {
         Some(why) => dispatch::end(shared, session, Some(why)),
+        None if alone => shared.gate(session.side).admit(shared, session),
         None => shared.send_home(session),
     }
 }
@@ -204,6 +226,8 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     };
     let limits = shared.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
+    let blocked = terms.threads == Percentage::ALL && shared.is_blocked(Side::Main, BLOCKED);
+    let side = if blocked { Side::Annex } else { Side::Main };
     let places = shared
         .devices
         .iter()
@@ -244,9 +268,14 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
             account.lower_limit(Memory::Device(device.ordinal), bytes);
         }
     }
-    match prepare(shared, id, socket, who, (terms, account, places)) {
+    match prepare(shared, id, socket, who, (terms, account, places, side)) {
         Ok(session) => {
             let info = session.shared.info.clone();
+            if side == Side::Annex {
+                tracing::info!(
+                    "Client {info} works in a second context: long kernels block the first"
+                );
+            }
             if shared.watch_socket(&session.shared).is_err() {
                 shared.tell(EngineEvent::Connected(info));
                 return dispatch::end(shared, session, Some("no descriptors left".into()));
@@ -309,7 +338,7 @@ fn prepare(
     id: u64,
     socket: Stranger,
     who: Credentials,
-    (terms, account, places): (Terms, Account, Vec<Option<Place>>),
+    (terms, account, places, side): (Terms, Account, Vec<Option<Place>>, Side),
 ) -> Result<Box<Session>, Refusal> {
     // A client that takes no packets must not hold up the thread that sends it one.
     if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
@@ -338,6 +367,8 @@ fn prepare(
         hung_up: AtomicBool::new(false),
         terminated: AtomicBool::new(false),
         at_work: AtomicBool::new(false),
+        works_for: Default::default(),
+        side: AtomicU8::new(side.index() as u8),
         account,
         terms,
         flags: Holder::new(who.uid),

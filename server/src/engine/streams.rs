@@ -8,6 +8,7 @@ use super::Shared;
 use super::devices::Ordinal;
 use super::green::GreenRef;
 use super::host::Flag;
+use super::pace::Pace;
 use super::rations::Holder;
 use super::runs::Chains;
 use super::session::{CallError, Session, SessionShared};
@@ -15,6 +16,7 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// How a stream is ordered against its context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +85,8 @@ pub struct Stream {
     pub chains: Chains,
     /// Between the client's last two marks was a single operation.
     pub waits_for_each: bool,
+    /// How fast it gets on.
+    pub pace: Pace,
 }
 
 impl Stream {
@@ -118,6 +122,7 @@ impl Stream {
             green: None,
             chains: Chains::default(),
             waits_for_each: false,
+            pace: Pace::default(),
         }
     }
 
@@ -133,13 +138,17 @@ impl Stream {
     }
 
     /// Operations that the server's own flags, or the driver, say are done.
-    fn take_notice(&mut self, shared: &Shared) -> u64 {
+    pub fn take_notice(&mut self, shared: &Shared) -> u64 {
         while let Some(first) = self.checkpoints.front() {
             if !reached(shared.flags.value(first.slot), first.value) {
                 break;
             }
+            self.pace.note_reached(first.ops - self.done, first.ops);
             self.done = first.ops;
             self.checkpoints.pop_front();
+            if !self.checkpoints.is_empty() {
+                self.pace.begin();
+            }
         }
         if self.own_flag.is_none() && self.done != self.ops && self.ask_driver(shared) {
             self.done = self.ops;
@@ -178,6 +187,23 @@ impl Stream {
         seen != self.ops || self.in_flight(shared, session) != 0
     }
 
+    /// Whether it is more than a stream that another could take the place of.
+    pub fn is_special(&self) -> bool {
+        self.capturing || self.has_attributes || self.green.is_some()
+    }
+
+    /// Gives it another of the driver's streams; it has nothing in flight, and its old side is entered.
+    pub fn replace(&mut self, shared: &Shared, raw: CUstream) {
+        let device = &shared.devices[self.device];
+        let _ = device.make_current(&shared.driver);
+        self.chains.end(&shared.driver);
+        if let Some(event) = self.join_event.take() {
+            let _ = shared.driver.event_destroy(event);
+        }
+        let old = std::mem::replace(&mut self.raw, raw);
+        device.keep_stream(&shared.driver, self.raw_priority, old);
+    }
+
     /// Operations submitted.
     pub fn ops(&self) -> u64 {
         self.ops
@@ -191,6 +217,31 @@ impl Stream {
     /// The server's flag that will be written last.
     pub fn last_point(&self) -> Option<Point> {
         self.checkpoints.back().copied()
+    }
+
+    /// Looks how long its oldest checkpoint has not been reached; whether it takes long.
+    pub fn look_at_pace(&mut self, shared: &Shared, now: Instant) -> bool {
+        self.take_notice(shared);
+        let Some(first) = self.checkpoints.front() else {
+            return false;
+        };
+        self.pace.note_waiting(first.ops - self.done, now);
+        self.pace.is_long()
+    }
+
+    /// Whether so much is in flight that `window` allows no more. Sees to it that somebody will see the stream drain.
+    ///
+    /// # Errors
+    /// The driver's; the context must be current.
+    pub fn is_beyond(&mut self, shared: &Shared, window: u64) -> Result<bool, CUresult> {
+        if self.ops - self.done < window || self.ops - self.take_notice(shared) < window {
+            return Ok(false);
+        }
+        // The window may have shrunk since the last checkpoint.
+        if self.checkpoints.is_empty() {
+            self.checkpoint(shared)?;
+        }
+        Ok(true)
     }
 
     /// Operations that no checkpoint covers.
@@ -231,6 +282,9 @@ impl Stream {
             .driver
             .stream_write_value32(self.raw, address, next, 0)?;
         *value = next;
+        if self.checkpoints.is_empty() {
+            self.pace.begin();
+        }
         self.checkpoints.push_back(Point {
             ops: self.ops,
             slot: flag.slot,
@@ -303,6 +357,7 @@ impl Stream {
                     .driver
                     .event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
                 self.join_event = Some(event);
+                self.join_recorded = 0;
                 event
             }
         };
@@ -370,8 +425,8 @@ impl Session {
         index: usize,
         operations: u64,
     ) -> Result<(), CallError> {
-        let interval = shared.checkpoint_interval();
         let stream = self.streams.at_mut(index)?;
+        let interval = shared.window().min(stream.pace.window()) / 4;
         if stream.capturing {
             return Ok(());
         }
@@ -477,15 +532,7 @@ impl Session {
     /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
     #[inline]
     fn is_full(&mut self, shared: &Shared, index: usize) -> Result<bool, CallError> {
-        let window = shared.window();
         let stream = self.streams.at_mut(index)?;
-        if stream.ops - stream.done < window || stream.ops - stream.take_notice(shared) < window {
-            return Ok(false);
-        }
-        // The window may have shrunk since the last checkpoint: without one nobody would see the stream drain.
-        if stream.checkpoints.is_empty() {
-            stream.checkpoint(shared)?;
-        }
-        Ok(true)
+        Ok(stream.is_beyond(shared, shared.window())?)
     }
 }

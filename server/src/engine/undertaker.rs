@@ -3,7 +3,7 @@
 //! `cuMemHostUnregister`, `cuModuleUnload` and the like wait for all work that is queued, everyone's, and some of them
 //! hold the driver's lock meanwhile, so that no client launches anything. No patience is long enough for that: one kernel
 //! that never ends would stop the whole server. So they are called here only, while no session has work in flight and
-//! none is given a chance to submit any ([`Calm::Hush`]): then they wait for nothing.
+//! none is given a chance to submit any ([`super::calm`]): then they wait for nothing.
 //!
 //! Meanwhile registered memory ([`Spare`]) serves the next sessions instead of more of it.
 
@@ -16,14 +16,15 @@ use super::green::{self, GreenRef};
 use super::host::{HostBlock, Segment};
 use super::instances::{Image, Instance};
 use super::rations::{Part, Ration};
-use super::session::{Session, SessionShared};
+use super::session::SessionShared;
+use super::side::{self, Side};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often it is looked whether all is quiet.
@@ -63,85 +64,16 @@ pub enum Buried {
     Segment(Arc<SessionShared>),
 }
 
-/// What the undertaker has to do with the others.
-#[derive(Debug, Default)]
-pub struct Calm {
-    /// [`Calm::IDLE`], [`Calm::WAITING`] or [`Calm::HUSH`].
-    state: AtomicU8,
-    /// Sessions that are over and have work in flight, or may have.
-    dying: AtomicUsize,
-    /// Objects that wait.
-    buried: AtomicUsize,
-    /// Some ended session's work does not end.
-    stuck: AtomicBool,
-}
-
-impl Calm {
-    /// Nothing waits.
-    const IDLE: u8 = 0;
-    /// Something waits for all to be quiet.
-    const WAITING: u8 = 1;
-    /// Nobody submits anything now.
-    const HUSH: u8 = 2;
-
-    /// A session is over.
-    pub fn begin_dying(&self) {
-        self.dying.fetch_add(1, Ordering::SeqCst);
-    }
-    /// Nothing of it is in flight.
-    pub fn end_dying(&self) {
-        self.dying.fetch_sub(1, Ordering::SeqCst);
-    }
-    /// Whether there are ended sessions whose work does not end.
-    pub fn set_stuck(&self, stuck: bool) {
-        self.stuck.store(stuck, Ordering::Relaxed);
-    }
-    /// Whether sessions that are looked at anyway should say if they have work in flight.
-    #[inline]
-    pub fn is_wanted(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != Self::IDLE
-    }
-    /// Whether nobody may submit anything now; a moment.
-    #[inline]
-    pub fn is_hushed(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == Self::HUSH
-    }
-    fn set(&self, state: u8) {
-        self.state.store(state, Ordering::SeqCst);
-        // Partner: [`Session::may_work`]. Either it sees the hush, or the session is seen to be at work.
-        fence(Ordering::SeqCst);
-    }
-}
-
-impl Session {
-    /// To be asked before anything is submitted: notes that the session is at work; false when it has to wait a moment.
-    #[inline]
-    pub fn may_work(&mut self, shared: &Shared) -> bool {
-        if !self.shared.at_work.load(Ordering::Relaxed) {
-            self.shared.at_work.store(true, Ordering::SeqCst);
-            // Partner: [`Calm::set`].
-            fence(Ordering::SeqCst);
-        }
-        if shared.calm.is_hushed() {
-            self.say_whether_at_work(shared);
-            return false;
-        }
-        true
-    }
-
-    /// Says whether anything is in flight.
-    pub fn say_whether_at_work(&mut self, shared: &Shared) {
-        let at_work = self.has_work_in_flight(shared);
-        self.shared.at_work.store(at_work, Ordering::Release);
-    }
-}
-
 /// Registered memory that nobody uses: taken by sessions that come, unregistered when all is quiet.
 ///
 /// It goes to clients of the same user only, and only when nobody has it open or mapped any more, since the one who had it
 /// cannot be made to let go.
 #[derive(Debug, Default)]
-pub struct Spare(Mutex<Kept>);
+pub struct Spare {
+    kept: Mutex<Kept>,
+    /// What the undertaker has to do, graves included.
+    waiting: AtomicUsize,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -171,7 +103,7 @@ impl Spare {
     /// A block of exactly `len` bytes for a client of this user, all zero.
     fn take_block(&self, uid: u32, len: u64) -> Option<HostBlock> {
         let block = take_sole(
-            &mut self.0.lock().blocks,
+            &mut self.kept.lock().blocks,
             uid,
             |block| block.len() == len,
             |block| block.fd.as_fd(),
@@ -183,7 +115,7 @@ impl Spare {
     /// A segment for a client of this user, all zero.
     pub fn take_segment(&self, uid: u32) -> Option<Segment> {
         let segment = take_sole(
-            &mut self.0.lock().segments,
+            &mut self.kept.lock().segments,
             uid,
             |_| true,
             |segment| segment.file.as_fd(),
@@ -193,29 +125,35 @@ impl Spare {
     }
 
     fn put_block(&self, uid: u32, block: HostBlock) {
-        self.0.lock().blocks.push((uid, block));
+        self.kept.lock().blocks.push((uid, block));
     }
     /// Puts a segment there.
     pub fn put_segment(&self, uid: u32, segment: Segment) {
-        self.0.lock().segments.push((uid, segment));
+        self.kept.lock().segments.push((uid, segment));
     }
     fn len(&self) -> usize {
-        self.0.lock().len()
+        self.kept.lock().len()
+    }
+    fn note_waiting(&self, waiting: usize) {
+        self.waiting.store(waiting, Ordering::Relaxed);
+    }
+    fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
     fn bytes(&self) -> u64 {
-        let blocks = &self.0.lock().blocks;
+        let blocks = &self.kept.lock().blocks;
         blocks.iter().map(|(_, block)| block.len()).sum()
     }
 
     /// Unregisters one; false when there is none.
     fn end_one(&self, shared: &Shared) -> bool {
-        let block = self.0.lock().blocks.pop();
+        let block = self.kept.lock().blocks.pop();
         if let Some((_, block)) = block {
             shared.use_any_device();
             shared.arena.free(&shared.driver, block);
             return true;
         }
-        let segment = self.0.lock().segments.pop();
+        let segment = self.kept.lock().segments.pop();
         let Some((_, segment)) = segment else {
             return false;
         };
@@ -231,7 +169,7 @@ impl Shared {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
     pub fn place_to_register(&self, session: &SessionShared) -> Result<Ration, CUresult> {
-        let buried = self.calm.buried.load(Ordering::Relaxed);
+        let buried = self.spare.waiting();
         if buried >= MOST_BURIED || self.spare.bytes() >= MOST_SPARE {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -257,83 +195,113 @@ impl Shared {
         }
         drop(charge);
         let place = self.place_to_register(session)?;
-        self.arena
-            .allocate(&self.driver, device, (account, place), len)
+        let paid = (account, place);
+        side::on_main(|| self.arena.allocate(&self.driver, device, paid, len))
+    }
+}
+
+/// What waits on one side to be ended.
+struct Graves {
+    side: Side,
+    objects: Vec<Buried>,
+    /// Since when something waits, or the last lot was ended.
+    since: Instant,
+    /// When submission was last held back for it.
+    tried: Instant,
+    pause: Duration,
+}
+
+impl Graves {
+    fn new(side: Side) -> Graves {
+        let now = Instant::now();
+        Graves {
+            side,
+            objects: Vec::new(),
+            since: now,
+            tried: now,
+            pause: PATIENCE,
+        }
     }
 
-    /// Whether nothing is in flight, as far as the sessions have said.
-    fn is_quiet(&self) -> bool {
-        self.calm.dying.load(Ordering::SeqCst) == 0
-            && self
-                .session_list()
-                .iter()
-                .all(|session| !session.at_work.load(Ordering::SeqCst))
+    fn is_empty(&self, shared: &Shared) -> bool {
+        self.objects.is_empty() && (self.side != Side::Main || shared.spare.len() == 0)
+    }
+
+    fn bury(&mut self, shared: &Shared, object: Buried) {
+        if self.is_empty(shared) {
+            let now = Instant::now();
+            (self.since, self.tried, self.pause) = (now, now, PATIENCE);
+        }
+        self.objects.extend(spared(shared, object));
+    }
+
+    /// Ends what it can, if all is quiet or has been busy for too long.
+    fn look(&mut self, shared: &Shared) {
+        side::enter(self.side);
+        // A segment that somebody looked at just now.
+        self.objects = std::mem::take(&mut self.objects)
+            .into_iter()
+            .filter_map(|object| spared(shared, object))
+            .collect();
+        if shared.is_lost() {
+            // Nothing can be freed any more; the process is about to be replaced.
+            self.objects.drain(..).for_each(std::mem::forget);
+            std::mem::forget(std::mem::take(&mut *shared.spare.kept.lock()));
+        }
+        let (calm, waits) = (shared.calm(self.side), !self.is_empty(shared));
+        calm.set_undertaker_waits(waits);
+        let late = self.since.elapsed() > PATIENCE && self.tried.elapsed() > self.pause;
+        let overdue = late && !calm.is_stuck();
+        if !waits || !(overdue || shared.is_quiet(self.side)) {
+            return;
+        }
+        let _hush = calm.hush();
+        let mut quiet = shared.is_quiet(self.side);
+        if overdue {
+            self.tried = Instant::now();
+            while !quiet && self.tried.elapsed() < MOMENT {
+                std::thread::sleep(Duration::from_micros(100));
+                quiet = shared.is_quiet(self.side);
+            }
+            let longer = LONGEST_PAUSE.min(2 * self.pause);
+            self.pause = if quiet { PATIENCE } else { longer };
+        }
+        if quiet {
+            lay_to_rest(shared, self);
+            self.since = Instant::now();
+        }
     }
 }
 
 /// The undertaker thread's body.
-pub fn run(shared: &Arc<Shared>, tasks: &Receiver<Buried>) {
-    let mut graves: Vec<Buried> = Vec::new();
-    let mut since = Instant::now();
-    let (mut pause, mut tried) = (PATIENCE, since);
+pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
+    let mut sides = Side::ALL.map(Graves::new);
     loop {
-        let empty = graves.is_empty() && shared.spare.len() == 0;
-        if empty {
-            shared.calm.set(Calm::IDLE);
-        }
-        let task = if empty {
+        let waiting: Vec<_> = sides
+            .iter()
+            .filter(|graves| !graves.is_empty(shared))
+            .collect();
+        let task = if waiting.is_empty() {
             tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else if since.elapsed() < PATIENCE {
+        } else if waiting.iter().any(|one| one.since.elapsed() < PATIENCE) {
             tasks.recv_timeout(TICK)
         } else {
             tasks.recv_timeout(SLOW_TICK)
         };
-        if empty {
-            (since, pause) = (Instant::now(), PATIENCE);
-            tried = since;
-            shared.calm.set(Calm::WAITING);
-        }
-        match task {
-            Ok(object) => graves.extend(spared(shared, object)),
-            Err(RecvTimeoutError::Timeout) => {}
+        let first = match task {
+            Ok(task) => Some(task),
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
+        };
+        for (side, object) in first.into_iter().chain(tasks.try_iter()) {
+            side::enter(side);
+            sides[side.index()].bury(shared, object);
         }
-        for object in tasks.try_iter() {
-            graves.extend(spared(shared, object));
+        for graves in &mut sides {
+            graves.look(shared);
         }
-        // A segment that somebody looked at just now.
-        graves = graves
-            .into_iter()
-            .filter_map(|g| spared(shared, g))
-            .collect();
-        if shared.is_lost() {
-            // Nothing can be freed any more; the process is about to be replaced.
-            graves.drain(..).for_each(std::mem::forget);
-            std::mem::forget(std::mem::take(&mut *shared.spare.0.lock()));
-        }
-        let waiting = graves.len() + shared.spare.len();
-        shared.calm.buried.store(waiting, Ordering::Relaxed);
-        let stuck = shared.calm.stuck.load(Ordering::Relaxed);
-        let overdue = !stuck && since.elapsed() > PATIENCE && tried.elapsed() > pause;
-        if waiting == 0 || !(overdue || shared.is_quiet()) {
-            continue;
-        }
-        shared.calm.set(Calm::HUSH);
-        let mut quiet = shared.is_quiet();
-        if overdue {
-            tried = Instant::now();
-            while !quiet && tried.elapsed() < MOMENT {
-                std::thread::sleep(Duration::from_micros(100));
-                quiet = shared.is_quiet();
-            }
-            let longer = LONGEST_PAUSE.min(2 * pause);
-            pause = if quiet { PATIENCE } else { longer };
-        }
-        if quiet {
-            lay_to_rest(shared, &mut graves);
-            since = Instant::now();
-        }
-        shared.calm.set(Calm::WAITING);
+        let buried: usize = sides.iter().map(|graves| graves.objects.len()).sum();
+        shared.spare.note_waiting(buried + shared.spare.len());
     }
 }
 
@@ -360,18 +328,18 @@ fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
 }
 
 /// Ends objects, for as long as others may be held back. What has another holder stays.
-fn lay_to_rest(shared: &Shared, graves: &mut Vec<Buried>) {
+fn lay_to_rest(shared: &Shared, graves: &mut Graves) {
     let began = Instant::now();
     let mut kept = Vec::new();
-    for object in std::mem::take(graves) {
+    for object in std::mem::take(&mut graves.objects) {
         if began.elapsed() < LOT {
             kept.extend(end(shared, object));
         } else {
             kept.push(object);
         }
     }
-    *graves = kept;
-    while began.elapsed() < LOT && shared.spare.end_one(shared) {}
+    graves.objects = kept;
+    while graves.side == Side::Main && began.elapsed() < LOT && shared.spare.end_one(shared) {}
 }
 
 /// Ends an object; gives it back when that must wait for another holder.

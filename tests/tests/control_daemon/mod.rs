@@ -171,7 +171,9 @@ impl Place {
         command
             .env_remove("LD_PRELOAD")
             .env_remove("MPSSHIM_LOG")
-            .env_remove("MPSSHIM_DISABLE");
+            .env_remove("MPSSHIM_DISABLE")
+            // As the genuine driver: where one client's call would keep all others waiting, it does.
+            .env("SOFTGPU_DRIVER_LOCKS", "1");
         match self.user {
             // Where a user's logs are by default is under test.
             Some(user) => command

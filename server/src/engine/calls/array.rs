@@ -5,6 +5,7 @@ use super::super::account::{Charge, Memory};
 use super::super::arrays::{Array, Object, RawArray};
 use super::super::bounds;
 use super::super::devices::Ordinal;
+use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use super::super::undertaker::Buried;
 use super::Reply;
@@ -75,7 +76,7 @@ impl Session {
             depth: body.depth,
             ..CUDA_MEMCPY3D::default()
         };
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         shared.driver.array.memcpy3d_async(&copy, stream)?;
         self.counts.copies += 1;
         self.submitted(shared, index, 1)

@@ -1,6 +1,7 @@
 //! Copies and memsets. All device ranges are checked against what the session owns.
 
 use super::super::Shared;
+use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, Side};
@@ -23,7 +24,7 @@ impl Session {
         let data = self.in_place(message, size_of::<CopyInline>(), body.len as usize)?;
         self.check_device(body.to, body.len)?;
         self.check_writable(body.to)?;
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         let copy = |stream| {
             let len = body.len as usize;
             shared
@@ -46,7 +47,7 @@ impl Session {
         let to = self.resolve(to_side, body.to, body.len)?;
         self.check_writable(to)?;
         let from = self.resolve(from_side, body.from, body.len)?;
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         let (driver, len) = (&shared.driver, body.len as usize);
         match (to_side, from_side) {
             (Side::Device, Side::Device) => {
@@ -129,7 +130,7 @@ impl Session {
         let owned = self
             .check_device(body.to, len)
             .and_then(|()| self.check_writable(body.to));
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         let to = match owned {
             Ok(()) => body.to,
             Err(_) if self.streams.at(index)?.capturing => NOBODYS,

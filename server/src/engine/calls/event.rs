@@ -24,6 +24,7 @@ impl Session {
         let event = Event {
             raw,
             device: device.ordinal,
+            flags: body.flags,
             recorded: false,
             captured: false,
             shared: None,

@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::instances::{Key, Raw};
+use super::super::pace::Length;
 use super::super::session::{Function, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
@@ -40,6 +41,12 @@ fn has_clusters(attributes: &[i32; 16]) -> bool {
         .any(|attribute| attributes[*attribute as usize] > 0)
 }
 
+/// Bytes of local memory, by a function's attributes.
+fn local(attributes: &[i32; 16]) -> u32 {
+    let local = attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as usize];
+    local.max(0) as u32
+}
+
 /// Parameters a kernel can have at most: one per byte of its parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
 
@@ -55,8 +62,12 @@ impl Session {
         }
         let (_, device, prints) = self.image_ready(shared, body.parent, body.device)?;
         let key: Key = (name.into(), device);
+        let ahead = self.has_the_moment;
         let image = self.image_mut(body.parent)?;
         let raw = image.look(shared, &key)?;
+        if ahead {
+            image.look_ahead(shared, device);
+        }
         let mut info = FunctionInfo {
             attributes: [i32::MIN; 16],
             ..FunctionInfo::default()
@@ -87,6 +98,8 @@ impl Session {
             device,
             prints,
             in_runs: !has_clusters(&info.attributes),
+            length: Length::Unknown,
+            local: local(&info.attributes),
         };
         self.functions
             .insert(body.function, function)

@@ -1,6 +1,7 @@
 //! `cuLaunchKernel`, `cuLaunchKernelEx`.
 
 use super::super::Shared;
+use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use super::stream::{first_word, set_first_word};
 use mpsshim_proto::cuda::*;
@@ -35,6 +36,7 @@ impl Session {
         let body: Launch = self.body(message)?;
         let function = self.function(shared, body.function)?;
         let (raw, prints, image) = (function.raw, function.prints, function.image);
+        let grows = shared.devices[function.device].grows(function.local);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -49,7 +51,12 @@ impl Session {
         }
         let mut size = body.param_len as usize;
         let mut extra = packed(params, &mut size);
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) =
+            self.prepare_work(shared, body.stream, Runs::Function(body.function))?;
+        let capturing = self.streams.at(index)?.capturing;
+        if grows && !capturing && !self.has_the_moment {
+            return Err(CallError::Alone);
+        }
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();
@@ -68,7 +75,6 @@ impl Session {
                 extra,
             )?;
         } else {
-            let capturing = self.streams.at(index)?.capturing;
             let attributes = self.attributes(message, &body, Some(capturing))?;
             shared
                 .driver
@@ -78,7 +84,11 @@ impl Session {
             }
         }
         self.counts.launches += 1;
-        self.submitted(shared, index, 1)
+        if grows && !capturing {
+            let function = self.functions.get(body.function)?;
+            shared.devices[function.device].has_grown(function.local);
+        }
+        self.submitted_work(shared, index, Runs::Function(body.function))
     }
 
     fn params(&self, message: &Message, body: &Launch) -> Result<*mut u8, CallError> {

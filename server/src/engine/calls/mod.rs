@@ -99,6 +99,22 @@ pub fn is_slow(op: Op) -> bool {
     )
 }
 
+/// Whether a message that belongs on the slow lane may submit work.
+pub fn submits(op: Op) -> bool {
+    !matches!(
+        op,
+        Op::ImageLoad
+            | Op::GetFunction
+            | Op::GetGlobal
+            | Op::EnumerateFunctions
+            | Op::LinkCreate
+            | Op::LinkAdd
+            | Op::LinkComplete
+            | Op::LinkFetch
+            | Op::HostAlloc
+    )
+}
+
 /// Payload of an answer that is one number.
 fn value(value: u64) -> Vec<u8> {
     Value { value }.as_bytes().to_vec()
@@ -108,6 +124,8 @@ fn value(value: u64) -> Vec<u8> {
 pub enum Undone {
     /// It has to wait for work in flight.
     Later,
+    /// It has to be done while nothing is in flight.
+    Alone,
     /// It breaks the protocol; the caller ends the session.
     Violation(String),
 }
@@ -187,6 +205,7 @@ pub fn perform(
             Ok(())
         }
         Err(CallError::Full) => Err(Undone::Later),
+        Err(CallError::Alone) => Err(Undone::Alone),
         Err(CallError::Violation(why)) => Err(Undone::Violation(why)),
     }
 }
@@ -222,6 +241,7 @@ fn execute_ask(
                     Ok(())
                 }
                 Err(CallError::Full) => Err(Undone::Later),
+                Err(CallError::Alone) => Err(Undone::Alone),
                 Err(CallError::Violation(why)) => Err(Undone::Violation(why)),
             };
         }
@@ -323,6 +343,7 @@ fn execute_ask(
             Ok(())
         }
         Err(CallError::Full) => Err(Undone::Later),
+        Err(CallError::Alone) => Err(Undone::Alone),
         Err(CallError::Violation(why)) => Err(Undone::Violation(why)),
     }
 }

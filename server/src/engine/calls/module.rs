@@ -15,7 +15,6 @@ use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::{ImageLoad, Named, Object, Range};
 use mpsshim_proto::ring::Message;
-use std::ffi::{CStr, c_char};
 use std::os::fd::AsFd;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -70,6 +69,7 @@ impl Session {
                 Some(Kind::Library) => None,
                 _ => Some(device.ordinal),
             },
+            side: self.side,
             options: [&[body.options as u8][..], &behind].concat(),
         });
         options.want(body.info_log, body.error_log);
@@ -226,7 +226,8 @@ impl Session {
         }
     }
 
-    fn image(&self, handle: u64) -> Result<&Image, CUresult> {
+    /// The same, to look at.
+    pub fn image(&self, handle: u64) -> Result<&Image, CUresult> {
         match Handle(handle).kind() {
             Some(Kind::Library) => self.libraries.get(handle),
             _ => self.images.get(handle),
@@ -242,12 +243,23 @@ impl Session {
         device: u32,
     ) -> Result<(Raw, Ordinal, bool), CUresult> {
         let image = self.image(handle)?;
-        let device = match image.raw() {
-            Raw::Module(_) => image.device,
-            Raw::Library(_) => shared.device(device)?.ordinal,
-        };
+        let device = self.device_of(shared, handle, device)?;
         shared.devices[device].make_current(&shared.driver)?;
         Ok((image.raw(), device, image.prints))
+    }
+
+    /// The device of a module, or of a library where a client names one.
+    pub fn device_of(
+        &self,
+        shared: &Shared,
+        handle: u64,
+        device: u32,
+    ) -> Result<Ordinal, CUresult> {
+        let image = self.image(handle)?;
+        match image.raw() {
+            Raw::Module(_) => Ok(image.device),
+            Raw::Library(_) => Ok(shared.device(device)?.ordinal),
+        }
     }
 
     /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
@@ -316,37 +328,15 @@ impl Session {
     /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: how many, and their names.
     pub fn enumerate_functions(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Named = self.body(message)?;
-        let driver = &shared.driver;
-        let mut count = 0;
-        let mut names: Vec<*const c_char> = Vec::new();
         let image = self.image(body.parent)?;
         match image.raw() {
-            Raw::Module(module) => {
-                shared.devices[image.device].make_current(driver)?;
-                driver.module_get_function_count(&mut count, module)?;
-                let mut functions = vec![CUfunction::NULL; count as usize];
-                driver.module_enumerate_functions(functions.as_mut_ptr(), count, module)?;
-                for function in functions {
-                    let mut name = std::ptr::null();
-                    driver.func_get_name(&mut name, function)?;
-                    names.push(name);
-                }
-            }
-            Raw::Library(library) => {
-                driver.library_get_kernel_count(&mut count, library)?;
-                let mut kernels = vec![CUkernel::NULL; count as usize];
-                driver.library_enumerate_kernels(kernels.as_mut_ptr(), count, library)?;
-                for kernel in kernels {
-                    let mut name = std::ptr::null();
-                    driver.kernel_get_name(&mut name, kernel)?;
-                    names.push(name);
-                }
-            }
+            Raw::Module(_) => shared.devices[image.device].make_current(&shared.driver)?,
+            Raw::Library(_) => shared.use_any_device(),
         }
-        let mut payload = super::value(count.into());
-        for name in names.into_iter().filter(|name| !name.is_null()) {
-            // SAFETY: the driver's names are NUL-ended and live as long as the module, which the session holds.
-            payload.extend_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes_with_nul());
+        let names = image.names(shared)?;
+        let mut payload = super::value(names.len() as u64);
+        for name in names {
+            payload.extend_from_slice(name.to_bytes_with_nul());
         }
         Ok(payload)
     }

@@ -5,6 +5,7 @@ use super::super::account::Memory;
 use super::super::devices::Ordinal;
 use super::super::files::Wish;
 use super::super::session::{CallError, Session};
+use super::super::side;
 use super::super::undertaker::Buried;
 use super::Reply;
 use super::virtual_memory::may_be_exported_memory;
@@ -181,20 +182,18 @@ impl Session {
     pub fn file_register(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: FileRegister = self.body(message)?;
         let fd = self.receive_descriptor(message.token)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
         let place = shared.place_to_register(&self.shared)?;
         let charge = self.account.take(Memory::Host, body.len)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
         let part = (body.offset, body.len);
         let wish = Wish::Rather(body.address);
-        let file = shared.arena.register_file(
-            &shared.driver,
-            &fd,
-            part,
-            wish,
-            writable,
-            (Some(charge), place),
-        )?;
+        let (driver, paid) = (&shared.driver, (Some(charge), place));
+        let file = side::on_main(|| {
+            device.make_current(driver)?;
+            let arena = &shared.arena;
+            arena.register_file(driver, &fd, part, wish, writable, paid)
+        })?;
         let (start, len) = (file.start(), body.len);
         self.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
@@ -203,21 +202,19 @@ impl Session {
     /// Registers a block of pinned memory once more, at the address that the client has it at besides; at no other.
     pub fn host_alias(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: HostAlias = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
         let Some(block) = self.host.get(&body.block) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
         let place = shared.place_to_register(&self.shared)?;
         let (part, wish) = ((0, body.len), Wish::Only(body.address));
         // The pages are counted with the block.
-        let file = shared.arena.register_file(
-            &shared.driver,
-            &block.fd,
-            part,
-            wish,
-            true,
-            (None, place),
-        )?;
+        let (driver, paid) = (&shared.driver, (None, place));
+        let file = side::on_main(|| {
+            device.make_current(driver)?;
+            let arena = &shared.arena;
+            arena.register_file(driver, &block.fd, part, wish, true, paid)
+        })?;
         self.files.insert(file.start(), file);
         Ok(Vec::new())
     }

@@ -24,7 +24,17 @@ pub fn set_first_word(value: &mut [u8], word: i32) {
     value[..4].copy_from_slice(&word.to_ne_bytes());
 }
 
+/// A priority that there is.
+fn clamped(priority: i32) -> i32 {
+    priority.clamp(*PRIORITIES.start(), *PRIORITIES.end())
+}
+
 impl Session {
+    /// The driver's priority of a stream that is to have this one.
+    pub fn raw_priority_of(&self, priority: i32) -> i32 {
+        self.raw_priority(clamped(priority))
+    }
+
     /// `cuStreamCreateWithPriority`, and the default streams of a context.
     pub fn stream_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
         let body: StreamCreate = self.body(message)?;
@@ -35,7 +45,7 @@ impl Session {
             legacy => Role::Blocking(self.streams.index(legacy)?),
         };
         device.make_current(&shared.driver)?;
-        let priority = body.priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
+        let priority = clamped(body.priority);
         self.reap_streams(shared);
         let green = match body.green {
             0 => self.part_of(shared, device)?,

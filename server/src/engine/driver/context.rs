@@ -15,5 +15,6 @@ functions! {
     ctx_from_green = "cuCtxFromGreenCtx" (context: &mut CUcontext, green: CUgreenCtx);
     green_destroy = "cuGreenCtxDestroy" (green: CUgreenCtx);
     green_stream_create = "cuGreenCtxStreamCreate" (stream: &mut CUstream, green: CUgreenCtx, flags: u32, priority: i32);
+    ctx_create = "cuCtxCreate_v2" (context: &mut CUcontext, flags: u32, device: CUdevice);
     stream_destroy = "cuStreamDestroy_v2" (stream: CUstream);
 }

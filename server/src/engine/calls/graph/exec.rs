@@ -5,6 +5,7 @@ use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::graphs::Exec;
+use crate::engine::pace::{Length, Runs};
 use crate::engine::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::Object;
@@ -82,6 +83,7 @@ impl Session {
             raw,
             device,
             prints: self.graphs.prints,
+            length: Length::Unknown,
             parts,
             slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         };
@@ -117,7 +119,7 @@ impl Session {
         if prints && !self.may_print(shared) {
             return Err(CallError::Full);
         }
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Graph(body.exec))?;
         if self.streams.at(index)?.capturing {
             self.graphs.capture(parts)?;
         }
@@ -132,7 +134,7 @@ impl Session {
             self.graphs.discharge();
         }
         self.counts.launches += 1;
-        self.submitted(shared, index, 1)
+        self.submitted_work(shared, index, Runs::Graph(body.exec))
     }
 
     /// `cuGraphUpload`.

@@ -1,0 +1,420 @@
+//! The gate: where calls wait that can only be made while nothing is in flight.
+//!
+//! A load, the first function of a library, a launch that needs more local memory than any before: the driver makes such a
+//! call wait for all that is queued, everyone's, and lets nobody submit anything meanwhile. So a session whose next call is
+//! one ([`Session::must_be_alone`]) waits here, and the others go on. Meanwhile streams that have something long in flight,
+//! and kernels known to be long, get no more to the device. When nothing long is left, all are held back for the moment that
+//! the rest takes, everything that waits here is done at once, and all go on.
+//!
+//! Nothing is held back beside a kernel of which nobody knows when it ends: it may be waiting for what its own program submits
+//! next, and those who wait here would wait for it anyway. They go to the other side of the devices ([`super::moving`]).
+
+use super::Shared;
+use super::dispatch::{self, Step};
+use super::held::Awaited;
+use super::host::SCRATCH;
+use super::pace::VERY_LONG;
+use super::session::{CallError, Session, SessionShared};
+use super::side::{self, Side};
+use super::slow::SlowTask;
+use crate::panics;
+use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::array::GetReference;
+use mpsshim_proto::message::image::KernelAttribute;
+use mpsshim_proto::message::{GetFunction, ImageLoad, Named, Op, StreamCreate};
+use mpsshim_proto::ring::Message;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long all are held back for what is in flight to end, when it is tried first; then longer and longer.
+const FIRST_MOMENT: Duration = Duration::from_millis(1);
+/// The same at most.
+const LONGEST_MOMENT: Duration = Duration::from_millis(128);
+/// Between two tries all go on for so many times as long as they were held back.
+const BETWEEN: u32 = 9;
+/// How long all are held back for the calls themselves. One that takes longer, since it compiles, goes on beside them.
+const CALLS: Duration = Duration::from_millis(20);
+/// Pause between two looks whether anything long is left.
+const LOOK: Duration = Duration::from_micros(100);
+/// The same in a moment.
+const SHORT_LOOK: Duration = Duration::from_micros(20);
+/// Nobody knows when something ends that has taken longer, and longer than ever before.
+const UNSURE: Duration = Duration::from_millis(250);
+/// Who has waited longer goes to the other side, if something in flight goes on for as long.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Who waits longer is named in the log.
+const TOLD: Duration = Duration::from_secs(1);
+
+/// Sessions that wait for a moment in which nothing is in flight.
+#[derive(Debug, Default)]
+pub struct Gate {
+    waiting: Mutex<Vec<Waiting>>,
+    came: Condvar,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    session: Box<Session>,
+    since: Instant,
+    /// The log has it.
+    told: bool,
+}
+
+/// A moment for some sessions' calls.
+#[derive(Debug)]
+pub struct Moment {
+    /// Sessions that have not made theirs.
+    left: AtomicUsize,
+    /// Nobody begins any more.
+    closed: AtomicBool,
+}
+
+impl Moment {
+    fn of(count: usize) -> Arc<Moment> {
+        Arc::new(Moment {
+            left: AtomicUsize::new(count),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Waits until all calls are made, for [`CALLS`] at most; whether they are.
+    fn await_calls(&self) -> bool {
+        let began = Instant::now();
+        while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < CALLS {
+            std::thread::sleep(SHORT_LOOK);
+        }
+        self.closed.store(true, Ordering::Release);
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    fn is_over(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+impl Gate {
+    /// Has a session wait here.
+    pub fn admit(&self, shared: &Shared, mut session: Box<Session>) {
+        session.say_whether_at_work(shared);
+        self.waiting.lock().push(Waiting {
+            session,
+            since: Instant::now(),
+            told: false,
+        });
+        self.came.notify_one();
+    }
+}
+
+/// What a stream that has something long to do has to wait for.
+pub fn hold(shared: &Shared, side: Side) -> Option<Awaited> {
+    let calm = shared.calm(side);
+    let pauses = calm.pauses();
+    calm.holds().then_some(Awaited::Gate(pauses))
+}
+
+/// The body of the thread of a side's gate.
+pub fn run(shared: &Arc<Shared>, side: Side) {
+    side::enter(side);
+    let gate = shared.gate(side);
+    loop {
+        let mut waiting = gate.waiting.lock();
+        while waiting.is_empty() {
+            gate.came.wait(&mut waiting);
+        }
+        drop(waiting);
+        shared.calm(side).set_gate_waits(true);
+        open(shared, side);
+        shared.calm(side).set_gate_waits(false);
+    }
+}
+
+/// Gives all that wait their moment.
+fn open(shared: &Arc<Shared>, side: Side) {
+    let (gate, calm) = (shared.gate(side), shared.calm(side));
+    let (mut moment, mut next) = (FIRST_MOMENT, Instant::now());
+    loop {
+        let now = Instant::now();
+        let mut waiting = std::mem::take(&mut *gate.waiting.lock());
+        let over = |one: &mut Waiting| {
+            let ends = shared.is_lost() || shared.stopping.load(Ordering::Relaxed);
+            ends || one.session.shared.hung_up.load(Ordering::Relaxed)
+        };
+        for one in waiting.extract_if(.., over) {
+            shared.send_home(one.session);
+        }
+        let blocked = shared.is_blocked(side, PATIENCE);
+        for one in &mut waiting {
+            one.session.say_whether_at_work(shared);
+            one.session.publish_pace(shared, now);
+            one.tell(shared, now);
+        }
+        let moves = |one: &mut Waiting| {
+            let late = now.duration_since(one.since) > PATIENCE && !one.session.stays;
+            blocked && side == Side::Main && late && one.session.may_move(shared)
+        };
+        for one in waiting.extract_if(.., moves) {
+            shared.send_slow(SlowTask::Move(one.session));
+        }
+        let mut all = gate.waiting.lock();
+        all.append(&mut waiting);
+        if all.is_empty() {
+            return;
+        }
+        drop(all);
+        let tries = !shared.has_long_work(side) && shared.slow.free() > 0;
+        if tries && now >= next {
+            if try_moment(shared, side, moment) {
+                (moment, next) = (FIRST_MOMENT, Instant::now());
+                continue;
+            }
+            next = Instant::now() + BETWEEN * moment;
+            moment = LONGEST_MOMENT.min(2 * moment);
+        }
+        calm.set_holds(!shared.is_unsure(side, UNSURE));
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Holds all back; if what is in flight ends within `most`, those who wait make their calls. Whether they did.
+fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
+    let gate = shared.gate(side);
+    let hush = shared.calm(side).hush();
+    let began = Instant::now();
+    while !shared.is_quiet(side) {
+        if began.elapsed() > most {
+            tracing::debug!(?most, "nobody passes the gate: {}", shared.who_works(side));
+            return false;
+        }
+        std::thread::sleep(SHORT_LOOK);
+        for one in gate.waiting.lock().iter_mut() {
+            one.session.say_whether_at_work(shared);
+        }
+    }
+    let all: Vec<Waiting> = {
+        let mut waiting = gate.waiting.lock();
+        // Those for whom there is no thread wait for another moment.
+        let most = waiting.len().min(shared.slow.free());
+        waiting.drain(..most).collect()
+    };
+    let (mut launches, calls): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|one| one.session.launches_next());
+    if make(shared, calls) {
+        settle(shared);
+    }
+    // What a launch begins is in the next one's way.
+    let first = launches.pop();
+    gate.waiting.lock().append(&mut launches);
+    make(shared, first.into_iter().collect());
+    drop(hush);
+    true
+}
+
+/// Has sessions make their calls; whether there were any, and all are made.
+fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
+    if calls.is_empty() {
+        return false;
+    }
+    let moment = Moment::of(calls.len());
+    for one in calls {
+        let waited = one.since.elapsed();
+        tracing::debug!(
+            session = one.session.shared.info.session,
+            ?waited,
+            "passes the gate"
+        );
+        shared.send_slow(SlowTask::Pass(one.session, moment.clone()));
+    }
+    moment.await_calls()
+}
+
+/// Has the driver get ready for launches of what was found in a moment.
+fn settle(shared: &Shared) {
+    let scratch = shared.flags.device_address(SCRATCH);
+    for device in shared.devices.iter().filter(|device| device.is_attached()) {
+        if let Err(status) = device.launch_something(&shared.driver, scratch) {
+            shared.note_status(status);
+        }
+    }
+}
+
+/// Has a session that cannot load anything where it is go to the other side, and wait at the gate there.
+pub fn move_on(shared: &Shared, mut session: Box<Session>) {
+    panics::works_for(Some(session.shared.info.session));
+    session.enter();
+    let info = session.shared.info.clone();
+    match session.move_to(shared, Side::Annex) {
+        Ok(()) => {
+            tracing::info!("Client {info} works in a second context: long kernels block the first")
+        }
+        Err(status) => {
+            tracing::warn!("Client {info} cannot work in a second context: {status}");
+            shared.note_status(status);
+            session.stays = true;
+        }
+    }
+    shared.gate(session.side).admit(shared, session);
+}
+
+/// Has a session make its call, in its moment; what follows it is done where it is at home.
+pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
+    panics::works_for(Some(session.shared.info.session));
+    session.enter();
+    if moment.is_over() {
+        return shared.gate(session.side).admit(shared, session);
+    }
+    session.has_the_moment = true;
+    let mut violation = None;
+    if std::mem::take(&mut session.wants_moment) {
+        violation = session.replay(shared).err();
+    } else if let Step::Violation(why) = dispatch::step(shared, &mut session, true) {
+        violation = Some(why);
+    }
+    session.has_the_moment = false;
+    session.say_whether_at_work(shared);
+    moment.left.fetch_sub(1, Ordering::AcqRel);
+    match violation {
+        Some(why) => dispatch::end(shared, session, Some(why)),
+        None => shared.send_home(session),
+    }
+}
+
+impl Waiting {
+    /// Has the log say who waits for long, and for whom.
+    fn tell(&mut self, shared: &Shared, now: Instant) {
+        if self.told || now.duration_since(self.since) < TOLD {
+            return;
+        }
+        self.told = true;
+        let side = self.session.side;
+        let busy = shared.who_works(side);
+        tracing::info!(
+            "Client {} waits to load: long kernels of {busy} have to end first",
+            self.session.shared.info
+        );
+    }
+}
+
+impl Shared {
+    /// Whether something in flight takes long, as far as is known.
+    fn has_long_work(&self, side: Side) -> bool {
+        let long = |session: &Arc<SessionShared>| session.long_work().is_some();
+        self.calm(side).dying_for() > VERY_LONG
+            || self.sessions_of(side).any(|session| long(&session))
+    }
+
+    /// Whether nobody knows when something in flight ends that has taken longer than this.
+    fn is_unsure(&self, side: Side, time: Duration) -> bool {
+        let mut sessions = self.sessions_of(side);
+        let unsure = |(waited, rest): (Duration, Option<Duration>)| waited > time && rest.is_none();
+        sessions.any(|session| session.long_work().is_some_and(unsure))
+    }
+
+    /// Who has something in flight.
+    fn who_works(&self, side: Side) -> String {
+        let mut all: Vec<String> = self
+            .sessions_of(side)
+            .filter(|session| session.at_work.load(Ordering::Relaxed))
+            .map(|session| session.info.to_string())
+            .collect();
+        if !self.calm(side).is_still() {
+            all.push("clients that have left".into());
+        }
+        all.join(", ")
+    }
+
+    /// Whether something in flight has taken longer than this, and is likely to take as long again.
+    pub fn is_blocked(&self, side: Side, time: Duration) -> bool {
+        let blocks = |(waited, rest): (Duration, Option<Duration>)| {
+            waited > time && rest.is_none_or(|rest| rest > time)
+        };
+        let mut sessions = self.sessions_of(side);
+        self.calm(side).dying_for() > time
+            || sessions.any(|session| session.long_work().is_some_and(blocks))
+    }
+}
+
+impl Session {
+    /// Whether a message asks the driver for something that waits for all work in flight and keeps everybody out.
+    #[inline]
+    pub fn must_be_alone(&self, shared: &Shared, op: Op, message: &Message) -> bool {
+        if self.has_the_moment {
+            return false;
+        }
+        match op {
+            Op::ImageLoad => self.loads_module(message),
+            Op::GetFunction => !self.knows_function(shared, message),
+            Op::GetGlobal | Op::GetManaged => {
+                let body = self.body::<Named>(message);
+                self.loads_for_variable(body.map(|body| body.parent))
+            }
+            Op::GetReference => {
+                let body = self.body::<GetReference>(message);
+                self.loads_for_variable(body.map(|body| body.module))
+            }
+            Op::EnumerateFunctions => self.enumerates_unloaded(message),
+            Op::SetLimit | Op::GreenCreate | Op::GraphInstantiate => true,
+            Op::KernelAttribute => self.sets_of_unloaded(message),
+            Op::StreamCreate => self.creates_stream(shared, message),
+            _ => false,
+        }
+    }
+
+    /// A library is loaded when something of it is used.
+    fn loads_module(&self, message: &Message) -> bool {
+        let body = self.body::<ImageLoad>(message);
+        body.is_ok_and(|body| Handle(body.image).kind() != Some(Kind::Library))
+    }
+
+    fn knows_function(&self, shared: &Shared, message: &Message) -> bool {
+        let Ok(body) = self.body::<GetFunction>(message) else {
+            return true;
+        };
+        let Ok(image) = self.image(body.parent) else {
+            return true;
+        };
+        if body.function == 0 {
+            return image.is_loaded();
+        }
+        let name = self.name::<GetFunction>(message);
+        let device = self.device_of(shared, body.parent, body.device);
+        match (name, device) {
+            (Ok(name), Ok(device)) => image.knows(&(name.into(), device)),
+            _ => true,
+        }
+    }
+
+    /// Who wants a variable gets an instance of the image for itself.
+    fn loads_for_variable(&self, image: Result<u64, CallError>) -> bool {
+        let image = image.and_then(|image| Ok(self.image(image)?));
+        image.is_ok_and(|image| image.may_be_shared() || !image.is_loaded())
+    }
+
+    fn sets_of_unloaded(&self, message: &Message) -> bool {
+        let body = self.body::<KernelAttribute>(message);
+        let library = body.and_then(|body| Ok((body.set != 0, self.libraries.get(body.library)?)));
+        library.is_ok_and(|(set, library)| set && !library.is_loaded())
+    }
+
+    /// Most streams were made before; a new one may take the driver a further hardware queue.
+    fn creates_stream(&self, shared: &Shared, message: &Message) -> bool {
+        let Ok(body) = self.body::<StreamCreate>(message) else {
+            return false;
+        };
+        let priority = self.raw_priority_of(body.priority);
+        let device = shared.device(body.device);
+        body.green == 0 && device.is_ok_and(|device| !device.has_stream(priority))
+    }
+
+    fn enumerates_unloaded(&self, message: &Message) -> bool {
+        let body = self.body::<Named>(message);
+        let image = body.and_then(|body| Ok(self.image(body.parent)?));
+        image.is_ok_and(|image| !image.is_loaded())
+    }
+
+    /// Whether what it waits for the moment with is a launch.
+    fn launches_next(&self) -> bool {
+        self.wants_moment || self.consumer.next_op() == Some(Op::Launch as u16)
+    }
+}

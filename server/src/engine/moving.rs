@@ -1,0 +1,126 @@
+//! Sessions that go to the other side of the devices ([`super::side`]).
+//!
+//! Beside a kernel that does not end, or not for long, nothing can be loaded into the context that it runs in. A session
+//! that has loaded nothing yet, and has nothing in flight, can go into another one: its memory is the same there, its
+//! streams and events are made once more. One that has loaded something stays, and waits.
+
+use super::Shared;
+use super::instances::{self, Instance};
+use super::session::Session;
+use super::side::{self, Side};
+use mpsshim_proto::cuda::{CU_EVENT_DISABLE_TIMING, CUevent, CUresult, CUstream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Session {
+    /// Whether nothing binds it to the context that it is in.
+    pub fn may_move(&mut self, shared: &Shared) -> bool {
+        let loaded = self.functions.len() > 0
+            || self.images.len() > 0
+            || !self.globals.is_empty()
+            || self.arrays.len() + self.mipmaps.len() > 0
+            || !self.bound_arrays.is_empty()
+            || !self.textures.is_empty()
+            || self.texture_references.len() + self.surface_references.len() > 0
+            || !self.graphs.is_untouched();
+        let parted = self.greens.len() > 0
+            || !self.places_of_contexts.is_empty()
+            || self.places.iter().any(Option::is_some);
+        let streams = self.streams.iter();
+        let plain = !streams
+            .chain(&self.retired)
+            .any(|stream| stream.is_special());
+        let events = !self.events.iter().any(|event| event.shared.is_some());
+        let waits = self.held.any() || self.marks.is_waiting() || self.prints();
+        !(loaded || parted || waits || !plain || !events || !self.helpers.is_empty())
+            && !self.has_work_in_flight(shared)
+    }
+
+    /// Goes to a side where its calls need not wait.
+    ///
+    /// # Errors
+    /// The driver's; the session is then where it was.
+    pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
+        let from = self.side;
+        side::enter(to);
+        let made = self.make_again(shared);
+        let (streams, events, libraries) = match made {
+            Ok(made) => made,
+            Err(status) => {
+                side::enter(from);
+                return Err(status);
+            }
+        };
+        side::enter(from);
+        for (library, instance) in self.libraries.iter_mut().zip(libraries) {
+            library.move_to(shared, to, instance);
+        }
+        for (stream, raw) in self.streams.iter_mut().zip(streams) {
+            stream.replace(shared, raw);
+        }
+        for (event, raw) in self.events.iter_mut().zip(events) {
+            let old = std::mem::replace(&mut event.raw, raw);
+            let _ = shared.driver.event_destroy(old);
+        }
+        for stream in self.retired.drain(..) {
+            let _ = shared.devices[stream.device].make_current(&shared.driver);
+            stream.release(shared);
+        }
+        self.release_marks(shared);
+        self.side = to;
+        let number = to.index() as u8;
+        self.shared.side.store(number, Ordering::SeqCst);
+        side::enter(to);
+        Ok(())
+    }
+
+    /// Its streams and events once more, in order, on the side that was entered.
+    fn make_again(&mut self, shared: &Shared) -> Result<Made, CUresult> {
+        let driver = &shared.driver;
+        let mut made = Made::default();
+        let outcome = (|| {
+            for stream in self.streams.iter() {
+                let device = &shared.devices[stream.device];
+                device.attach(driver)?;
+                device.make_current(driver)?;
+                made.0
+                    .push(device.take_stream(driver, stream.raw_priority)?);
+            }
+            for event in self.events.iter() {
+                let device = &shared.devices[event.device];
+                device.attach(driver)?;
+                device.make_current(driver)?;
+                let mut raw = CUevent::NULL;
+                driver.event_create(&mut raw, event.flags & CU_EVENT_DISABLE_TIMING)?;
+                made.1.push(raw);
+                if event.recorded {
+                    // What it was recorded behind is done.
+                    let stream = device.take_stream(driver, 0)?;
+                    let recorded = driver.event_record(raw, stream, 0);
+                    device.keep_stream(driver, 0, stream);
+                    recorded?;
+                }
+            }
+            for library in self.libraries.iter() {
+                shared.use_any_device();
+                made.2.push(library.load_there(shared)?);
+            }
+            Ok(())
+        })();
+        if outcome.is_err() {
+            for (stream, raw) in self.streams.iter().zip(made.0.drain(..)) {
+                shared.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
+            }
+            for raw in made.1.drain(..) {
+                let _ = driver.event_destroy(raw);
+            }
+            for instance in made.2.drain(..) {
+                instances::let_go(shared, instance);
+            }
+        }
+        outcome.map(|()| made)
+    }
+}
+
+/// Streams, events and instances of libraries.
+type Made = (Vec<CUstream>, Vec<CUevent>, Vec<Arc<Instance>>);
