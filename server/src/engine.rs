@@ -688,6 +688,7 @@ impl Shared {
     }
     /// Asks the driver whether the contexts are sound.
     fn probe(&self) {
+        let before = side::entered();
         for side in Side::ALL {
             side::enter(side);
             for device in self.devices.iter().filter(|device| device.is_attached()) {
@@ -696,5 +697,17 @@ impl Shared {
                 }
             }
         }
+        side::enter(before);
+    }
+
+    /// Makes a second context of each device that has one, if there is none yet; whether there is.
+    fn has_annex(&self) -> bool {
+        let before = side::entered();
+        side::enter(Side::Annex);
+        let mut attached = self.devices.iter().filter(|device| device.is_attached());
+        let made = attached.try_for_each(|device| device.attach(&self.driver));
+        side::enter(before);
+        made.inspect_err(|status| tracing::warn!("No second context: {status}"))
+            .is_ok()
     }
 }

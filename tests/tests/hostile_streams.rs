@@ -5,10 +5,11 @@ mod control_daemon;
 mod scene;
 
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::stream::MemOp;
-use mpsshim_proto::message::{Mark, Object, Op};
+use mpsshim_proto::message::{EventCreate, EventOnStream, Mark, Object, Op};
 use mpsshim_proto::shm::Mapping;
-use mpsshim_tests::peer::{Loaded, PTX, Peer, endless_ptx, fill_params, launch};
+use mpsshim_tests::peer::{Loaded, PTX, Peer, endless_ptx, fill_params, launch, memset};
 use scene::{Bystander, Scene, control};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -78,6 +79,44 @@ fn a_stream_has_so_much_in_flight_and_no_more() {
     let after = client.peer.header().answers.0.load(Ordering::Acquire);
     assert_eq!(before, after, "600 operations were given to the driver");
     bystander.stop();
+}
+
+#[test]
+fn a_full_stream_beside_one_that_is_held_keeps_nobody_else() {
+    let scene = Scene::new();
+    let bystander = Bystander::start(scene.worker());
+    let mut client = busy(&scene);
+    let (first, memory) = (client.stream, client.memory.start);
+    let peer = &mut client.peer;
+    let second = peer.stream().expect("a second stream");
+    let event = peer.handle(Kind::Event);
+    let create = EventCreate {
+        event,
+        ..EventCreate::default()
+    };
+    peer.post(Op::EventCreate, &create, &[]).expect("post");
+    let on = |stream| EventOnStream {
+        event,
+        stream,
+        ..EventOnStream::default()
+    };
+    peer.post(Op::EventRecord, &on(first), &[]).expect("post");
+    // It waits behind the kernel, in the server.
+    let clear = memset(memory, 1, 1, first);
+    peer.post(Op::Memset, &clear, &[]).expect("post");
+    peer.post(Op::StreamWaitEvent, &on(second), &[])
+        .expect("post");
+    for value in 0..600 {
+        let mark = Mark {
+            stream: second,
+            slot: 9,
+            value,
+        };
+        peer.post(Op::Mark, &mark, &[]).expect("post");
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    bystander.stop();
+    scene.worker().round().expect("a newcomer");
 }
 
 #[test]

@@ -8,6 +8,8 @@
 use super::Shared;
 use super::session::{Session, SessionShared};
 use super::side::Side;
+use super::streams::Point;
+use mpsshim_proto::segment::reached;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
@@ -135,7 +137,7 @@ impl Calm {
 impl Shared {
     /// Whether nothing is in flight, as far as the sessions have said.
     pub fn is_quiet(&self, side: Side) -> bool {
-        let works = |session: &Arc<SessionShared>| session.at_work.load(Ordering::SeqCst);
+        let works = |session: &Arc<SessionShared>| session.is_at_work(self);
         self.calm(side).is_still() && !self.sessions_of(side).any(|session| works(&session))
     }
 
@@ -143,6 +145,17 @@ impl Shared {
     pub fn sessions_of(&self, side: Side) -> impl Iterator<Item = Arc<SessionShared>> {
         let all = self.session_list().into_iter();
         all.filter(move |session| session.side() == side)
+    }
+}
+
+impl SessionShared {
+    /// Whether it has work in flight, or may have.
+    pub fn is_at_work(&self, shared: &Shared) -> bool {
+        self.at_work.load(Ordering::SeqCst)
+            && self.left.lock().as_ref().is_none_or(|points| {
+                let ahead = |point: &Point| !reached(shared.flags.value(point.slot), point.value);
+                points.iter().any(ahead)
+            })
     }
 }
 
@@ -167,6 +180,20 @@ impl Session {
             return false;
         }
         true
+    }
+
+    /// The thread that has it is about to be away for long, and submits nothing meanwhile: others look themselves whether
+    /// what is in flight has ended.
+    pub fn go_away(&mut self, shared: &Shared) {
+        self.say_whether_at_work(shared);
+        let streams = self.streams.iter().chain(&self.retired);
+        let points = streams.filter_map(|stream| stream.last_point()).collect();
+        *self.shared.left.lock() = Some(points);
+    }
+
+    /// It is back.
+    pub fn come_back(&self) {
+        *self.shared.left.lock() = None;
     }
 
     /// Says whether anything is in flight.

@@ -362,7 +362,11 @@ impl Device {
             .ctx_create(&mut context, CU_CTX_SCHED_SPIN, self.raw)?;
         driver.ctx_set_current(context)?;
         CURRENT.set((self.ordinal.index(), Side::Annex));
-        own.furnish(driver)?;
+        if let Err(status) = own.furnish(driver) {
+            CURRENT.set(NONE);
+            let _ = driver.context.ctx_destroy(context);
+            return Err(status);
+        }
         let _ = own.raw.set(context);
         Ok(())
     }

@@ -18,6 +18,7 @@ use crate::panics;
 use crossbeam_channel::Receiver;
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_proto::message::Op;
+use mpsshim_proto::ring::Message;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -367,6 +368,11 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
             Order::Stays => return Step::Held,
         }
     }
+    // No thread of the slow lane is to wait for the end of a moment: those who have it need them.
+    if shared.calm(session.side).is_hushed() && !session.has_the_moment {
+        session.say_whether_at_work(shared);
+        return Step::Full;
+    }
     if !on_slow_lane && (calls::is_slow(op) || session.puts_graph_into_graph(op, &message)) {
         return Step::Slow;
     }
@@ -377,8 +383,23 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         return Step::Full;
     }
     if on_slow_lane && !calls::submits(op) {
-        session.say_whether_at_work(shared);
+        session.go_away(shared);
+        let done = perform(shared, session, op, &message, on_slow_lane);
+        session.come_back();
+        return done;
     }
+    perform(shared, session, op, &message, on_slow_lane)
+}
+
+/// Has the message executed.
+#[inline]
+fn perform(
+    shared: &Shared,
+    session: &mut Session,
+    op: Op,
+    message: &Message,
+    on_slow_lane: bool,
+) -> Step {
     if op == Op::Launch && !on_slow_lane {
         match session.launch_run(shared) {
             Ok(0) => {}
@@ -389,15 +410,19 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
             Err(violation) => return Step::Violation(violation.to_string()),
         }
     }
-    match calls::execute(shared, session, op, &message) {
+    match calls::execute(shared, session, op, message) {
         Ok(()) => {
-            session.consumer.consume(&message);
+            session.consumer.consume(message);
             Step::Done
         }
-        // Its stream is held now.
-        Err(Undone::Later) if session.held.any() && !session.held.is_full() => {
-            step(shared, session, on_slow_lane)
-        }
+        // Maybe its stream is held now.
+        Err(Undone::Later) if session.held.any() => match session.order(op, message) {
+            Order::Taken => {
+                session.consumer.consume(message);
+                Step::Done
+            }
+            Order::Now | Order::Stays => Step::Full,
+        },
         Err(Undone::Later) => Step::Full,
         Err(Undone::Alone) => Step::Alone,
         Err(Undone::Violation(why)) => Step::Violation(why),

@@ -177,6 +177,7 @@ impl Session {
 
     /// Has the priorities of its streams tell it from clients of the other priority, from now on.
     pub fn join_class(&mut self, shared: &Shared) {
+        self.enter();
         self.classed = true;
         let client = self.shared.terms.priority;
         for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {

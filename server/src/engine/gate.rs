@@ -32,8 +32,10 @@ use std::time::{Duration, Instant};
 const FIRST_MOMENT: Duration = Duration::from_millis(1);
 /// The same at most.
 const LONGEST_MOMENT: Duration = Duration::from_millis(128);
-/// Between two tries all go on for so many times as long as they were held back.
-const BETWEEN: u32 = 9;
+/// After a try in vain all go on for so many times as long as they were held back.
+const AFTER_VAIN: u32 = 9;
+/// The same after one in which calls were made: whoever loads all the time must not keep the others from their work.
+const AFTER_CALLS: u32 = 4;
 /// How long all are held back for the calls themselves. One that takes longer, since it compiles, goes on beside them.
 const CALLS: Duration = Duration::from_millis(20);
 /// Pause between two looks whether anything long is left.
@@ -118,6 +120,10 @@ pub fn hold(shared: &Shared, side: Side) -> Option<Awaited> {
 pub fn run(shared: &Arc<Shared>, side: Side) {
     side::enter(side);
     let gate = shared.gate(side);
+    let mut tries = Tries {
+        moment: FIRST_MOMENT,
+        next: Instant::now(),
+    };
     loop {
         let mut waiting = gate.waiting.lock();
         while waiting.is_empty() {
@@ -125,15 +131,32 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
         }
         drop(waiting);
         shared.calm(side).set_gate_waits(true);
-        open(shared, side);
+        open(shared, side, &mut tries);
         shared.calm(side).set_gate_waits(false);
     }
 }
 
+/// When all may be held back again, and for how long.
+struct Tries {
+    moment: Duration,
+    next: Instant,
+}
+
+impl Tries {
+    /// All were held back for so long.
+    fn note(&mut self, made: bool, time: Duration) {
+        let (moment, pause) = match made {
+            true => (FIRST_MOMENT, AFTER_CALLS),
+            false => (LONGEST_MOMENT.min(2 * self.moment), AFTER_VAIN),
+        };
+        self.moment = moment;
+        self.next = Instant::now() + pause * time;
+    }
+}
+
 /// Gives all that wait their moment.
-fn open(shared: &Arc<Shared>, side: Side) {
+fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
     let (gate, calm) = (shared.gate(side), shared.calm(side));
-    let (mut moment, mut next) = (FIRST_MOMENT, Instant::now());
     loop {
         let now = Instant::now();
         let mut waiting = std::mem::take(&mut *gate.waiting.lock());
@@ -142,7 +165,7 @@ fn open(shared: &Arc<Shared>, side: Side) {
             ends || one.session.shared.hung_up.load(Ordering::Relaxed)
         };
         for one in waiting.extract_if(.., over) {
-            shared.send_home(one.session);
+            one.leave(shared);
         }
         let blocked = shared.is_blocked(side, PATIENCE);
         for one in &mut waiting {
@@ -163,14 +186,18 @@ fn open(shared: &Arc<Shared>, side: Side) {
             return;
         }
         drop(all);
-        let tries = !shared.has_long_work(side) && shared.slow.free() > 0;
-        if tries && now >= next {
-            if try_moment(shared, side, moment) {
-                (moment, next) = (FIRST_MOMENT, Instant::now());
+        let busy = shared.slow.free() == 0;
+        if busy {
+            shared.slow.ring();
+        }
+        let may = !busy && !shared.has_long_work(side);
+        // Where nobody works nobody is held back.
+        if may && (now >= tries.next || shared.is_quiet(side)) {
+            let made = try_moment(shared, side, tries.moment);
+            tries.note(made, now.elapsed());
+            if made {
                 continue;
             }
-            next = Instant::now() + BETWEEN * moment;
-            moment = LONGEST_MOMENT.min(2 * moment);
         }
         calm.set_holds(!shared.is_unsure(side, UNSURE));
         std::thread::sleep(LOOK);
@@ -198,13 +225,16 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         let most = waiting.len().min(shared.slow.free());
         waiting.drain(..most).collect()
     };
+    if all.is_empty() {
+        return false;
+    }
     let (mut launches, calls): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|one| one.session.launches_next());
     if make(shared, calls) {
         settle(shared);
     }
     // What a launch begins is in the next one's way.
-    let first = launches.pop();
+    let first = (!launches.is_empty()).then(|| launches.remove(0));
     gate.waiting.lock().append(&mut launches);
     make(shared, first.into_iter().collect());
     drop(hush);
@@ -281,6 +311,16 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
 }
 
 impl Waiting {
+    /// It does not wait any longer: it is over, or all are.
+    fn leave(self, shared: &Shared) {
+        let why = match shared.stopping.load(Ordering::Relaxed) {
+            true => "the server is shutting down",
+            false if shared.is_lost() => "the context is lost",
+            false => return shared.send_home(self.session),
+        };
+        dispatch::end(shared, self.session, Some(why.into()));
+    }
+
     /// Has the log say who waits for long, and for whom.
     fn tell(&mut self, shared: &Shared, now: Instant) {
         if self.told || now.duration_since(self.since) < TOLD {
@@ -299,7 +339,7 @@ impl Waiting {
 impl Shared {
     /// Whether something in flight takes long, as far as is known.
     fn has_long_work(&self, side: Side) -> bool {
-        let long = |session: &Arc<SessionShared>| session.long_work().is_some();
+        let long = |session: &Arc<SessionShared>| session.long_work(self).is_some();
         self.calm(side).dying_for() > VERY_LONG
             || self.sessions_of(side).any(|session| long(&session))
     }
@@ -308,14 +348,15 @@ impl Shared {
     fn is_unsure(&self, side: Side, time: Duration) -> bool {
         let mut sessions = self.sessions_of(side);
         let unsure = |(waited, rest): (Duration, Option<Duration>)| waited > time && rest.is_none();
-        sessions.any(|session| session.long_work().is_some_and(unsure))
+        self.calm(side).dying_for() > time
+            || sessions.any(|session| session.long_work(self).is_some_and(unsure))
     }
 
     /// Who has something in flight.
     fn who_works(&self, side: Side) -> String {
         let mut all: Vec<String> = self
             .sessions_of(side)
-            .filter(|session| session.at_work.load(Ordering::Relaxed))
+            .filter(|session| session.is_at_work(self))
             .map(|session| session.info.to_string())
             .collect();
         if !self.calm(side).is_still() {
@@ -331,7 +372,7 @@ impl Shared {
         };
         let mut sessions = self.sessions_of(side);
         self.calm(side).dying_for() > time
-            || sessions.any(|session| session.long_work().is_some_and(blocks))
+            || sessions.any(|session| session.long_work(self).is_some_and(blocks))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::Shared;
 use super::instances::{self, Instance};
-use super::session::Session;
+use super::session::{Event, Session};
 use super::side::{self, Side};
 use mpsshim_proto::cuda::{CU_EVENT_DISABLE_TIMING, CUevent, CUresult, CUstream};
 use std::sync::Arc;
@@ -25,12 +25,17 @@ impl Session {
             || !self.graphs.is_untouched();
         let parted = self.greens.len() > 0
             || !self.places_of_contexts.is_empty()
-            || self.places.iter().any(Option::is_some);
+            || self.places.iter().any(Option::is_some)
+            || !self.peers.is_empty()
+            || self.raised_limits;
         let streams = self.streams.iter();
         let plain = !streams
             .chain(&self.retired)
             .any(|stream| stream.is_special());
-        let events = !self.events.iter().any(|event| event.shared.is_some());
+        // Recorded once more, one event alone says how long what comes now takes; two would say nothing.
+        let timed = |event: &&Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
+        let timed = self.events.iter().filter(timed).count();
+        let events = timed < 2 && !self.events.iter().any(|event| event.shared.is_some());
         let waits = self.held.any() || self.marks.is_waiting() || self.prints();
         !(loaded || parted || waits || !plain || !events || !self.helpers.is_empty())
             && !self.has_work_in_flight(shared)

@@ -320,14 +320,13 @@ impl Session {
 impl SessionShared {
     /// How long something in flight has taken already, and how long it is likely to take from now on if that is known, as
     /// was last seen; `None` where nothing takes very long.
-    pub fn long_work(&self) -> Option<(Duration, Option<Duration>)> {
+    pub fn long_work(&self, shared: &Shared) -> Option<(Duration, Option<Duration>)> {
         let load = |from: &AtomicU32| from.load(Ordering::Relaxed);
         let (waited, rest) = (load(&self.works_for.0), load(&self.works_for.1));
         let time = |milliseconds: u32| Duration::from_millis(milliseconds.into());
         let rest = (rest != u32::MAX).then(|| time(rest));
         let long = time(waited) >= VERY_LONG || rest.is_some_and(|rest| rest >= VERY_LONG);
-        let works = self.at_work.load(Ordering::Relaxed);
-        (long && works).then(|| (time(waited), rest))
+        (long && self.is_at_work(shared)).then(|| (time(waited), rest))
     }
 }
 

@@ -28,7 +28,7 @@ use super::shared_events::SharedEvent;
 use super::shares::Sharing;
 use super::side::{SIDES, Side};
 use super::slots::Slots;
-use super::streams::Stream;
+use super::streams::{Point, Stream};
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
 use crate::closers::Stranger;
@@ -40,6 +40,7 @@ use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Consumer, Message, Violation};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -90,6 +91,8 @@ pub struct SessionShared {
     pub at_work: AtomicBool,
     /// How long something of that has taken already, as was last seen, and is likely to take from now on, in milliseconds.
     pub works_for: (AtomicU32, AtomicU32),
+    /// While its thread is away: the last flags of what was in flight when it went.
+    pub left: Mutex<Option<Vec<Point>>>,
     /// Number of its [`Side`].
     pub side: AtomicU8,
     /// Bytes it holds and may hold.
@@ -413,6 +416,8 @@ pub struct Session {
     pub tracer: Option<Tracer>,
     /// Its side of the devices.
     pub side: Side,
+    /// It has raised a limit of its context.
+    pub raised_limits: bool,
     /// When a kernel that takes long was last seen in flight.
     pub had_kernel: Option<Instant>,
     /// It was to go to the other side, and could not.
@@ -475,6 +480,7 @@ impl Session {
             counts: Counts::default(),
             tracer: None,
             side,
+            raised_limits: false,
             had_kernel: None,
             stays: false,
             has_the_moment: false,

@@ -25,6 +25,7 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
+use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -33,9 +34,6 @@ use zerocopy::IntoBytes;
 
 /// Messages executed here before the session goes back to its dispatch thread.
 const BUDGET: usize = 256;
-
-/// Between two looks whether submission is still held back.
-const HUSHED: Duration = Duration::from_micros(100);
 
 /// Work for the slow lane.
 pub enum SlowTask {
@@ -98,6 +96,11 @@ impl SlowLane {
         }
     }
 
+    /// Something waits that is not a task yet, and no thread is free.
+    pub fn ring(&self) {
+        let _ = self.alarm.0.try_send(());
+    }
+
     /// How many tasks would be taken up at once.
     pub fn free(&self) -> usize {
         let idle = self.idle.load(Ordering::SeqCst);
@@ -152,10 +155,11 @@ pub fn watch(shared: &Arc<Shared>) {
     let lane = &shared.slow;
     while lane.alarm.1.recv().is_ok() {
         let mut taken = lane.taken.load(Ordering::Relaxed);
-        while !lane.tasks.is_empty() {
+        let wanted = || !lane.tasks.is_empty() || shared.is_urgent() && lane.free() == 0;
+        while wanted() {
             std::thread::sleep(STALL);
             let now = lane.taken.load(Ordering::Relaxed);
-            let stalled = now == taken && !lane.tasks.is_empty();
+            let stalled = now == taken && wanted();
             taken = now;
             let threads = lane.threads.load(Ordering::Relaxed);
             if !stalled || threads >= MOST_THREADS {
@@ -171,11 +175,7 @@ pub fn watch(shared: &Arc<Shared>) {
 
 fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
-    // A moment: see the undertaker.
     session.enter();
-    while shared.calm(session.side).is_hushed() {
-        std::thread::sleep(HUSHED);
-    }
     let mut violation = None;
     let mut alone = session.wants_moment;
     for _ in 0..BUDGET {
@@ -227,7 +227,11 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     let limits = shared.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
     let blocked = terms.threads == Percentage::ALL && shared.is_blocked(Side::Main, BLOCKED);
-    let side = if blocked { Side::Annex } else { Side::Main };
+    let side = if blocked && shared.has_annex() {
+        Side::Annex
+    } else {
+        Side::Main
+    };
     let places = shared
         .devices
         .iter()
@@ -368,6 +372,7 @@ fn prepare(
         terminated: AtomicBool::new(false),
         at_work: AtomicBool::new(false),
         works_for: Default::default(),
+        left: Mutex::default(),
         side: AtomicU8::new(side.index() as u8),
         account,
         terms,

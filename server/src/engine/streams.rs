@@ -485,6 +485,7 @@ impl Session {
     /// Whether any stream has work that is not known to be done. Asks for checkpoints where there is none, so
     /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
     pub fn has_work_in_flight(&mut self, shared: &Shared) -> bool {
+        self.enter();
         let mut any = self.held.is_reading(shared);
         let (tracing, mut points) = (shared.is_tracing(), Vec::new());
         for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {

@@ -59,6 +59,7 @@ impl Session {
                     return Ok(super::value(wanted));
                 }
                 driver.ctx_set_limit(body.limit, body.value as usize)?;
+                self.raised_limits = true;
                 driver.ctx_get_limit(&mut value, body.limit)?;
             }
             // How the cache that all share is used: a wish that is heard and not granted.

@@ -5,6 +5,7 @@ use super::super::devices::Device;
 use super::super::green::{Green, GreenRef};
 use super::super::partition::Place;
 use super::super::session::{CallError, Session};
+use super::super::side::Side;
 use super::super::undertaker::Buried;
 use super::Reply;
 use crate::limits::Percentage;
@@ -112,9 +113,18 @@ impl Session {
         Ok(super::value(at as u64))
     }
 
+    /// Parts of a device belong to its main context.
+    fn check_parts(&self) -> Result<(), CUresult> {
+        match self.side {
+            Side::Main => Ok(()),
+            Side::Annex => Err(CUDA_ERROR_NOT_SUPPORTED),
+        }
+    }
+
     /// `cuGreenCtxCreate`.
     pub fn green_create(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: GreenCreate = self.body(message)?;
+        self.check_parts()?;
         let device = shared.device(body.device)?;
         let description = match body.description {
             0 => CUdevResourceDesc::NULL,
@@ -139,6 +149,7 @@ impl Session {
     /// A part of a device for one of the client's contexts, which is named as green contexts are. Answers how many multiprocessors it has.
     pub fn confine(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Confine = self.body(message)?;
+        self.check_parts()?;
         let device = shared.device(body.device)?;
         let partition = device.partition(&shared.driver)?;
         let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);

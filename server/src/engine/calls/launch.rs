@@ -42,6 +42,10 @@ impl Session {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let params = self.params(message, &body)?;
+        let grows = grows && !self.is_capturing(body.stream);
+        if grows && !self.has_the_moment {
+            return Err(CallError::Alone);
+        }
         if !self.graphs.captures.is_empty() && self.is_capturing(body.stream) {
             // It runs when the graph does.
             self.graphs.prints |= prints;
@@ -54,9 +58,6 @@ impl Session {
         let (index, stream) =
             self.prepare_work(shared, body.stream, Runs::Function(body.function))?;
         let capturing = self.streams.at(index)?.capturing;
-        if grows && !capturing && !self.has_the_moment {
-            return Err(CallError::Alone);
-        }
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();
@@ -84,7 +85,7 @@ impl Session {
             }
         }
         self.counts.launches += 1;
-        if grows && !capturing {
+        if grows {
             let function = self.functions.get(body.function)?;
             shared.devices[function.device].has_grown(function.local);
         }

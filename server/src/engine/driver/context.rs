@@ -16,5 +16,6 @@ functions! {
     green_destroy = "cuGreenCtxDestroy" (green: CUgreenCtx);
     green_stream_create = "cuGreenCtxStreamCreate" (stream: &mut CUstream, green: CUgreenCtx, flags: u32, priority: i32);
     ctx_create = "cuCtxCreate_v2" (context: &mut CUcontext, flags: u32, device: CUdevice);
+    ctx_destroy = "cuCtxDestroy_v2" (context: CUcontext);
     stream_destroy = "cuStreamDestroy_v2" (stream: CUstream);
 }
