@@ -8,6 +8,7 @@ use super::Shared;
 use super::instances::{self, Instance};
 use super::session::{Event, Session};
 use super::side::{self, Side};
+use super::streams::Stream;
 use mpsshim_proto::cuda::{CU_EVENT_DISABLE_TIMING, CUevent, CUresult, CUstream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,17 +29,15 @@ impl Session {
             || self.places.iter().any(Option::is_some)
             || !self.peers.is_empty()
             || self.raised_limits;
-        let streams = self.streams.iter();
-        let plain = !streams
-            .chain(&self.retired)
-            .any(|stream| stream.is_special());
+        let special = self.streams.iter().any(Stream::is_special)
+            || self.retired.iter().any(Stream::is_special);
         // Recorded once more, one event alone says how long what comes now takes; two would say nothing.
         let timed = |event: &&Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
         let timed = self.events.iter().filter(timed).count();
-        let events = timed < 2 && !self.events.iter().any(|event| event.shared.is_some());
+        let bound = timed > 1 || self.events.iter().any(|event| event.shared.is_some());
         let waits = self.held.any() || self.marks.is_waiting() || self.prints();
-        !(loaded || parted || waits || !plain || !events || !self.helpers.is_empty())
-            && !self.has_work_in_flight(shared)
+        let stays = loaded || parted || special || bound || waits || !self.helpers.is_empty();
+        !stays && !self.has_work_in_flight(shared)
     }
 
     /// Goes to a side where its calls need not wait.
