@@ -142,15 +142,10 @@ class Report:
         text += "parentheses the least and the greatest.\n\n"
         if cpus := self.cpu_table():
             text += f"{cpus}\n\n"
-        for name in ("command", "commit", "gpu", "driver", "cpus", "kernel"):
-            text += f"- {name}: {self.about[name]}\n"
+        text += machine(self.about)
         if self.left_out:
             text += "\nLeft out:\n\n" + "".join(f"- {name}: {why}\n" for name, why in self.left_out.items())
-        if self.notes:
-            text += "\n" + "".join(f"- {note}\n" for note in self.notes)
-        if self.failures:
-            text += "\nWhat failed:\n\n" + "".join(f"- {failure}\n" for failure in self.failures)
-        return text
+        return text + remarks(self.notes, self.failures)
 
     def data(self):
         return self.about | {
@@ -165,6 +160,20 @@ class Report:
 
     def save(self, directory):
         return save(directory, "gpu", self.about["date"], self.data(), self.document())
+
+
+def machine(about):
+    """What a result was measured with, a line each."""
+    names = ("command", "commit", "gpu", "driver", "cpus", "kernel")
+    return "".join(f"- {name}: {about[name]}\n" for name in names)
+
+
+def remarks(notes, failures):
+    """Notes and failures at the end of a document."""
+    text = "\n" + "".join(f"- {note}\n" for note in notes) if notes else ""
+    if failures:
+        text += "\nWhat failed:\n\n" + "".join(f"- {failure}\n" for failure in failures)
+    return text
 
 
 def save(directory, kind, date, data, document):

@@ -175,13 +175,7 @@ def start_systems(options, usable, bench, report):
                 finally:
                     bench.release([holder])
         except systems.Failure as failure:
-            if isinstance(failure, systems.Missing) and not options.given:
-                report.note(f"{systems.title(system.name)} left out: {failure}")
-                report.systems.remove(system.name)
-            else:
-                report.fail(system.name, "start", failure)
-                systems.show_log(system)
-            system.stop()
+            systems.give_up(system, failure, report, options.given)
             usable.remove(system)
 
 

@@ -167,13 +167,7 @@ class Report:
     def document(self):
         text = f"# Clients beside long kernels, {self.about['date']}\n\n{self.markdown()}\n\n"
         text += "First results and ends count from the start of the process. – means that it did not come to that.\n\n"
-        for name in ("command", "commit", "gpu", "driver", "cpus", "kernel"):
-            text += f"- {name}: {self.about[name]}\n"
-        if self.notes:
-            text += "\n" + "".join(f"- {note}\n" for note in self.notes)
-        if self.failures:
-            text += "\nWhat failed:\n\n" + "".join(f"- {failure}\n" for failure in self.failures)
-        return text
+        return text + reports.machine(self.about) + reports.remarks(self.notes, self.failures)
 
     def data(self):
         return self.about | {
@@ -233,13 +227,7 @@ def start_systems(options, usable, scenarios, report):
             finally:
                 client.kill()
         except Failure as failure:
-            if isinstance(failure, systems.Missing) and not options.given:
-                report.note(f"{systems.title(system.name)} left out: {failure}")
-                report.systems.remove(system.name)
-            else:
-                report.fail(system.name, "start", failure)
-                systems.show_log(system)
-            system.stop()
+            systems.give_up(system, failure, report, options.given)
             usable.remove(system)
 
 

@@ -404,6 +404,17 @@ def running(mode, build):
             processes.end_all()
 
 
+def give_up(system, failure, report, given):
+    """Stops a system that did not start; one that is not there and was not asked for by name is left out."""
+    if isinstance(failure, Missing) and not given:
+        report.note(f"{title(system.name)} left out: {failure}")
+        report.systems.remove(system.name)
+    else:
+        report.fail(system.name, "start", failure)
+        show_log(system)
+    system.stop()
+
+
 def show_log(system):
     if isinstance(system, Daemon):
         print(system.log_tail(), file=sys.stderr)

@@ -688,25 +688,20 @@ impl Shared {
     }
     /// Asks the driver whether the contexts are sound.
     fn probe(&self) {
-        let before = side::entered();
-        for side in Side::ALL {
-            side::enter(side);
-            for device in self.devices.iter().filter(|device| device.is_attached()) {
-                if let Err(status) = device.probe(&self.driver) {
+        for device in self.devices.iter().filter(|device| device.is_attached()) {
+            for side in Side::ALL {
+                if let Err(status) = side::on(side, || device.probe(&self.driver)) {
                     self.note_status(status);
                 }
             }
         }
-        side::enter(before);
     }
 
     /// Makes a second context of each device that has one, if there is none yet; whether there is.
     fn has_annex(&self) -> bool {
-        let before = side::entered();
-        side::enter(Side::Annex);
         let mut attached = self.devices.iter().filter(|device| device.is_attached());
-        let made = attached.try_for_each(|device| device.attach(&self.driver));
-        side::enter(before);
+        let attach = |device: &Device| device.attach(&self.driver);
+        let made = side::on(Side::Annex, || attached.try_for_each(attach));
         made.inspect_err(|status| tracing::warn!("No second context: {status}"))
             .is_ok()
     }

@@ -54,6 +54,14 @@ impl Spinner {
         }
     }
 
+    /// One whose first kernel runs.
+    fn running(scene: &Scene) -> Spinner {
+        let mut spinner = Spinner::start(scene);
+        spinner.launch();
+        spinner.await_begun(1);
+        spinner
+    }
+
     /// Two words: how many kernels may end, and how many have begun.
     fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: inside the mapping and aligned; everybody reads and writes it as an atomic.
@@ -122,9 +130,7 @@ fn who_loads_waits_for_a_long_kernel_and_nobody_else_does() {
     let _alone = alone();
     let scene = Scene::new();
     let bystander = Bystander::start(scene.worker());
-    let mut spinner = Spinner::start(&scene);
-    spinner.launch();
-    spinner.await_begun(1);
+    let mut spinner = Spinner::running(&scene);
     let waits = newcomer(&scene);
     // Its next kernels would keep the newcomer waiting.
     spinner.launch();
@@ -149,9 +155,7 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
     let _alone = alone();
     let scene = Scene::new();
     let bystander = Bystander::start(scene.worker());
-    let mut spinner = Spinner::start(&scene);
-    spinner.launch();
-    spinner.await_begun(1);
+    let spinner = Spinner::running(&scene);
     let mut first = newcomer(&scene).join().expect("a newcomer");
     assert!(
         log_has(&scene, "works in a second context"),
@@ -185,10 +189,8 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
 fn a_kernel_may_wait_for_what_a_newcomer_loads() {
     let _alone = alone();
     let scene = Scene::new();
-    let mut spinner = Spinner::start(&scene);
-    spinner.launch();
-    spinner.await_begun(1);
-    // Only the newcomer's work ends it.
+    let mut spinner = Spinner::running(&scene);
+    // It ends only after the newcomer's work.
     newcomer(&scene).join().expect("the newcomer");
     spinner.end(1);
     spinner.launch();
@@ -201,10 +203,8 @@ fn who_loads_gets_in_between_long_kernels() {
     let _alone = alone();
     let scene = Scene::new();
     let mut loads = scene.worker();
-    let mut spinner = Spinner::start(&scene);
-    // The first is measured: such a kernel takes that long.
-    spinner.launch();
-    spinner.await_begun(1);
+    // The first kernel is measured: such a kernel takes that long.
+    let mut spinner = Spinner::running(&scene);
     std::thread::sleep(Duration::from_secs(1));
     spinner.end(1);
     for _ in 0..10 {

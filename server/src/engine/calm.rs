@@ -163,29 +163,34 @@ impl Session {
     /// To be asked before anything is submitted: notes that the session is at work; false when it has to wait a moment.
     #[inline]
     pub fn may_work(&mut self, shared: &Shared) -> bool {
-        let hushed = |session: &Session| {
-            // Whoever has the moment knows what this session does.
-            shared.calm(session.side).is_hushed() && !session.has_the_moment
-        };
         if !self.shared.at_work.load(Ordering::Relaxed) {
-            if hushed(self) {
+            if self.is_hushed(shared) {
                 return false;
             }
             self.shared.at_work.store(true, Ordering::SeqCst);
             // Partner: [`Calm::hush`].
             fence(Ordering::SeqCst);
         }
-        if hushed(self) {
+        if self.is_hushed(shared) {
             self.say_whether_at_work(shared);
             return false;
         }
         true
     }
 
+    /// Whether it may submit nothing now. In its own moment it may.
+    #[inline]
+    pub fn is_hushed(&self, shared: &Shared) -> bool {
+        shared.calm(self.side).is_hushed() && !self.has_the_moment
+    }
+
     /// The thread that has it is about to be away for long, and submits nothing meanwhile: others look themselves whether
     /// what is in flight has ended.
     pub fn go_away(&mut self, shared: &Shared) {
         self.say_whether_at_work(shared);
+        if !self.shared.at_work.load(Ordering::Relaxed) {
+            return;
+        }
         let streams = self.streams.iter().chain(&self.retired);
         let points = streams.filter_map(|stream| stream.last_point()).collect();
         *self.shared.left.lock() = Some(points);

@@ -369,7 +369,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         }
     }
     // No thread of the slow lane is to wait for the end of a moment: those who have it need them.
-    if shared.calm(session.side).is_hushed() && !session.has_the_moment {
+    if session.is_hushed(shared) {
         session.say_whether_at_work(shared);
         return Step::Full;
     }

@@ -327,8 +327,7 @@ impl Waiting {
             return;
         }
         self.told = true;
-        let side = self.session.side;
-        let busy = shared.who_works(side);
+        let busy = shared.who_works(self.session.side);
         tracing::info!(
             "Client {} waits to load: long kernels of {busy} have to end first",
             self.session.shared.info
@@ -339,17 +338,34 @@ impl Waiting {
 impl Shared {
     /// Whether something in flight takes long, as far as is known.
     fn has_long_work(&self, side: Side) -> bool {
-        let long = |session: &Arc<SessionShared>| session.long_work(self).is_some();
-        self.calm(side).dying_for() > VERY_LONG
-            || self.sessions_of(side).any(|session| long(&session))
+        self.has_work(side, VERY_LONG, |_, _| true)
     }
 
     /// Whether nobody knows when something in flight ends that has taken longer than this.
     fn is_unsure(&self, side: Side, time: Duration) -> bool {
-        let mut sessions = self.sessions_of(side);
-        let unsure = |(waited, rest): (Duration, Option<Duration>)| waited > time && rest.is_none();
-        self.calm(side).dying_for() > time
-            || sessions.any(|session| session.long_work(self).is_some_and(unsure))
+        self.has_work(side, time, |waited, rest| waited > time && rest.is_none())
+    }
+
+    /// Whether something in flight has taken longer than this, and is likely to take as long again.
+    pub fn is_blocked(&self, side: Side, time: Duration) -> bool {
+        self.has_work(side, time, |waited, rest| {
+            waited > time && rest.is_none_or(|rest| rest > time)
+        })
+    }
+
+    /// Whether a session has such long work, by how long it has taken and is likely to take from now on; or one that has
+    /// ended, for longer than `time`.
+    fn has_work(
+        &self,
+        side: Side,
+        time: Duration,
+        such: impl Fn(Duration, Option<Duration>) -> bool,
+    ) -> bool {
+        let has = |session: Arc<SessionShared>| {
+            let work = session.long_work(self);
+            work.is_some_and(|(waited, rest)| such(waited, rest))
+        };
+        self.calm(side).dying_for() > time || self.sessions_of(side).any(has)
     }
 
     /// Who has something in flight.
@@ -363,16 +379,6 @@ impl Shared {
             all.push("clients that have left".into());
         }
         all.join(", ")
-    }
-
-    /// Whether something in flight has taken longer than this, and is likely to take as long again.
-    pub fn is_blocked(&self, side: Side, time: Duration) -> bool {
-        let blocks = |(waited, rest): (Duration, Option<Duration>)| {
-            waited > time && rest.is_none_or(|rest| rest > time)
-        };
-        let mut sessions = self.sessions_of(side);
-        self.calm(side).dying_for() > time
-            || sessions.any(|session| session.long_work(self).is_some_and(blocks))
     }
 }
 

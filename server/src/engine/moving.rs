@@ -45,17 +45,7 @@ impl Session {
     /// # Errors
     /// The driver's; the session is then where it was.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
-        let from = self.side;
-        side::enter(to);
-        let made = self.make_again(shared);
-        let (streams, events, libraries) = match made {
-            Ok(made) => made,
-            Err(status) => {
-                side::enter(from);
-                return Err(status);
-            }
-        };
-        side::enter(from);
+        let (streams, events, libraries) = side::on(to, || self.make_again(shared))?;
         for (library, instance) in self.libraries.iter_mut().zip(libraries) {
             library.move_to(shared, to, instance);
         }
@@ -74,7 +64,7 @@ impl Session {
         self.side = to;
         let number = to.index() as u8;
         self.shared.side.store(number, Ordering::SeqCst);
-        side::enter(to);
+        self.enter();
         Ok(())
     }
 

@@ -108,8 +108,8 @@ impl Pace {
         }
     }
 
-    /// The oldest checkpoint, over so many operations up to this one, is reached. Only what it was seen to last counts: nobody may have
-    /// looked for a while.
+    /// The oldest checkpoint, over so many operations up to this one, is reached. Only what it was seen to last counts:
+    /// nobody may have looked for a while.
     pub fn note_reached(&mut self, operations: u64, last: u64) {
         if self
             .measuring

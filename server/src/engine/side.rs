@@ -44,13 +44,18 @@ pub fn enter(side: Side) {
     ENTERED.set(side);
 }
 
-/// Does something on the main side: what is registered there is there for both, and lives as long as the server.
-pub fn on_main<R>(does: impl FnOnce() -> R) -> R {
+/// Does something on a side; the calling thread then works where it did before.
+pub fn on<R>(side: Side, does: impl FnOnce() -> R) -> R {
     let before = entered();
-    enter(Side::Main);
+    enter(side);
     let done = does();
     enter(before);
     done
+}
+
+/// Does something on the main side: what is registered there is there for both, and lives as long as the server.
+pub fn on_main<R>(does: impl FnOnce() -> R) -> R {
+    on(Side::Main, does)
 }
 
 /// The side that the calling thread works on.
