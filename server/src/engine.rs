@@ -38,6 +38,7 @@ mod printing;
 mod ranges;
 mod rations;
 mod reaper;
+mod residents;
 pub mod runs;
 mod session;
 mod shared_events;
@@ -78,6 +79,7 @@ pub use open::OpenDriver;
 use parking_lot::Mutex;
 use printing::Printing;
 use rations::Rations;
+use residents::Residents;
 use serde::{Deserialize, Serialize};
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
@@ -92,7 +94,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use trace::Traces;
-use undertaker::{Buried, Spare};
+use undertaker::{Buried, Graves, Spare};
 use virtual_memory::VirtualArena;
 
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
@@ -193,6 +195,7 @@ struct Shared {
     virtual_arena: VirtualArena,
     images: ImageCache,
     families: Families,
+    residents: Residents,
     shares: Shares,
     printing: Printing,
     shared_events: SharedEvents,
@@ -207,6 +210,7 @@ struct Shared {
     undertaker: Sender<(Side, Buried)>,
     calm: [Calm; SIDES],
     gates: [Gate; SIDES],
+    graves: [Graves; SIDES],
     spare: Spare,
     epoll: OwnedFd,
     watcher: OnceLock<Thread>,
@@ -303,6 +307,7 @@ impl Engine {
             virtual_arena,
             images: ImageCache::default(),
             families: Families::default(),
+            residents: Residents::default(),
             shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,
             shared_events: SharedEvents::default(),
@@ -316,6 +321,7 @@ impl Engine {
             undertaker,
             calm: Default::default(),
             gates: Default::default(),
+            graves: Side::ALL.map(Graves::new),
             spare: Spare::default(),
             epoll,
             watcher: OnceLock::new(),
@@ -437,6 +443,11 @@ impl Engine {
         all
     }
 
+    /// Unloads images that clients have left, once nothing is in flight.
+    pub fn unload_images(&self) {
+        self.shared.give_up_residents();
+    }
+
     /// Begins or ends to trace; returns when all that was recorded has been told.
     ///
     /// # Errors
@@ -490,6 +501,9 @@ impl Shared {
     }
     fn gate(&self, side: Side) -> &Gate {
         &self.gates[side.index()]
+    }
+    fn graves(&self, side: Side) -> &Graves {
+        &self.graves[side.index()]
     }
     fn window(&self) -> u64 {
         if self.calm(side::entered()).is_urgent() {
@@ -695,14 +709,5 @@ impl Shared {
                 }
             }
         }
-    }
-
-    /// Makes a second context of each device that has one, if there is none yet; whether there is.
-    fn has_annex(&self) -> bool {
-        let mut attached = self.devices.iter().filter(|device| device.is_attached());
-        let attach = |device: &Device| device.attach(&self.driver);
-        let made = side::on(Side::Annex, || attached.try_for_each(attach));
-        made.inspect_err(|status| tracing::warn!("No second context: {status}"))
-            .is_ok()
     }
 }

@@ -140,6 +140,13 @@ impl Hosting {
         }
     }
 
+    /// Has the engine unload images that clients have left.
+    pub fn unload_images(&self) {
+        if let Proxy::Running(engine) = &self.parts.lock().proxy {
+            engine.unload_images();
+        }
+    }
+
     fn refuse(&self, (socket, _, who): Arrival, status: CUresult, why: String) {
         let socket = Stranger::new(socket, who.uid);
         admission::refuse(&self.events, &socket, who, status, why);

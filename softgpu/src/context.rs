@@ -15,6 +15,9 @@ use crate::driver_locks::DriverLocks;
 use crate::memory;
 use crate::stream::{Kind, Stream, orphans};
 
+/// The limit of a thread's stack that a context begins with, bytes.
+const STACK_LIMIT: usize = 1024;
+
 pub struct Context {
     pub handle: u64,
     pub id: u64,
@@ -78,9 +81,9 @@ impl Context {
             ended: AtomicBool::new(false),
             legacy: Stream::new(weak.clone(), handle, Kind::Legacy, 0, 0),
             per_thread: Mutex::default(),
-            locks: DriverLocks::default(),
+            locks: DriverLocks::new(STACK_LIMIT as u32),
             peers: Mutex::default(),
-            limits: Mutex::new([1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
+            limits: Mutex::new([STACK_LIMIT, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });
         start().contexts.insert(handle, context.clone());
         context
@@ -311,8 +314,10 @@ api! { TABLE;
     }
     fn cuCtxSetLimit(limit: CUlimit, value: usize) {
         let context = live()?;
-        let mut limits = context.limits.lock();
-        *limits.get_mut(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)? = value;
+        *context.limits.lock().get_mut(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)? = value;
+        if limit == CU_LIMIT_STACK_SIZE {
+            context.set_local_memory(value);
+        }
         Ok(())
     }
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {

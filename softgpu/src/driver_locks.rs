@@ -11,7 +11,8 @@
 //! | `cuModuleLoad` and its kind | `Holds` |
 //! | a library becomes a module of the context: `cuLibraryGetModule`, `cuLibraryGetGlobal`, `cuLibraryGetManaged`, `cuKernelGetParamInfo`, the first `cuKernelGetFunction`, the first launch by `CUkernel` | `Holds` |
 //! | the next launch by anybody after another function of a loaded library was asked for | `Holds` |
-//! | a launch with more local memory than any before | `Holds` |
+//! | a launch with more local memory than any before and than the limit of the stack | `Holds` |
+//! | `cuCtxSetLimit` of the stack; the context then has so much local memory, be it less than before | `Holds` |
 //! | `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` | `Holds` |
 //! | `cuGreenCtxCreate`, `cuGreenCtxStreamCreate`, `cuGraphInstantiate` of a graph with kernels | `Holds` |
 //! | `cuModuleUnload`, `cuLibraryUnload`, `cuArrayDestroy` | `Only` |
@@ -82,14 +83,24 @@ pub enum Wait {
 }
 
 /// A context's lock, and what makes its next launch wait.
-#[derive(Default)]
 pub struct DriverLocks {
     /// Held while work is put into a stream: it makes "earlier" the same for the legacy stream and others.
     streams: Mutex<()>,
     /// A loaded library was asked for another function.
     has_new_function: AtomicBool,
-    /// The most local memory of a thread so far, bytes.
+    /// Local memory that each thread has, bytes.
     local_bytes: AtomicU32,
+}
+
+impl DriverLocks {
+    /// Of a context whose threads have so many bytes of local memory.
+    pub fn new(local_bytes: u32) -> DriverLocks {
+        DriverLocks {
+            streams: Mutex::default(),
+            has_new_function: AtomicBool::new(false),
+            local_bytes: AtomicU32::new(local_bytes),
+        }
+    }
 }
 
 impl Context {
@@ -152,6 +163,13 @@ impl Context {
     pub fn before_instantiation(&self, local_bytes: u32) {
         drop(self.waits_for_all(Wait::Holds));
         self.grow_local_memory(local_bytes);
+    }
+
+    /// The limit of the stack was set to so many bytes.
+    pub fn set_local_memory(&self, bytes: usize) {
+        drop(self.waits_for_all(Wait::Holds));
+        let bytes = bytes.try_into().unwrap_or(u32::MAX);
+        self.locks.local_bytes.store(bytes, Ordering::Release);
     }
 
     fn grow_local_memory(&self, bytes: u32) -> bool {

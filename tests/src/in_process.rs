@@ -129,6 +129,7 @@ impl InProcess {
     ///
     /// Descriptions of parts of a device are left out: CUDA has no call that ends one.
     pub fn counts(&self) -> Counts {
+        self.host.unload_images();
         let mut counts = self.given_out();
         let kept = self.host.kept();
         for (name, kept) in [

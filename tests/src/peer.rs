@@ -631,6 +631,35 @@ again:
     )
 }
 
+/// [`PTX`] as nobody has loaded it before.
+pub fn new_ptx() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    format!("{PTX}// {} {number}\n", std::process::id())
+}
+
+/// [`PTX`], and a kernel `deep(out)` that needs so many bytes of local memory for each thread.
+pub fn deep_ptx(local: u32) -> String {
+    format!(
+        "{PTX}
+.visible .entry deep(.param .u64 out)
+{{
+    .local .align 4 .b8 depot[{local}];
+    .reg .u64 %rd<4>;
+    .reg .u32 %r<2>;
+    ld.param.u64 %rd1, [out];
+    mov.u64 %rd2, depot;
+    mov.u32 %r1, 7;
+    st.local.u32 [%rd2+{last}], %r1;
+    ld.local.u32 %r1, [%rd2+{last}];
+    st.global.u32 [%rd1], %r1;
+    ret;
+}}
+",
+        last = local - 4
+    )
+}
+
 /// [`PTX`], and a kernel `spin(words, number)`: it writes its number to the second of the words, and runs until the first is
 /// as large.
 pub fn spinning_ptx() -> String {
@@ -738,11 +767,19 @@ impl Worker {
     ///
     /// # Errors
     /// The server's status.
-    pub fn with(mut peer: Peer) -> io::Result<Worker> {
+    pub fn with(peer: Peer) -> io::Result<Worker> {
+        Worker::with_text(peer, PTX)
+    }
+
+    /// Loads a text that has what [`PTX`] has.
+    ///
+    /// # Errors
+    /// The server's status.
+    pub fn with_text(mut peer: Peer, text: &str) -> io::Result<Worker> {
         let made = || -> Status<Worker> {
             peer.attach()?;
             let stream = peer.stream()?;
-            let module = peer.module(PTX.as_bytes())?;
+            let module = peer.module(text.as_bytes())?;
             let fill = peer.function(module, "fill")?;
             let stray = peer.function(module, "stray")?;
             let memory = peer.memory(1 << 20)?;

@@ -8,7 +8,7 @@ use control_daemon::wait_until;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{EventCreate, EventOnStream, Launch, MarkEvent, Op};
 use mpsshim_proto::shm::Mapping;
-use mpsshim_tests::peer::{Loaded, PTX, Worker, launch, spinning_ptx};
+use mpsshim_tests::peer::{Loaded, PTX, Peer, Worker, deep_ptx, launch, new_ptx, spinning_ptx};
 use scene::{Bystander, Scene, control};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -111,11 +111,17 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A new client on a thread, which loads and computes.
+/// A new client on a thread, which loads what nobody has and computes.
 fn newcomer(scene: &Scene) -> std::thread::JoinHandle<Worker> {
+    newcomer_with(scene, new_ptx())
+}
+
+/// The same with this text.
+fn newcomer_with(scene: &Scene, text: String) -> std::thread::JoinHandle<Worker> {
     let control = control(&scene.place);
     std::thread::spawn(move || {
-        let mut worker = Worker::connect(&control).expect("a newcomer");
+        let peer = Peer::connect(&control).expect("a newcomer");
+        let mut worker = Worker::with_text(peer, &text).expect("its image");
         worker.round().expect("its first round");
         worker
     })
@@ -212,7 +218,8 @@ fn who_loads_gets_in_between_long_kernels() {
     }
     spinner.await_begun(2);
     let done = std::thread::spawn(move || {
-        loads.peer.module(PTX.as_bytes()).expect("a module");
+        let text = new_ptx();
+        loads.peer.module(text.as_bytes()).expect("a module");
     });
     std::thread::sleep(Duration::from_millis(500));
     assert!(!done.is_finished(), "a load beside a kernel has not waited");
@@ -226,4 +233,54 @@ fn who_loads_gets_in_between_long_kernels() {
     done.join().expect("the load");
     spinner.end(u32::MAX);
     spinner.await_begun(11);
+}
+
+#[test]
+fn what_others_have_or_had_is_there_at_once() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let others = scene.worker();
+    let left = new_ptx();
+    drop(newcomer_with(&scene, left.clone()).join());
+    wait_until("it has left", || log_has(&scene, "contexts is 1."));
+    let spinner = Spinner::running(&scene);
+    for text in [PTX.to_owned(), left] {
+        newcomer_with(&scene, text).join().expect("a newcomer");
+    }
+    assert!(!log_has(&scene, "second context"), "somebody has waited");
+    assert_eq!(spinner.begun(), 1);
+    spinner.end(1);
+    drop(others);
+}
+
+#[test]
+fn local_memory_is_there_before_the_launch() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let mut spinner = Spinner::running(&scene);
+    let control = control(&scene.place);
+    let waits = std::thread::spawn(move || {
+        let mut client = Loaded::connect(&control, &deep_ptx(6000));
+        let deep = client.peer.function(client.module, "deep").expect("it");
+        let params = client.memory.start.as_bytes().to_vec();
+        let body: Launch = launch(deep, client.stream, 1, params.len());
+        client
+            .peer
+            .post(Op::Launch, &body, &params)
+            .expect("launch");
+        let found = client.peer.read(client.stream, client.memory.start, 4);
+        assert_eq!(found.expect("its result"), 7u32.to_le_bytes());
+    });
+    spinner.launch();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(
+        !waits.is_finished(),
+        "a load beside a kernel has not waited"
+    );
+    spinner.end(1);
+    spinner.await_begun(2);
+    wait_until("the newcomer has computed", || waits.is_finished());
+    waits.join().expect("the newcomer");
+    assert_eq!(spinner.begun(), 2);
+    spinner.end(2);
 }

@@ -3,7 +3,7 @@
 //! Some calls of the driver's wait for all work that is queued, everyone's, and keep everybody out meanwhile. They are made
 //! only while no session has work in flight and none may submit any: then they wait for nothing, and nobody waits for
 //! them. The undertaker ([`super::undertaker`]) has such calls, which can wait for a moment that comes by itself, and the
-//! gate ([`super::gate`]), whose clients wait for them.
+//! gate ([`super::gate`]), whose clients wait for them. What the undertaker has had for long waits at the gate too.
 
 use super::Shared;
 use super::session::{Session, SessionShared};
@@ -24,6 +24,8 @@ pub struct Calm {
     turn: Mutex<()>,
     /// The undertaker has something to do when all is quiet.
     undertaker_waits: AtomicBool,
+    /// It has waited for long.
+    overdue: AtomicBool,
     /// Clients wait at the gate.
     gate_waits: AtomicBool,
     /// Long work is held back for them.
@@ -96,6 +98,14 @@ impl Calm {
     /// Whether the undertaker has something to do.
     pub fn set_undertaker_waits(&self, waits: bool) {
         self.undertaker_waits.store(waits, Ordering::SeqCst);
+    }
+    /// Whether the undertaker has waited for long; it must not wait for ever.
+    pub fn set_overdue(&self, overdue: bool) {
+        self.overdue.store(overdue, Ordering::SeqCst);
+    }
+    /// The same.
+    pub fn is_overdue(&self) -> bool {
+        self.overdue.load(Ordering::SeqCst)
     }
     /// Whether clients wait at the gate. When none does any more, what was held back for them goes on.
     pub fn set_gate_waits(&self, waits: bool) {

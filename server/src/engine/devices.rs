@@ -25,6 +25,9 @@ const STREAMS_AHEAD: usize = 32;
 /// first module that allocates is loaded.
 const DEVICE_HEAP: usize = 512 << 20;
 
+/// Local memory for kernels that are not known to be launched may take this part of a device.
+const LOCAL_AHEAD: u64 = 100;
+
 /// Streams of one priority that are kept at a time. A client may have thousands, and be gone a moment later.
 const KEPT_STREAMS: usize = 256;
 
@@ -138,8 +141,10 @@ struct Context {
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
     flag_kernel: OnceLock<FlagKernel>,
-    /// Bytes of local memory that each thread has had at most.
+    /// Bytes of local memory that each thread has.
     local: AtomicU32,
+    /// Bytes that it should have when next nothing is in flight.
+    wanted_local: AtomicU32,
 }
 
 impl Context {
@@ -160,6 +165,9 @@ impl Context {
             let status = driver.ctx_get_limit(&mut value, limit as CUlimit);
             status.is_ok().then_some(value as u64)
         });
+        if let Some(stack) = first[CU_LIMIT_STACK_SIZE as usize] {
+            self.local.fetch_max(local_of(stack), Ordering::Relaxed);
+        }
         let _ = self.first_limits.set(first);
         // The driver takes no larger heap once a module that allocates on the device is loaded, be it another client's.
         if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
@@ -173,6 +181,11 @@ impl Context {
         }
         Ok(())
     }
+}
+
+/// Bytes of local memory, by a limit of the driver's.
+fn local_of(bytes: u64) -> u32 {
+    bytes.try_into().unwrap_or(u32::MAX)
 }
 
 /// The server's number of a device that there is: whoever has one may index [`Devices`] with it. A number from a client
@@ -436,15 +449,45 @@ impl Device {
     }
 
     /// Whether the driver takes more memory from the device when a kernel is launched whose threads have so many bytes of
-    /// local memory: it then waits until nothing is in flight.
+    /// local memory: it then waits until nothing is in flight. As many as the limit of the stack says are there already.
     #[inline]
     pub fn grows(&self, local: u32) -> bool {
         local > self.side().local.load(Ordering::Relaxed)
     }
 
-    /// Such a kernel was launched.
-    pub fn has_grown(&self, local: u32) {
+    /// Each thread has so many bytes of local memory from now on: such a kernel was launched, or the limit was raised.
+    pub fn has_grown(&self, local: u64) {
+        let local = local_of(local);
         self.side().local.fetch_max(local, Ordering::Relaxed);
+    }
+
+    /// A kernel that needs so many bytes of local memory for each thread is about to be launched.
+    pub fn want_local(&self, local: u32) {
+        self.side().wanted_local.fetch_max(local, Ordering::Relaxed);
+    }
+
+    /// A kernel that needs so many may be launched some time: they are not worth much memory.
+    pub fn want_local_ahead(&self, local: u32) {
+        let first = self.first_limit(CU_LIMIT_STACK_SIZE).unwrap_or(0);
+        let more = u64::from(local).saturating_sub(first);
+        if more * self.threads <= self.memory / LOCAL_AHEAD {
+            self.want_local(local);
+        }
+    }
+
+    /// Takes the local memory that is wanted from the device, by the limit of the stack: a launch that needs no more waits
+    /// for nobody. To be called while nothing is in flight; what cannot be had is left to the launch.
+    pub fn meet_local(&self, driver: &Driver) {
+        let wanted = self.side().wanted_local.swap(0, Ordering::Relaxed);
+        if !self.grows(wanted) || self.make_current(driver).is_err() {
+            return;
+        }
+        let set = driver.ctx_set_limit(CU_LIMIT_STACK_SIZE, wanted as usize);
+        let mut stack = 0;
+        match set.and_then(|()| driver.ctx_get_limit(&mut stack, CU_LIMIT_STACK_SIZE)) {
+            Ok(()) => self.has_grown(stack as u64),
+            Err(status) => tracing::debug!(wanted, %status, "no local memory ahead"),
+        }
     }
 
     /// How it can be parted.

@@ -377,6 +377,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         return Step::Slow;
     }
     if session.must_be_alone(shared, op, &message) {
+        session.wants = None;
         return Step::Alone;
     }
     if !session.may_work(shared) {

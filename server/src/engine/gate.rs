@@ -10,6 +10,7 @@
 //! next, and those who wait here would wait for it anyway. They go to the other side of the devices ([`super::moving`]).
 
 use super::Shared;
+use super::devices::Ordinal;
 use super::dispatch::{self, Step};
 use super::held::Awaited;
 use super::host::SCRATCH;
@@ -18,10 +19,9 @@ use super::session::{CallError, Session, SessionShared};
 use super::side::{self, Side};
 use super::slow::SlowTask;
 use crate::panics;
-use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::GetReference;
 use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{GetFunction, ImageLoad, Named, Op, StreamCreate};
+use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ring::Message;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -38,6 +38,8 @@ const AFTER_VAIN: u32 = 9;
 const AFTER_CALLS: u32 = 4;
 /// How long all are held back for the calls themselves. One that takes longer, since it compiles, goes on beside them.
 const CALLS: Duration = Duration::from_millis(20);
+/// A moment that took longer is in the log.
+const LONG_MOMENT: Duration = Duration::from_millis(5);
 /// Pause between two looks whether anything long is left.
 const LOOK: Duration = Duration::from_micros(100);
 /// The same in a moment.
@@ -45,7 +47,9 @@ const SHORT_LOOK: Duration = Duration::from_micros(20);
 /// Nobody knows when something ends that has taken longer, and longer than ever before.
 const UNSURE: Duration = Duration::from_millis(250);
 /// Who has waited longer goes to the other side, if something in flight goes on for as long.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_millis(600);
+/// The same where nobody knows when that ends.
+const PATIENCE_UNSURE: Duration = Duration::from_millis(50);
 /// Who waits longer is named in the log.
 const TOLD: Duration = Duration::from_secs(1);
 
@@ -62,6 +66,15 @@ struct Waiting {
     since: Instant,
     /// The log has it.
     told: bool,
+}
+
+/// What a launch needs that can only be had while nothing is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// So many bytes of local memory for each thread of the device.
+    Local(Ordinal, u32),
+    /// The function of this handle, with the attributes that the session set: no instance has it.
+    Function(u64),
 }
 
 /// A moment for some sessions' calls.
@@ -97,6 +110,12 @@ impl Moment {
 }
 
 impl Gate {
+    /// The undertaker has waited for long.
+    pub fn knock(&self) {
+        let _waiting = self.waiting.lock();
+        self.came.notify_one();
+    }
+
     /// Has a session wait here.
     pub fn admit(&self, shared: &Shared, mut session: Box<Session>) {
         session.say_whether_at_work(shared);
@@ -126,7 +145,7 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     };
     loop {
         let mut waiting = gate.waiting.lock();
-        while waiting.is_empty() {
+        while waiting.is_empty() && !shared.calm(side).is_overdue() {
             gate.came.wait(&mut waiting);
         }
         drop(waiting);
@@ -167,22 +186,28 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         for one in waiting.extract_if(.., over) {
             one.leave(shared);
         }
-        let blocked = shared.is_blocked(side, PATIENCE);
+        let (blocked, unsure) = (
+            shared.is_blocked(side, PATIENCE),
+            shared.is_unsure(side, PATIENCE),
+        );
         for one in &mut waiting {
             one.session.say_whether_at_work(shared);
             one.session.publish_pace(shared, now);
             one.tell(shared, now);
         }
         let moves = |one: &mut Waiting| {
-            let late = now.duration_since(one.since) > PATIENCE && !one.session.stays;
-            blocked && side == Side::Main && late && one.session.may_move(shared)
+            let waited = now.duration_since(one.since);
+            let late = waited > PATIENCE || unsure && waited > PATIENCE_UNSURE;
+            let may = side == Side::Main && !one.session.stays;
+            blocked && late && may && one.session.may_move(shared)
         };
         for one in waiting.extract_if(.., moves) {
             shared.send_slow(SlowTask::Move(one.session));
         }
         let mut all = gate.waiting.lock();
         all.append(&mut waiting);
-        if all.is_empty() {
+        let idle = all.is_empty();
+        if idle && !calm.is_overdue() {
             return;
         }
         drop(all);
@@ -198,8 +223,15 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             if made {
                 continue;
             }
+            if idle {
+                calm.set_overdue(false);
+            }
         }
-        calm.set_holds(!shared.is_unsure(side, UNSURE));
+        let unsure = shared.is_unsure(side, UNSURE);
+        if idle && unsure {
+            calm.set_overdue(false);
+        }
+        calm.set_holds(!unsure);
         std::thread::sleep(LOOK);
     }
 }
@@ -219,25 +251,47 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
             one.session.say_whether_at_work(shared);
         }
     }
-    let all: Vec<Waiting> = {
+    let (all, idle): (Vec<Waiting>, bool) = {
         let mut waiting = gate.waiting.lock();
         // Those for whom there is no thread wait for another moment.
         let most = waiting.len().min(shared.slow.free());
-        waiting.drain(..most).collect()
+        let idle = waiting.is_empty();
+        (waiting.drain(..most).collect(), idle)
     };
     if all.is_empty() {
-        return false;
+        shared.graves(side).end_some(shared);
+        return idle;
     }
-    let (mut launches, calls): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|one| one.session.launches_next());
-    if make(shared, calls) {
+    let (launches, calls): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|one| one.session.wants_local().is_some());
+    for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
+        shared.devices[device].want_local(local);
+    }
+    if calls.is_empty() || make(shared, calls) {
         settle(shared);
+        if began.elapsed() < LONG_MOMENT / 2 {
+            shared.graves(side).end_some(shared);
+        }
+    }
+    let grows = |one: &mut Waiting| {
+        let wanted = one.session.wants_local();
+        wanted.is_some_and(|(device, local)| shared.devices[device].grows(local))
+    };
+    let mut launches = launches;
+    let mut must_grow: Vec<Waiting> = launches.extract_if(.., grows).collect();
+    for one in launches {
+        one.go_on(shared);
     }
     // What a launch begins is in the next one's way.
-    let first = (!launches.is_empty()).then(|| launches.remove(0));
-    gate.waiting.lock().append(&mut launches);
+    let first = (!must_grow.is_empty()).then(|| must_grow.remove(0));
+    gate.waiting.lock().append(&mut must_grow);
     make(shared, first.into_iter().collect());
     drop(hush);
+    let took = began.elapsed();
+    if took > LONG_MOMENT {
+        tracing::debug!(?took, "a long moment");
+    }
     true
 }
 
@@ -252,6 +306,7 @@ fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
         tracing::debug!(
             session = one.session.shared.info.session,
             ?waited,
+            wants = one.session.wants_to(),
             "passes the gate"
         );
         shared.send_slow(SlowTask::Pass(one.session, moment.clone()));
@@ -263,6 +318,7 @@ fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
 fn settle(shared: &Shared) {
     let scratch = shared.flags.device_address(SCRATCH);
     for device in shared.devices.iter().filter(|device| device.is_attached()) {
+        device.meet_local(&shared.driver);
         if let Err(status) = device.launch_something(&shared.driver, scratch) {
             shared.note_status(status);
         }
@@ -296,8 +352,13 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
     }
     session.has_the_moment = true;
     let mut violation = None;
+    let ready = session.get_ready(shared);
     if std::mem::take(&mut session.wants_moment) {
-        violation = session.replay(shared).err();
+        if !ready {
+            violation = session.replay(shared).err();
+        }
+    } else if ready {
+        // The launch itself keeps nobody waiting.
     } else if let Step::Violation(why) = dispatch::step(shared, &mut session, true) {
         violation = Some(why);
     }
@@ -311,6 +372,12 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
 }
 
 impl Waiting {
+    /// Its launch need not wait any more.
+    fn go_on(mut self, shared: &Shared) {
+        (self.session.wants, self.session.wants_moment) = (None, false);
+        shared.send_home(self.session);
+    }
+
     /// It does not wait any longer: it is over, or all are.
     fn leave(self, shared: &Shared) {
         let why = match shared.stopping.load(Ordering::Relaxed) {
@@ -390,7 +457,7 @@ impl Session {
             return false;
         }
         match op {
-            Op::ImageLoad => self.loads_module(message),
+            Op::ImageLoad => self.loads_module(shared, message),
             Op::GetFunction => !self.knows_function(shared, message),
             Op::GetGlobal | Op::GetManaged => {
                 let body = self.body::<Named>(message);
@@ -401,17 +468,13 @@ impl Session {
                 self.loads_for_variable(body.map(|body| body.module))
             }
             Op::EnumerateFunctions => self.enumerates_unloaded(message),
-            Op::SetLimit | Op::GreenCreate | Op::GraphInstantiate => true,
-            Op::KernelAttribute => self.sets_of_unloaded(message),
+            Op::SetLimit => self.raises_limit(shared, message),
+            Op::GreenCreate | Op::GraphInstantiate => true,
+            Op::KernelAttribute => self.sets_of_unloaded(shared, message),
+            Op::SetFunctionAttribute => self.sets_of_other(shared, message),
             Op::StreamCreate => self.creates_stream(shared, message),
             _ => false,
         }
-    }
-
-    /// A library is loaded when something of it is used.
-    fn loads_module(&self, message: &Message) -> bool {
-        let body = self.body::<ImageLoad>(message);
-        body.is_ok_and(|body| Handle(body.image).kind() != Some(Kind::Library))
     }
 
     fn knows_function(&self, shared: &Shared, message: &Message) -> bool {
@@ -432,16 +495,44 @@ impl Session {
         }
     }
 
-    /// Who wants a variable gets an instance of the image for itself.
+    /// Who wants a variable has an instance of the image for itself from then on.
     fn loads_for_variable(&self, image: Result<u64, CallError>) -> bool {
         let image = image.and_then(|image| Ok(self.image(image)?));
-        image.is_ok_and(|image| image.may_be_shared() || !image.is_loaded())
+        image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
     }
 
-    fn sets_of_unloaded(&self, message: &Message) -> bool {
-        let body = self.body::<KernelAttribute>(message);
-        let library = body.and_then(|body| Ok((body.set != 0, self.libraries.get(body.library)?)));
-        library.is_ok_and(|(set, library)| set && !library.is_loaded())
+    fn sets_of_unloaded(&self, shared: &Shared, message: &Message) -> bool {
+        let Ok(body) = self.body::<KernelAttribute>(message) else {
+            return false;
+        };
+        let Ok(library) = self.libraries.get(body.library) else {
+            return false;
+        };
+        if body.set == 0 || !library.is_loaded() {
+            return body.set != 0;
+        }
+        let (name, device) = (
+            self.name::<KernelAttribute>(message),
+            shared.device(body.device),
+        );
+        let (Ok(name), Ok(device)) = (name, device) else {
+            return false;
+        };
+        let (key, set) = ((name.into(), device.ordinal), (body.attribute, body.value));
+        library.is_tracked() && library.loads_to_take(shared, &key, Some((set, true)))
+    }
+
+    /// What no instance of the image has as yet takes another one.
+    fn sets_of_other(&self, shared: &Shared, message: &Message) -> bool {
+        let body = self.body::<FunctionAttribute>(message);
+        let found = body.and_then(|body| {
+            let function = self.functions.get(body.function)?;
+            let set = (body.attribute, body.value);
+            Ok((self.image(function.image)?, &function.key, set))
+        });
+        found.is_ok_and(|(image, key, set)| {
+            image.is_tracked() && image.loads_to_take(shared, key, Some((set, false)))
+        })
     }
 
     /// Most streams were made before; a new one may take the driver a further hardware queue.
@@ -460,8 +551,30 @@ impl Session {
         image.is_ok_and(|image| !image.is_loaded())
     }
 
-    /// Whether what it waits for the moment with is a launch.
-    fn launches_next(&self) -> bool {
-        self.wants_moment || self.consumer.next_op() == Some(Op::Launch as u16)
+    /// What it waits with.
+    fn wants_to(&self) -> String {
+        match self.wants {
+            Some(want) => format!("{want:?}"),
+            None => {
+                let op = self.consumer.next_op().and_then(Op::from_u16);
+                op.map_or_else(String::new, |op| format!("{op:?}"))
+            }
+        }
+    }
+
+    /// The local memory that its next launch needs.
+    fn wants_local(&self) -> Option<(Ordinal, u32)> {
+        match self.wants {
+            Some(Want::Local(device, bytes)) => Some((device, bytes)),
+            _ => None,
+        }
+    }
+
+    /// Makes what its next launch needs; whether that could be made.
+    fn get_ready(&mut self, shared: &Shared) -> bool {
+        match self.wants.take() {
+            Some(Want::Function(handle)) => self.take_function(shared, handle).is_ok(),
+            Some(Want::Local(..)) | None => false,
+        }
     }
 }

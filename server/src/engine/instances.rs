@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Which kind of object an image became.
 #[derive(Debug, Clone, Copy)]
@@ -33,8 +33,8 @@ pub enum Raw {
     Library(CUlibrary),
 }
 
-/// How long may be spent on asking for functions that nobody has asked for yet.
-const AHEAD: Duration = Duration::from_millis(2);
+/// A longer image is not loaded before something of it is wanted, bytes: large libraries have many, and use few.
+const AHEAD_MOST: usize = 1 << 20;
 
 /// A kernel's name, its NUL included, and the server's ordinal of a device.
 pub type Key = (Box<[u8]>, Ordinal);
@@ -48,8 +48,12 @@ pub struct Instance {
     pub raw: Raw,
     /// Server's ordinal; of no meaning for a library, which is there for all devices.
     pub device: Ordinal,
-    /// Keeps the content as long as the driver may look at it.
-    _content: Content,
+    /// Where it is loaded.
+    pub side: Side,
+    /// Of which family, if others may have it too.
+    family: Option<Family>,
+    /// Kept as long as the driver may look at it.
+    content: Content,
     /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
     /// says that the driver has forgotten them by then.
     _options: Box<JitOptions>,
@@ -78,17 +82,29 @@ struct Use {
 }
 
 impl Instance {
-    fn new(raw: Raw, device: Ordinal, content: &Content, options: JitOptions) -> Arc<Instance> {
+    fn new(
+        raw: Raw,
+        device: Ordinal,
+        family: Option<Family>,
+        content: &Content,
+        options: JitOptions,
+    ) -> Arc<Instance> {
         Arc::new(Instance {
             raw,
             device,
-            _content: content.clone(),
+            side: side::entered(),
+            family,
+            content: content.clone(),
             _options: Box::new(options),
             state: Mutex::default(),
         })
     }
 
-    fn function(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+    /// One of its functions, to ask about it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn function(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
         self.find(shared, &mut self.state.lock().found, key)
     }
 
@@ -127,20 +143,30 @@ impl Instance {
         matches!(self.raw, Raw::Module(_)) || !self.state.lock().found.is_empty()
     }
 
-    /// Asks for its other functions too, as long as that takes no time: each by itself would need a moment of its own.
-    fn look_ahead(&self, shared: &Shared, device: Ordinal) {
+    /// Asks for its functions, until then.
+    fn look_ahead(&self, shared: &Shared, device: Ordinal, until: Instant) {
         let mut state = self.state.lock();
-        if !state.looked_ahead.insert(device) {
+        let long = state.found.is_empty() && self.content.len() > AHEAD_MOST;
+        if long || Instant::now() > until || !state.looked_ahead.insert(device) {
             return;
         }
-        let began = Instant::now();
         for name in self.names(shared).unwrap_or_default() {
-            if began.elapsed() > AHEAD {
+            if Instant::now() > until {
                 return;
             }
             let key = (name.to_bytes_with_nul().into(), device);
             // One that cannot be had fails when it is asked for.
-            let _ = self.find(shared, &mut state.found, &key);
+            let Ok(function) = self.find(shared, &mut state.found, &key) else {
+                continue;
+            };
+            let mut local = 0;
+            let attribute = CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+            let known = shared
+                .driver
+                .func_get_attribute(&mut local, attribute, function);
+            if known.is_ok() {
+                shared.devices[device].want_local_ahead(local.max(0) as u32);
+            }
         }
     }
 
@@ -202,12 +228,30 @@ impl Instance {
         Some(taken)
     }
 
+    /// Whether an image may use a function with these attributes.
+    fn suits(&self, image: u64, key: &Key, wanted: &Attributes) -> bool {
+        let state = self.state.lock();
+        state
+            .functions
+            .get(key)
+            .is_none_or(|used| used.set == *wanted || !used.by.iter().any(|user| *user != image))
+    }
+
     fn leave(&self, image: u64, which: impl Fn(&Key) -> bool) {
         for (key, used) in self.state.lock().functions.iter_mut() {
             if which(key) {
                 used.by.remove(&image);
             }
         }
+    }
+
+    /// What of it others may have, if they may: its family and its content.
+    pub fn to_share(&self) -> Option<(&Family, &Content)> {
+        let open = !self.state.lock().closed;
+        self.family
+            .as_ref()
+            .filter(|_| open)
+            .map(|family| (family, &self.content))
     }
 
     /// Unloads it.
@@ -295,8 +339,10 @@ pub struct Image {
     pub device: Ordinal,
     /// Its kernels print.
     pub prints: bool,
-    /// What it takes on its device, until the driver has it back.
+    /// What it takes on its device, until the driver has it back or the server keeps it.
     pub charge: Option<Charge>,
+    /// Nobody keeps what is left of it.
+    retired: bool,
 }
 
 /// Contents that are the same, loaded the same way.
@@ -333,30 +379,50 @@ impl Families {
         family: &Family,
         content: &Content,
     ) -> Option<Arc<Instance>> {
-        let known = {
+        {
             let mut families = self.0.lock();
             families.retain(|_, members| {
                 members.instances.retain(|one| one.strong_count() > 0);
                 !members.instances.is_empty()
             });
-            families.get(family)?.keeps_nothing
-        };
-        let keeps_nothing = known.unwrap_or_else(|| {
-            let found = shared.keeps_nothing(family, content);
-            tracing::debug!(
-                bytes = content.len(),
-                "an image is wanted by a second client: {}",
-                if found { "shared" } else { "not shared" }
-            );
-            found
-        });
-        self.0.lock().get_mut(family)?.keeps_nothing = Some(keeps_nothing);
-        if !keeps_nothing {
+            families.get(family)?;
+        }
+        if !self.keeps_nothing(shared, family, content) {
             return None;
         }
         let mut open = self.all(shared, family).into_iter();
         let found = open.next();
         open.for_each(|other| let_go(shared, other));
+        if let Some(found) = &found {
+            shared.residents.take(found);
+        }
+        found
+    }
+
+    /// Whether an instance may be had together with those who have it, or have left it.
+    pub fn offer(&self, shared: &Shared, family: &Family) -> bool {
+        let open = self.all(shared, family);
+        let shares = |one: &Arc<Instance>| self.keeps_nothing(shared, family, &one.content);
+        let offers = open.first().is_some_and(shares);
+        open.into_iter().for_each(|one| let_go(shared, one));
+        offers
+    }
+
+    /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
+    pub fn keeps_nothing(&self, shared: &Shared, family: &Family, content: &Content) -> bool {
+        let members = self.0.lock().get(family).map(|known| known.keeps_nothing);
+        if let Some(Some(known)) = members {
+            return known;
+        }
+        let found = shared.keeps_nothing(family, content);
+        tracing::debug!(
+            bytes = content.len(),
+            "what an image keeps was looked into: {}",
+            if found { "shared" } else { "not shared" }
+        );
+        if let Some(members) = self.0.lock().get_mut(family) {
+            members.keeps_nothing = Some(found);
+        }
         found
     }
 
@@ -374,17 +440,21 @@ impl Families {
         open
     }
 
-    fn add(&self, family: &Family, instance: &Arc<Instance>) {
+    /// Those who come may have it.
+    pub fn add(&self, instance: &Arc<Instance>) {
+        let Some(family) = &instance.family else {
+            return;
+        };
         let mut families = self.0.lock();
         let members = families.entry(family.clone()).or_default();
         members.instances.push(Arc::downgrade(instance));
     }
 }
 
-/// Gives up a hold of an instance; the last one to do so has it unloaded. Nothing else may drop one.
+/// Gives up a hold of an instance; the last one to do so leaves it to [`super::residents`]. Nothing else may drop one.
 pub fn let_go(shared: &Shared, instance: Arc<Instance>) {
     if let Some(last) = Arc::into_inner(instance) {
-        shared.bury(Buried::Instance(last));
+        shared.bury(Buried::Left(last));
     }
 }
 
@@ -430,10 +500,8 @@ impl Image {
                 if let Err(status) = status {
                     return (Err(status), said);
                 }
-                let instance = Instance::new(raw, device, &content, options);
-                if let Some(family) = &family {
-                    shared.families.add(family, &instance);
-                }
+                let instance = Instance::new(raw, device, family.clone(), &content, options);
+                shared.families.add(&instance);
                 (instance, said)
             }
         };
@@ -447,6 +515,7 @@ impl Image {
             device,
             prints,
             charge: None,
+            retired: false,
         };
         (Ok(image), said)
     }
@@ -466,6 +535,12 @@ impl Image {
         self.family.is_some()
     }
 
+    /// Whether others have, or had, what it has: to be by itself it has to be loaded once more.
+    pub fn is_with_others(&self) -> bool {
+        self.family.is_some()
+            && !matches!(&self.instances[..], [only] if Arc::strong_count(only) == 1)
+    }
+
     /// A function to ask about, before it is used.
     pub fn look(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
         self.of(key).function(shared, key)
@@ -481,9 +556,9 @@ impl Image {
         self.instances[0].is_loaded()
     }
 
-    /// Asks for the functions that the session is likely to want.
-    pub fn look_ahead(&self, shared: &Shared, device: Ordinal) {
-        self.instances[0].look_ahead(shared, device);
+    /// Asks for its functions, as long as it is not that time yet.
+    pub fn look_ahead(&self, shared: &Shared, device: Ordinal, until: Instant) {
+        self.instances[0].look_ahead(shared, device, until);
     }
 
     /// The names of its kernels.
@@ -534,6 +609,7 @@ impl Image {
             if !known && done.is_none() {
                 done = other.take(shared, self.id, key, &wanted);
                 if done.is_some() {
+                    shared.residents.take(&other);
                     chosen.instance = Some(self.instances.len());
                     self.instances.push(other);
                     continue;
@@ -544,10 +620,8 @@ impl Image {
         if let Some(done) = done {
             return done;
         }
-        let more = self.load_again(shared)?;
-        if let Some(family) = &self.family {
-            shared.families.add(family, &more);
-        }
+        let more = self.load_again(shared, self.family.clone())?;
+        shared.families.add(&more);
         let chosen = self.chosen.entry(key.clone()).or_default();
         chosen.instance = Some(self.instances.len());
         self.instances.push(more.clone());
@@ -555,7 +629,40 @@ impl Image {
             .unwrap_or(Err(CUDA_ERROR_UNKNOWN))
     }
 
-    fn load_again(&self, shared: &Shared) -> Result<Arc<Instance>, CUresult> {
+    /// Whether the image has to be loaded once more for [`Image::take`], or for [`Image::set`] of an attribute, of the kernel
+    /// or of the function.
+    pub fn loads_to_take(
+        &self,
+        shared: &Shared,
+        key: &Key,
+        set: Option<((CUfunction_attribute, i32), bool)>,
+    ) -> bool {
+        let chosen = self.chosen.get(key);
+        let mut wanted = chosen.map(Chosen::wanted).unwrap_or_default();
+        if let Some(((attribute, value), of_kernel)) = set {
+            let hidden = chosen
+                .is_some_and(|chosen| of_kernel && chosen.of_function.contains_key(&attribute));
+            if !hidden {
+                wanted.insert(attribute, value);
+            }
+        }
+        let suits = |one: &Arc<Instance>| one.suits(self.id, key, &wanted);
+        if self.instances.iter().any(suits) {
+            return false;
+        }
+        let family = self.family.as_ref();
+        let others = family.map(|family| shared.families.all(shared, family));
+        let others = others.unwrap_or_default();
+        let found = others.iter().any(suits);
+        others.into_iter().for_each(|one| let_go(shared, one));
+        !found
+    }
+
+    fn load_again(
+        &self,
+        shared: &Shared,
+        family: Option<Family>,
+    ) -> Result<Arc<Instance>, CUresult> {
         tracing::debug!(bytes = self.content.len(), "an image: loaded once more");
         let kind = match self.raw() {
             Raw::Module(_) => Kind::Module,
@@ -571,7 +678,13 @@ impl Image {
             .map_or_else(|_| JitOptions::default(), |(options, _)| options);
         let (status, raw) = shared.load_image(Some(kind), &self.content, &mut options);
         status?;
-        Ok(Instance::new(raw, self.device, &self.content, options))
+        Ok(Instance::new(
+            raw,
+            self.device,
+            family,
+            &self.content,
+            options,
+        ))
     }
 
     /// Sets an attribute for this session alone; gives the function, which may be another one now.
@@ -627,8 +740,7 @@ impl Image {
                 return Ok(false);
             }
         }
-        let own = self.load_again(shared)?;
-        own.state.lock().closed = true;
+        let own = self.load_again(shared, None)?;
         for other in &self.instances {
             other.leave(self.id, |_| true);
         }
@@ -658,11 +770,8 @@ impl Image {
         if let Some(found) = found {
             return Ok(found);
         }
-        let own = self.load_again(shared)?;
-        match &family {
-            Some(family) => shared.families.add(family, &own),
-            None => own.state.lock().closed = true,
-        }
+        let own = self.load_again(shared, family)?;
+        shared.families.add(&own);
         Ok(own)
     }
 
@@ -701,6 +810,18 @@ impl Image {
             instance.leave(self.id, |_| true);
             // The others may have left meanwhile.
             let_go(shared, instance);
+        }
+        (!self.instances.is_empty()).then_some(self)
+    }
+
+    /// Leaves what nobody else has to those who come; gives the image back if something is to be unloaded.
+    pub fn retire(mut self, shared: &Shared) -> Option<Image> {
+        if !self.retired {
+            self.retired = true;
+            for instance in std::mem::take(&mut self.instances) {
+                instance.leave(self.id, |_| true);
+                self.instances.extend(shared.keep_resident(instance));
+            }
         }
         (!self.instances.is_empty()).then_some(self)
     }

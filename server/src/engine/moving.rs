@@ -1,23 +1,27 @@
 //! Sessions that go to the other side of the devices ([`super::side`]).
 //!
 //! Beside a kernel that does not end, or not for long, nothing can be loaded into the context that it runs in. A session
-//! that has loaded nothing yet, and has nothing in flight, can go into another one: its memory is the same there, its
-//! streams and events are made once more. One that has loaded something stays, and waits.
+//! that has nothing in flight can go into another one: its memory is the same there, its streams and events are made and
+//! its images loaded once more. One whose client may know addresses of variables, or has graphs, arrays or textures, stays,
+//! and waits.
 
 use super::Shared;
-use super::instances::{self, Instance};
+use super::instances::{self, Image, Instance};
 use super::session::{Event, Session};
 use super::side::{self, Side};
 use super::streams::Stream;
-use mpsshim_proto::cuda::{CU_EVENT_DISABLE_TIMING, CUevent, CUresult, CUstream};
+use mpsshim_proto::cuda::{
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUevent, CUfunction, CUresult, CUstream,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Session {
     /// Whether nothing binds it to the context that it is in.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
-        let loaded = self.functions.len() > 0
-            || self.images.len() > 0
+        let own = |image: &Image| !image.is_tracked();
+        let loaded = self.images.iter().any(own)
+            || self.libraries.iter().any(own)
             || !self.globals.is_empty()
             || self.arrays.len() + self.mipmaps.len() > 0
             || !self.bound_arrays.is_empty()
@@ -45,9 +49,14 @@ impl Session {
     /// # Errors
     /// The driver's; the session is then where it was.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
-        let (streams, events, libraries) = side::on(to, || self.make_again(shared))?;
-        for (library, instance) in self.libraries.iter_mut().zip(libraries) {
-            library.move_to(shared, to, instance);
+        let (streams, events, images, functions) = side::on(to, || self.make_again(shared))?;
+        self.end_runs(shared);
+        let own = self.libraries.iter_mut().chain(self.images.iter_mut());
+        for (image, instance) in own.zip(images) {
+            image.move_to(shared, to, instance);
+        }
+        for (function, raw) in self.functions.iter_mut().zip(functions) {
+            (function.raw, function.taken) = (raw, false);
         }
         for (stream, raw) in self.streams.iter_mut().zip(streams) {
             stream.replace(shared, raw);
@@ -68,7 +77,7 @@ impl Session {
         Ok(())
     }
 
-    /// Its streams and events once more, in order, on the side that was entered.
+    /// Its streams, events, images and functions once more, in order, on the side that was entered.
     fn make_again(&mut self, shared: &Shared) -> Result<Made, CUresult> {
         let driver = &shared.driver;
         let mut made = Made::default();
@@ -95,9 +104,17 @@ impl Session {
                     recorded?;
                 }
             }
-            for library in self.libraries.iter() {
+            for image in self.libraries.iter().chain(self.images.iter()) {
                 shared.use_any_device();
-                made.2.push(library.load_there(shared)?);
+                made.2.push(image.load_there(shared)?);
+            }
+            for function in self.functions.iter() {
+                let image = self.image(function.image)?;
+                let mut all = self.libraries.iter().chain(self.images.iter());
+                let at = all.position(|one| std::ptr::eq(one, image));
+                let instance = at.and_then(|at| made.2.get(at));
+                let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+                made.3.push(instance.function(shared, &function.key)?);
             }
             Ok(())
         })();
@@ -116,5 +133,10 @@ impl Session {
     }
 }
 
-/// Streams, events and instances of libraries.
-type Made = (Vec<CUstream>, Vec<CUevent>, Vec<Arc<Instance>>);
+/// Streams, events, instances of images, and functions.
+type Made = (
+    Vec<CUstream>,
+    Vec<CUevent>,
+    Vec<Arc<Instance>>,
+    Vec<CUfunction>,
+);

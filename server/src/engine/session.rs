@@ -10,6 +10,7 @@ use super::calls::LinkThread;
 use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
+use super::gate::Want;
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
@@ -426,6 +427,8 @@ pub struct Session {
     pub has_the_moment: bool,
     /// Something that was held back has to be done in such a moment.
     pub wants_moment: bool,
+    /// What its next launch needs before it can be made.
+    pub wants: Option<Want>,
     /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
     pub classed: bool,
 }
@@ -485,6 +488,7 @@ impl Session {
             stays: false,
             has_the_moment: false,
             wants_moment: false,
+            wants: None,
             classed: false,
         }
     }
@@ -596,11 +600,19 @@ impl Session {
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE`.
     #[inline]
-    pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CUresult> {
-        if !self.functions.get(handle)?.taken {
+    pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
+        let function = self.functions.get(handle)?;
+        if !function.taken {
+            let loads = self
+                .image(function.image)?
+                .loads_to_take(shared, &function.key, None);
+            if loads && !self.has_the_moment {
+                self.wants = Some(Want::Function(handle));
+                return Err(CallError::Alone);
+            }
             self.take_function(shared, handle)?;
         }
-        self.functions.get(handle)
+        Ok(self.functions.get(handle)?)
     }
 
     /// Whether `[address, address + len)` is device memory the session may name in a call: inside its own

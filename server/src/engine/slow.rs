@@ -53,8 +53,6 @@ pub const THREADS: usize = 3;
 pub const MOST_THREADS: usize = 16;
 /// How long no task may have been taken up while some wait, before another thread is started.
 const STALL: Duration = Duration::from_secs(1);
-/// Where something goes on for longer, nobody comes to the main side of the devices: it could load nothing.
-const BLOCKED: Duration = Duration::from_secs(3);
 /// How long a thread that was started beyond [`THREADS`] stays without work.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -226,12 +224,6 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     };
     let limits = shared.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
-    let blocked = terms.threads == Percentage::ALL && shared.is_blocked(Side::Main, BLOCKED);
-    let side = if blocked && shared.has_annex() {
-        Side::Annex
-    } else {
-        Side::Main
-    };
     let places = shared
         .devices
         .iter()
@@ -272,14 +264,9 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
             account.lower_limit(Memory::Device(device.ordinal), bytes);
         }
     }
-    match prepare(shared, id, socket, who, (terms, account, places, side)) {
+    match prepare(shared, id, socket, who, (terms, account, places)) {
         Ok(session) => {
             let info = session.shared.info.clone();
-            if side == Side::Annex {
-                tracing::info!(
-                    "Client {info} works in a second context: long kernels block the first"
-                );
-            }
             if shared.watch_socket(&session.shared).is_err() {
                 shared.tell(EngineEvent::Connected(info));
                 return dispatch::end(shared, session, Some("no descriptors left".into()));
@@ -342,7 +329,7 @@ fn prepare(
     id: u64,
     socket: Stranger,
     who: Credentials,
-    (terms, account, places, side): (Terms, Account, Vec<Option<Place>>, Side),
+    (terms, account, places): (Terms, Account, Vec<Option<Place>>),
 ) -> Result<Box<Session>, Refusal> {
     // A client that takes no packets must not hold up the thread that sends it one.
     if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
@@ -373,7 +360,7 @@ fn prepare(
         at_work: AtomicBool::new(false),
         works_for: Default::default(),
         left: Mutex::default(),
-        side: AtomicU8::new(side.index() as u8),
+        side: AtomicU8::new(Side::Main.index() as u8),
         account,
         terms,
         flags: Holder::new(who.uid),

@@ -31,11 +31,9 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(1);
 /// The same once that has been in vain for [`PATIENCE`].
 const SLOW_TICK: Duration = Duration::from_millis(10);
-/// Beside clients that are never all idle at once something waits so long; then submission is held back for a moment.
+/// Beside clients that are never all idle at once something waits so long; then the gate is to see to a moment.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long submission is held back at most, for what is in flight to end.
-const MOMENT: Duration = Duration::from_millis(20);
-/// The longest pause between two such moments that were in vain.
+/// The longest pause between two such demands.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long clients are held back for one lot of objects.
 const LOT: Duration = Duration::from_millis(2);
@@ -48,7 +46,9 @@ const MOST_SPARE: u64 = 4 << 30;
 pub enum Buried {
     /// A module or library.
     Image(Image),
-    /// One in the driver, when no image has it any more.
+    /// One in the driver that no image has any more, and that may be kept for others.
+    Left(Instance),
+    /// The same when it is not kept.
     Instance(Instance),
     /// A green context, which its streams may still hold.
     Green(GreenRef),
@@ -201,41 +201,57 @@ impl Shared {
 }
 
 /// What waits on one side to be ended.
-struct Graves {
+#[derive(Default)]
+pub struct Graves(Mutex<Lots>);
+
+#[derive(Default)]
+struct Lots {
     side: Side,
     objects: Vec<Buried>,
-    /// Since when something waits, or the last lot was ended.
-    since: Instant,
-    /// When submission was last held back for it.
-    tried: Instant,
+    /// Since when something waits, or the last lot was ended; and when the gate was last asked for a moment.
+    since: Option<Instant>,
+    asked: Option<Instant>,
     pause: Duration,
 }
 
 impl Graves {
-    fn new(side: Side) -> Graves {
-        let now = Instant::now();
-        Graves {
+    /// Of this side.
+    pub fn new(side: Side) -> Graves {
+        Graves(Mutex::new(Lots {
             side,
-            objects: Vec::new(),
-            since: now,
-            tried: now,
             pause: PATIENCE,
-        }
+            ..Lots::default()
+        }))
     }
 
+    /// Ends some, in a moment of somebody else's.
+    pub fn end_some(&self, shared: &Shared) {
+        // The undertaker itself may be about to want a moment.
+        if let Some(mut lots) = self.0.try_lock() {
+            lots.end_some(shared);
+        }
+    }
+}
+
+impl Lots {
     fn is_empty(&self, shared: &Shared) -> bool {
         self.objects.is_empty() && (self.side != Side::Main || shared.spare.len() == 0)
     }
 
     fn bury(&mut self, shared: &Shared, object: Buried) {
         if self.is_empty(shared) {
-            let now = Instant::now();
-            (self.since, self.tried, self.pause) = (now, now, PATIENCE);
+            (self.since, self.asked, self.pause) = (Some(Instant::now()), None, PATIENCE);
         }
         self.objects.extend(spared(shared, object));
     }
 
-    /// Ends what it can, if all is quiet or has been busy for too long.
+    fn end_some(&mut self, shared: &Shared) {
+        lay_to_rest(shared, self);
+        (self.since, self.asked, self.pause) = (Some(Instant::now()), None, PATIENCE);
+        shared.calm(self.side).set_overdue(false);
+    }
+
+    /// Ends what it can, if all is quiet; asks for a moment if that has not been so for long.
     fn look(&mut self, shared: &Shared) {
         side::enter(self.side);
         // A segment that somebody looked at just now.
@@ -250,40 +266,41 @@ impl Graves {
         }
         let (calm, waits) = (shared.calm(self.side), !self.is_empty(shared));
         calm.set_undertaker_waits(waits);
-        let late = self.since.elapsed() > PATIENCE && self.tried.elapsed() > self.pause;
-        let overdue = late && !calm.is_stuck();
-        if !waits || !(overdue || shared.is_quiet(self.side)) {
+        if !waits {
             return;
         }
-        let _hush = calm.hush();
-        let mut quiet = shared.is_quiet(self.side);
-        if overdue {
-            self.tried = Instant::now();
-            while !quiet && self.tried.elapsed() < MOMENT {
-                std::thread::sleep(Duration::from_micros(100));
-                quiet = shared.is_quiet(self.side);
+        if shared.is_quiet(self.side) {
+            let _hush = calm.hush();
+            if shared.is_quiet(self.side) {
+                self.end_some(shared);
             }
-            let longer = LONGEST_PAUSE.min(2 * self.pause);
-            self.pause = if quiet { PATIENCE } else { longer };
+            return;
         }
-        if quiet {
-            lay_to_rest(shared, self);
-            self.since = Instant::now();
+        let over = |then: Option<Instant>, time| then.is_none_or(|then| then.elapsed() > time);
+        if over(self.since, PATIENCE) && over(self.asked, self.pause) && !calm.is_stuck() {
+            self.pause = LONGEST_PAUSE.min(2 * self.pause);
+            self.asked = Some(Instant::now());
+            calm.set_overdue(true);
+            shared.gate(self.side).knock();
         }
     }
 }
 
 /// The undertaker thread's body.
 pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
-    let mut sides = Side::ALL.map(Graves::new);
+    let all = |side: Side| shared.graves(side).0.lock();
     loop {
-        let waiting: Vec<_> = sides
-            .iter()
-            .filter(|graves| !graves.is_empty(shared))
+        let waiting: Vec<_> = Side::ALL
+            .into_iter()
+            .filter(|side| !all(*side).is_empty(shared))
             .collect();
+        let fresh = |side: &Side| {
+            let since = all(*side).since;
+            since.is_some_and(|since| since.elapsed() < PATIENCE)
+        };
         let task = if waiting.is_empty() {
             tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else if waiting.iter().any(|one| one.since.elapsed() < PATIENCE) {
+        } else if waiting.iter().any(fresh) {
             tasks.recv_timeout(TICK)
         } else {
             tasks.recv_timeout(SLOW_TICK)
@@ -295,12 +312,14 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
         };
         for (side, object) in first.into_iter().chain(tasks.try_iter()) {
             side::enter(side);
-            sides[side.index()].bury(shared, object);
+            all(side).bury(shared, object);
         }
-        for graves in &mut sides {
-            graves.look(shared);
+        let mut buried = 0;
+        for side in Side::ALL {
+            let mut lots = all(side);
+            lots.look(shared);
+            buried += lots.objects.len();
         }
-        let buried: usize = sides.iter().map(|graves| graves.objects.len()).sum();
         shared.spare.note_waiting(buried + shared.spare.len());
     }
 }
@@ -322,13 +341,22 @@ fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
             Err(session) => Some(Buried::Segment(session)),
         },
         // What others have too needs nobody to wait.
-        Buried::Image(image) => image.leave_shared(shared).map(Buried::Image),
+        Buried::Image(image) => image
+            .leave_shared(shared)
+            .and_then(|image| image.retire(shared))
+            .map(Buried::Image),
+        Buried::Left(instance) => {
+            let instance = Arc::new(instance);
+            shared.families.add(&instance);
+            let refused = shared.keep_resident(instance)?;
+            Arc::into_inner(refused).map(Buried::Instance)
+        }
         other => Some(other),
     }
 }
 
 /// Ends objects, for as long as others may be held back. What has another holder stays.
-fn lay_to_rest(shared: &Shared, graves: &mut Graves) {
+fn lay_to_rest(shared: &Shared, graves: &mut Lots) {
     let began = Instant::now();
     let mut kept = Vec::new();
     for object in std::mem::take(&mut graves.objects) {
@@ -358,7 +386,7 @@ fn end(shared: &Shared, object: Buried) -> Option<Buried> {
             shared.use_any_device();
             shared.arena.unregister_file(&shared.driver, file);
         }
-        kept @ (Buried::Host(..) | Buried::Segment(_)) => return Some(kept),
+        kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),
     }
     None
 }

@@ -45,10 +45,28 @@ impl Session {
         ))
     }
 
+    /// Whether `cuCtxSetLimit` has to raise one.
+    pub fn raises_limit(&self, shared: &Shared, message: &Message) -> bool {
+        let Ok(body) = self.body::<Limit>(message) else {
+            return false;
+        };
+        let device = shared.device(body.device);
+        if device
+            .and_then(|device| device.make_current(&shared.driver))
+            .is_err()
+        {
+            return false;
+        }
+        let mut value = 0;
+        let known = shared.driver.ctx_get_limit(&mut value, body.limit);
+        known.is_ok() && rounded(body.limit, body.value) > value as u64
+    }
+
     /// `cuCtxSetLimit`. The context is everyone's: a limit only grows, and the client is told what its own would be.
     pub fn set_limit(&mut self, shared: &Shared, message: &Message) -> Reply {
         let body: Limit = self.body(message)?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        let device = shared.device(body.device)?;
+        device.make_current(&shared.driver)?;
         let driver = &shared.driver;
         let mut value = 0;
         driver.ctx_get_limit(&mut value, body.limit)?;
@@ -61,6 +79,9 @@ impl Session {
                 driver.ctx_set_limit(body.limit, body.value as usize)?;
                 self.raised_limits = true;
                 driver.ctx_get_limit(&mut value, body.limit)?;
+                if body.limit == CU_LIMIT_STACK_SIZE {
+                    device.has_grown(value as u64);
+                }
             }
             // How the cache that all share is used: a wish that is heard and not granted.
             CU_LIMIT_MAX_L2_FETCH_GRANULARITY if body.value > L2_FETCH_MAX => {

@@ -1,9 +1,10 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
 use super::super::Shared;
+use super::super::devices::Ordinal;
 use super::super::instances::{Key, Raw};
 use super::super::pace::Length;
-use super::super::session::{Function, Session};
+use super::super::session::{CallError, Function, Session};
 use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;
@@ -12,6 +13,7 @@ use mpsshim_proto::message::{
 };
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::ANSWER_LEN;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// Asks for one parameter after the other until there are no more.
@@ -47,6 +49,9 @@ fn local(attributes: &[i32; 16]) -> u32 {
     local.max(0) as u32
 }
 
+/// How long may be spent on asking for functions that nobody has asked for yet.
+const AHEAD: Duration = Duration::from_millis(2);
+
 /// Parameters a kernel can have at most: one per byte of its parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
 
@@ -62,12 +67,8 @@ impl Session {
         }
         let (_, device, prints) = self.image_ready(shared, body.parent, body.device)?;
         let key: Key = (name.into(), device);
-        let ahead = self.has_the_moment;
-        let image = self.image_mut(body.parent)?;
-        let raw = image.look(shared, &key)?;
-        if ahead {
-            image.look_ahead(shared, device);
-        }
+        let raw = self.image(body.parent)?.look(shared, &key)?;
+        self.look_ahead(shared, body.parent, device);
         let mut info = FunctionInfo {
             attributes: [i32::MIN; 16],
             ..FunctionInfo::default()
@@ -75,8 +76,12 @@ impl Session {
         for (attribute, value) in info.attributes.iter_mut().enumerate() {
             let _ = driver.func_get_attribute(value, attribute as u32, raw);
         }
+        let image = self.image(body.parent)?;
         image.correct(&key, &mut info.attributes);
         let taken = !image.is_tracked();
+        if self.has_the_moment {
+            shared.devices[device].want_local(local(&info.attributes));
+        }
         let params =
             params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
         info.params = params.len() as u32;
@@ -105,6 +110,21 @@ impl Session {
             .insert(body.function, function)
             .map_err(|(status, _)| status)?;
         Ok(payload)
+    }
+
+    /// In the session's moment, asks for functions that it is likely to want, of this image and of its libraries, as long as
+    /// that takes no time: each would need a moment of its own.
+    pub fn look_ahead(&self, shared: &Shared, first: u64, device: Ordinal) {
+        if !self.has_the_moment {
+            return;
+        }
+        let until = Instant::now() + AHEAD;
+        if let Ok(first) = self.image(first) {
+            first.look_ahead(shared, device, until);
+        }
+        for library in self.libraries.iter() {
+            library.look_ahead(shared, device, until);
+        }
     }
 
     /// A library's kernel, wherever it will run: whether it is there, and its parameters.
@@ -192,7 +212,11 @@ impl Session {
     }
 
     /// The driver's function behind a handle, its context made current.
-    pub fn function_ready(&mut self, shared: &Shared, handle: u64) -> Result<CUfunction, CUresult> {
+    pub fn function_ready(
+        &mut self,
+        shared: &Shared,
+        handle: u64,
+    ) -> Result<CUfunction, CallError> {
         let function = self.function(shared, handle)?;
         shared.devices[function.device].make_current(&shared.driver)?;
         Ok(function.raw)

@@ -1,6 +1,7 @@
 //! `cuLaunchKernel`, `cuLaunchKernelEx`.
 
 use super::super::Shared;
+use super::super::gate::Want;
 use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use super::stream::{first_word, set_first_word};
@@ -36,7 +37,8 @@ impl Session {
         let body: Launch = self.body(message)?;
         let function = self.function(shared, body.function)?;
         let (raw, prints, image) = (function.raw, function.prints, function.image);
-        let grows = shared.devices[function.device].grows(function.local);
+        let (device, local) = (function.device, function.local);
+        let grows = shared.devices[device].grows(local);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -44,6 +46,7 @@ impl Session {
         let params = self.params(message, &body)?;
         let grows = grows && !self.is_capturing(body.stream);
         if grows && !self.has_the_moment {
+            self.wants = Some(Want::Local(device, local));
             return Err(CallError::Alone);
         }
         if !self.graphs.captures.is_empty() && self.is_capturing(body.stream) {
@@ -86,8 +89,7 @@ impl Session {
         }
         self.counts.launches += 1;
         if grows {
-            let function = self.functions.get(body.function)?;
-            shared.devices[function.device].has_grown(function.local);
+            shared.devices[device].has_grown(local.into());
         }
         self.submitted_work(shared, index, Runs::Function(body.function))
     }

@@ -77,6 +77,9 @@ impl Session {
         attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
     ) -> Result<T, CallError> {
         let first = attempt(self);
+        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) {
+            shared.give_up_residents();
+        }
         if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !self.gives_back() {
             self.short_since = None;
             return Ok(first?);

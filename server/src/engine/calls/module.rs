@@ -61,17 +61,7 @@ impl Session {
         let behind = self.trailing::<ImageLoad>(message)?;
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
-        // Logs are those of one load.
-        let asks = body.info_log != 0 || body.error_log != 0;
-        let family = (!asks && body.options < 0x100).then(|| Family {
-            hash: body.hash,
-            device: match Handle(body.image).kind() {
-                Some(Kind::Library) => None,
-                _ => Some(device.ordinal),
-            },
-            side: self.side,
-            options: [&[body.options as u8][..], &behind].concat(),
-        });
+        let family = self.family_of(&body, device.ordinal, &behind);
         options.want(body.info_log, body.error_log);
         let mut charge = self.image_charge(shared, body.device, &content)?;
         let before = match charge.is_whole {
@@ -101,7 +91,42 @@ impl Session {
             shared.discard_image(image);
             return Ok((Err(status), payload));
         }
+        self.look_ahead(shared, body.image, device.ordinal);
         Ok((Ok(()), payload))
+    }
+
+    /// The family that an image would be of; none where its load has logs, which are those of one load.
+    fn family_of(&self, body: &ImageLoad, device: Ordinal, options: &[u8]) -> Option<Family> {
+        let asks = body.info_log != 0 || body.error_log != 0;
+        (!asks && body.options < 0x100).then(|| Family {
+            hash: body.hash,
+            device: match Handle(body.image).kind() {
+                Some(Kind::Library) => None,
+                _ => Some(device),
+            },
+            side: self.side,
+            options: [&[body.options as u8][..], options].concat(),
+        })
+    }
+
+    /// Whether the driver has to load something for [`Session::image_load`]: a module that others have not loaded. A library
+    /// is loaded when something of it is used.
+    pub fn loads_module(&self, shared: &Shared, message: &Message) -> bool {
+        let Ok(body) = self.body::<ImageLoad>(message) else {
+            return false;
+        };
+        if Handle(body.image).kind() == Some(Kind::Library) {
+            return false;
+        }
+        let (device, options) = (
+            shared.device(body.device),
+            self.trailing::<ImageLoad>(message),
+        );
+        let (Ok(device), Ok(options)) = (device, options) else {
+            return false;
+        };
+        let family = self.family_of(&body, device.ordinal, &options);
+        family.is_none_or(|family| !shared.families.offer(shared, &family))
     }
 
     /// Counts what an image takes on its device; clients that share it are counted as if each had its own. Its length
@@ -290,6 +315,7 @@ impl Session {
             device,
         };
         self.globals.insert(start, global);
+        self.look_ahead(shared, body.parent, device);
         Ok(Range {
             start,
             len: len as u64,
