@@ -432,6 +432,11 @@ impl Engine {
         usage
     }
 
+    /// Moments with nothing in flight that the gate has opened for clients' calls.
+    pub fn gate_moments(&self) -> u64 {
+        self.shared.gates.iter().map(Gate::opened).sum()
+    }
+
     /// What the engine has of the driver for sessions to come, by kind: it is nobody's, and stays.
     pub fn kept(&self) -> Kept {
         let mut all = Kept::default();

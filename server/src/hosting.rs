@@ -317,6 +317,13 @@ impl Host for Hosting {
         usage
     }
 
+    fn gate_moments(&self) -> u64 {
+        match &self.parts.lock().proxy {
+            Proxy::Running(engine) => engine.gate_moments(),
+            _ => 0,
+        }
+    }
+
     fn start_trace(&self, file: File) -> io::Result<()> {
         let (run, writer) = trace::start(file)?;
         let mut parts = self.parts.lock();

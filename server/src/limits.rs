@@ -228,6 +228,9 @@ pub struct Usage {
     /// What it does, in proxy mode.
     #[serde(default)]
     pub activity: Option<Activity>,
+    /// Its waits at the gate, and where it works, in proxy mode.
+    #[serde(default)]
+    pub gate: Option<GateUsage>,
 }
 
 impl Usage {
@@ -254,6 +257,22 @@ pub struct Activity {
     pub held_ns: u64,
     /// Nanoseconds in which a message of it waited for dispatch, sampled.
     pub waited_ns: u64,
+}
+
+/// Most clients that a wait at the gate names.
+pub const MOST_BLOCKERS: usize = 6;
+
+/// Waits of a client in proxy mode at the gate, where calls wait until nothing is in flight.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateUsage {
+    /// Nanoseconds that it has waited, including a wait that goes on.
+    pub waited_ns: u64,
+    /// Process ids of the clients whose long kernels it waits for now, at most [`MOST_BLOCKERS`].
+    pub blockers: Vec<i32>,
+    /// It also waits for kernels of clients that have left.
+    pub blockers_left: bool,
+    /// It works in the second context of its devices.
+    pub second_context: bool,
 }
 
 /// What a client in direct mode has had of its devices.

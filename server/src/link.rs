@@ -129,6 +129,9 @@ pub enum ToDaemon {
         question: u64,
         /// Some of the clients.
         clients: Vec<Usage>,
+        /// Moments with nothing in flight that the gate has opened for clients' calls.
+        #[serde(default)]
+        gate_moments: Option<u64>,
         /// No further report belongs to the question.
         last: bool,
     },

@@ -226,6 +226,20 @@ const OF_CLIENT: &[Metric] = &[
         "Time in which a message waited for dispatch, sampled; in direct mode a turn was waited for",
     ),
     metric(
+        C,
+        "client_gate_wait",
+        SECONDS,
+        ("gate_ms", 1e3),
+        "Time in which a call waited at the gate until nothing is in flight, in proxy mode",
+    ),
+    metric(
+        G,
+        "client_second_context",
+        None,
+        ("second_context", 1.0),
+        "1: the client works in the second context of its devices, in proxy mode",
+    ),
+    metric(
         G,
         "client_queued_operations",
         None,
@@ -319,6 +333,14 @@ const OF_SERVER: &[Metric] = &[metric(
     ("clients", 1.0),
     "Clients",
 )];
+/// Of a server whatever its state, from `get_server_list`.
+const OF_SERVER_GATE: &[Metric] = &[metric(
+    C,
+    "server_gate_moments",
+    None,
+    ("gate_moments", 1.0),
+    "Moments with nothing in flight that the gate has opened for clients' calls",
+)];
 /// Of a device, from `device_query`.
 const OF_DEVICE: &[Metric] = &[metric(
     G,
@@ -364,6 +386,12 @@ fn registry(lists: &Lists) -> Registry {
         ];
         [labels, user(row)].concat()
     });
+    columns(
+        &mut registry,
+        OF_SERVER_GATE,
+        &rows(&lists.servers),
+        |row| [vec![("server", text(&row["pid"]))], user(row)].concat(),
+    );
     // The daemon's own come first; a server's are among them.
     let devices: Vec<Value> = rows(&lists.devices)
         .into_iter()
@@ -447,8 +475,14 @@ fn columns(
     labels: impl Fn(&Value) -> Labels,
 ) {
     for metric in metrics {
-        let value =
-            |row: &Value| Some((labels(row), row[metric.column].as_f64()? / metric.divisor));
+        let value = |row: &Value| {
+            let found = &row[metric.column];
+            let found = match found.as_bool() {
+                Some(is_so) => f64::from(is_so),
+                None => found.as_f64()?,
+            };
+            Some((labels(row), found / metric.divisor))
+        };
         let named = (metric.kind, metric.name, metric.unit, metric.help);
         add(registry, named, rows.iter().filter_map(value));
     }
@@ -485,12 +519,13 @@ mod tests {
             json!({"server": 10, "id": id, "pid": 100 + id, "command": "a \"b\"\\", "mode": "proxy", "uid": 0,
                    "user": "root", "device": device, "uuid": format!("GPU-{device}"), "memory": memory,
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
-                   "active_thread_percentage": 50.0})
+                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "second_context": id == 2})
         };
         Lists {
             clients: json!([client(1, 0, 7), client(1, 1, 0), client(2, 0, 1)]),
             users: json!([{"uid": 0, "user": "root", "clients": 2, "waiting": 1, "uuid": "GPU-0", "memory": 8}]),
-            servers: json!([{"pid": 10, "uid": 0, "user": "root", "state": "ACTIVE", "clients": 2}]),
+            servers: json!([{"pid": 10, "uid": 0, "user": "root", "state": "ACTIVE", "clients": 2,
+                             "gate_moments": 4}]),
             devices: json!([{"server": null, "device": 1, "uuid": "GPU-1", "name": "X", "memory": 1024},
                             {"server": 10, "device": 1, "uuid": "GPU-1", "name": "X", "memory": 1024}]),
         }
@@ -546,6 +581,17 @@ mod tests {
             "1.0"
         );
         assert_eq!(line("mpsshim_server_clients", &["state=\"ACTIVE\""]), "2.0");
+        assert_eq!(
+            line("mpsshim_client_gate_wait_seconds_total", &first),
+            "0.25"
+        );
+        let second = ["session=\"2\""];
+        assert_eq!(line("mpsshim_client_second_context", &first), "0.0");
+        assert_eq!(line("mpsshim_client_second_context", &second), "1.0");
+        assert_eq!(
+            line("mpsshim_server_gate_moments_total", &["server=\"10\""]),
+            "4.0"
+        );
         assert!(
             !text.contains("mpsshim_client_turns_total{"),
             "there is none"

@@ -45,6 +45,8 @@ pub trait Host {
     fn set_weight(&self, session: u64, weight: u32);
     /// What the clients have.
     fn usage(&self) -> Vec<Usage>;
+    /// How many moments the gate has opened.
+    fn gate_moments(&self) -> u64;
     /// Begins to trace into this file.
     ///
     /// # Errors
@@ -216,6 +218,7 @@ impl<H: Host> Serving<H> {
             self.report(&ToDaemon::Usage {
                 question,
                 clients: part.to_vec(),
+                gate_moments: Some(self.host.gate_moments()),
                 last,
             });
             if last {

@@ -64,6 +64,8 @@ pub enum Sort {
     Queue,
     /// Share of the time in which they waited
     Wait,
+    /// Share of the time in which they waited at the gate
+    Gate,
     /// Process id, the least first
     Pid,
 }
@@ -88,6 +90,9 @@ pub struct Client {
     queued: Option<u64>,
     held_ms: Option<f64>,
     waited_ms: Option<f64>,
+    gate_ms: Option<f64>,
+    gate_blockers: Option<String>,
+    second_context: Option<bool>,
     /// Since the look before, as all that follows. A client that has just come has none.
     #[serde(default)]
     launches_per_second: Option<f64>,
@@ -96,6 +101,8 @@ pub struct Client {
     held_percentage: Option<f64>,
     #[serde(default)]
     waited_percentage: Option<f64>,
+    #[serde(default)]
+    gate_percentage: Option<f64>,
 }
 
 /// What one look has found.
@@ -143,6 +150,7 @@ impl Look {
             };
             client.held_percentage = share(client.held_ms, old.held_ms);
             client.waited_percentage = share(client.waited_ms, old.waited_ms);
+            client.gate_percentage = share(client.gate_ms, old.gate_ms);
             client.launches_per_second = client
                 .launches
                 .zip(old.launches)
@@ -157,6 +165,7 @@ impl Look {
             Sort::Launches => client.launches_per_second,
             Sort::Queue => client.queued.map(|queued| queued as f64),
             Sort::Wait => client.waited_percentage,
+            Sort::Gate => client.gate_percentage,
             Sort::Pid => Some(-f64::from(client.pid)),
         };
         // Stable: among equals the order of their coming stays. What is not known comes last.
@@ -233,6 +242,7 @@ mod tests {
             id: pid as u64,
             held_ms: Some(held_ms),
             waited_ms: Some(0.0),
+            gate_ms: Some(0.0),
             launches: Some(launches),
             memory: Some(1),
             ..Client::default()
@@ -253,6 +263,7 @@ mod tests {
         let before = look(vec![client(1, 0.0, 100), client(2, 50.0, 0)]);
         let new = client(3, 9.0, 9);
         let mut now = look(vec![client(1, 500.0, 1100), client(2, 50.0, 4), new]);
+        now.clients[1].gate_ms = Some(1500.0);
         now.compare(&before);
         let rates: Vec<_> = now
             .clients
@@ -275,6 +286,8 @@ mod tests {
         assert_eq!(order(&mut now, Sort::Gpu, false), [1, 2, 3]);
         assert_eq!(order(&mut now, Sort::Pid, true), [3, 2, 1]);
         assert_eq!(order(&mut now, Sort::Launches, false), [1, 2, 3]);
+        assert_eq!(order(&mut now, Sort::Gate, false), [2, 1, 3]);
+        assert_eq!(now.clients[0].gate_percentage, Some(75.0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod write;
 
+use crate::limits::MOST_BLOCKERS;
 use crossbeam_channel::{Sender, bounded};
 use quanta::Clock;
 use std::fs::File;
@@ -67,6 +68,28 @@ pub enum Detail {
     Operations(u64),
     /// It was not over when the trace was.
     Unfinished,
+    /// A wait at the gate: for whom, and whether it was still going on when the trace ended.
+    Gate(Blockers, bool),
+}
+
+/// Clients whose long work a wait at the gate was for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blockers {
+    /// Process ids as in the trace, padded with zeros.
+    processes: [u32; MOST_BLOCKERS],
+    /// Clients that have left were among them.
+    left: bool,
+}
+
+impl Blockers {
+    /// Takes the first [`MOST_BLOCKERS`] clients.
+    pub fn new(clients: impl Iterator<Item = Process>, left: bool) -> Blockers {
+        let mut processes = [0; MOST_BLOCKERS];
+        for (place, client) in processes.iter_mut().zip(clients) {
+            *place = u32::try_from(client.number()).unwrap_or(u32::MAX);
+        }
+        Blockers { processes, left }
+    }
 }
 
 /// Something that took time.

@@ -6,10 +6,18 @@ mod scene;
 
 use control_daemon::wait_until;
 use mpsshim_proto::handle::Kind;
+use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::message::{EventCreate, EventOnStream, Launch, MarkEvent, Op};
-use mpsshim_proto::shm::Mapping;
-use mpsshim_tests::peer::{Loaded, PTX, Peer, Worker, deep_ptx, launch, new_ptx, spinning_ptx};
+use mpsshim_proto::shm::{self, Mapping};
+use mpsshim_server::seqpacket;
+use mpsshim_tests::peer::{
+    Loaded, PTX, Peer, Worker, deep_ptx, hello, launch, new_ptx, spinning_ptx,
+};
 use scene::{Bystander, Scene, control};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -127,8 +135,146 @@ fn newcomer_with(scene: &Scene, text: String) -> std::thread::JoinHandle<Worker>
     })
 }
 
+/// A client with a part of the device, which cannot go to the second context.
+fn bound(scene: &Scene) -> Worker {
+    let hello = ClientHello {
+        active_thread_centipercent: 5000,
+        ..hello()
+    };
+    let socket = seqpacket::connect(&control(&scene.place)).expect("connect");
+    shm::send_packet(socket.as_fd(), hello.as_bytes(), &[]).expect("hello");
+    Worker::with(Peer::over(socket).expect("a session")).expect("a worker")
+}
+
 fn log_has(scene: &Scene, text: &str) -> bool {
     scene.place.log("server.log").contains(text)
+}
+
+/// What a command prints as JSON.
+fn said(scene: &Scene, arguments: &[&str]) -> Value {
+    let done = scene.place.control(arguments);
+    assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+    serde_json::from_str(&done.out).expect("JSON")
+}
+
+/// A client by its session, in a list of clients.
+fn of_session(clients: &Value, session: u64) -> Value {
+    let clients = clients.as_array().expect("clients");
+    let client = clients.iter().find(|client| client["id"] == session);
+    client.expect("it is listed").clone()
+}
+
+/// What `ps` says of a client.
+fn row(scene: &Scene, session: u64) -> Value {
+    of_session(&said(scene, &["--format", "json", "ps"]), session)
+}
+
+/// For [`metric`].
+const METRICS: [(&str, &str); 1] = [("MPSSHIM_METRICS", "127.0.0.1:0")];
+
+/// The sample of a metric with this label.
+fn metric(scene: &Scene, name: &str, label: &str) -> f64 {
+    let log = scene.place.log("control.log");
+    let (_, rest) = log.split_once("http://").expect("an address");
+    let (address, _) = rest.split_once("/metrics").expect("a path");
+    let mut stream = TcpStream::connect(address).expect("connect");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        .expect("send");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("UTF-8");
+    let begins = format!("{name}{{");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(&begins) && line.contains(label));
+    let line = line.unwrap_or_else(|| panic!("{name} {label} in {text}"));
+    let (_, value) = line.rsplit_once(' ').expect("a value");
+    value.parse().expect("a number")
+}
+
+/// A session's waits at the gate in a trace that is over.
+fn waits_in(trace: &str, session: u64) -> Vec<Value> {
+    let events: Vec<Value> = serde_json::from_str(trace).expect("JSON");
+    let fits = |event: &Value| event["cat"] == "gate" && event["tid"] == session * 4096;
+    events.into_iter().filter(fits).collect()
+}
+
+#[test]
+fn who_waits_at_the_gate_is_seen() {
+    let _alone = alone();
+    let scene = Scene::with(&METRICS);
+    let path = scene.place.path().join("trace.json");
+    let path = path.to_str().expect("UTF-8");
+    let trace = |what: &[&str]| {
+        let done = scene.place.control(&[&["trace"], what].concat());
+        assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+    };
+    let mut loads = bound(&scene);
+    let session = loads.peer.welcome.session;
+    let pid = std::process::id();
+    trace(&["start", path]);
+    let spinner = Spinner::running(&scene);
+    let spins = spinner.client.peer.welcome.session;
+    let done = std::thread::spawn(move || {
+        loads.peer.module(PTX.as_bytes()).expect("a module");
+        loads
+    });
+    let line = format!(
+        "Client {{PID: {pid}, Context ID: {session}}} waits to load: long kernels of \
+         {{PID: {pid}, Context ID: {spins}}} have to end first"
+    );
+    wait_until("the log names both", || log_has(&scene, &line));
+
+    let waits = row(&scene, session);
+    assert!(waits["gate_ms"].as_f64() >= Some(1000.0), "{waits}");
+    assert_eq!(waits["gate_blockers"], pid.to_string());
+    let blocks = row(&scene, spins);
+    assert_eq!(blocks["gate_blockers"], "", "{blocks}");
+    assert!(waits["gate_ms"].as_f64() > blocks["gate_ms"].as_f64());
+    for row in [waits, blocks] {
+        assert_eq!(row["second_context"], false, "{row}");
+    }
+    let look = said(&scene, &["top", "--once", "--interval", "0.3", "--json"]);
+    let share = |session| of_session(&look["clients"], session)["gate_percentage"].as_f64();
+    assert!(share(session) > Some(50.0), "{look}");
+    assert_eq!(share(spins), Some(0.0), "{look}");
+    let label = format!("session=\"{session}\"");
+    let seconds = metric(&scene, "mpsshim_client_gate_wait_seconds_total", &label);
+    assert!(seconds >= 1.0, "{seconds}");
+    let second = metric(&scene, "mpsshim_client_second_context", &label);
+    assert_eq!(second, 0.0);
+    // At least one for each of the two that have loaded something.
+    let label = format!("server=\"{}\"", scene.server());
+    let moments = metric(&scene, "mpsshim_server_gate_moments_total", &label);
+    assert!(moments >= 2.0, "{moments}");
+    let servers = said(&scene, &["--format", "json", "get_server_list"]);
+    assert!(servers[0]["gate_moments"].as_f64() >= Some(moments));
+
+    // Of a wait that goes on when the trace ends, and of one that began before it.
+    trace(&["stop"]);
+    let first = fs::read_to_string(path).expect("a trace");
+    trace(&["start", path]);
+    std::thread::sleep(Duration::from_millis(200));
+    spinner.end(1);
+    let _loads = done.join().expect("the load");
+    trace(&["stop"]);
+    let second = fs::read_to_string(path).expect("another");
+    let unfinished = json!({"blockers": [pid], "unfinished": true});
+    for (text, args, at_least) in [
+        (&first, unfinished, 1e6),
+        (&second, json!({"blockers": [pid]}), 0.2e6),
+    ] {
+        let waits = waits_in(text, session);
+        assert_eq!(waits.len(), 1, "{text}");
+        assert_eq!(
+            (&waits[0]["name"], &waits[0]["args"]),
+            (&json!("gate: ImageLoad"), &args)
+        );
+        assert!(waits[0]["dur"].as_f64() >= Some(at_least), "{waits:?}");
+    }
+    let after = row(&scene, session);
+    assert_eq!(after["gate_blockers"], "", "{after}");
+    assert_eq!(row(&scene, session)["gate_ms"], after["gate_ms"]);
 }
 
 #[test]
@@ -159,7 +305,7 @@ fn who_loads_waits_for_a_long_kernel_and_nobody_else_does() {
 #[test]
 fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
     let _alone = alone();
-    let scene = Scene::new();
+    let scene = Scene::with(&METRICS);
     let bystander = Bystander::start(scene.worker());
     let spinner = Spinner::running(&scene);
     let mut first = newcomer(&scene).join().expect("a newcomer");
@@ -171,6 +317,14 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
     for _ in 0..20 {
         first.round().expect("a round");
         second.round().expect("a round");
+    }
+    let clients = [&first.peer, &second.peer, &spinner.client.peer];
+    for (client, expected) in clients.into_iter().zip([true, true, false]) {
+        let session = client.welcome.session;
+        assert_eq!(row(&scene, session)["second_context"], expected);
+        let label = format!("session=\"{session}\"");
+        let value = metric(&scene, "mpsshim_client_second_context", &label);
+        assert_eq!(value, f64::from(expected));
     }
     let rounds = bystander.stop();
     assert!(!rounds.stood_still(), "{rounds:?}");

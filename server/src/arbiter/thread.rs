@@ -466,6 +466,7 @@ impl Arbiting {
                 }),
                 launches,
                 activity: None,
+                gate: None,
             }
         };
         self.clients.iter().map(of).collect()

@@ -16,6 +16,7 @@ use crate::mode::Modes;
 use crate::settings::Settings;
 use nix::unistd::{Uid, User};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 
@@ -153,8 +154,11 @@ pub fn info(info: &Info<'_>) -> Listing {
     Listing::of_lines(&COLUMNS, vec![row], lines.into_iter())
 }
 
-/// `get_server_list`
-pub fn servers<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Listing {
+/// `get_server_list`. `gate_moments`, by process id, is needed for the rows only.
+pub fn servers<'a>(
+    servers: impl Iterator<Item = &'a Server> + Clone,
+    gate_moments: &BTreeMap<i32, u64>,
+) -> Listing {
     let row = |server: &Server| {
         vec![
             json!(server.pid),
@@ -162,10 +166,11 @@ pub fn servers<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Listing
             user_name(server.uid),
             json!(server.state.to_string()),
             json!(server.clients().count()),
+            json!(gate_moments.get(&server.pid)),
         ]
     };
     Listing::of_lines(
-        &["pid", "uid", "user", "state", "clients"],
+        &["pid", "uid", "user", "state", "clients", "gate_moments"],
         servers.clone().map(row).collect(),
         servers.map(|server| server.pid.to_string()),
     )
@@ -204,6 +209,22 @@ fn activity(usage: Option<&Usage>) -> [Value; 5] {
         json!(activity.map(|activity| activity.messages)),
         json!(activity.map(|activity| activity.queued)),
         json!(activity.map(|activity| activity.ring)),
+    ]
+}
+
+/// A client's time at the gate, for whom it waits there, and whether it works in the second context; each `null` where there
+/// is no such thing or the server does not say.
+fn gate(usage: Option<&Usage>) -> [Value; 3] {
+    let gate = usage.and_then(|usage| usage.gate.as_ref());
+    let blockers = gate.map(|gate| {
+        let clients = gate.blockers.iter().map(i32::to_string);
+        let left = gate.blockers_left.then(|| "left".to_owned());
+        clients.chain(left).collect::<Vec<_>>().join(" ")
+    });
+    [
+        json!(gate.map(|gate| gate.waited_ns as f64 / 1e6)),
+        json!(blockers),
+        json!(gate.map(|gate| gate.second_context)),
     ]
 }
 
@@ -315,6 +336,7 @@ pub fn processes<'a>(
                 ];
                 row.extend(turns(usage));
                 row.extend(activity(usage));
+                row.extend(gate(usage));
                 rows.push(row);
             }
         }
@@ -354,6 +376,9 @@ pub fn processes<'a>(
             "messages",
             "queued",
             "ring_bytes",
+            "gate_ms",
+            "gate_blockers",
+            "second_context",
         ],
         rows,
     }

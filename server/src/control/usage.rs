@@ -11,6 +11,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What clients have, by process id of the server and session.
 pub type UsageBySession = BTreeMap<(i32, u64), Usage>;
 
+/// What servers have answered.
+#[derive(Debug, Default)]
+pub struct Answers {
+    /// What their clients have.
+    pub clients: UsageBySession,
+    /// Moments that the gate has opened, by process id of the server.
+    pub gate_moments: BTreeMap<i32, u64>,
+}
+
 /// Part of the answer to a question.
 pub struct Report {
     /// Process id of the server.
@@ -19,6 +28,8 @@ pub struct Report {
     pub question: u64,
     /// What some of its clients have.
     pub clients: Vec<Usage>,
+    /// Moments that its gate has opened; an older server does not say.
+    pub gate_moments: Option<u64>,
     /// Nothing follows from this server.
     pub last: bool,
 }
@@ -29,7 +40,7 @@ pub struct Question {
     /// Servers that have not answered.
     missing: Vec<i32>,
     /// What is known.
-    pub found: UsageBySession,
+    pub found: Answers,
     /// When it is not waited any longer.
     pub until: Instant,
 }
@@ -44,7 +55,7 @@ impl Question {
                 .copied()
                 .filter(|pid| servers.ask_usage(*pid, number))
                 .collect(),
-            found: UsageBySession::new(),
+            found: Answers::default(),
             until: Instant::now() + PATIENCE,
         }
     }
@@ -56,7 +67,10 @@ impl Question {
         }
         for usage in &report.clients {
             let key = (report.server, usage.session);
-            self.found.insert(key, usage.clone());
+            self.found.clients.insert(key, usage.clone());
+        }
+        if let Some(moments) = report.gate_moments {
+            self.found.gate_moments.insert(report.server, moments);
         }
         if report.last {
             self.missing.retain(|pid| *pid != report.server);

@@ -9,6 +9,8 @@
 //! Nothing is held back beside a kernel of which nobody knows when it ends: it may be waiting for what its own program submits
 //! next, and those who wait here would wait for it anyway. They go to the other side of the devices ([`super::moving`]).
 
+mod wait;
+
 use super::Shared;
 use super::devices::Ordinal;
 use super::dispatch::{self, Step};
@@ -25,8 +27,9 @@ use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCr
 use mpsshim_proto::ring::Message;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+pub use wait::{LEFT, Wait, Waits};
 
 /// How long all are held back for what is in flight to end, when it is tried first; then longer and longer.
 const FIRST_MOMENT: Duration = Duration::from_millis(1);
@@ -58,6 +61,8 @@ const TOLD: Duration = Duration::from_secs(1);
 pub struct Gate {
     waiting: Mutex<Vec<Waiting>>,
     came: Condvar,
+    /// How many moments there have been for sessions' calls.
+    opened: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -119,12 +124,18 @@ impl Gate {
     /// Has a session wait here.
     pub fn admit(&self, shared: &Shared, mut session: Box<Session>) {
         session.say_whether_at_work(shared);
+        session.begin_wait(shared);
         self.waiting.lock().push(Waiting {
             session,
             since: Instant::now(),
             told: false,
         });
         self.came.notify_one();
+    }
+
+    /// How many moments there have been for sessions' calls.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
     }
 }
 
@@ -193,6 +204,10 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         for one in &mut waiting {
             one.session.say_whether_at_work(shared);
             one.session.publish_pace(shared, now);
+        }
+        let blockers = shared.blockers(side);
+        for one in &mut waiting {
+            one.session.shared.waits.note(&blockers);
             one.tell(shared, now);
         }
         let moves = |one: &mut Waiting| {
@@ -288,6 +303,7 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     gate.waiting.lock().append(&mut must_grow);
     make(shared, first.into_iter().collect());
     drop(hush);
+    gate.opened.fetch_add(1, Ordering::Relaxed);
     let took = began.elapsed();
     if took > LONG_MOMENT {
         tracing::debug!(?took, "a long moment");
@@ -350,6 +366,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
     if moment.is_over() {
         return shared.gate(session.side).admit(shared, session);
     }
+    session.end_wait(shared);
     session.has_the_moment = true;
     let mut violation = None;
     let ready = session.get_ready(shared);
@@ -374,12 +391,14 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
 impl Waiting {
     /// Its launch need not wait any more.
     fn go_on(mut self, shared: &Shared) {
+        self.session.end_wait(shared);
         (self.session.wants, self.session.wants_moment) = (None, false);
         shared.send_home(self.session);
     }
 
     /// It does not wait any longer: it is over, or all are.
-    fn leave(self, shared: &Shared) {
+    fn leave(mut self, shared: &Shared) {
+        self.session.end_wait(shared);
         let why = match shared.stopping.load(Ordering::Relaxed) {
             true => "the server is shutting down",
             false if shared.is_lost() => "the context is lost",
@@ -394,11 +413,15 @@ impl Waiting {
             return;
         }
         self.told = true;
-        let busy = shared.who_works(self.session.side);
-        tracing::info!(
-            "Client {} waits to load: long kernels of {busy} have to end first",
-            self.session.shared.info
-        );
+        let (side, client) = (self.session.side, &self.session.shared);
+        let what = match client.waits.whom() {
+            Some(whom) => format!("long kernels of {whom} have to end first"),
+            None => match shared.who_works(side).as_str() {
+                "" => "calls of other clients have to end first".into(),
+                busy => format!("work of {busy} has to end first"),
+            },
+        };
+        tracing::info!("Client {} waits to load: {what}", client.info);
     }
 }
 
@@ -443,7 +466,7 @@ impl Shared {
             .map(|session| session.info.to_string())
             .collect();
         if !self.calm(side).is_still() {
-            all.push("clients that have left".into());
+            all.push(LEFT.into());
         }
         all.join(", ")
     }

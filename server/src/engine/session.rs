@@ -10,7 +10,7 @@ use super::calls::LinkThread;
 use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
-use super::gate::Want;
+use super::gate::{Waits, Want};
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
@@ -108,6 +108,8 @@ pub struct SessionShared {
     pub standing: Standing,
     /// What it does.
     pub activity: Published,
+    /// Its waits at the gate.
+    pub waits: Waits,
 }
 
 impl SessionShared {
@@ -126,6 +128,7 @@ impl SessionShared {
             turns: None,
             launches,
             activity: Some(activity),
+            gate: Some(self.gate_usage()),
         }
     }
     fn base(&self) -> *mut u8 {

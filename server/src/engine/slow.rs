@@ -4,7 +4,7 @@ use super::account::{Account, Memory};
 use super::activity::Published;
 use super::dispatch::{self, Step};
 use super::fairness::Standing;
-use super::gate::{self, Moment};
+use super::gate::{self, Moment, Waits};
 use super::host::{Registration, Segment, memory_file};
 use super::partition::Place;
 use super::rations::Holder;
@@ -367,6 +367,7 @@ fn prepare(
         held_files: Holder::new(who.uid),
         standing: Standing::default(),
         activity: Published::default(),
+        waits: Waits::default(),
     });
     let mut welcome = admission::welcome(CUDA_SUCCESS);
     welcome.mode = Mode::Proxy.number();

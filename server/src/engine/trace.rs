@@ -6,12 +6,13 @@
 
 mod collect;
 
-use super::Shared;
 use super::calls::{self, Undone};
+use super::gate::Wait;
 use super::runs::Planned;
 use super::session::{Session, SessionShared};
 use super::streams::{Point, Stream};
-use crate::trace::Run;
+use super::{ClientInfo, Shared};
+use crate::trace::{Blockers, Process, Run};
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::graph::GraphLaunch;
 use mpsshim_proto::message::{Copy, CopyInline, Launch, Mark, Memset, Op};
@@ -44,6 +45,9 @@ struct Record {
     what: What,
 }
 
+// As many as docs/design/0013-trace.md says; a ring holds [`RECORDS`] of them.
+const _: () = assert!(size_of::<Record>() == 48);
+
 #[derive(Clone, Copy, Debug)]
 enum What {
     /// An operation was given to a stream, after which it has had so many.
@@ -63,6 +67,8 @@ enum What {
     Wait { slot: u32, value: u32 },
     /// A call that may take long.
     Call(Op),
+    /// The session waited at the gate with this call.
+    Gate(Op, Blockers),
     /// So many records found no room.
     Lost(u64),
 }
@@ -495,6 +501,23 @@ impl Session {
         self.tracer.as_ref().map(|tracer| tracer.clock.raw())
     }
 
+    /// Number and clock of the trace that goes on, if any.
+    pub fn trace_point(&mut self, shared: &Shared) -> Option<(u32, u64)> {
+        let now = self.trace_clock(shared)?;
+        Some((self.tracer.as_ref()?.of, now))
+    }
+
+    /// Records a wait at the gate that is over.
+    pub fn record_wait(&mut self, shared: &Shared, wait: &Wait) {
+        let Some((of, now)) = self.trace_point(shared) else {
+            return;
+        };
+        if let Some(tracer) = &mut self.tracer {
+            let begun = wait.begun_in(of, tracer.began);
+            tracer.record(begun, now, What::Gate(wait.op, wait.traced_blockers()));
+        }
+    }
+
     /// Records launches, and the mark behind them, that were given to the driver together since `begun`: each as if it had
     /// taken an equal part of the time.
     #[cold]
@@ -539,6 +562,28 @@ impl Session {
                 };
                 tracer.record(now, now, what);
             }
+        }
+    }
+}
+
+impl Wait {
+    /// When it began, by the clock of trace number `trace`, which itself began at `began`.
+    fn begun_in(&self, trace: u32, began: u64) -> u64 {
+        let begun = self.traced.filter(|(of, _)| *of == trace);
+        begun.map_or(began, |(_, begun)| begun)
+    }
+
+    fn traced_blockers(&self) -> Blockers {
+        let clients = self.ever.clients.iter().map(Process::from);
+        Blockers::new(clients, self.ever.left)
+    }
+}
+
+impl From<&ClientInfo> for Process {
+    fn from(info: &ClientInfo) -> Process {
+        Process {
+            session: info.session,
+            pid: info.pid,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::closers::Stranger;
-use crate::limits::{Activity, Percentage, TurnUsage};
+use crate::limits::{Activity, GateUsage, MOST_BLOCKERS, Percentage, TurnUsage};
 use crate::mode::Mode;
 use crate::seqpacket;
 use crate::takeover::{MAGIC_SERVER, Verdict};
@@ -75,8 +75,17 @@ impl Host for Fake {
                 held_ns: u64::MAX,
                 waited_ns: u64::MAX,
             }),
+            gate: Some(GateUsage {
+                waited_ns: u64::MAX,
+                blockers: vec![i32::MAX; MOST_BLOCKERS],
+                blockers_left: true,
+                second_context: true,
+            }),
         };
         (0..self.held.lock().len()).map(usage).collect()
+    }
+    fn gate_moments(&self) -> u64 {
+        u64::MAX
     }
     fn start_trace(&self, _: File) -> io::Result<()> {
         Ok(())
@@ -300,6 +309,7 @@ fn many_clients_usage_comes_in_parts() {
             let ToDaemon::Usage {
                 question: of,
                 clients,
+                gate_moments: Some(u64::MAX),
                 last,
             } = running.report()
             else {

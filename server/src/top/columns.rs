@@ -37,18 +37,32 @@ const COLUMNS: &[Column] = &[
     column("MODE", 6, 0, |client| known(client.mode.clone())),
     column("DEV", 3, 0, |client| client.device.to_string()),
     column("GPU%", 5, 0, |client| tenths(client.held_percentage)),
-    column("THR%", 5, 88, |client| {
+    column("THR%", 5, 94, |client| {
         tenths(client.active_thread_percentage)
     }),
     column("MEMORY", 6, 0, |client| bytes(client.memory)),
-    column("LIMIT", 6, 95, |client| bytes(client.memory_limit)),
+    column("LIMIT", 6, 101, |client| bytes(client.memory_limit)),
     column("LAUNCH/S", 8, 0, |client| {
         known(client.launches_per_second.map(|rate| format!("{rate:.0}")))
     }),
     column("QUEUE", 5, 0, |client| known(client.queued)),
     column("WAIT%", 5, 0, |client| tenths(client.waited_percentage)),
-    column("HELD", 7, 110, |client| time(client.held_ms)),
-    column("WAITED", 7, 110, |client| time(client.waited_ms)),
+    column("GATE%", 5, 80, |client| tenths(client.gate_percentage)),
+    column("CTX", 3, 105, |client| {
+        let number = |second: bool| if second { 2 } else { 1 };
+        known(client.second_context.map(number))
+    }),
+    column("HELD", 7, 121, |client| time(client.held_ms)),
+    column("WAITED", 7, 121, |client| time(client.waited_ms)),
+    column("GATED", 7, 145, |client| time(client.gate_ms)),
+    column("BLOCKERS", 15, 145, |client| {
+        let blockers = client.gate_blockers.as_ref();
+        known(
+            blockers
+                .filter(|text| !text.is_empty())
+                .map(|text| text.replace(' ', ",")),
+        )
+    }),
 ];
 
 fn known(value: Option<impl ToString>) -> String {
@@ -188,6 +202,46 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_at_the_gate_has_blockers() {
+        let row = |client: Client| {
+            let look = Look {
+                time: "12:00:00".into(),
+                interval: 1.0,
+                clients: vec![client],
+                at: None,
+            };
+            let rows = table(&look, WHOLE);
+            let cells = |line: &str| -> Vec<String> {
+                line.split_whitespace().map(str::to_owned).collect()
+            };
+            let heads = cells(&rows[0]);
+            let of = |head: &str| heads.iter().position(|one| one == head).expect("a column");
+            let found = cells(&rows[1]);
+            ["GATE%", "CTX", "GATED", "BLOCKERS"].map(|head| found[of(head)].clone())
+        };
+        let waits = Client {
+            gate_ms: Some(1500.0),
+            gate_percentage: Some(75.0),
+            gate_blockers: Some("7 8 left".into()),
+            second_context: Some(true),
+            user: Some("root".into()),
+            ..Client::default()
+        };
+        assert_eq!(row(waits.clone()), ["75.0", "2", "1.50s", "7,8,left"]);
+        let passed = Client {
+            gate_blockers: Some(String::new()),
+            second_context: Some(false),
+            ..waits.clone()
+        };
+        assert_eq!(row(passed), ["75.0", "1", "1.50s", "-"]);
+        let direct = Client {
+            user: waits.user,
+            ..Client::default()
+        };
+        assert_eq!(row(direct), ["-"; 4]);
+    }
+
+    #[test]
     fn a_narrow_table_has_fewer_columns() {
         let look = Look {
             time: "12:00:00".into(),
@@ -207,6 +261,9 @@ mod tests {
         assert!(!narrow[0].contains("THR%") && narrow[0].ends_with("PROGRAM"));
         assert!(narrow[1].ends_with(" train"), "{narrow:?}");
         assert!(table(&look, 10).iter().all(|line| line.len() <= 10));
+        let shown = |width, head: &str| table(&look, width)[0].contains(head);
+        assert!(shown(80, "GATE%") && shown(105, "CTX") && shown(145, "BLOCKERS"));
+        assert!(!shown(79, "GATE%") && !shown(104, "CTX") && !shown(144, "BLOCKERS"));
         let words: Vec<&str> = whole[1].split_whitespace().collect();
         assert_eq!(words[..4], ["7", "1000", "-", "0"]);
     }

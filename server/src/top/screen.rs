@@ -22,12 +22,14 @@ const HELP: &[&str] = &[
     "l    sort by launches a second, in direct mode submissions",
     "u    sort by queue: operations on the device that are not done, and held back",
     "w    sort by WAIT%: time in which a message waited for dispatch, or a turn was waited for",
+    "a    sort by GATE%: time in which a call waited at the gate until nothing was in flight",
     "p    sort by process id",
     "r    reverse the order",
     "up, down, page up, page down   other rows",
     "space   look now",
     "",
-    "THR% is the active-thread percentage; HELD and WAITED are the whole time so far.",
+    "THR% is the active-thread percentage; HELD, WAITED and GATED are the whole time so far.",
+    "CTX 2: in the second context. BLOCKERS: whose long kernels a call waits for now.",
 ];
 
 /// What is on the screen.
@@ -67,6 +69,7 @@ impl View {
             KeyCode::Char('l') => sort(Sort::Launches),
             KeyCode::Char('u') => sort(Sort::Queue),
             KeyCode::Char('w') => sort(Sort::Wait),
+            KeyCode::Char('a') => sort(Sort::Gate),
             KeyCode::Char('p') => sort(Sort::Pid),
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Up => self.first_row = self.first_row.saturating_sub(1),

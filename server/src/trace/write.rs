@@ -1,7 +1,7 @@
 //! The file: a JSON array of trace events, one a line. Several servers append to it one after the other, whole lines each
 //! time; the daemon writes its first and last lines.
 
-use super::{Detail, Event, Slice, Totals};
+use super::{Blockers, Detail, Event, Slice, Totals};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::time::{ClockId, clock_gettime};
 use quanta::Clock;
@@ -131,8 +131,25 @@ fn slice(out: &mut Vec<u8>, slice: &Slice, time: &Timeline) -> io::Result<()> {
         Detail::Blocks(blocks) => write!(out, ",\"args\":{{\"blocks\":{blocks}}}")?,
         Detail::Operations(count) => write!(out, ",\"args\":{{\"operations\":{count}}}")?,
         Detail::Unfinished => write!(out, ",\"args\":{{\"unfinished\":true}}")?,
+        Detail::Gate(blockers, unfinished) => {
+            out.write_all(b",\"args\":")?;
+            serde_json::to_writer(&mut *out, &gate(blockers, unfinished))?;
+        }
     }
     out.write_all(b"},\n")
+}
+
+fn gate(blockers: Blockers, unfinished: bool) -> Value {
+    let processes = blockers.processes.iter().filter(|process| **process != 0);
+    let mut all: Vec<Value> = processes.map(|process| json!(process)).collect();
+    if blockers.left {
+        all.push(json!("clients that have left"));
+    }
+    let mut args = json!({"blockers": all});
+    if unfinished {
+        args["unfinished"] = json!(true);
+    }
+    args
 }
 
 #[cfg(test)]
@@ -186,6 +203,19 @@ mod tests {
                 json!({"ph": "X", "pid": 77, "tid": 2 * 4096 + 3, "ts": 5002.5, "dur": 0.501, "cat": "kernel",
                     "name": "a\"<b>\n", "args": {"blocks": 9}})
             ]
+        );
+        let client = |session, pid| Process { session, pid };
+        let blockers = Blockers::new([client(3, 78), client(4, 0)].into_iter(), true);
+        let waits = Slice {
+            track,
+            name: "gate: ImageLoad".into(),
+            category: "gate",
+            time: (0, 1500),
+            detail: Detail::Gate(blockers, true),
+        };
+        assert_eq!(
+            written(&Event::Slice(waits))[0]["args"],
+            json!({"blockers": [78, (1 << 22) + 4, "clients that have left"], "unfinished": true})
         );
         let named = written(&Event::Track(track, "stream 1".into()));
         assert_eq!(named[0]["args"], json!({"name": "stream 1"}));

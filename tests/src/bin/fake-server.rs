@@ -80,6 +80,7 @@ impl Host for Fake {
             turns: None,
             launches: 0,
             activity: None,
+            gate: None,
         };
         self.clients.lock().expect("clients").push(usage);
         let (events, clients) = (self.events.clone(), self.clients.clone());
@@ -115,6 +116,9 @@ impl Host for Fake {
         self.clients.lock().expect("clients").clone()
     }
 
+    fn gate_moments(&self) -> u64 {
+        0
+    }
     fn start_trace(&self, _: std::fs::File) -> io::Result<()> {
         Ok(())
     }

@@ -30,7 +30,12 @@ pub struct Held {
 
 impl Scene {
     pub fn new() -> Scene {
-        let place = daemon();
+        Scene::with(&[])
+    }
+
+    /// One whose daemon has this in its environment.
+    pub fn with(env: &[(&str, &str)]) -> Scene {
+        let place = daemon_with(env);
         // Whatever is made once and kept exists after the first client.
         let mut first = Worker::connect(&control(&place)).expect("the first client");
         first.round().expect("the first round");

@@ -7,7 +7,7 @@ use crate::control::commands::{self, Command, Request, Whose};
 use crate::control::listing::{self, Listing};
 use crate::control::parse::parse;
 use crate::control::servers::Server;
-use crate::control::usage::{Question, UsageBySession};
+use crate::control::usage::{Answers, Question, UsageBySession};
 use crate::control::wire::{self, Answer};
 use crate::control::{devices, parse::CommandError};
 use crate::engine::{Credentials, DeviceInfo};
@@ -94,12 +94,14 @@ impl Daemon {
                 match self.devices.search(self.servers.launcher()) {
                     Ok(()) => Ok(Until::Devices(request)),
                     Err(_) => {
-                        let answer = self.perform(&request, &UsageBySession::new());
+                        let answer = self.perform(&request, &Answers::default());
                         return self.answer(by, &answer);
                     }
                 }
             }
-            Command::Processes { .. } if request.format != commands::Format::Table => {
+            Command::Processes { .. } | Command::ServerList
+                if request.format != commands::Format::Table =>
+            {
                 let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
                 Ok(Until::Usage(self.ask(&all), request))
             }
@@ -131,7 +133,7 @@ impl Daemon {
                 Err(answer) => Err(answer),
             },
             _ => {
-                let answer = self.perform(&request, &UsageBySession::new());
+                let answer = self.perform(&request, &Answers::default());
                 return self.answer(by, &answer);
             }
         };
@@ -204,7 +206,7 @@ impl Daemon {
                 Until::Devices(request) if !found && request.command != Command::Info => {
                     Answer::failed(self.devices.failure())
                 }
-                Until::Devices(request) => self.perform(&request, &UsageBySession::new()),
+                Until::Devices(request) => self.perform(&request, &Answers::default()),
                 Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {
                     [] => Answer::done(""),
                     troubles => Answer::failed(troubles.join("\n")),
@@ -231,11 +233,15 @@ impl Daemon {
     }
 
     /// Does a command for which everything is there.
-    fn perform(&mut self, request: &Request, usage: &UsageBySession) -> Answer {
+    fn perform(&mut self, request: &Request, found: &Answers) -> Answer {
+        let usage = &found.clients;
         let print = |listing: Listing| Answer::done(listing.print(request.format));
         let outcome = match &request.command {
             Command::Info => Ok(print(self.info())),
-            Command::ServerList => Ok(print(listing::servers(self.servers.iter()))),
+            Command::ServerList => Ok(print(listing::servers(
+                self.servers.iter(),
+                &found.gate_moments,
+            ))),
             Command::ServerStatus(wanted) => self.find(wanted).map(listing::status).map(print),
             Command::ClientList(wanted) => {
                 let server = self.find(wanted);

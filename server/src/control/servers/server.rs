@@ -325,11 +325,13 @@ impl Server {
             ToDaemon::Usage {
                 question,
                 clients,
+                gate_moments,
                 last,
             } => self.usage.push(Report {
                 server: pid,
                 question,
                 clients,
+                gate_moments,
                 last,
             }),
         }

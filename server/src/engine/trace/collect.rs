@@ -58,6 +58,7 @@ pub fn run(shared: &Arc<Shared>, run: &Arc<Run>) {
             clients
                 .iter_mut()
                 .for_each(|client| client.end(run, &names));
+            tell_waiting(shared, run, &clients);
             return;
         }
         pause = match busy {
@@ -154,17 +155,47 @@ struct Client {
     waited: u64,
 }
 
+/// Names a client and its first tracks.
+fn introduce(session: &SessionShared, run: &Run) -> Process {
+    let process = Process::from(&session.info);
+    run.name_process(process);
+    let name = |number, name| run.name_track(Track { process, number }, name);
+    name(SUBMISSIONS, "submissions");
+    name(WAITS, "waits");
+    process
+}
+
+/// Tells who waits at the gate as the trace ends, also of clients that have done nothing else in it.
+fn tell_waiting(shared: &Shared, run: &Run, clients: &[Client]) {
+    let (of, began) = {
+        let state = shared.traces.0.lock();
+        (state.number, state.began)
+    };
+    for session in shared.session_list() {
+        let Some(wait) = session.waits.present() else {
+            continue;
+        };
+        let known = |client: &&Client| client.session.info.session == session.info.session;
+        let process = match clients.iter().find(known) {
+            Some(client) => client.process,
+            None => introduce(&session, run),
+        };
+        run.slice(Slice {
+            track: Track {
+                process,
+                number: SUBMISSIONS,
+            },
+            name: waited_with(wait.op),
+            category: "gate",
+            time: (wait.begun_in(of, began), run.now()),
+            detail: Detail::Gate(wait.traced_blockers(), true),
+        });
+    }
+}
+
 impl Client {
     fn new(joined: Joined, run: &Run) -> Client {
-        let info = &joined.session.info;
-        let process = Process {
-            session: info.session,
-            pid: info.pid,
-        };
-        run.name_process(process);
-        let name = |number, name| run.name_track(Track { process, number }, name);
-        name(SUBMISSIONS, "submissions");
-        name(WAITS, "waits");
+        let process = introduce(&joined.session, run);
         Client {
             session: joined.session,
             process,
@@ -235,6 +266,10 @@ impl Client {
                 self.stream(stream, run).points.push_back((point, own));
             }
             What::Wait { slot, value } => self.waits.push_back(Wait { begun, slot, value }),
+            What::Gate(op, blockers) => {
+                let detail = Detail::Gate(blockers, false);
+                run.slice(submitted(waited_with(op), "gate", detail));
+            }
             What::Call(op) => run.slice(submitted(called(op).into(), "call", Detail::None)),
             What::Lost(count) => run.lose(count),
         }
@@ -360,6 +395,11 @@ fn name_of(operations: &[Operation], names: &Names) -> Arc<str> {
         parts.push("…".into());
     }
     parts.join(", ").into()
+}
+
+/// The name of a wait at the gate.
+fn waited_with(op: Op) -> Arc<str> {
+    format!("gate: {}", called(op)).into()
 }
 
 /// What a call does, in the words of the message.
