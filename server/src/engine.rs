@@ -76,7 +76,7 @@ use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
 pub use open::OpenDriver;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use printing::Printing;
 use rations::Rations;
 use residents::Residents;
@@ -172,6 +172,8 @@ pub struct EngineConfig {
     pub launch_run: usize,
     /// How long an idle dispatch thread looks for messages before it sleeps, at most.
     pub max_spin: Duration,
+    /// How long a device keeps a second context that no client uses.
+    pub second_context: Duration,
 }
 
 /// A dispatch thread as others see it.
@@ -211,6 +213,8 @@ struct Shared {
     calm: [Calm; SIDES],
     gates: [Gate; SIDES],
     graves: [Graves; SIDES],
+    /// Held by sessions that go to the other side, and by who closes it.
+    moving: RwLock<()>,
     spare: Spare,
     epoll: OwnedFd,
     watcher: OnceLock<Thread>,
@@ -322,6 +326,7 @@ impl Engine {
             calm: Default::default(),
             gates: Default::default(),
             graves: Side::ALL.map(Graves::new),
+            moving: RwLock::default(),
             spare: Spare::default(),
             epoll,
             watcher: OnceLock::new(),

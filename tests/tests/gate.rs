@@ -13,7 +13,7 @@ use mpsshim_server::seqpacket;
 use mpsshim_tests::peer::{
     Loaded, PTX, Peer, Worker, deep_ptx, hello, launch, new_ptx, spinning_ptx,
 };
-use scene::{Bystander, Scene, control};
+use scene::{Bystander, Scene, control, server_with};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -216,7 +216,8 @@ fn who_waits_at_the_gate_is_seen() {
     let spinner = Spinner::running(&scene);
     let spins = spinner.client.peer.welcome.session;
     let done = std::thread::spawn(move || {
-        loads.peer.module(PTX.as_bytes()).expect("a module");
+        let text = new_ptx();
+        loads.peer.module(text.as_bytes()).expect("a module");
         loads
     });
     let line = format!(
@@ -343,6 +344,33 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
         newcomer(&scene).join().expect("a newcomer");
         moved() == before
     });
+}
+
+#[test]
+fn a_second_context_goes_when_nobody_uses_it_and_comes_back() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server_with(folder.path(), "--second-context-ms 200");
+    let scene = Scene::with(&[("MPSSHIM_SERVER", &server)]);
+    let destroyed = || {
+        let log = scene.place.log("server.log");
+        log.matches("Destroying the second context").count()
+    };
+    for time in 1..=2 {
+        let mut spinner = Spinner::running(&scene);
+        let mut first = newcomer(&scene).join().expect("a newcomer");
+        spinner.end(1);
+        // It stays as long as somebody is there, and works.
+        std::thread::sleep(Duration::from_secs(1));
+        first.round().expect("a round");
+        assert_eq!(destroyed(), time - 1);
+        drop(first);
+        wait_until("the second context has gone", || destroyed() == time);
+        spinner.launch();
+        spinner.end(2);
+        spinner.await_begun(2);
+        newcomer(&scene).join().expect("one in the first context");
+    }
 }
 
 #[test]

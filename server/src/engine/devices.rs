@@ -6,17 +6,18 @@ use super::flag_kernel::FlagKernel;
 use super::green::Green;
 use super::partition::Partition;
 use super::ranges::RangeAllocator;
-use super::side::{self, SIDES, Side};
+use super::side::{self, Side};
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::MAX_DEVICES;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Index;
+use std::ops::{Deref, Index};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Streams made ahead: creating one while another client's kernels run can block until they are done.
 const STREAMS_AHEAD: usize = 32;
@@ -24,6 +25,9 @@ const STREAMS_AHEAD: usize = 32;
 /// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
 /// first module that allocates is loaded.
 const DEVICE_HEAP: usize = 512 << 20;
+
+/// Pause between two looks whether others are done with a context.
+const GRACE: Duration = Duration::from_micros(100);
 
 /// Local memory for kernels that are not known to be launched may take this part of a device.
 const LOCAL_AHEAD: u64 = 100;
@@ -130,7 +134,10 @@ pub struct Device {
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
-    sides: [Context; SIDES],
+    main: Context,
+    annex: RwLock<Arc<Context>>,
+    /// How often the annex was closed.
+    closed: AtomicU32,
 }
 
 /// A context of a device, and what belongs to it.
@@ -186,6 +193,24 @@ impl Context {
 /// Bytes of local memory, by a limit of the driver's.
 fn local_of(bytes: u64) -> u32 {
     bytes.try_into().unwrap_or(u32::MAX)
+}
+
+/// The context of a side, for a while: an annex is not closed before.
+enum Lent<'a> {
+    Main(&'a Context),
+    Annex(Arc<Context>),
+}
+
+impl Deref for Lent<'_> {
+    type Target = Context;
+
+    #[inline]
+    fn deref(&self) -> &Context {
+        match self {
+            Lent::Main(context) => context,
+            Lent::Annex(context) => context,
+        }
+    }
 }
 
 /// The server's number of a device that there is: whoever has one may index [`Devices`] with it. A number from a client
@@ -279,11 +304,14 @@ impl Index<Ordinal> for Devices {
 }
 
 thread_local! {
-    static CURRENT: Cell<(usize, Side)> = const { Cell::new(NONE) };
+    static CURRENT: Cell<Current> = const { Cell::new(NONE) };
 }
 
+/// Which context is current: a device's, of a side, and which of those that the side has had.
+type Current = (usize, Side, u32);
+
 /// No device's context is known to be current.
-const NONE: (usize, Side) = (usize::MAX, Side::Main);
+const NONE: Current = (usize::MAX, Side::Main, 0);
 
 impl Device {
     /// Reads what a device is; makes no context.
@@ -328,7 +356,9 @@ impl Device {
             starting: Mutex::new(()),
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
             partition: OnceLock::new(),
-            sides: Default::default(),
+            main: Context::default(),
+            annex: RwLock::default(),
+            closed: AtomicU32::new(0),
         })
     }
 
@@ -339,8 +369,22 @@ impl Device {
 
     /// What the side that the calling thread works on has of it.
     #[inline]
-    fn side(&self) -> &Context {
-        &self.sides[side::entered().index()]
+    fn side(&self) -> Lent<'_> {
+        match side::entered() {
+            Side::Main => Lent::Main(&self.main),
+            Side::Annex => Lent::Annex(self.annex.read().clone()),
+        }
+    }
+
+    /// What is current when the context of the side is that the calling thread works on.
+    #[inline]
+    fn current(&self) -> Current {
+        let side = side::entered();
+        let which = match side {
+            Side::Main => 0,
+            Side::Annex => self.closed.load(Ordering::Acquire),
+        };
+        (self.ordinal.index(), side, which)
     }
 
     /// Makes the context of the side that the calling thread works on, and what goes with it, once. Takes a few hundred
@@ -358,7 +402,7 @@ impl Device {
     }
 
     fn make_annex(&self, driver: &Driver) -> Result<(), CUresult> {
-        let own = &self.sides[Side::Annex.index()];
+        let own = self.annex.read().clone();
         if own.raw.get().is_some() {
             return Ok(());
         }
@@ -374,7 +418,7 @@ impl Device {
             .context
             .ctx_create(&mut context, CU_CTX_SCHED_SPIN, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set((self.ordinal.index(), Side::Annex));
+        CURRENT.set(self.current());
         if let Err(status) = own.furnish(driver) {
             CURRENT.set(NONE);
             let _ = driver.context.ctx_destroy(context);
@@ -385,7 +429,7 @@ impl Device {
     }
 
     fn make_main(&self, driver: &Driver) -> Result<(), CUresult> {
-        let own = &self.sides[Side::Main.index()];
+        let own = &self.main;
         if own.raw.get().is_some() {
             return Ok(());
         }
@@ -398,7 +442,7 @@ impl Device {
         let mut context = CUcontext::NULL;
         driver.primary_ctx_retain(&mut context, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set((self.ordinal.index(), Side::Main));
+        CURRENT.set((self.ordinal.index(), Side::Main, 0));
         let start = DEVICE_ARENA + self.ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         let mut reserved = 0;
         driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
@@ -419,6 +463,35 @@ impl Device {
         Ok(())
     }
 
+    /// Whether it has a second context.
+    pub fn has_annex(&self) -> bool {
+        self.annex.read().raw.get().is_some()
+    }
+
+    /// Ends the second context, which nobody has anything in; who needs one next makes another.
+    pub fn close_annex(&self, driver: &Driver) {
+        let _starting = self.starting.lock();
+        let old = std::mem::take(&mut *self.annex.write());
+        self.closed.fetch_add(1, Ordering::AcqRel);
+        // Who asks how it is does so for a moment.
+        while Arc::strong_count(&old) > 1 {
+            std::thread::sleep(GRACE);
+        }
+        let Some(context) = old.raw.get().copied() else {
+            return;
+        };
+        tracing::info!(
+            "Destroying the second context on device {} ({})",
+            self.ordinal,
+            self.name
+        );
+        if let Err(status) = driver.context.ctx_destroy(context) {
+            tracing::warn!(%status, "the second context stays");
+        }
+        // Of those that the driver has for the calling thread.
+        CURRENT.set(NONE);
+    }
+
     /// The kernel that writes marks, if the driver took it.
     pub fn flag_kernel(&self) -> Option<FlagKernel> {
         self.side().flag_kernel.get().copied()
@@ -430,12 +503,12 @@ impl Device {
     /// `CUDA_ERROR_INVALID_DEVICE` when no client has attached to the device.
     #[inline]
     pub fn make_current(&self, driver: &Driver) -> Result<(), CUresult> {
-        let wanted = (self.ordinal.index(), side::entered());
+        let wanted = self.current();
         if CURRENT.get() == wanted {
             return Ok(());
         }
-        let context = match self.side().raw.get() {
-            Some(context) => *context,
+        let context = match self.context() {
+            Some(context) => context,
             // A session that has come to the annex may use a device that was attached to before.
             None if self.is_attached() => {
                 self.attach(driver)?;
@@ -444,7 +517,7 @@ impl Device {
             None => return Err(CUDA_ERROR_INVALID_DEVICE),
         };
         driver.ctx_set_current(context)?;
-        CURRENT.set(wanted);
+        CURRENT.set(self.current());
         Ok(())
     }
 
@@ -523,7 +596,7 @@ impl Device {
 
     /// Whether it has a context. One of another side is made when it is needed.
     pub fn is_attached(&self) -> bool {
-        self.sides[Side::Main.index()].raw.get().is_some()
+        self.main.raw.get().is_some()
     }
 
     fn properties(&self) -> CUmemAllocationProp {
@@ -656,8 +729,8 @@ impl Device {
     pub fn kept(&self) -> (usize, usize) {
         let parted = self.partition.get().and_then(|parted| parted.as_ref().ok());
         let (streams, parts) = parted.map_or((0, 0), |partition| partition.kept());
-        let count = |side: &Context| side.streams.count();
-        (self.sides.iter().map(count).sum::<usize>() + streams, parts)
+        let own = self.main.streams.count() + self.annex.read().streams.count();
+        (own + streams, parts)
     }
 
     /// Has the GPU copy a word of device memory to registered memory, and then write a flag.
@@ -684,7 +757,8 @@ impl Device {
     /// # Errors
     /// The driver's.
     pub fn launch_something(&self, driver: &Driver, scratch: CUdeviceptr) -> Result<(), CUresult> {
-        let (Some(kernel), Some(probe)) = (self.flag_kernel(), self.side().probe.get()) else {
+        let side = self.side();
+        let (Some(kernel), Some(probe)) = (self.flag_kernel(), side.probe.get()) else {
             return Ok(());
         };
         self.make_current(driver)?;
@@ -697,7 +771,8 @@ impl Device {
     /// # Errors
     /// The sticky status.
     pub fn probe(&self, driver: &Driver) -> Result<(), CUresult> {
-        let Some(probe) = self.side().probe.get() else {
+        let side = self.side();
+        let Some(probe) = side.probe.get() else {
             return Ok(());
         };
         self.make_current(driver)?;

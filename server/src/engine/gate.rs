@@ -12,7 +12,7 @@
 mod wait;
 
 use super::Shared;
-use super::devices::Ordinal;
+use super::devices::{Device, Ordinal};
 use super::dispatch::{self, Step};
 use super::held::Awaited;
 use super::host::SCRATCH;
@@ -25,7 +25,7 @@ use mpsshim_proto::message::array::GetReference;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ring::Message;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -157,7 +157,13 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     loop {
         let mut waiting = gate.waiting.lock();
         while waiting.is_empty() && !shared.calm(side).is_overdue() {
-            gate.came.wait(&mut waiting);
+            let unused = shared.config.second_context;
+            let annex = side == Side::Annex && shared.devices.iter().any(Device::has_annex);
+            if !annex {
+                gate.came.wait(&mut waiting);
+            } else if gate.came.wait_for(&mut waiting, unused).timed_out() {
+                MutexGuard::unlocked(&mut waiting, || shared.close_unused_annex());
+            }
         }
         drop(waiting);
         shared.calm(side).set_gate_waits(true);

@@ -15,6 +15,29 @@ use mpsshim_proto::cuda::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Shared {
+    /// Ends the annex if nobody has anything there, and nobody would go there now.
+    pub fn close_unused_annex(&self) {
+        let Some(_nobody_comes) = self.moving.try_write() else {
+            return;
+        };
+        let side = Side::Annex;
+        let calm = self.calm(side);
+        let used = self.sessions_of(side).next().is_some()
+            || !calm.is_still()
+            || self.shared_events.any_of(side)
+            || self.is_blocked(Side::Main, Duration::ZERO);
+        // What is given up goes first.
+        if used || self.give_up_residents_of(side) || !self.graves(side).are_empty() {
+            return;
+        }
+        for device in self.devices.iter().filter(|device| device.has_annex()) {
+            device.close_annex(&self.driver);
+        }
+    }
+}
 
 impl Session {
     /// Whether nothing binds it to the context that it is in.
@@ -49,6 +72,7 @@ impl Session {
     /// # Errors
     /// The driver's; the session is then where it was.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
+        let _annex_stays = shared.moving.read();
         let (streams, events, images, functions) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
         let own = self.libraries.iter_mut().chain(self.images.iter_mut());

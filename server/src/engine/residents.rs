@@ -7,7 +7,7 @@
 use super::Shared;
 use super::footprint::footprint;
 use super::instances::Instance;
-use super::side;
+use super::side::{self, Side};
 use super::undertaker::Buried;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -82,6 +82,24 @@ impl Shared {
         let over: Vec<_> = std::iter::from_fn(|| kept.pop()).collect();
         drop(kept);
         self.unload(over);
+    }
+
+    /// Gives up those of a side; whether there were any.
+    pub fn give_up_residents_of(&self, side: Side) -> bool {
+        let mut kept = self.residents.0.lock();
+        let mut over = Vec::new();
+        kept.instances.retain(|one| {
+            let stays = one.instance.side != side;
+            if !stays {
+                over.push((one.instance.clone(), one.bytes));
+            }
+            stays
+        });
+        kept.bytes -= over.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        drop(kept);
+        let any = !over.is_empty();
+        self.unload(over.into_iter().map(|(instance, _)| instance).collect());
+        any
     }
 
     fn unload(&self, instances: Vec<Arc<Instance>>) {

@@ -7,6 +7,7 @@ use super::Shared;
 use super::devices::Ordinal;
 use super::driver::Driver;
 use super::session::Event;
+use super::side::{self, Side};
 use mpsshim_proto::cuda::*;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -21,6 +22,8 @@ pub type Token = [u64; 8];
 pub struct SharedEvent {
     raw: CUevent,
     device: Ordinal,
+    /// Where it was made.
+    side: Side,
     /// Whose sessions may open it.
     uid: u32,
     token: Token,
@@ -61,6 +64,7 @@ impl SharedEvents {
         let shared = Arc::new(SharedEvent {
             raw: event.raw,
             device: event.device,
+            side: side::entered(),
             uid,
             token,
             recorded: AtomicBool::new(event.recorded),
@@ -88,6 +92,13 @@ impl SharedEvents {
             }),
             None => Err(CUDA_ERROR_MAP_FAILED),
         }
+    }
+
+    /// Whether sessions share events of a side.
+    pub fn any_of(&self, side: Side) -> bool {
+        let known = self.known.lock();
+        let mut alive = known.values().filter_map(Weak::upgrade);
+        alive.any(|event| event.side == side)
     }
 
     /// A session gives its event up; the last one ends it.

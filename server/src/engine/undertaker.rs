@@ -224,6 +224,11 @@ impl Graves {
         }))
     }
 
+    /// Whether nothing waits.
+    pub fn are_empty(&self) -> bool {
+        self.0.lock().objects.is_empty()
+    }
+
     /// Ends some, in a moment of somebody else's.
     pub fn end_some(&self, shared: &Shared) {
         // The undertaker itself may be about to want a moment.
