@@ -227,9 +227,9 @@ pub struct Server {
     /// How long a thread looks at a lock of the driver's that is taken before it sleeps, in microseconds
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub lock_spin_us: u64,
-    /// How long a device keeps a second context that no client uses, in milliseconds
+    /// How long a device keeps a further context that no client uses, in milliseconds
     #[arg(long, value_name = "N", default_value_t = 15_000)]
-    pub second_context_ms: u64,
+    pub further_context_ms: u64,
     /// What clients may have until the daemon says otherwise
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     pub limits: Option<Limits>,

@@ -172,8 +172,8 @@ pub struct EngineConfig {
     pub launch_run: usize,
     /// How long an idle dispatch thread looks for messages before it sleeps, at most.
     pub max_spin: Duration,
-    /// How long a device keeps a second context that no client uses.
-    pub second_context: Duration,
+    /// How long a device keeps a further context that no client uses.
+    pub further_context: Duration,
 }
 
 /// A dispatch thread as others see it.
@@ -593,7 +593,7 @@ impl Shared {
     }
     fn bury(&self, object: Buried) {
         let side = match object {
-            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::Main,
+            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::MAIN,
             _ => side::entered(),
         };
         let _ = self.undertaker.send((side, object));

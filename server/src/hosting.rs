@@ -47,8 +47,8 @@ pub struct HostingConfig {
     pub launch_run: usize,
     /// How long an idle dispatch thread of the engine looks for calls before it sleeps, at most.
     pub max_spin: Duration,
-    /// How long a device keeps a second context that no client uses.
-    pub second_context: Duration,
+    /// How long a device keeps a further context that no client uses.
+    pub further_context: Duration,
 }
 
 impl HostingConfig {
@@ -58,7 +58,7 @@ impl HostingConfig {
             marks: self.marks,
             launch_run: self.launch_run,
             max_spin: self.max_spin,
-            second_context: self.second_context,
+            further_context: self.further_context,
         }
     }
 }

@@ -271,8 +271,8 @@ pub struct GateUsage {
     pub blockers: Vec<i32>,
     /// It also waits for kernels of clients that have left.
     pub blockers_left: bool,
-    /// It works in the second context of its devices.
-    pub second_context: bool,
+    /// The context of its devices that it works in, from 1.
+    pub device_context: u32,
 }
 
 /// What a client in direct mode has had of its devices.

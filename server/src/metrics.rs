@@ -234,10 +234,10 @@ const OF_CLIENT: &[Metric] = &[
     ),
     metric(
         G,
-        "client_second_context",
+        "client_device_context",
         None,
-        ("second_context", 1.0),
-        "1: the client works in the second context of its devices, in proxy mode",
+        ("device_context", 1.0),
+        "The context of its devices that the client works in, in proxy mode; 1: the first, where clients usually are",
     ),
     metric(
         G,
@@ -519,7 +519,7 @@ mod tests {
             json!({"server": 10, "id": id, "pid": 100 + id, "command": "a \"b\"\\", "mode": "proxy", "uid": 0,
                    "user": "root", "device": device, "uuid": format!("GPU-{device}"), "memory": memory,
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
-                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "second_context": id == 2})
+                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id})
         };
         Lists {
             clients: json!([client(1, 0, 7), client(1, 1, 0), client(2, 0, 1)]),
@@ -586,8 +586,8 @@ mod tests {
             "0.25"
         );
         let second = ["session=\"2\""];
-        assert_eq!(line("mpsshim_client_second_context", &first), "0.0");
-        assert_eq!(line("mpsshim_client_second_context", &second), "1.0");
+        assert_eq!(line("mpsshim_client_device_context", &first), "1.0");
+        assert_eq!(line("mpsshim_client_device_context", &second), "2.0");
         assert_eq!(
             line("mpsshim_server_gate_moments_total", &["server=\"10\""]),
             "4.0"

@@ -92,7 +92,7 @@ pub struct Client {
     waited_ms: Option<f64>,
     gate_ms: Option<f64>,
     gate_blockers: Option<String>,
-    second_context: Option<bool>,
+    device_context: Option<u32>,
     /// Since the look before, as all that follows. A client that has just come has none.
     #[serde(default)]
     launches_per_second: Option<f64>,

@@ -52,7 +52,7 @@ impl InProcess {
             marks,
             launch_run: runs::MOST,
             max_spin: Duration::from_micros(settings::DEFAULT_MAX_SPIN_US),
-            second_context: Duration::from_secs(15),
+            further_context: Duration::from_secs(15),
         };
         let (sender, events) = unbounded();
         let output = io::stdout().as_fd().try_clone_to_owned()?;

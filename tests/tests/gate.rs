@@ -38,7 +38,12 @@ struct Spinner {
 
 impl Spinner {
     fn start(scene: &Scene) -> Spinner {
-        let mut client = Loaded::connect(&control(&scene.place), &spinning_ptx());
+        Spinner::with(scene, &spinning_ptx())
+    }
+
+    /// One whose image is this text.
+    fn with(scene: &Scene, text: &str) -> Spinner {
+        let mut client = Loaded::connect(&control(&scene.place), text);
         let function = client.peer.function(client.module, "spin").expect("it");
         let waiting = client.peer.stream().expect("another stream");
         let event = client.peer.handle(Kind::Event);
@@ -233,7 +238,7 @@ fn who_waits_at_the_gate_is_seen() {
     assert_eq!(blocks["gate_blockers"], "", "{blocks}");
     assert!(waits["gate_ms"].as_f64() > blocks["gate_ms"].as_f64());
     for row in [waits, blocks] {
-        assert_eq!(row["second_context"], false, "{row}");
+        assert_eq!(row["device_context"], 1, "{row}");
     }
     let look = said(&scene, &["top", "--once", "--interval", "0.3", "--json"]);
     let share = |session| of_session(&look["clients"], session)["gate_percentage"].as_f64();
@@ -242,8 +247,8 @@ fn who_waits_at_the_gate_is_seen() {
     let label = format!("session=\"{session}\"");
     let seconds = metric(&scene, "mpsshim_client_gate_wait_seconds_total", &label);
     assert!(seconds >= 1.0, "{seconds}");
-    let second = metric(&scene, "mpsshim_client_second_context", &label);
-    assert_eq!(second, 0.0);
+    let context = metric(&scene, "mpsshim_client_device_context", &label);
+    assert_eq!(context, 1.0);
     // At least one for each of the two that have loaded something.
     let label = format!("server=\"{}\"", scene.server());
     let moments = metric(&scene, "mpsshim_server_gate_moments_total", &label);
@@ -310,21 +315,18 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
     let bystander = Bystander::start(scene.worker());
     let spinner = Spinner::running(&scene);
     let mut first = newcomer(&scene).join().expect("a newcomer");
-    assert!(
-        log_has(&scene, "works in a second context"),
-        "nothing is said"
-    );
+    assert!(log_has(&scene, "works in context 2"), "nothing is said");
     let mut second = newcomer(&scene).join().expect("another");
     for _ in 0..20 {
         first.round().expect("a round");
         second.round().expect("a round");
     }
     let clients = [&first.peer, &second.peer, &spinner.client.peer];
-    for (client, expected) in clients.into_iter().zip([true, true, false]) {
+    for (client, expected) in clients.into_iter().zip([2, 2, 1]) {
         let session = client.welcome.session;
-        assert_eq!(row(&scene, session)["second_context"], expected);
+        assert_eq!(row(&scene, session)["device_context"], expected);
         let label = format!("session=\"{session}\"");
-        let value = metric(&scene, "mpsshim_client_second_context", &label);
+        let value = metric(&scene, "mpsshim_client_device_context", &label);
         assert_eq!(value, f64::from(expected));
     }
     let rounds = bystander.stop();
@@ -336,7 +338,7 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
         scene
             .place
             .log("server.log")
-            .matches("second context")
+            .matches("works in context")
             .count()
     };
     wait_until("a newcomer works in the first context", || {
@@ -350,11 +352,11 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
 fn a_second_context_goes_when_nobody_uses_it_and_comes_back() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
-    let server = server_with(folder.path(), "--second-context-ms 200");
+    let server = server_with(folder.path(), "--further-context-ms 200");
     let scene = Scene::with(&[("MPSSHIM_SERVER", &server)]);
     let destroyed = || {
         let log = scene.place.log("server.log");
-        log.matches("Destroying the second context").count()
+        log.matches("Destroying context 2").count()
     };
     for time in 1..=2 {
         let mut spinner = Spinner::running(&scene);
@@ -429,7 +431,7 @@ fn what_others_have_or_had_is_there_at_once() {
     for text in [PTX.to_owned(), left] {
         newcomer_with(&scene, text).join().expect("a newcomer");
     }
-    assert!(!log_has(&scene, "second context"), "somebody has waited");
+    assert!(!log_has(&scene, "works in context"), "somebody has waited");
     assert_eq!(spinner.begun(), 1);
     spinner.end(1);
     drop(others);
@@ -465,4 +467,32 @@ fn local_memory_is_there_before_the_launch() {
     waits.join().expect("the newcomer");
     assert_eq!(spinner.begun(), 2);
     spinner.end(2);
+}
+
+#[test]
+fn beside_long_kernels_in_two_contexts_there_is_a_third() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let bystander = Bystander::start(scene.worker());
+    let first = Spinner::running(&scene);
+    let mut second = Spinner::with(&scene, &format!("{}// another\n", spinning_ptx()));
+    assert!(log_has(&scene, "works in context 2"));
+    second.launch();
+    second.await_begun(1);
+    let mut third = newcomer(&scene).join().expect("a newcomer");
+    assert!(log_has(&scene, "works in context 3"));
+    third.round().expect("a round");
+    // Where nothing long runs any more, newcomers need no other.
+    second.end(1);
+    first.end(1);
+    let rounds = bystander.stop();
+    assert!(!rounds.stood_still(), "{rounds:?}");
+    drop((first, second, third));
+    wait_until("a newcomer works in the first context", || {
+        let text = scene.place.log("server.log");
+        let before = text.matches("works in context").count();
+        newcomer(&scene).join().expect("a newcomer");
+        let text = scene.place.log("server.log");
+        text.matches("works in context").count() == before
+    });
 }

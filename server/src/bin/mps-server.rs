@@ -93,7 +93,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         marks: options.marks,
         launch_run: options.launch_run,
         max_spin: Duration::from_micros(options.max_spin_us),
-        second_context: Duration::from_millis(options.second_context_ms),
+        further_context: Duration::from_millis(options.further_context_ms),
     };
     driver_locks::spin_for(Duration::from_micros(options.lock_spin_us));
     let (events, receiver) = unbounded();

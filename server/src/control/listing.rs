@@ -212,7 +212,7 @@ fn activity(usage: Option<&Usage>) -> [Value; 5] {
     ]
 }
 
-/// A client's time at the gate, for whom it waits there, and whether it works in the second context; each `null` where there
+/// A client's time at the gate, for whom it waits there, and the context that it works in; each `null` where there
 /// is no such thing or the server does not say.
 fn gate(usage: Option<&Usage>) -> [Value; 3] {
     let gate = usage.and_then(|usage| usage.gate.as_ref());
@@ -224,7 +224,7 @@ fn gate(usage: Option<&Usage>) -> [Value; 3] {
     [
         json!(gate.map(|gate| gate.waited_ns as f64 / 1e6)),
         json!(blockers),
-        json!(gate.map(|gate| gate.second_context)),
+        json!(gate.map(|gate| gate.device_context)),
     ]
 }
 
@@ -378,7 +378,7 @@ pub fn processes<'a>(
             "ring_bytes",
             "gate_ms",
             "gate_blockers",
-            "second_context",
+            "device_context",
         ],
         rows,
     }

@@ -6,7 +6,7 @@ use super::flag_kernel::FlagKernel;
 use super::green::Green;
 use super::partition::Partition;
 use super::ranges::RangeAllocator;
-use super::side::{self, Side};
+use super::side::{self, SIDES, Side};
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::MAX_DEVICES;
@@ -135,9 +135,7 @@ pub struct Device {
     addresses: Mutex<RangeAllocator>,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     main: Context,
-    annex: RwLock<Arc<Context>>,
-    /// How often the annex was closed.
-    closed: AtomicU32,
+    annexes: [Annex; SIDES - 1],
 }
 
 /// A context of a device, and what belongs to it.
@@ -193,6 +191,14 @@ impl Context {
 /// Bytes of local memory, by a limit of the driver's.
 fn local_of(bytes: u64) -> u32 {
     bytes.try_into().unwrap_or(u32::MAX)
+}
+
+/// A further context of a device, made when it is needed and closed when nobody has anything there.
+#[derive(Debug, Default)]
+struct Annex {
+    now: RwLock<Arc<Context>>,
+    /// How often it was closed.
+    closed: AtomicU32,
 }
 
 /// The context of a side, for a while: an annex is not closed before.
@@ -311,7 +317,7 @@ thread_local! {
 type Current = (usize, Side, u32);
 
 /// No device's context is known to be current.
-const NONE: Current = (usize::MAX, Side::Main, 0);
+const NONE: Current = (usize::MAX, Side::MAIN, 0);
 
 impl Device {
     /// Reads what a device is; makes no context.
@@ -357,8 +363,7 @@ impl Device {
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
             partition: OnceLock::new(),
             main: Context::default(),
-            annex: RwLock::default(),
-            closed: AtomicU32::new(0),
+            annexes: Default::default(),
         })
     }
 
@@ -370,9 +375,9 @@ impl Device {
     /// What the side that the calling thread works on has of it.
     #[inline]
     fn side(&self) -> Lent<'_> {
-        match side::entered() {
-            Side::Main => Lent::Main(&self.main),
-            Side::Annex => Lent::Annex(self.annex.read().clone()),
+        match side::entered().annex() {
+            None => Lent::Main(&self.main),
+            Some(annex) => Lent::Annex(self.annexes[annex].now.read().clone()),
         }
     }
 
@@ -380,10 +385,9 @@ impl Device {
     #[inline]
     fn current(&self) -> Current {
         let side = side::entered();
-        let which = match side {
-            Side::Main => 0,
-            Side::Annex => self.closed.load(Ordering::Acquire),
-        };
+        let which = side.annex().map_or(0, |annex| {
+            self.annexes[annex].closed.load(Ordering::Acquire)
+        });
         (self.ordinal.index(), side, which)
     }
 
@@ -395,19 +399,20 @@ impl Device {
     pub fn attach(&self, driver: &Driver) -> Result<(), CUresult> {
         let _starting = self.starting.lock();
         self.make_main(driver)?;
-        match side::entered() {
-            Side::Main => Ok(()),
-            Side::Annex => self.make_annex(driver),
+        match side::entered().annex() {
+            None => Ok(()),
+            Some(annex) => self.make_annex(driver, &self.annexes[annex]),
         }
     }
 
-    fn make_annex(&self, driver: &Driver) -> Result<(), CUresult> {
-        let own = self.annex.read().clone();
+    fn make_annex(&self, driver: &Driver, annex: &Annex) -> Result<(), CUresult> {
+        let own = annex.now.read().clone();
         if own.raw.get().is_some() {
             return Ok(());
         }
         tracing::info!(
-            "Creating a second context on device {} ({})",
+            "Creating context {} on device {} ({})",
+            side::entered().number(),
             self.ordinal,
             self.name
         );
@@ -442,7 +447,7 @@ impl Device {
         let mut context = CUcontext::NULL;
         driver.primary_ctx_retain(&mut context, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set((self.ordinal.index(), Side::Main, 0));
+        CURRENT.set((self.ordinal.index(), Side::MAIN, 0));
         let start = DEVICE_ARENA + self.ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         let mut reserved = 0;
         driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
@@ -463,16 +468,22 @@ impl Device {
         Ok(())
     }
 
-    /// Whether it has a second context.
-    pub fn has_annex(&self) -> bool {
-        self.annex.read().raw.get().is_some()
+    /// Whether it has a context of this side.
+    pub fn has(&self, side: Side) -> bool {
+        match side.annex() {
+            None => self.is_attached(),
+            Some(annex) => self.annexes[annex].now.read().raw.get().is_some(),
+        }
     }
 
-    /// Ends the second context, which nobody has anything in; who needs one next makes another.
-    pub fn close_annex(&self, driver: &Driver) {
+    /// Ends the context of an annex, in which nobody has anything; who needs one next makes another.
+    pub fn close_annex(&self, driver: &Driver, side: Side) {
+        let Some(annex) = side.annex().map(|annex| &self.annexes[annex]) else {
+            return;
+        };
         let _starting = self.starting.lock();
-        let old = std::mem::take(&mut *self.annex.write());
-        self.closed.fetch_add(1, Ordering::AcqRel);
+        let old = std::mem::take(&mut *annex.now.write());
+        annex.closed.fetch_add(1, Ordering::AcqRel);
         // Who asks how it is does so for a moment.
         while Arc::strong_count(&old) > 1 {
             std::thread::sleep(GRACE);
@@ -481,12 +492,13 @@ impl Device {
             return;
         };
         tracing::info!(
-            "Destroying the second context on device {} ({})",
+            "Destroying context {} on device {} ({})",
+            side.number(),
             self.ordinal,
             self.name
         );
         if let Err(status) = driver.context.ctx_destroy(context) {
-            tracing::warn!(%status, "the second context stays");
+            tracing::warn!(%status, "the context stays");
         }
         // Of those that the driver has for the calling thread.
         CURRENT.set(NONE);
@@ -729,7 +741,11 @@ impl Device {
     pub fn kept(&self) -> (usize, usize) {
         let parted = self.partition.get().and_then(|parted| parted.as_ref().ok());
         let (streams, parts) = parted.map_or((0, 0), |partition| partition.kept());
-        let own = self.main.streams.count() + self.annex.read().streams.count();
+        let of_annexes = self
+            .annexes
+            .iter()
+            .map(|annex| annex.now.read().streams.count());
+        let own = self.main.streams.count() + of_annexes.sum::<usize>();
         (own + streams, parts)
     }
 

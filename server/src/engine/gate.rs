@@ -157,12 +157,12 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     loop {
         let mut waiting = gate.waiting.lock();
         while waiting.is_empty() && !shared.calm(side).is_overdue() {
-            let unused = shared.config.second_context;
-            let annex = side == Side::Annex && shared.devices.iter().any(Device::has_annex);
-            if !annex {
+            let unused = shared.config.further_context;
+            let has_it = |device: &Device| device.has(side);
+            if side == Side::MAIN || !shared.devices.iter().any(has_it) {
                 gate.came.wait(&mut waiting);
             } else if gate.came.wait_for(&mut waiting, unused).timed_out() {
-                MutexGuard::unlocked(&mut waiting, || shared.close_unused_annex());
+                MutexGuard::unlocked(&mut waiting, || shared.close_unused_annex(side));
             }
         }
         drop(waiting);
@@ -219,11 +219,13 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         let moves = |one: &mut Waiting| {
             let waited = now.duration_since(one.since);
             let late = waited > PATIENCE || unsure && waited > PATIENCE_UNSURE;
-            let may = side == Side::Main && !one.session.stays;
-            blocked && late && may && one.session.may_move(shared)
+            blocked && late && !one.session.stays && one.session.may_move(shared)
         };
-        for one in waiting.extract_if(.., moves) {
-            shared.send_slow(SlowTask::Move(one.session));
+        let way_out = blocked.then(|| shared.way_out(side)).flatten();
+        if let Some(to) = way_out {
+            for one in waiting.extract_if(.., moves) {
+                shared.send_slow(SlowTask::Move(one.session, to));
+            }
         }
         let mut all = gate.waiting.lock();
         all.append(&mut waiting);
@@ -347,17 +349,18 @@ fn settle(shared: &Shared) {
     }
 }
 
-/// Has a session that cannot load anything where it is go to the other side, and wait at the gate there.
-pub fn move_on(shared: &Shared, mut session: Box<Session>) {
+/// Has a session that cannot load anything where it is go to another side, and wait at the gate there.
+pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     let info = session.shared.info.clone();
-    match session.move_to(shared, Side::Annex) {
-        Ok(()) => {
-            tracing::info!("Client {info} works in a second context: long kernels block the first")
-        }
+    let (from, there) = (session.side.number(), to.number());
+    match session.move_to(shared, to) {
+        Ok(()) => tracing::info!(
+            "Client {info} works in context {there}: long kernels block context {from}"
+        ),
         Err(status) => {
-            tracing::warn!("Client {info} cannot work in a second context: {status}");
+            tracing::warn!("Client {info} cannot work in context {there}: {status}");
             shared.note_status(status);
             session.stays = true;
         }
@@ -433,7 +436,7 @@ impl Waiting {
 
 impl Shared {
     /// Whether something in flight takes long, as far as is known.
-    fn has_long_work(&self, side: Side) -> bool {
+    pub fn has_long_work(&self, side: Side) -> bool {
         self.has_work(side, VERY_LONG, |_, _| true)
     }
 

@@ -18,23 +18,30 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Shared {
-    /// Ends the annex if nobody has anything there, and nobody would go there now.
-    pub fn close_unused_annex(&self) {
+    /// Where a session can load that cannot where it is; where there is a context already, if there is one.
+    pub fn way_out(&self, from: Side) -> Option<Side> {
+        let free = |side: &Side| *side != from && !self.has_long_work(*side);
+        let mut free: Vec<Side> = Side::ALL.into_iter().filter(free).collect();
+        free.sort_by_key(|side| !self.devices.iter().any(|device| device.has(*side)));
+        free.first().copied()
+    }
+
+    /// Ends an annex if nobody has anything there, and nobody would go there now.
+    pub fn close_unused_annex(&self, side: Side) {
         let Some(_nobody_comes) = self.moving.try_write() else {
             return;
         };
-        let side = Side::Annex;
         let calm = self.calm(side);
         let used = self.sessions_of(side).next().is_some()
             || !calm.is_still()
             || self.shared_events.any_of(side)
-            || self.is_blocked(Side::Main, Duration::ZERO);
+            || self.is_blocked(Side::MAIN, Duration::ZERO);
         // What is given up goes first.
         if used || self.give_up_residents_of(side) || !self.graves(side).are_empty() {
             return;
         }
-        for device in self.devices.iter().filter(|device| device.has_annex()) {
-            device.close_annex(&self.driver);
+        for device in self.devices.iter().filter(|device| device.has(side)) {
+            device.close_annex(&self.driver, side);
         }
     }
 }

@@ -27,7 +27,7 @@ use super::rations::Holder;
 use super::runs::Planned;
 use super::shared_events::SharedEvent;
 use super::shares::Sharing;
-use super::side::{SIDES, Side};
+use super::side::Side;
 use super::slots::Slots;
 use super::streams::{Point, Stream};
 use super::trace::Tracer;
@@ -216,7 +216,7 @@ impl SessionShared {
     }
     /// Its side of the devices.
     pub fn side(&self) -> Side {
-        Side::ALL[usize::from(self.side.load(Ordering::SeqCst)) % SIDES]
+        Side::at(self.side.load(Ordering::SeqCst).into())
     }
     /// The client's connection.
     pub fn socket(&self) -> BorrowedFd<'_> {

@@ -41,8 +41,8 @@ pub enum SlowTask {
     Serve(Box<Session>),
     /// Execute the next message of a session in the moment that it has waited for, then send the session home.
     Pass(Box<Session>, Arc<Moment>),
-    /// Have a session that waits at a gate go to the other side, then wait there.
-    Move(Box<Session>),
+    /// Have a session that waits at a gate go to another side, then wait there.
+    Move(Box<Session>, Side),
     /// Set up a session for a new client.
     Setup(Stranger, Box<ClientHello>, Credentials),
 }
@@ -137,11 +137,11 @@ pub fn start_thread(shared: &Arc<Shared>) -> std::io::Result<()> {
 fn run(shared: &Arc<Shared>, spare: bool) {
     while let Some(task) = shared.slow.next(spare) {
         panics::works_for(None);
-        side::enter(Side::Main);
+        side::enter(Side::MAIN);
         match task {
             SlowTask::Serve(session) => serve(shared, session),
             SlowTask::Pass(session, moment) => gate::pass(shared, session, &moment),
-            SlowTask::Move(session) => gate::move_on(shared, session),
+            SlowTask::Move(session, to) => gate::move_on(shared, session, to),
             SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
         }
     }
@@ -360,7 +360,7 @@ fn prepare(
         at_work: AtomicBool::new(false),
         works_for: Default::default(),
         left: Mutex::default(),
-        side: AtomicU8::new(Side::Main.index() as u8),
+        side: AtomicU8::new(Side::MAIN.index() as u8),
         account,
         terms,
         flags: Holder::new(who.uid),

@@ -240,7 +240,7 @@ impl Graves {
 
 impl Lots {
     fn is_empty(&self, shared: &Shared) -> bool {
-        self.objects.is_empty() && (self.side != Side::Main || shared.spare.len() == 0)
+        self.objects.is_empty() && (self.side != Side::MAIN || shared.spare.len() == 0)
     }
 
     fn bury(&mut self, shared: &Shared, object: Buried) {
@@ -372,7 +372,7 @@ fn lay_to_rest(shared: &Shared, graves: &mut Lots) {
         }
     }
     graves.objects = kept;
-    while graves.side == Side::Main && began.elapsed() < LOT && shared.spare.end_one(shared) {}
+    while graves.side == Side::MAIN && began.elapsed() < LOT && shared.spare.end_one(shared) {}
 }
 
 /// Ends an object; gives it back when that must wait for another holder.

@@ -79,7 +79,7 @@ impl Host for Fake {
                 waited_ns: u64::MAX,
                 blockers: vec![i32::MAX; MOST_BLOCKERS],
                 blockers_left: true,
-                second_context: true,
+                device_context: u32::MAX,
             }),
         };
         (0..self.held.lock().len()).map(usage).collect()

@@ -48,10 +48,7 @@ const COLUMNS: &[Column] = &[
     column("QUEUE", 5, 0, |client| known(client.queued)),
     column("WAIT%", 5, 0, |client| tenths(client.waited_percentage)),
     column("GATE%", 5, 80, |client| tenths(client.gate_percentage)),
-    column("CTX", 3, 105, |client| {
-        let number = |second: bool| if second { 2 } else { 1 };
-        known(client.second_context.map(number))
-    }),
+    column("CTX", 3, 105, |client| known(client.device_context)),
     column("HELD", 7, 121, |client| time(client.held_ms)),
     column("WAITED", 7, 121, |client| time(client.waited_ms)),
     column("GATED", 7, 145, |client| time(client.gate_ms)),
@@ -223,14 +220,14 @@ mod tests {
             gate_ms: Some(1500.0),
             gate_percentage: Some(75.0),
             gate_blockers: Some("7 8 left".into()),
-            second_context: Some(true),
+            device_context: Some(2),
             user: Some("root".into()),
             ..Client::default()
         };
         assert_eq!(row(waits.clone()), ["75.0", "2", "1.50s", "7,8,left"]);
         let passed = Client {
             gate_blockers: Some(String::new()),
-            second_context: Some(false),
+            device_context: Some(1),
             ..waits.clone()
         };
         assert_eq!(row(passed), ["75.0", "1", "1.50s", "-"]);

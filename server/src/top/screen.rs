@@ -29,7 +29,7 @@ const HELP: &[&str] = &[
     "space   look now",
     "",
     "THR% is the active-thread percentage; HELD, WAITED and GATED are the whole time so far.",
-    "CTX 2: in the second context. BLOCKERS: whose long kernels a call waits for now.",
+    "CTX: 1 usually, more beside long kernels. BLOCKERS: whose long kernels a call waits for now.",
 ];
 
 /// What is on the screen.

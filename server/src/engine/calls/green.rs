@@ -116,8 +116,8 @@ impl Session {
     /// Parts of a device belong to its main context.
     fn check_parts(&self) -> Result<(), CUresult> {
         match self.side {
-            Side::Main => Ok(()),
-            Side::Annex => Err(CUDA_ERROR_NOT_SUPPORTED),
+            Side::MAIN => Ok(()),
+            _ => Err(CUDA_ERROR_NOT_SUPPORTED),
         }
     }
 

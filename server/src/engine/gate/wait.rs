@@ -127,7 +127,7 @@ impl SessionShared {
             waited_ns: (state.total + so_far).as_nanos() as u64,
             blockers: blockers.clients.iter().map(|client| client.pid).collect(),
             blockers_left: blockers.left,
-            second_context: self.side() == Side::Annex,
+            device_context: self.side().number(),
         }
     }
 }
