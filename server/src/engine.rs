@@ -61,14 +61,14 @@ use crate::closers::Stranger;
 use crate::limits::{Limits, Usage};
 use crate::trace::Run;
 use calm::Calm;
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Sender, bounded, unbounded};
 use devices::{Device, Devices, Grant};
 use driver::{Driver, is_sticky};
 use fairness::Fairness;
 use gate::Gate;
 use host::{HostArena, ServerFlags};
 use images::ImageCache;
-use instances::{Families, Image, Raw};
+use instances::{Families, Image, Instance, Raw};
 use jit::JitOptions;
 pub use marks::MarkKind;
 use mpsshim_proto::cuda::*;
@@ -210,6 +210,7 @@ struct Shared {
     slow: SlowLane,
     reaper: Sender<Box<Session>>,
     undertaker: Sender<(Side, Buried)>,
+    assessor: Sender<Arc<Instance>>,
     calm: [Calm; SIDES],
     gates: [Gate; SIDES],
     graves: [Graves; SIDES],
@@ -276,6 +277,7 @@ impl Engine {
         };
         let (reaper, ended) = unbounded();
         let (undertaker, buried) = unbounded();
+        let (assessor, left) = bounded(residents::MOST_ASSESSED);
         let mut inboxes = Vec::new();
         let mut dispatchers = Vec::new();
         for _ in 0..dispatch_threads {
@@ -323,6 +325,7 @@ impl Engine {
             slow: SlowLane::new(),
             reaper,
             undertaker,
+            assessor,
             calm: Default::default(),
             gates: Default::default(),
             graves: Side::ALL.map(Graves::new),
@@ -369,6 +372,10 @@ impl Engine {
         spawn(
             "undertaker".into(),
             Box::new(move |shared| undertaker::run(shared, &buried)),
+        )?;
+        spawn(
+            "residents".into(),
+            Box::new(move |shared| residents::run(shared, &left)),
         )?;
         for side in Side::ALL {
             let name = format!("gate-{}", side.index());
@@ -592,8 +599,11 @@ impl Shared {
         let _ = self.reaper.send(session);
     }
     fn bury(&self, object: Buried) {
-        let side = match object {
+        let side = match &object {
             Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::MAIN,
+            Buried::Image(image) => image.side(),
+            Buried::Left(instance) | Buried::Instance(instance) => instance.side,
+            Buried::UnusedAnnex(side) => *side,
             _ => side::entered(),
         };
         let _ = self.undertaker.send((side, object));

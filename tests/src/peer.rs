@@ -638,6 +638,28 @@ pub fn new_ptx() -> String {
     format!("{PTX}// {} {number}\n", std::process::id())
 }
 
+/// [`PTX`], and a kernel `count(out)` whose threads count in a variable of the image and write how far they are.
+pub fn counting_ptx() -> String {
+    format!(
+        "{}
+.global .u32 runs;
+.visible .entry count(.param .u64 out)
+{{
+    .reg .u64 %rd<3>;
+    .reg .u32 %r<2>;
+    ld.param.u64 %rd1, [out];
+    mov.u64 %rd2, runs;
+    ld.global.u32 %r1, [%rd2];
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd2], %r1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}}
+",
+        new_ptx()
+    )
+}
+
 /// [`PTX`], and a kernel `deep(out)` that needs so many bytes of local memory for each thread.
 pub fn deep_ptx(local: u32) -> String {
     format!(

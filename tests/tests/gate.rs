@@ -11,7 +11,7 @@ use mpsshim_proto::message::{EventCreate, EventOnStream, Launch, MarkEvent, Op};
 use mpsshim_proto::shm::{self, Mapping};
 use mpsshim_server::seqpacket;
 use mpsshim_tests::peer::{
-    Loaded, PTX, Peer, Worker, deep_ptx, hello, launch, new_ptx, spinning_ptx,
+    Loaded, PTX, Peer, Worker, counting_ptx, deep_ptx, hello, launch, new_ptx, spinning_ptx,
 };
 use scene::{Bystander, Scene, control, server_with};
 use serde_json::{Value, json};
@@ -435,6 +435,54 @@ fn what_others_have_or_had_is_there_at_once() {
     assert_eq!(spinner.begun(), 1);
     spinner.end(1);
     drop(others);
+}
+
+/// A kernel that writes a word to the client's memory; the word.
+fn result(client: &mut Loaded, kernel: u64) -> u32 {
+    let params = client.memory.start.as_bytes().to_vec();
+    let body: Launch = launch(kernel, client.stream, 1, params.len());
+    let peer = &mut client.peer;
+    peer.post(Op::Launch, &body, &params).expect("launch");
+    let found = peer.read(client.stream, client.memory.start, 4);
+    u32::from_le_bytes(found.expect("a word").try_into().expect("four bytes"))
+}
+
+#[test]
+fn a_client_that_has_loaded_something_goes_on_in_another_context() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let control = control(&scene.place);
+    let mut client = Loaded::connect(&control, &format!("{}// here", deep_ptx(6000)));
+    let deep = client.peer.function(client.module, "deep").expect("it");
+    assert_eq!(result(&mut client, deep), 7);
+    let spinner = Spinner::running(&scene);
+    let module = client.peer.module(new_ptx().as_bytes()).expect("another");
+    assert!(log_has(&scene, "works in context 2"));
+    client.peer.function(module, "fill").expect("its function");
+    for _ in 0..3 {
+        assert_eq!(result(&mut client, deep), 7);
+    }
+    spinner.end(1);
+}
+
+#[test]
+fn what_kernels_keep_stays_where_it_is() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let mut client = Loaded::connect(&control(&scene.place), &counting_ptx());
+    let count = client.peer.function(client.module, "count").expect("it");
+    let before = result(&mut client, count);
+    let spinner = Spinner::running(&scene);
+    let loads = std::thread::spawn(move || {
+        client.peer.module(new_ptx().as_bytes()).expect("another");
+        client
+    });
+    wait_until("it waits", || log_has(&scene, "waits to load"));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!loads.is_finished() && !log_has(&scene, "works in context"));
+    spinner.end(1);
+    let mut client = loads.join().expect("the load");
+    assert!(result(&mut client, count) > before);
 }
 
 #[test]

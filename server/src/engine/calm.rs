@@ -191,7 +191,7 @@ impl Session {
     /// Whether it may submit nothing now. In its own moment it may.
     #[inline]
     pub fn is_hushed(&self, shared: &Shared) -> bool {
-        shared.calm(self.side).is_hushed() && !self.has_the_moment
+        shared.calm(self.side).is_hushed() && self.moment.is_none()
     }
 
     /// The thread that has it is about to be away for long, and submits nothing meanwhile: others look themselves whether

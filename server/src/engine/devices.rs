@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, Index};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -136,11 +136,15 @@ pub struct Device {
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     main: Context,
     annexes: [Annex; SIDES - 1],
+    /// The driver has had no memory for somebody.
+    short: AtomicBool,
 }
 
 /// A context of a device, and what belongs to it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Context {
+    /// No other context of the server's has it.
+    id: u32,
     raw: OnceLock<CUcontext>,
     streams: KeptStreams,
     probe: OnceLock<CUstream>,
@@ -152,7 +156,37 @@ struct Context {
     wanted_local: AtomicU32,
 }
 
+impl Default for Context {
+    fn default() -> Context {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        Context {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            raw: OnceLock::new(),
+            streams: KeptStreams::default(),
+            probe: OnceLock::new(),
+            first_limits: OnceLock::new(),
+            flag_kernel: OnceLock::new(),
+            local: AtomicU32::new(0),
+            wanted_local: AtomicU32::new(0),
+        }
+    }
+}
+
 impl Context {
+    /// Makes it current, once it is made; whether it is.
+    #[inline]
+    fn make_current(&self, driver: &Driver) -> Result<bool, CUresult> {
+        if CURRENT.get() == self.id {
+            return Ok(true);
+        }
+        let Some(raw) = self.raw.get() else {
+            return Ok(false);
+        };
+        driver.ctx_set_current(*raw)?;
+        CURRENT.set(self.id);
+        Ok(true)
+    }
+
     /// Makes what a context begins with, which is current.
     fn furnish(&self, driver: &Driver) -> Result<(), CUresult> {
         let mut ahead = Vec::new();
@@ -197,8 +231,6 @@ fn local_of(bytes: u64) -> u32 {
 #[derive(Debug, Default)]
 struct Annex {
     now: RwLock<Arc<Context>>,
-    /// How often it was closed.
-    closed: AtomicU32,
 }
 
 /// The context of a side, for a while: an annex is not closed before.
@@ -310,14 +342,11 @@ impl Index<Ordinal> for Devices {
 }
 
 thread_local! {
-    static CURRENT: Cell<Current> = const { Cell::new(NONE) };
+    static CURRENT: Cell<u32> = const { Cell::new(NONE) };
 }
 
-/// Which context is current: a device's, of a side, and which of those that the side has had.
-type Current = (usize, Side, u32);
-
-/// No device's context is known to be current.
-const NONE: Current = (usize::MAX, Side::MAIN, 0);
+/// No context of [`Context::id`] is known to be current.
+const NONE: u32 = 0;
 
 impl Device {
     /// Reads what a device is; makes no context.
@@ -364,6 +393,7 @@ impl Device {
             partition: OnceLock::new(),
             main: Context::default(),
             annexes: Default::default(),
+            short: AtomicBool::new(false),
         })
     }
 
@@ -379,16 +409,6 @@ impl Device {
             None => Lent::Main(&self.main),
             Some(annex) => Lent::Annex(self.annexes[annex].now.read().clone()),
         }
-    }
-
-    /// What is current when the context of the side is that the calling thread works on.
-    #[inline]
-    fn current(&self) -> Current {
-        let side = side::entered();
-        let which = side.annex().map_or(0, |annex| {
-            self.annexes[annex].closed.load(Ordering::Acquire)
-        });
-        (self.ordinal.index(), side, which)
     }
 
     /// Makes the context of the side that the calling thread works on, and what goes with it, once. Takes a few hundred
@@ -423,7 +443,6 @@ impl Device {
             .context
             .ctx_create(&mut context, CU_CTX_SCHED_SPIN, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set(self.current());
         if let Err(status) = own.furnish(driver) {
             CURRENT.set(NONE);
             let _ = driver.context.ctx_destroy(context);
@@ -445,9 +464,10 @@ impl Device {
         );
         driver.primary_ctx_set_flags(self.raw, CU_CTX_SCHED_SPIN)?;
         let mut context = CUcontext::NULL;
+        // What the driver makes is current afterwards.
+        CURRENT.set(NONE);
         driver.primary_ctx_retain(&mut context, self.raw)?;
         driver.ctx_set_current(context)?;
-        CURRENT.set((self.ordinal.index(), Side::MAIN, 0));
         let start = DEVICE_ARENA + self.ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         let mut reserved = 0;
         driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
@@ -476,6 +496,11 @@ impl Device {
         }
     }
 
+    /// Whether the driver has had no memory for somebody since this was last asked.
+    pub fn was_short(&self) -> bool {
+        self.short.swap(false, Ordering::Relaxed)
+    }
+
     /// Ends the context of an annex, in which nobody has anything; who needs one next makes another.
     pub fn close_annex(&self, driver: &Driver, side: Side) {
         let Some(annex) = side.annex().map(|annex| &self.annexes[annex]) else {
@@ -483,7 +508,6 @@ impl Device {
         };
         let _starting = self.starting.lock();
         let old = std::mem::take(&mut *annex.now.write());
-        annex.closed.fetch_add(1, Ordering::AcqRel);
         // Who asks how it is does so for a moment.
         while Arc::strong_count(&old) > 1 {
             std::thread::sleep(GRACE);
@@ -515,22 +539,18 @@ impl Device {
     /// `CUDA_ERROR_INVALID_DEVICE` when no client has attached to the device.
     #[inline]
     pub fn make_current(&self, driver: &Driver) -> Result<(), CUresult> {
-        let wanted = self.current();
-        if CURRENT.get() == wanted {
+        if self.side().make_current(driver)? {
             return Ok(());
         }
-        let context = match self.context() {
-            Some(context) => context,
-            // A session that has come to the annex may use a device that was attached to before.
-            None if self.is_attached() => {
-                self.attach(driver)?;
-                self.context().ok_or(CUDA_ERROR_INVALID_DEVICE)?
-            }
-            None => return Err(CUDA_ERROR_INVALID_DEVICE),
-        };
-        driver.ctx_set_current(context)?;
-        CURRENT.set(self.current());
-        Ok(())
+        // A session that has come to an annex may use a device that was attached to before.
+        if !self.is_attached() {
+            return Err(CUDA_ERROR_INVALID_DEVICE);
+        }
+        self.attach(driver)?;
+        match self.side().make_current(driver)? {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_INVALID_DEVICE),
+        }
     }
 
     /// Whether the driver takes more memory from the device when a kernel is launched whose threads have so many bytes of
@@ -678,6 +698,7 @@ impl Device {
             }),
             Err(status) => {
                 self.addresses.lock().give_back(start, len);
+                self.short.store(true, Ordering::Relaxed);
                 Err(status)
             }
         }
@@ -773,11 +794,14 @@ impl Device {
     /// # Errors
     /// The driver's.
     pub fn launch_something(&self, driver: &Driver, scratch: CUdeviceptr) -> Result<(), CUresult> {
+        // Not what comes after an annex that was closed meanwhile.
         let side = self.side();
-        let (Some(kernel), Some(probe)) = (self.flag_kernel(), side.probe.get()) else {
+        let (Some(kernel), Some(probe)) = (side.flag_kernel.get(), side.probe.get()) else {
             return Ok(());
         };
-        self.make_current(driver)?;
+        if !side.make_current(driver)? {
+            return Ok(());
+        }
         kernel.launch(driver, *probe, scratch, 0)?;
         driver.stream_synchronize(*probe)
     }
@@ -791,7 +815,9 @@ impl Device {
         let Some(probe) = side.probe.get() else {
             return Ok(());
         };
-        self.make_current(driver)?;
+        if !side.make_current(driver)? {
+            return Ok(());
+        }
         match driver.stream_query(*probe) {
             Err(CUDA_ERROR_NOT_READY) => Ok(()),
             other => other,

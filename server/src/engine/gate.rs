@@ -20,12 +20,14 @@ use super::pace::VERY_LONG;
 use super::session::{CallError, Session, SessionShared};
 use super::side::{self, Side};
 use super::slow::SlowTask;
+use super::undertaker::Buried;
 use crate::panics;
+use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::message::array::GetReference;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ring::Message;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -53,6 +55,8 @@ const UNSURE: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_millis(600);
 /// The same where nobody knows when that ends.
 const PATIENCE_UNSURE: Duration = Duration::from_millis(50);
+/// An annex is not looked at more often.
+const LEAST_UNUSED: Duration = Duration::from_millis(100);
 /// Who waits longer is named in the log.
 const TOLD: Duration = Duration::from_secs(1);
 
@@ -109,7 +113,8 @@ impl Moment {
         self.left.load(Ordering::Acquire) == 0
     }
 
-    fn is_over(&self) -> bool {
+    /// Nobody begins anything any more.
+    pub fn is_over(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 }
@@ -157,12 +162,12 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     loop {
         let mut waiting = gate.waiting.lock();
         while waiting.is_empty() && !shared.calm(side).is_overdue() {
-            let unused = shared.config.further_context;
+            let unused = shared.config.further_context.max(LEAST_UNUSED);
             let has_it = |device: &Device| device.has(side);
             if side == Side::MAIN || !shared.devices.iter().any(has_it) {
                 gate.came.wait(&mut waiting);
             } else if gate.came.wait_for(&mut waiting, unused).timed_out() {
-                MutexGuard::unlocked(&mut waiting, || shared.close_unused_annex(side));
+                shared.bury(Buried::UnusedAnnex(side));
             }
         }
         drop(waiting);
@@ -234,7 +239,7 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             return;
         }
         drop(all);
-        let busy = shared.slow.free() == 0;
+        let busy = shared.slow.free() == 0 && !idle;
         if busy {
             shared.slow.ring();
         }
@@ -285,15 +290,19 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         shared.graves(side).end_some(shared);
         return idle;
     }
-    let (launches, calls): (Vec<_>, Vec<_>) = all
+    let (mut launches, calls): (Vec<_>, Vec<_>) = all
         .into_iter()
         .partition(|one| one.session.wants_local().is_some());
-    for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
-        shared.devices[device].want_local(local);
-    }
-    if calls.is_empty() || make(shared, calls) {
+    // Whoever has called may have submitted something.
+    if calls.is_empty() || make(shared, calls) && shared.is_quiet(side) {
+        // What the greatest cannot have, others may.
+        launches.sort_by_key(|one| one.session.wants_local().map(|(_, local)| local));
+        for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
+            shared.devices[device].want_local(local);
+            shared.devices[device].meet_local(&shared.driver);
+        }
         settle(shared);
-        if began.elapsed() < LONG_MOMENT / 2 {
+        if began.elapsed() < LONG_MOMENT / 2 || shared.calm(side).is_overdue() {
             shared.graves(side).end_some(shared);
         }
     }
@@ -301,7 +310,6 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         let wanted = one.session.wants_local();
         wanted.is_some_and(|(device, local)| shared.devices[device].grows(local))
     };
-    let mut launches = launches;
     let mut must_grow: Vec<Waiting> = launches.extract_if(.., grows).collect();
     for one in launches {
         one.go_on(shared);
@@ -355,6 +363,10 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     session.enter();
     let info = session.shared.info.clone();
     let (from, there) = (session.side.number(), to.number());
+    if !session.has_images_as_new(shared) {
+        session.stays = true;
+        return shared.gate(session.side).admit(shared, session);
+    }
     match session.move_to(shared, to) {
         Ok(()) => tracing::info!(
             "Client {info} works in context {there}: long kernels block context {from}"
@@ -363,22 +375,32 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
             tracing::warn!("Client {info} cannot work in context {there}: {status}");
             shared.note_status(status);
             session.stays = true;
+            // The context may have been made for it.
+            shared.gate(to).knock();
         }
     }
     shared.gate(session.side).admit(shared, session);
 }
 
 /// Has a session make its call, in its moment; what follows it is done where it is at home.
-pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
+pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     if moment.is_over() {
         return shared.gate(session.side).admit(shared, session);
     }
     session.end_wait(shared);
-    session.has_the_moment = true;
+    if session.images_of.is_some()
+        && let Err(status) = session.bring_images(shared)
+    {
+        moment.left.fetch_sub(1, Ordering::AcqRel);
+        return go_back(shared, session, status);
+    }
+    // What the client has written there meanwhile is another matter.
+    let may = session.wants.is_some() || session.wants_moment || session.calls_next(shared);
+    session.moment = Some(moment.clone());
     let mut violation = None;
-    let ready = session.get_ready(shared);
+    let ready = !may || session.get_ready(shared);
     if std::mem::take(&mut session.wants_moment) {
         if !ready {
             violation = session.replay(shared).err();
@@ -388,12 +410,28 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Moment) {
     } else if let Step::Violation(why) = dispatch::step(shared, &mut session, true) {
         violation = Some(why);
     }
-    session.has_the_moment = false;
+    session.moment = None;
     session.say_whether_at_work(shared);
     moment.left.fetch_sub(1, Ordering::AcqRel);
     match violation {
         Some(why) => dispatch::end(shared, session, Some(why)),
         None => shared.send_home(session),
+    }
+}
+
+/// Has a session whose images cannot be loaded where it is return to where they are.
+fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
+    let (info, there) = (session.shared.info.clone(), session.side.number());
+    tracing::warn!("Client {info} cannot work in context {there}: {status}");
+    shared.note_status(status);
+    session.stays = true;
+    let of = session.images_of.unwrap_or(session.side);
+    match session.move_to(shared, of) {
+        Ok(()) => shared.gate(of).admit(shared, session),
+        Err(status) => {
+            let why = format!("it can work in no context of its devices ({status})");
+            dispatch::end(shared, session, Some(why));
+        }
     }
 }
 
@@ -484,8 +522,8 @@ impl Shared {
 impl Session {
     /// Whether a message asks the driver for something that waits for all work in flight and keeps everybody out.
     #[inline]
-    pub fn must_be_alone(&self, shared: &Shared, op: Op, message: &Message) -> bool {
-        if self.has_the_moment {
+    pub fn must_be_alone(&mut self, shared: &Shared, op: Op, message: &Message) -> bool {
+        if self.moment.is_some() {
             return false;
         }
         match op {
@@ -597,16 +635,27 @@ impl Session {
     /// The local memory that its next launch needs.
     fn wants_local(&self) -> Option<(Ordinal, u32)> {
         match self.wants {
-            Some(Want::Local(device, bytes)) => Some((device, bytes)),
+            Some(Want::Local(device, bytes)) if self.images_of.is_none() => Some((device, bytes)),
             _ => None,
         }
+    }
+
+    /// Whether its next message is a call that has to be made alone.
+    fn calls_next(&mut self, shared: &Shared) -> bool {
+        let Ok(Some(message)) = self.consumer.peek() else {
+            return false;
+        };
+        let op = Op::from_u16(message.op);
+        op.is_some_and(|op| self.must_be_alone(shared, op, &message))
     }
 
     /// Makes what its next launch needs; whether that could be made.
     fn get_ready(&mut self, shared: &Shared) -> bool {
         match self.wants.take() {
             Some(Want::Function(handle)) => self.take_function(shared, handle).is_ok(),
-            Some(Want::Local(..)) | None => false,
+            // It has less in another context: the launch says so.
+            Some(Want::Local(device, local)) => !shared.devices[device].grows(local),
+            None => false,
         }
     }
 }

@@ -22,7 +22,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 /// Which kind of object an image became.
 #[derive(Debug, Clone, Copy)]
@@ -143,15 +142,15 @@ impl Instance {
         matches!(self.raw, Raw::Module(_)) || !self.state.lock().found.is_empty()
     }
 
-    /// Asks for its functions, until then.
-    fn look_ahead(&self, shared: &Shared, device: Ordinal, until: Instant) {
+    /// Asks for its functions, as long as it may.
+    fn look_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
         let long = state.found.is_empty() && self.content.len() > AHEAD_MOST;
-        if long || Instant::now() > until || !state.looked_ahead.insert(device) {
+        if long || !may() || !state.looked_ahead.insert(device) {
             return;
         }
         for name in self.names(shared).unwrap_or_default() {
-            if Instant::now() > until {
+            if !may() {
                 return;
             }
             let key = (name.to_bytes_with_nul().into(), device);
@@ -256,6 +255,7 @@ impl Instance {
 
     /// Unloads it.
     pub fn end(self, shared: &Shared) {
+        side::enter(self.side);
         let _ = shared.devices[self.device].make_current(&shared.driver);
         let ended = match self.raw {
             Raw::Module(module) => shared.driver.module_unload(module),
@@ -399,13 +399,27 @@ impl Families {
         found
     }
 
-    /// Whether an instance may be had together with those who have it, or have left it.
-    pub fn offer(&self, shared: &Shared, family: &Family) -> bool {
-        let open = self.all(shared, family);
-        let shares = |one: &Arc<Instance>| self.keeps_nothing(shared, family, &one.content);
-        let offers = open.first().is_some_and(shares);
-        open.into_iter().for_each(|one| let_go(shared, one));
-        offers
+    /// An instance that may be had together with those who have it, or have left it.
+    pub fn offer(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
+        let mut open = self.all(shared, family).into_iter();
+        let first = open.next();
+        open.for_each(|one| let_go(shared, one));
+        let first = first?;
+        if self.keeps_nothing(shared, family, &first.content) {
+            return Some(first);
+        }
+        let_go(shared, first);
+        None
+    }
+
+    /// Whether nothing says that the kernels of a family keep something.
+    fn may_keep_nothing(&self, family: &Family) -> bool {
+        let known = self
+            .0
+            .lock()
+            .get(family)
+            .and_then(|members| members.keeps_nothing);
+        known.unwrap_or(true)
     }
 
     /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
@@ -520,6 +534,26 @@ impl Image {
         (Ok(image), said)
     }
 
+    /// Where it is loaded.
+    pub fn side(&self) -> Side {
+        self.instances[0].side
+    }
+
+    /// Whether a client finds it as new wherever it is loaded, as far as can be told without looking at the content: of one
+    /// that is loaded, kernels may have changed variables.
+    pub fn may_move(&self, shared: &Shared) -> bool {
+        let known = self.family.as_ref();
+        known.is_some_and(|family| !self.is_loaded() || shared.families.may_keep_nothing(family))
+    }
+
+    /// The same for certain; takes time.
+    pub fn is_as_new(&self, shared: &Shared) -> bool {
+        let known = self.family.as_ref();
+        known.is_some_and(|family| {
+            !self.is_loaded() || shared.families.keeps_nothing(shared, family, &self.content)
+        })
+    }
+
     /// The driver's object to ask about names.
     pub fn raw(&self) -> Raw {
         self.instances[0].raw
@@ -556,9 +590,9 @@ impl Image {
         self.instances[0].is_loaded()
     }
 
-    /// Asks for its functions, as long as it is not that time yet.
-    pub fn look_ahead(&self, shared: &Shared, device: Ordinal, until: Instant) {
-        self.instances[0].look_ahead(shared, device, until);
+    /// Asks for its functions, as long as it may.
+    pub fn look_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
+        self.instances[0].look_ahead(shared, device, may);
     }
 
     /// The names of its kernels.
@@ -646,7 +680,8 @@ impl Image {
                 wanted.insert(attribute, value);
             }
         }
-        let suits = |one: &Arc<Instance>| one.suits(self.id, key, &wanted);
+        // To ask for a function that nobody has asked for has others wait too.
+        let suits = |one: &Arc<Instance>| one.knows(key) && one.suits(self.id, key, &wanted);
         if self.instances.iter().any(suits) {
             return false;
         }
@@ -820,7 +855,7 @@ impl Image {
             self.retired = true;
             for instance in std::mem::take(&mut self.instances) {
                 instance.leave(self.id, |_| true);
-                self.instances.extend(shared.keep_resident(instance));
+                self.instances.extend(shared.assess(instance));
             }
         }
         (!self.instances.is_empty()).then_some(self)

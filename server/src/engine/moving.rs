@@ -7,6 +7,7 @@
 
 use super::Shared;
 use super::instances::{self, Image, Instance};
+use super::pace::Length;
 use super::session::{Event, Session};
 use super::side::{self, Side};
 use super::streams::Stream;
@@ -26,18 +27,20 @@ impl Shared {
         free.first().copied()
     }
 
-    /// Ends an annex if nobody has anything there, and nobody would go there now.
-    pub fn close_unused_annex(&self, side: Side) {
-        let Some(_nobody_comes) = self.moving.try_write() else {
+    /// Ends an annex if nobody has anything there, and nobody would go there now. The undertaker's.
+    pub fn close_unused_annex(&self, side: Side, nothing_comes: impl Fn() -> bool) {
+        let Some(_nobody_moves) = self.moving.try_write() else {
             return;
         };
-        let calm = self.calm(side);
         let used = self.sessions_of(side).next().is_some()
-            || !calm.is_still()
+            || !self.calm(side).is_still()
             || self.shared_events.any_of(side)
             || self.is_blocked(Side::MAIN, Duration::ZERO);
         // What is given up goes first.
-        if used || self.give_up_residents_of(side) || !self.graves(side).are_empty() {
+        if used || self.assesses() || self.give_up_residents_of(side) {
+            return;
+        }
+        if !nothing_comes() || !self.graves(side).are_empty() {
             return;
         }
         for device in self.devices.iter().filter(|device| device.has(side)) {
@@ -49,7 +52,7 @@ impl Shared {
 impl Session {
     /// Whether nothing binds it to the context that it is in.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
-        let own = |image: &Image| !image.is_tracked();
+        let own = |image: &Image| !image.may_move(shared);
         let loaded = self.images.iter().any(own)
             || self.libraries.iter().any(own)
             || !self.globals.is_empty()
@@ -74,21 +77,21 @@ impl Session {
         !stays && !self.has_work_in_flight(shared)
     }
 
-    /// Goes to a side where its calls need not wait.
+    /// Whether what its kernels may have left in its images is nothing, as far as [`Session::may_move`] could not tell.
+    pub fn has_images_as_new(&self, shared: &Shared) -> bool {
+        let mut images = self.images.iter().chain(self.libraries.iter());
+        images.all(|image| image.is_as_new(shared))
+    }
+
+    /// Goes to a side where its calls need not wait. Its images come after, in its next moment there
+    /// ([`Session::bring_images`]).
     ///
     /// # Errors
     /// The driver's; the session is then where it was.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
         let _annex_stays = shared.moving.read();
-        let (streams, events, images, functions) = side::on(to, || self.make_again(shared))?;
+        let (streams, events) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
-        let own = self.libraries.iter_mut().chain(self.images.iter_mut());
-        for (image, instance) in own.zip(images) {
-            image.move_to(shared, to, instance);
-        }
-        for (function, raw) in self.functions.iter_mut().zip(functions) {
-            (function.raw, function.taken) = (raw, false);
-        }
         for (stream, raw) in self.streams.iter_mut().zip(streams) {
             stream.replace(shared, raw);
         }
@@ -101,6 +104,9 @@ impl Session {
             stream.release(shared);
         }
         self.release_marks(shared);
+        let of = self.images_of.unwrap_or(self.side);
+        let any = self.images.len() + self.libraries.len() > 0;
+        self.images_of = (any && of != to).then_some(of);
         self.side = to;
         let number = to.index() as u8;
         self.shared.side.store(number, Ordering::SeqCst);
@@ -108,17 +114,65 @@ impl Session {
         Ok(())
     }
 
-    /// Its streams, events, images and functions once more, in order, on the side that was entered.
-    fn make_again(&mut self, shared: &Shared) -> Result<Made, CUresult> {
+    /// Has its images and functions loaded where it is now, which waits for what is in flight there.
+    ///
+    /// # Errors
+    /// The driver's; the images are then where they were.
+    pub fn bring_images(&mut self, shared: &Shared) -> Result<(), CUresult> {
+        let (images, functions) = self.load_again(shared)?;
+        let own = self.libraries.iter_mut().chain(self.images.iter_mut());
+        for (image, instance) in own.zip(images) {
+            image.move_to(shared, self.side, instance);
+        }
+        for (function, raw) in self.functions.iter_mut().zip(functions) {
+            (function.raw, function.taken) = (raw, false);
+            // Its first launch takes what the context lacks, and is one by itself.
+            function.length = Length::Unknown;
+        }
+        self.images_of = None;
+        Ok(())
+    }
+
+    /// Its images and functions once more, in order, on the side that it is on.
+    fn load_again(
+        &self,
+        shared: &Shared,
+    ) -> Result<(Vec<Arc<Instance>>, Vec<CUfunction>), CUresult> {
+        let all = || self.libraries.iter().chain(self.images.iter());
+        let (mut images, mut functions) = (Vec::new(), Vec::new());
+        let outcome = (|| {
+            for image in all() {
+                shared.use_any_device();
+                images.push(image.load_there(shared)?);
+            }
+            for function in self.functions.iter() {
+                let image = self.image(function.image)?;
+                let at = all().position(|one| std::ptr::eq(one, image));
+                let instance = at.and_then(|at| images.get(at));
+                let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+                functions.push(instance.function(shared, &function.key)?);
+            }
+            Ok(())
+        })();
+        if let Err(status) = outcome {
+            for instance in images {
+                instances::let_go(shared, instance);
+            }
+            return Err(status);
+        }
+        Ok((images, functions))
+    }
+
+    /// Its streams and events once more, in order, on the side that was entered.
+    fn make_again(&mut self, shared: &Shared) -> Result<(Vec<CUstream>, Vec<CUevent>), CUresult> {
         let driver = &shared.driver;
-        let mut made = Made::default();
+        let (mut streams, mut events) = (Vec::new(), Vec::new());
         let outcome = (|| {
             for stream in self.streams.iter() {
                 let device = &shared.devices[stream.device];
                 device.attach(driver)?;
                 device.make_current(driver)?;
-                made.0
-                    .push(device.take_stream(driver, stream.raw_priority)?);
+                streams.push(device.take_stream(driver, stream.raw_priority)?);
             }
             for event in self.events.iter() {
                 let device = &shared.devices[event.device];
@@ -126,7 +180,7 @@ impl Session {
                 device.make_current(driver)?;
                 let mut raw = CUevent::NULL;
                 driver.event_create(&mut raw, event.flags & CU_EVENT_DISABLE_TIMING)?;
-                made.1.push(raw);
+                events.push(raw);
                 if event.recorded {
                     // What it was recorded behind is done.
                     let stream = device.take_stream(driver, 0)?;
@@ -135,39 +189,17 @@ impl Session {
                     recorded?;
                 }
             }
-            for image in self.libraries.iter().chain(self.images.iter()) {
-                shared.use_any_device();
-                made.2.push(image.load_there(shared)?);
-            }
-            for function in self.functions.iter() {
-                let image = self.image(function.image)?;
-                let mut all = self.libraries.iter().chain(self.images.iter());
-                let at = all.position(|one| std::ptr::eq(one, image));
-                let instance = at.and_then(|at| made.2.get(at));
-                let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-                made.3.push(instance.function(shared, &function.key)?);
-            }
             Ok(())
         })();
-        if outcome.is_err() {
-            for (stream, raw) in self.streams.iter().zip(made.0.drain(..)) {
+        if let Err(status) = outcome {
+            for (stream, raw) in self.streams.iter().zip(streams) {
                 shared.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
             }
-            for raw in made.1.drain(..) {
+            for raw in events {
                 let _ = driver.event_destroy(raw);
             }
-            for instance in made.2.drain(..) {
-                instances::let_go(shared, instance);
-            }
+            return Err(status);
         }
-        outcome.map(|()| made)
+        Ok((streams, events))
     }
 }
-
-/// Streams, events, instances of images, and functions.
-type Made = (
-    Vec<CUstream>,
-    Vec<CUevent>,
-    Vec<Arc<Instance>>,
-    Vec<CUfunction>,
-);

@@ -110,6 +110,8 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
         while at < dying.len() {
             if dying[at].is_over(shared) {
                 let over = dying.swap_remove(at);
+                // An annex stays until all that was in it is buried.
+                let _annex_stays = shared.moving.read();
                 shared.calm(over.session.side).end_dying();
                 release(shared, *over.session, over.uncounted);
                 continue;
@@ -186,6 +188,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     session.pools.clear(shared);
     session.virtual_memory.clear(shared);
     let mut graves: Vec<Buried> = session.greens.drain().map(Buried::Green).collect();
+    session.forget_offer(shared);
     for link in session.links.drain() {
         link.end(shared);
     }

@@ -5,22 +5,31 @@
 //! had for itself, is not kept: the next one must find it as new.
 
 use super::Shared;
+use super::devices::Device;
 use super::footprint::footprint;
 use super::instances::Instance;
 use super::side::{self, Side};
 use super::undertaker::Buried;
+use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Instances at most.
 const MOST: usize = 1024;
+/// Instances about which it is being decided, at most; others are unloaded.
+pub const MOST_ASSESSED: usize = 256;
 /// The part of the smallest device's memory that they may take, together.
 const PART: u64 = 256;
 
 /// Loaded instances without clients, the one that was left first at the front.
 #[derive(Debug, Default)]
-pub struct Residents(Mutex<Kept>);
+pub struct Residents {
+    kept: Mutex<Kept>,
+    /// Those about which it is being decided.
+    assessed: AtomicUsize,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -45,7 +54,7 @@ impl Kept {
 impl Residents {
     /// A client has an instance: it is kept no longer.
     pub fn take(&self, instance: &Arc<Instance>) {
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         let found = kept
             .instances
             .iter()
@@ -56,15 +65,57 @@ impl Residents {
     }
 }
 
+/// The body of the thread that decides which images stay: to look into one takes time, and a client decides how much.
+pub fn run(shared: &Arc<Shared>, left: &Receiver<Arc<Instance>>) {
+    for instance in left {
+        side::enter(instance.side);
+        if let Some(refused) = shared.keep_resident(instance) {
+            shared.unload(vec![refused]);
+        }
+        shared.residents.assessed.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Shared {
+    /// Has it decided whether an instance stays that its last client has left; gives it back where too many wait for that.
+    pub fn assess(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
+        let residents = &self.residents;
+        let most = self.most_resident();
+        let shared = instance
+            .to_share()
+            .is_some_and(|(_, content)| content.len() as u64 <= most);
+        if !shared || self.is_lost() {
+            return Some(instance);
+        }
+        residents.assessed.fetch_add(1, Ordering::AcqRel);
+        match self.assessor.try_send(instance) {
+            Ok(()) => None,
+            Err(refused) => {
+                residents.assessed.fetch_sub(1, Ordering::AcqRel);
+                Some(refused.into_inner())
+            }
+        }
+    }
+
+    /// Whether it is not decided about some instance yet.
+    pub fn assesses(&self) -> bool {
+        self.residents.assessed.load(Ordering::Acquire) > 0
+    }
+
+    /// Bytes that all of them may take.
+    fn most_resident(&self) -> u64 {
+        let parts = self.devices.iter().map(|device| device.memory / PART);
+        parts.min().unwrap_or(0)
+    }
+
     /// Keeps an instance that nobody has; gives back one that is to be unloaded.
-    pub fn keep_resident(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
-        let most = self.devices.iter().map(|device| device.memory / PART).min();
-        let (bytes, most) = match (self.resident_bytes(&instance), most) {
-            (Some(bytes), Some(most)) if bytes <= most && !self.is_lost() => (bytes, most),
+    fn keep_resident(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
+        let most = self.most_resident();
+        let bytes = match self.resident_bytes(&instance) {
+            Some(bytes) if bytes <= most && !self.is_lost() => bytes,
             _ => return Some(instance),
         };
-        let mut kept = self.residents.0.lock();
+        let mut kept = self.residents.kept.lock();
         kept.bytes += bytes;
         kept.instances.push_back(Resident { instance, bytes });
         let mut over = Vec::new();
@@ -76,9 +127,14 @@ impl Shared {
         None
     }
 
+    /// Whether a device has had no memory for somebody lately.
+    pub fn is_short(&self) -> bool {
+        self.devices.iter().any(Device::was_short)
+    }
+
     /// Gives up all of them, for others to have the memory when next nothing is in flight.
     pub fn give_up_residents(&self) {
-        let mut kept = self.residents.0.lock();
+        let mut kept = self.residents.kept.lock();
         let over: Vec<_> = std::iter::from_fn(|| kept.pop()).collect();
         drop(kept);
         self.unload(over);
@@ -86,7 +142,7 @@ impl Shared {
 
     /// Gives up those of a side; whether there were any.
     pub fn give_up_residents_of(&self, side: Side) -> bool {
-        let mut kept = self.residents.0.lock();
+        let mut kept = self.residents.kept.lock();
         let mut over = Vec::new();
         kept.instances.retain(|one| {
             let stays = one.instance.side != side;
@@ -106,7 +162,7 @@ impl Shared {
         for instance in instances {
             // A client may have found it meanwhile, and leaves it later.
             if let Some(last) = Arc::into_inner(instance) {
-                side::on(last.side, || self.bury(Buried::Instance(last)));
+                self.bury(Buried::Instance(last));
             }
         }
     }

@@ -10,12 +10,12 @@ use super::calls::LinkThread;
 use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
-use super::gate::{Waits, Want};
+use super::gate::{Moment, Waits, Want};
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
 use super::host::{HostBlock, Segment};
-use super::instances::{Image, Key};
+use super::instances::{Image, Instance, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
 use super::pace::Length;
@@ -426,8 +426,12 @@ pub struct Session {
     pub had_kernel: Option<Instant>,
     /// It was to go to the other side, and could not.
     pub stays: bool,
-    /// It makes its call while nobody else submits anything.
-    pub has_the_moment: bool,
+    /// The moment in which it makes its call, while nobody else submits anything.
+    pub moment: Option<Arc<Moment>>,
+    /// Its images are still those of this side; they are loaded again in its next moment.
+    pub images_of: Option<Side>,
+    /// What others have of the image that its next message loads.
+    pub offered: Option<Arc<Instance>>,
     /// Something that was held back has to be done in such a moment.
     pub wants_moment: bool,
     /// What its next launch needs before it can be made.
@@ -489,7 +493,9 @@ impl Session {
             raised_limits: false,
             had_kernel: None,
             stays: false,
-            has_the_moment: false,
+            moment: None,
+            images_of: None,
+            offered: None,
             wants_moment: false,
             wants: None,
             classed: false,
@@ -609,7 +615,7 @@ impl Session {
             let loads = self
                 .image(function.image)?
                 .loads_to_take(shared, &function.key, None);
-            if loads && !self.has_the_moment {
+            if loads && self.moment.is_none() {
                 self.wants = Some(Want::Function(handle));
                 return Err(CallError::Alone);
             }

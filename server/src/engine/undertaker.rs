@@ -50,6 +50,8 @@ pub enum Buried {
     Left(Instance),
     /// The same when it is not kept.
     Instance(Instance),
+    /// An annex that nobody seems to use any more.
+    UnusedAnnex(Side),
     /// A green context, which its streams may still hold.
     Green(GreenRef),
     /// Pinned memory of a client of this user.
@@ -315,9 +317,13 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
+        let mut unused = None;
         for (side, object) in first.into_iter().chain(tasks.try_iter()) {
             side::enter(side);
-            all(side).bury(shared, object);
+            match object {
+                Buried::UnusedAnnex(side) => unused = Some(side),
+                object => all(side).bury(shared, object),
+            }
         }
         let mut buried = 0;
         for side in Side::ALL {
@@ -326,6 +332,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             buried += lots.objects.len();
         }
         shared.spare.note_waiting(buried + shared.spare.len());
+        if let Some(side) = unused {
+            // Nothing of it is on its way here.
+            shared.close_unused_annex(side, || tasks.is_empty());
+        }
     }
 }
 
@@ -353,7 +363,7 @@ fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
         Buried::Left(instance) => {
             let instance = Arc::new(instance);
             shared.families.add(&instance);
-            let refused = shared.keep_resident(instance)?;
+            let refused = shared.assess(instance)?;
             Arc::into_inner(refused).map(Buried::Instance)
         }
         other => Some(other),
@@ -391,6 +401,7 @@ fn end(shared: &Shared, object: Buried) -> Option<Buried> {
             shared.use_any_device();
             shared.arena.unregister_file(&shared.driver, file);
         }
+        Buried::UnusedAnnex(_) => {}
         kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),
     }
     None

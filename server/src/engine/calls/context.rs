@@ -73,11 +73,13 @@ impl Session {
         match body.limit {
             CU_LIMIT_STACK_SIZE..=CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => {
                 let wanted = rounded(body.limit, body.value);
+                // Elsewhere it is what it was at first.
+                let first = device.first_limit(body.limit);
+                self.raised_limits |= first.is_none_or(|first| wanted > first);
                 if wanted <= value as u64 {
                     return Ok(super::value(wanted));
                 }
                 driver.ctx_set_limit(body.limit, body.value as usize)?;
-                self.raised_limits = true;
                 driver.ctx_get_limit(&mut value, body.limit)?;
                 if body.limit == CU_LIMIT_STACK_SIZE {
                     device.has_grown(value as u64);

@@ -79,8 +79,8 @@ impl Session {
         let image = self.image(body.parent)?;
         image.correct(&key, &mut info.attributes);
         let taken = !image.is_tracked();
-        if self.has_the_moment {
-            shared.devices[device].want_local(local(&info.attributes));
+        if self.moment.is_some() {
+            shared.devices[device].want_local_ahead(local(&info.attributes));
         }
         let params =
             params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
@@ -115,15 +115,16 @@ impl Session {
     /// In the session's moment, asks for functions that it is likely to want, of this image and of its libraries, as long as
     /// that takes no time: each would need a moment of its own.
     pub fn look_ahead(&self, shared: &Shared, first: u64, device: Ordinal) {
-        if !self.has_the_moment {
+        let Some(moment) = &self.moment else {
             return;
-        }
+        };
         let until = Instant::now() + AHEAD;
+        let may = || !moment.is_over() && Instant::now() < until;
         if let Ok(first) = self.image(first) {
-            first.look_ahead(shared, device, until);
+            first.look_ahead(shared, device, &may);
         }
         for library in self.libraries.iter() {
-            library.look_ahead(shared, device, until);
+            library.look_ahead(shared, device, &may);
         }
     }
 

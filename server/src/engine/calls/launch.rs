@@ -45,7 +45,7 @@ impl Session {
         }
         let params = self.params(message, &body)?;
         let grows = grows && !self.is_capturing(body.stream);
-        if grows && !self.has_the_moment {
+        if grows && self.moment.is_none() {
             self.wants = Some(Want::Local(device, local));
             return Err(CallError::Alone);
         }

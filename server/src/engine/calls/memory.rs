@@ -77,7 +77,7 @@ impl Session {
         attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
     ) -> Result<T, CallError> {
         let first = attempt(self);
-        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) {
+        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.is_short() {
             shared.give_up_residents();
         }
         if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !self.gives_back() {

@@ -5,7 +5,7 @@ use super::super::account::{Charge, Memory};
 use super::super::devices::Ordinal;
 use super::super::footprint::footprint;
 use super::super::images::{Content, prints};
-use super::super::instances::{Family, Image, Raw};
+use super::super::instances::{self, Family, Image, Raw};
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Function, Global, Session};
 use super::Reply;
@@ -70,6 +70,7 @@ impl Session {
         };
         let what = (content.clone(), device.ordinal, prints(&content));
         let (image, payload) = Image::load(shared, body.image, what, family, options);
+        self.forget_offer(shared);
         let mut image = match image {
             Ok(image) => image,
             Err(status) => return Ok((Err(status), payload)),
@@ -111,7 +112,7 @@ impl Session {
 
     /// Whether the driver has to load something for [`Session::image_load`]: a module that others have not loaded. A library
     /// is loaded when something of it is used.
-    pub fn loads_module(&self, shared: &Shared, message: &Message) -> bool {
+    pub fn loads_module(&mut self, shared: &Shared, message: &Message) -> bool {
         let Ok(body) = self.body::<ImageLoad>(message) else {
             return false;
         };
@@ -126,7 +127,17 @@ impl Session {
             return false;
         };
         let family = self.family_of(&body, device.ordinal, &options);
-        family.is_none_or(|family| !shared.families.offer(shared, &family))
+        self.forget_offer(shared);
+        // Held until the message is executed: it must not go meanwhile.
+        self.offered = family.and_then(|family| shared.families.offer(shared, &family));
+        self.offered.is_none()
+    }
+
+    /// What was offered is had, or not wanted any more.
+    pub fn forget_offer(&mut self, shared: &Shared) {
+        if let Some(offered) = self.offered.take() {
+            instances::let_go(shared, offered);
+        }
     }
 
     /// Counts what an image takes on its device; clients that share it are counted as if each had its own. Its length
