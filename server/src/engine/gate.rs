@@ -302,7 +302,7 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
             shared.devices[device].meet_local(&shared.driver);
         }
         settle(shared);
-        if began.elapsed() < LONG_MOMENT / 2 || shared.calm(side).is_overdue() {
+        if shared.calm(side).is_overdue() {
             shared.graves(side).end_some(shared);
         }
     }

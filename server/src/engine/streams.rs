@@ -321,6 +321,10 @@ impl Stream {
         }
         match self.green {
             Some(green) => green.end_stream(&shared.driver, self.raw_priority, self.raw),
+            // Its capture could not be ended: one that others took part in, or that failed.
+            None if self.capturing && shared.driver.is_capturing(self.raw) => {
+                let _ = shared.driver.context.stream_destroy(self.raw);
+            }
             None => {
                 shared.devices[self.device].keep_stream(&shared.driver, self.raw_priority, self.raw)
             }
