@@ -241,17 +241,67 @@ fn declared(statement: &[u8]) -> Option<(&str, u64, usize)> {
     Some((name, size, end))
 }
 
+/// Whether no kernel of a cubin can come by the address of a variable, of a function or of memory that kernels allocate, and
+/// leave it in memory for a later one: the compiler puts such addresses, those of `malloc` and of tables of virtual functions
+/// included, into constant banks 2 and 4 (as nvcc 13.0 does for sm_90).
+fn takes_no_addresses_cubin(bytes: &[u8]) -> Option<bool> {
+    const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    let mut budget = Budget::of_names(bytes);
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        budget.spend(name.len() as u64)?;
+        if section.size() > 0 && BANKS.iter().any(|bank| name.starts_with(bank)) {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+/// The same of a text for the driver's compiler: by the words that such code has.
+fn takes_no_addresses_text(bytes: &[u8]) -> bool {
+    const WORDS: [&[u8]; 5] = [
+        b"malloc",
+        b".callprototype",
+        b".calltargets",
+        b"cvta.const",
+        b"cvta.global",
+    ];
+    let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
+    !WORDS.iter().any(|word| has(word)) && is_constant_text(bytes)
+}
+
 /// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
 /// launches.
 pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
+    of_all_code(image, arch, is_constant_cubin, is_constant_text)
+}
+
+/// Whether it also cannot leave addresses of its own in memory, so that loaded elsewhere it finds what it left.
+pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
+    keeps_nothing(image, arch)
+        && of_all_code(
+            image,
+            arch,
+            takes_no_addresses_cubin,
+            takes_no_addresses_text,
+        )
+}
+
+fn of_all_code(
+    image: &[u8],
+    arch: u32,
+    of_cubin: impl Fn(&[u8]) -> Option<bool>,
+    of_text: impl Fn(&[u8]) -> bool,
+) -> bool {
     if image.starts_with(b"\x7fELF") {
-        return is_constant_cubin(image).unwrap_or(false);
+        return of_cubin(image).unwrap_or(false);
     }
     let Some(entries) = entries(image) else {
         return false;
     };
     if entries.is_empty() {
-        return is_constant_text(image);
+        return of_text(image);
     }
     let runs = |entry: &Entry<'_>| {
         let fits = entry.arch / 10 == arch / 10 && entry.arch <= arch;
@@ -274,8 +324,8 @@ pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
         && code.all(|entry| {
             let content = entry.content(&mut budget);
             content.is_some_and(|bytes| match compiled {
-                true => is_constant_text(&bytes),
-                false => is_constant_cubin(&bytes).unwrap_or(false),
+                true => of_text(&bytes),
+                false => of_cubin(&bytes).unwrap_or(false),
             })
         })
 }
@@ -309,6 +359,22 @@ mod tests {
         assert!(!text(".global .align 4 .u32 counter = 5;"));
         assert!(!text(".shared .b32 s;\t.global .align 4 .b8 buffer[400];"));
         assert!(!text(".global"));
+    }
+
+    #[test]
+    fn code_that_takes_addresses_stays_where_it_is() {
+        assert!(takes_no_addresses(KERNEL.as_bytes(), 90));
+        for word in [
+            ".extern .func (.param .b64 r) malloc (.param .b64 n);",
+            ".global .align 1 .b8 $str[6] = {1}; // cvta.global.u64 %rd1, $str",
+            "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);",
+            ".global .u32 counter;",
+        ] {
+            let image = format!("{word}\n{KERNEL}");
+            assert!(!takes_no_addresses(image.as_bytes(), 90), "{word}");
+        }
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(!takes_no_addresses(&own, 90));
     }
 
     /// A fatbin with one entry of text.

@@ -546,12 +546,15 @@ impl Image {
         known.is_some_and(|family| !self.is_loaded() || shared.families.may_keep_nothing(family))
     }
 
-    /// The same for certain; takes time.
+    /// Whether kernels that have run find it as they have left it wherever it is loaded, and what they have left in memory is
+    /// good there too. Takes time.
     pub fn is_as_new(&self, shared: &Shared) -> bool {
-        let known = self.family.as_ref();
-        known.is_some_and(|family| {
-            !self.is_loaded() || shared.families.keeps_nothing(shared, family, &self.content)
-        })
+        let bytes = &self.content[..self.content.len() - 1];
+        !self.is_loaded()
+            || shared
+                .devices
+                .iter()
+                .all(|device| cubin::takes_no_addresses(bytes, device.capability))
     }
 
     /// The driver's object to ask about names.

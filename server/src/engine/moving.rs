@@ -77,8 +77,12 @@ impl Session {
         !stays && !self.has_work_in_flight(shared)
     }
 
-    /// Whether what its kernels may have left in its images is nothing, as far as [`Session::may_move`] could not tell.
+    /// Whether what its kernels may have left in its images, and of them in memory, is nothing, as far as
+    /// [`Session::may_move`] could not tell.
     pub fn has_images_as_new(&self, shared: &Shared) -> bool {
+        if self.counts.launches == 0 {
+            return true;
+        }
         let mut images = self.images.iter().chain(self.libraries.iter());
         images.all(|image| image.is_as_new(shared))
     }
