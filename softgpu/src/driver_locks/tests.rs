@@ -44,8 +44,9 @@ again:
 }
 .visible .entry nothing() { ret; }
 .visible .entry other() { ret; }
-.visible .entry shallow() { .local .align 8 .b8 frame[64]; ret; }
-.visible .entry deep() { .local .align 8 .b8 frame[128]; ret; }
+.visible .entry flat() { .local .align 8 .b8 frame[1024]; ret; }
+.visible .entry shallow() { .local .align 8 .b8 frame[2048]; ret; }
+.visible .entry deep() { .local .align 8 .b8 frame[4096]; ret; }
 ";
 
 /// Calls an entry point with integers and pointers, each in a slot of 64 bits.
@@ -488,14 +489,19 @@ fn the_launch_after_another_function_of_a_library_waits() {
 fn a_launch_with_more_local_memory_waits() {
     let scene = Scene::new(true);
     let stream = scene.streams[1];
-    let [shallow, deep] = [c"shallow", c"deep"].map(|name| scene.function(name));
-    scene.holds("64 bytes", || launch(shallow, stream, &[]));
-    scene.at_once("64 bytes again", || launch(shallow, stream, &[]));
-    scene.holds("128 bytes", || launch(deep, stream, &[]));
+    let [flat, shallow, deep] = [c"flat", c"shallow", c"deep"].map(|name| scene.function(name));
+    scene.at_once("no more than the stack's limit", || launch(flat, stream, &[]));
+    scene.holds("2048 bytes", || launch(shallow, stream, &[]));
+    scene.at_once("2048 bytes again", || launch(shallow, stream, &[]));
+    scene.holds("4096 bytes", || launch(deep, stream, &[]));
     scene.at_once("no more than ever", || {
         launch(shallow, stream, &[]);
         launch(deep, stream, &[]);
     });
+    let limit = u64::from(CU_LIMIT_STACK_SIZE);
+    scene.holds("a limit", || ok("cuCtxSetLimit", &[limit, 2048]));
+    scene.at_once("no more than the limit", || launch(shallow, stream, &[]));
+    scene.holds("more than it", || launch(deep, stream, &[]));
 }
 
 #[test]
