@@ -490,7 +490,9 @@ fn a_launch_with_more_local_memory_waits() {
     let scene = Scene::new(true);
     let stream = scene.streams[1];
     let [flat, shallow, deep] = [c"flat", c"shallow", c"deep"].map(|name| scene.function(name));
-    scene.at_once("no more than the stack's limit", || launch(flat, stream, &[]));
+    scene.at_once("no more than the stack's limit", || {
+        launch(flat, stream, &[])
+    });
     scene.holds("2048 bytes", || launch(shallow, stream, &[]));
     scene.at_once("2048 bytes again", || launch(shallow, stream, &[]));
     scene.holds("4096 bytes", || launch(deep, stream, &[]));
