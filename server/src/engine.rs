@@ -723,7 +723,8 @@ impl Shared {
     /// Asks the driver whether the contexts are sound.
     fn probe(&self) {
         for device in self.devices.iter().filter(|device| device.is_attached()) {
-            for side in Side::ALL {
+            // The main context last: it is then the one that the thread has.
+            for side in Side::ALL.into_iter().rev() {
                 if let Err(status) = side::on(side, || device.probe(&self.driver)) {
                     self.note_status(status);
                 }

@@ -390,11 +390,15 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
         return shared.gate(session.side).admit(shared, session);
     }
     session.end_wait(shared);
-    if session.images_of.is_some()
-        && let Err(status) = session.bring_images(shared)
-    {
-        moment.left.fetch_sub(1, Ordering::AcqRel);
-        return go_back(shared, session, status);
+    if session.images_of.is_some() {
+        let brought = session.bring_images(shared, moment);
+        if brought.is_err() || moment.is_over() {
+            moment.left.fetch_sub(1, Ordering::AcqRel);
+            return match brought {
+                Ok(()) => shared.gate(session.side).admit(shared, session),
+                Err(status) => go_back(shared, session, status),
+            };
+        }
     }
     // What the client has written there meanwhile is another matter.
     let may = session.wants.is_some() || session.wants_moment || session.calls_next(shared);

@@ -13,14 +13,14 @@ use super::cubin;
 use super::devices::Ordinal;
 use super::images::Content;
 use super::jit::JitOptions;
-use super::side::{self, Side};
+use super::side::{self, SIDES, Side};
 use super::undertaker::Buried;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_char};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Which kind of object an image became.
@@ -82,12 +82,14 @@ struct Use {
 
 impl Instance {
     fn new(
-        raw: Raw,
-        device: Ordinal,
+        shared: &Shared,
+        (raw, device): (Raw, Ordinal),
         family: Option<Family>,
         content: &Content,
         options: JitOptions,
     ) -> Arc<Instance> {
+        let alive = &shared.families.alive[side::entered().index()];
+        alive.fetch_add(1, Ordering::AcqRel);
         Arc::new(Instance {
             raw,
             device,
@@ -264,6 +266,8 @@ impl Instance {
         if let Err(status) = ended {
             shared.note_status(status);
         }
+        let alive = &shared.families.alive[self.side.index()];
+        alive.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -366,11 +370,20 @@ struct Members {
 
 /// All instances that clients may have together.
 #[derive(Debug, Default)]
-pub struct Families(Mutex<HashMap<Family, Members>>);
+pub struct Families {
+    known: Mutex<HashMap<Family, Members>>,
+    /// Instances in the driver, of each side, whoever has them.
+    alive: [AtomicUsize; SIDES],
+}
 
 static NEXT_IMAGE: AtomicU64 = AtomicU64::new(1);
 
 impl Families {
+    /// How many instances of a side there are in the driver.
+    pub fn alive(&self, side: Side) -> usize {
+        self.alive[side.index()].load(Ordering::Acquire)
+    }
+
     /// An instance that may be had together with those who have it, if there is one. Only now, when a second client
     /// wants it, the content is looked into.
     fn another(
@@ -380,7 +393,7 @@ impl Families {
         content: &Content,
     ) -> Option<Arc<Instance>> {
         {
-            let mut families = self.0.lock();
+            let mut families = self.known.lock();
             families.retain(|_, members| {
                 members.instances.retain(|one| one.strong_count() > 0);
                 !members.instances.is_empty()
@@ -415,7 +428,7 @@ impl Families {
     /// Whether nothing says that the kernels of a family keep something.
     fn may_keep_nothing(&self, family: &Family) -> bool {
         let known = self
-            .0
+            .known
             .lock()
             .get(family)
             .and_then(|members| members.keeps_nothing);
@@ -424,7 +437,11 @@ impl Families {
 
     /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
     pub fn keeps_nothing(&self, shared: &Shared, family: &Family, content: &Content) -> bool {
-        let members = self.0.lock().get(family).map(|known| known.keeps_nothing);
+        let members = self
+            .known
+            .lock()
+            .get(family)
+            .map(|known| known.keeps_nothing);
         if let Some(Some(known)) = members {
             return known;
         }
@@ -434,7 +451,7 @@ impl Families {
             "what an image keeps was looked into: {}",
             if found { "shared" } else { "not shared" }
         );
-        if let Some(members) = self.0.lock().get_mut(family) {
+        if let Some(members) = self.known.lock().get_mut(family) {
             members.keeps_nothing = Some(found);
         }
         found
@@ -443,7 +460,7 @@ impl Families {
     /// The open instances of a family. Whoever does not keep one lets go of it.
     fn all(&self, shared: &Shared, family: &Family) -> Vec<Arc<Instance>> {
         let alive: Vec<_> = {
-            let families = self.0.lock();
+            let families = self.known.lock();
             let members = families.get(family).map(|members| &members.instances[..]);
             let members = members.unwrap_or(&[]).iter();
             members.filter_map(Weak::upgrade).collect()
@@ -459,7 +476,7 @@ impl Families {
         let Some(family) = &instance.family else {
             return;
         };
-        let mut families = self.0.lock();
+        let mut families = self.known.lock();
         let members = families.entry(family.clone()).or_default();
         members.instances.push(Arc::downgrade(instance));
     }
@@ -514,7 +531,8 @@ impl Image {
                 if let Err(status) = status {
                     return (Err(status), said);
                 }
-                let instance = Instance::new(raw, device, family.clone(), &content, options);
+                let instance =
+                    Instance::new(shared, (raw, device), family.clone(), &content, options);
                 shared.families.add(&instance);
                 (instance, said)
             }
@@ -717,8 +735,8 @@ impl Image {
         let (status, raw) = shared.load_image(Some(kind), &self.content, &mut options);
         status?;
         Ok(Instance::new(
-            raw,
-            self.device,
+            shared,
+            (raw, self.device),
             family,
             &self.content,
             options,

@@ -6,13 +6,15 @@
 //! and waits.
 
 use super::Shared;
+use super::gate::Moment;
 use super::instances::{self, Image, Instance};
 use super::pace::Length;
 use super::session::{Event, Session};
 use super::side::{self, Side};
 use super::streams::Stream;
 use mpsshim_proto::cuda::{
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUevent, CUfunction, CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUevent, CUfunction,
+    CUresult, CUstream,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,7 +42,8 @@ impl Shared {
         if used || self.assesses() || self.give_up_residents_of(side) {
             return;
         }
-        if !nothing_comes() || !self.graves(side).are_empty() {
+        // Sessions of other sides may have images here still.
+        if self.families.alive(side) > 0 || !nothing_comes() || !self.graves(side).are_empty() {
             return;
         }
         for device in self.devices.iter().filter(|device| device.has(side)) {
@@ -84,7 +87,7 @@ impl Session {
             return true;
         }
         let mut images = self.images.iter().chain(self.libraries.iter());
-        images.all(|image| image.is_as_new(shared))
+        !self.left_images && images.all(|image| image.is_as_new(shared))
     }
 
     /// Goes to a side where its calls need not wait. Its images come after, in its next moment there
@@ -93,6 +96,7 @@ impl Session {
     /// # Errors
     /// The driver's; the session is then where it was.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
+        self.forget_offer(shared);
         let _annex_stays = shared.moving.read();
         let (streams, events) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
@@ -121,9 +125,9 @@ impl Session {
     /// Has its images and functions loaded where it is now, which waits for what is in flight there.
     ///
     /// # Errors
-    /// The driver's; the images are then where they were.
-    pub fn bring_images(&mut self, shared: &Shared) -> Result<(), CUresult> {
-        let (images, functions) = self.load_again(shared)?;
+    /// The driver's, or `CUDA_ERROR_NOT_READY` where the moment is over before; the images are then where they were.
+    pub fn bring_images(&mut self, shared: &Shared, moment: &Moment) -> Result<(), CUresult> {
+        let (images, functions) = self.load_again(shared, moment)?;
         let own = self.libraries.iter_mut().chain(self.images.iter_mut());
         for (image, instance) in own.zip(images) {
             image.move_to(shared, self.side, instance);
@@ -141,15 +145,22 @@ impl Session {
     fn load_again(
         &self,
         shared: &Shared,
+        moment: &Moment,
     ) -> Result<(Vec<Arc<Instance>>, Vec<CUfunction>), CUresult> {
+        let in_time = || match moment.is_over() {
+            true => Err(CUDA_ERROR_NOT_READY),
+            false => Ok(()),
+        };
         let all = || self.libraries.iter().chain(self.images.iter());
         let (mut images, mut functions) = (Vec::new(), Vec::new());
         let outcome = (|| {
             for image in all() {
+                in_time()?;
                 shared.use_any_device();
                 images.push(image.load_there(shared)?);
             }
             for function in self.functions.iter() {
+                in_time()?;
                 let image = self.image(function.image)?;
                 let at = all().position(|one| std::ptr::eq(one, image));
                 let instance = at.and_then(|at| images.get(at));

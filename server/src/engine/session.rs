@@ -430,6 +430,8 @@ pub struct Session {
     pub moment: Option<Arc<Moment>>,
     /// Its images are still those of this side; they are loaded again in its next moment.
     pub images_of: Option<Side>,
+    /// It has unloaded an image whose kernels may have run.
+    pub left_images: bool,
     /// What others have of the image that its next message loads.
     pub offered: Option<Arc<Instance>>,
     /// Something that was held back has to be done in such a moment.
@@ -495,6 +497,7 @@ impl Session {
             stays: false,
             moment: None,
             images_of: None,
+            left_images: false,
             offered: None,
             wants_moment: false,
             wants: None,

@@ -203,6 +203,7 @@ impl Session {
         if let Some(charge) = &mut image.charge {
             charge.leave();
         }
+        self.left_images |= self.counts.launches > 0 && image.is_loaded();
         self.end_runs(shared);
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
