@@ -268,7 +268,7 @@ fn takes_no_addresses_text(bytes: &[u8]) -> bool {
         b"cvta.global",
     ];
     let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
-    !WORDS.iter().any(|word| has(word)) && is_constant_text(bytes)
+    !WORDS.iter().any(has) && is_constant_text(bytes)
 }
 
 /// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
