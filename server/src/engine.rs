@@ -214,7 +214,7 @@ struct Shared {
     calm: [Calm; SIDES],
     gates: [Gate; SIDES],
     graves: [Graves; SIDES],
-    /// Held by sessions that go to the other side, and by who closes it.
+    /// Read by who moves or frees a session, written by who closes an annex.
     moving: RwLock<()>,
     spare: Spare,
     epoll: OwnedFd,

@@ -268,7 +268,7 @@ fn takes_no_addresses_text(bytes: &[u8]) -> bool {
         b"cvta.global",
     ];
     let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
-    !WORDS.iter().any(has) && is_constant_text(bytes)
+    !WORDS.iter().any(has)
 }
 
 /// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
@@ -279,13 +279,10 @@ pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
 
 /// Whether it also cannot leave addresses of its own in memory, so that loaded elsewhere it finds what it left.
 pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
-    keeps_nothing(image, arch)
-        && of_all_code(
-            image,
-            arch,
-            takes_no_addresses_cubin,
-            takes_no_addresses_text,
-        )
+    let of_cubin =
+        |bytes: &[u8]| Some(is_constant_cubin(bytes)? && takes_no_addresses_cubin(bytes)?);
+    let of_text = |bytes: &[u8]| is_constant_text(bytes) && takes_no_addresses_text(bytes);
+    of_all_code(image, arch, of_cubin, of_text)
 }
 
 fn of_all_code(

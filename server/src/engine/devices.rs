@@ -135,7 +135,8 @@ pub struct Device {
     addresses: Mutex<RangeAllocator>,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     main: Context,
-    annexes: [Annex; SIDES - 1],
+    /// Further contexts, made when they are needed and closed when nobody has anything there.
+    annexes: [RwLock<Arc<Context>>; SIDES - 1],
     /// The driver has had no memory for somebody.
     short: AtomicBool,
 }
@@ -225,12 +226,6 @@ impl Context {
 /// Bytes of local memory, by a limit of the driver's.
 fn local_of(bytes: u64) -> u32 {
     bytes.try_into().unwrap_or(u32::MAX)
-}
-
-/// A further context of a device, made when it is needed and closed when nobody has anything there.
-#[derive(Debug, Default)]
-struct Annex {
-    now: RwLock<Arc<Context>>,
 }
 
 /// The context of a side, for a while: an annex is not closed before.
@@ -407,7 +402,7 @@ impl Device {
     fn side(&self) -> Lent<'_> {
         match side::entered().annex() {
             None => Lent::Main(&self.main),
-            Some(annex) => Lent::Annex(self.annexes[annex].now.read().clone()),
+            Some(annex) => Lent::Annex(self.annexes[annex].read().clone()),
         }
     }
 
@@ -425,8 +420,8 @@ impl Device {
         }
     }
 
-    fn make_annex(&self, driver: &Driver, annex: &Annex) -> Result<(), CUresult> {
-        let own = annex.now.read().clone();
+    fn make_annex(&self, driver: &Driver, annex: &RwLock<Arc<Context>>) -> Result<(), CUresult> {
+        let own = annex.read().clone();
         if own.raw.get().is_some() {
             return Ok(());
         }
@@ -492,7 +487,7 @@ impl Device {
     pub fn has(&self, side: Side) -> bool {
         match side.annex() {
             None => self.is_attached(),
-            Some(annex) => self.annexes[annex].now.read().raw.get().is_some(),
+            Some(annex) => self.annexes[annex].read().raw.get().is_some(),
         }
     }
 
@@ -507,7 +502,7 @@ impl Device {
             return;
         };
         let _starting = self.starting.lock();
-        let old = std::mem::take(&mut *annex.now.write());
+        let old = std::mem::take(&mut *annex.write());
         // Who asks how it is does so for a moment.
         while Arc::strong_count(&old) > 1 {
             std::thread::sleep(GRACE);
@@ -765,7 +760,7 @@ impl Device {
         let of_annexes = self
             .annexes
             .iter()
-            .map(|annex| annex.now.read().streams.count());
+            .map(|annex| annex.read().streams.count());
         let own = self.main.streams.count() + of_annexes.sum::<usize>();
         (own + streams, parts)
     }

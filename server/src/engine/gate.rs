@@ -7,7 +7,7 @@
 //! the rest takes, everything that waits here is done at once, and all go on.
 //!
 //! Nothing is held back beside a kernel of which nobody knows when it ends: it may be waiting for what its own program submits
-//! next, and those who wait here would wait for it anyway. They go to the other side of the devices ([`super::moving`]).
+//! next, and those who wait here would wait for it anyway. They go to another side of the devices ([`super::moving`]).
 
 mod wait;
 
@@ -51,7 +51,7 @@ const LOOK: Duration = Duration::from_micros(100);
 const SHORT_LOOK: Duration = Duration::from_micros(20);
 /// Nobody knows when something ends that has taken longer, and longer than ever before.
 const UNSURE: Duration = Duration::from_millis(250);
-/// Who has waited longer goes to the other side, if something in flight goes on for as long.
+/// Who has waited longer goes to another side, if something in flight goes on for as long.
 const PATIENCE: Duration = Duration::from_millis(600);
 /// The same where nobody knows when that ends.
 const PATIENCE_UNSURE: Duration = Duration::from_millis(50);

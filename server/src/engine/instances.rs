@@ -386,33 +386,17 @@ impl Families {
 
     /// An instance that may be had together with those who have it, if there is one. Only now, when a second client
     /// wants it, the content is looked into.
-    fn another(
-        &self,
-        shared: &Shared,
-        family: &Family,
-        content: &Content,
-    ) -> Option<Arc<Instance>> {
-        {
-            let mut families = self.known.lock();
-            families.retain(|_, members| {
-                members.instances.retain(|one| one.strong_count() > 0);
-                !members.instances.is_empty()
-            });
-            families.get(family)?;
-        }
-        if !self.keeps_nothing(shared, family, content) {
-            return None;
-        }
-        let mut open = self.all(shared, family).into_iter();
-        let found = open.next();
-        open.for_each(|other| let_go(shared, other));
-        if let Some(found) = &found {
-            shared.residents.take(found);
-        }
-        found
+    fn another(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
+        self.known.lock().retain(|_, members| {
+            members.instances.retain(|one| one.strong_count() > 0);
+            !members.instances.is_empty()
+        });
+        let found = self.offer(shared, family)?;
+        shared.residents.take(&found);
+        Some(found)
     }
 
-    /// An instance that may be had together with those who have it, or have left it.
+    /// The same, for a client that is yet to take it.
     pub fn offer(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
         let mut open = self.all(shared, family).into_iter();
         let first = open.next();
@@ -512,7 +496,7 @@ impl Image {
         let family = family.filter(|_| !prints);
         let found = family
             .as_ref()
-            .and_then(|family| shared.families.another(shared, family, &content));
+            .and_then(|family| shared.families.another(shared, family));
         tracing::debug!(
             bytes = content.len(),
             "an image: {}",
@@ -822,7 +806,7 @@ impl Image {
         });
         let found = family
             .as_ref()
-            .and_then(|family| shared.families.another(shared, family, &self.content));
+            .and_then(|family| shared.families.another(shared, family));
         if let Some(found) = found {
             return Ok(found);
         }

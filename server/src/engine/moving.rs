@@ -1,9 +1,10 @@
-//! Sessions that go to the other side of the devices ([`super::side`]).
+//! Sessions that go to another side of the devices ([`super::side`]).
 //!
 //! Beside a kernel that does not end, or not for long, nothing can be loaded into the context that it runs in. A session
 //! that has nothing in flight can go into another one: its memory is the same there, its streams and events are made and
-//! its images loaded once more. One whose client may know addresses of variables, or has graphs, arrays or textures, stays,
-//! and waits.
+//! its images loaded once more. One stays, and waits,
+//! whose client may know addresses of variables, whose kernels could have left addresses in memory, or that has graphs,
+//! arrays or textures.
 
 use super::Shared;
 use super::gate::Moment;

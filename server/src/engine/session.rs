@@ -424,7 +424,7 @@ pub struct Session {
     pub raised_limits: bool,
     /// When a kernel that takes long was last seen in flight.
     pub had_kernel: Option<Instant>,
-    /// It was to go to the other side, and could not.
+    /// It was to go to another side, and could not.
     pub stays: bool,
     /// The moment in which it makes its call, while nobody else submits anything.
     pub moment: Option<Arc<Moment>>,

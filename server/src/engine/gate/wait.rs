@@ -1,7 +1,7 @@
 //! Waits at the gate, for operators: how long each session has waited, with which call, and for whom.
 //!
 //! `ps`, `top`, metrics and traces show them. A wait lasts from the session's arrival until its call begins, including the
-//! time that a move to the other side takes.
+//! time that a move to another side takes.
 
 use super::super::session::{Session, SessionShared};
 use super::super::side::Side;
