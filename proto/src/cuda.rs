@@ -32,8 +32,10 @@ mod image;
 mod memory;
 mod stream;
 
+pub(crate) use array::STRUCTS as ARRAY_STRUCTS;
 pub use array::*;
 pub use context::*;
+pub(crate) use graph::STRUCTS as GRAPH_STRUCTS;
 pub use graph::*;
 pub use image::*;
 pub use memory::*;

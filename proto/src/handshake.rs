@@ -44,7 +44,7 @@ pub struct ClientHello {
     pub magic: [u8; 4],
     /// [`PROTOCOL_VERSION`] of the client.
     pub protocol: u32,
-    /// [`crate::table::fingerprint`] of the client: both sides must agree on entry points and opcodes.
+    /// [`crate::wire::fingerprint`] of the client.
     pub table_hash: u64,
     /// The client's process id as it sees it itself (another PID namespace may see another one; for logs only).
     pub pid: u32,

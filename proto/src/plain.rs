@@ -3,10 +3,18 @@
 /// Structs with C layout of plain words, public in all their fields. The file that uses it imports what it derives from
 /// `zerocopy`.
 macro_rules! plain_structs {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {
+        /// Name, fields and bytes of each, for the fingerprint of the protocol.
+        pub(crate) const STRUCTS: &[(&str, &str, usize)] = &[$((
+            stringify!($name),
+            concat!($(stringify!($field), ": ", stringify!($ty), ","),*),
+            size_of::<$name>(),
+        )),*];
+        $(
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
         pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
-    )*};
+        )*
+    };
 }

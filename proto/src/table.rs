@@ -121,22 +121,6 @@ pub fn symbol_class(symbol: &str) -> Option<Class> {
     symbol_index(symbol).map(|index| SYMBOLS[index].1)
 }
 
-/// A number that differs between two builds whose tables or classes differ.
-pub fn fingerprint() -> u64 {
-    static FINGERPRINT: LazyLock<u64> = LazyLock::new(|| {
-        let mut hash = Fnv::new();
-        for row in TABLE {
-            hash.text(row.name);
-            hash.bytes(&row.since.to_le_bytes());
-            hash.text(row.legacy.unwrap_or("-"));
-            hash.text(row.per_thread.unwrap_or("-"));
-            hash.bytes(&[row.class as u8]);
-        }
-        hash.0
-    });
-    *FINGERPRINT
-}
-
 static SYMBOLS: LazyLock<Vec<(&'static str, Class)>> = LazyLock::new(|| {
     let mut symbols: Vec<_> = TABLE
         .iter()
@@ -151,27 +135,6 @@ static SYMBOLS: LazyLock<Vec<(&'static str, Class)>> = LazyLock::new(|| {
     symbols.dedup_by_key(|(symbol, _)| *symbol);
     symbols
 });
-
-/// FNV-1a, 64 bits.
-struct Fnv(u64);
-
-impl Fnv {
-    fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-
-    /// A string and its end, so that "ab", "c" and "a", "bc" differ.
-    fn text(&mut self, text: &str) {
-        self.bytes(text.as_bytes());
-        self.bytes(&[0]);
-    }
-}
 
 /// A row as `rows.rs` writes it: "-" stands for no symbol.
 const fn row(
@@ -370,11 +333,5 @@ mod tests {
         // Base names only, and nothing that is merely exported.
         assert_eq!(lookup("cuMemcpyHtoD_v2", 13000, false), Lookup::NotFound);
         assert_eq!(lookup("cudbgMain", u32::MAX, false), Lookup::NotFound);
-    }
-
-    #[test]
-    fn fingerprint_is_stable_within_a_build() {
-        assert_eq!(fingerprint(), fingerprint());
-        assert_ne!(fingerprint(), 0);
     }
 }

@@ -6,7 +6,7 @@ use crate::user_memory::Users;
 use crossbeam_channel::Sender;
 use mpsshim_proto::cuda::CUresult;
 use mpsshim_proto::handshake::{ClientHello, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome};
-use mpsshim_proto::{shm, table};
+use mpsshim_proto::{shm, wire};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
@@ -66,14 +66,14 @@ impl Admission {
 /// # Errors
 /// How they differ, in words.
 pub fn check_version(hello: &ClientHello) -> Result<(), String> {
-    if hello.protocol == PROTOCOL_VERSION && hello.table_hash == table::fingerprint() {
+    if hello.protocol == PROTOCOL_VERSION && hello.table_hash == wire::fingerprint() {
         return Ok(());
     }
     Err(format!(
         "the client's library is of another version (protocol {}, table {:016x}; here {PROTOCOL_VERSION}, {:016x})",
         hello.protocol,
         hello.table_hash,
-        table::fingerprint()
+        wire::fingerprint()
     ))
 }
 

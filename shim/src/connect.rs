@@ -27,7 +27,7 @@ use mpsshim_proto::message::Op;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::segment::SEGMENT_LEN;
 use mpsshim_proto::shm::{self, Doorbell, Mapping, Reservation};
-use mpsshim_proto::table;
+use mpsshim_proto::wire;
 use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -405,7 +405,7 @@ fn hello() -> ClientHello {
     ClientHello {
         magic: MAGIC_CLIENT,
         protocol: PROTOCOL_VERSION,
-        table_hash: table::fingerprint(),
+        table_hash: wire::fingerprint(),
         pid: std::process::id(),
         // cuInit has refused or will refuse what is no mode.
         mode: settings::mode().unwrap_or(0),

@@ -85,7 +85,7 @@ impl Fake {
                 Some(mark) => self.write(mark),
                 None => {}
             }
-            if op.is_ask() {
+            if op.is_request() {
                 self.answer(&[]);
             }
         }

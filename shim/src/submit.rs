@@ -298,7 +298,7 @@ impl Session {
         body: &T,
         trailing: &[u8],
     ) -> Status<Answer> {
-        debug_assert!(op.is_ask());
+        debug_assert!(op.is_request());
         let header = self.header();
         let before = header.answers.0.load(Ordering::Acquire);
         self.ring()?.put(op, token, body, trailing)?;

@@ -20,7 +20,7 @@ use mpsshim_proto::segment::{
     state,
 };
 use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
-use mpsshim_proto::table;
+use mpsshim_proto::wire;
 use mpsshim_server::seqpacket;
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -39,7 +39,7 @@ pub fn hello() -> ClientHello {
     ClientHello {
         magic: MAGIC_CLIENT,
         protocol: PROTOCOL_VERSION,
-        table_hash: table::fingerprint(),
+        table_hash: wire::fingerprint(),
         pid: std::process::id(),
         mode: 0,
         active_thread_centipercent: 0,

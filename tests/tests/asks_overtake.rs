@@ -20,7 +20,7 @@ fn no_ask_waits_for_a_host_function() {
     let scene = Scene::new();
     let slot = 40;
     let mut waited = Vec::new();
-    for &op in Op::ALL.iter().filter(|op| op.is_ask()) {
+    for &op in Op::ALL.iter().filter(|op| op.is_request()) {
         let mut worker = scene.worker();
         let (stream, memory) = (worker.stream, worker.memory.start);
         let peer = &mut worker.peer;

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Bytes that the longest attribute of a stream has.
+pub const STREAM_ATTRIBUTE_LEN: usize = 32;
+
 plain_structs! {
     /// `cuLaunchHostFunc`, `cuStreamAddCallback`: flag `slot + ARRIVED` gets `value` when the stream gets here, and
     /// the stream goes on when the client has written it into flag `slot + RETURNED`.
@@ -17,12 +20,6 @@ plain_structs! {
         /// `CU_STREAM_WAIT_VALUE_*`, `CU_STREAM_WRITE_VALUE_*`, `CU_STREAM_MEMORY_BARRIER_TYPE_*`.
         flags: u32,
     }
-}
-
-/// Bytes that the longest attribute of a stream has.
-pub const STREAM_ATTRIBUTE_LEN: usize = 32;
-
-plain_structs! {
     /// `cuStreamSetAttribute`, of those that mean something to the device.
     StreamAttribute {
         stream: u64,

@@ -18,6 +18,7 @@ use crate::panics;
 use crossbeam_channel::Receiver;
 use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_proto::message::Op;
+use mpsshim_proto::ops::Lane;
 use mpsshim_proto::ring::Message;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -373,7 +374,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         session.say_whether_at_work(shared);
         return Step::Full;
     }
-    if !on_slow_lane && (calls::is_slow(op) || session.puts_graph_into_graph(op, &message)) {
+    if !on_slow_lane && session.is_slow(op, &message) {
         return Step::Slow;
     }
     if session.must_be_alone(shared, op, &message) {
@@ -383,7 +384,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     if !session.may_work(shared) {
         return Step::Full;
     }
-    if on_slow_lane && !calls::submits(op) {
+    if on_slow_lane && op.lane() == Lane::Slow {
         session.go_away(shared);
         let done = perform(shared, session, op, &message, on_slow_lane);
         session.come_back();

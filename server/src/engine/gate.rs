@@ -17,15 +17,15 @@ use super::dispatch::{self, Step};
 use super::held::Awaited;
 use super::host::SCRATCH;
 use super::pace::VERY_LONG;
-use super::session::{CallError, Session, SessionShared};
+use super::session::{Session, SessionShared};
 use super::side::{self, Side};
 use super::slow::SlowTask;
 use super::undertaker::Buried;
 use crate::panics;
 use mpsshim_proto::cuda::CUresult;
-use mpsshim_proto::message::array::GetReference;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
+use mpsshim_proto::ops::Gate as Condition;
 use mpsshim_proto::ring::Message;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -530,24 +530,17 @@ impl Session {
         if self.moment.is_some() {
             return false;
         }
-        match op {
-            Op::ImageLoad => self.loads_module(shared, message),
-            Op::GetFunction => !self.knows_function(shared, message),
-            Op::GetGlobal | Op::GetManaged => {
-                let body = self.body::<Named>(message);
-                self.loads_for_variable(body.map(|body| body.parent))
-            }
-            Op::GetReference => {
-                let body = self.body::<GetReference>(message);
-                self.loads_for_variable(body.map(|body| body.module))
-            }
-            Op::EnumerateFunctions => self.enumerates_unloaded(message),
-            Op::SetLimit => self.raises_limit(shared, message),
-            Op::GreenCreate | Op::GraphInstantiate => true,
-            Op::KernelAttribute => self.sets_of_unloaded(shared, message),
-            Op::SetFunctionAttribute => self.sets_of_other(shared, message),
-            Op::StreamCreate => self.creates_stream(shared, message),
-            _ => false,
+        match op.gate() {
+            Condition::Never => false,
+            Condition::Always => true,
+            Condition::NewModule => self.loads_module(shared, message),
+            Condition::NewFunction => !self.knows_function(shared, message),
+            Condition::Variable(at) => self.loads_for_variable(message, at),
+            Condition::NewImage => self.enumerates_unloaded(message),
+            Condition::HigherLimit => self.raises_limit(shared, message),
+            Condition::KernelAttribute => self.sets_of_unloaded(shared, message),
+            Condition::FunctionAttribute => self.sets_of_other(shared, message),
+            Condition::NewStream => self.creates_stream(shared, message),
         }
     }
 
@@ -570,8 +563,10 @@ impl Session {
     }
 
     /// Who wants a variable has an instance of the image for itself from then on.
-    fn loads_for_variable(&self, image: Result<u64, CallError>) -> bool {
-        let image = image.and_then(|image| Ok(self.image(image)?));
+    fn loads_for_variable(&self, message: &Message, handle_at: usize) -> bool {
+        let mut handle = [0; 8];
+        let _ = self.copy_out(message, handle_at, &mut handle);
+        let image = self.image(u64::from_le_bytes(handle));
         image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
     }
 

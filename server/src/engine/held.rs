@@ -16,16 +16,8 @@ use super::slots::Slots;
 use super::streams::{Role, Stream};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Handle;
-use mpsshim_proto::message::array::CopyBox;
-use mpsshim_proto::message::graph::{
-    CaptureBegin, CaptureHost, CaptureUpdate, GraphInstantiate, GraphLaunch,
-};
-use mpsshim_proto::message::memory::PoolFree;
-use mpsshim_proto::message::stream::{EventImport, HostFunction, MemOp, StreamAttribute};
-use mpsshim_proto::message::{
-    self, Copy, CopyInline, EventCreate, EventOnStream, EventPair, Launch, Mark, MarkEvent, Memset,
-    Op, StreamCreate,
-};
+use mpsshim_proto::message::{Launch, Op};
+use mpsshim_proto::ops::{Ordering, Touch};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::{RING_LEN, reached};
 use std::collections::{BTreeSet, VecDeque};
@@ -312,7 +304,7 @@ impl Session {
         let len = message.len as usize;
         let room = self.held.backlog.len() < bounds::HELD_MESSAGES
             && self.held.bytes + len <= bounds::HELD_BYTES;
-        if !room || op.is_ask() || matches!(touches, Touches::Everything) {
+        if !room || op.is_request() || matches!(touches, Touches::Everything) {
             self.held.stalled = true;
             return Order::Stays;
         }
@@ -451,175 +443,48 @@ impl Session {
 
     /// What a message's order depends on.
     fn touches(&self, op: Op, message: &Message) -> Touches {
-        let position = |at: usize| {
-            let mut handle = [0; 8];
-            // A message that is too short breaks the protocol when it is executed.
-            let _ = self.consumer.copy_out(message, at, &mut handle);
-            Handle(u64::from_le_bytes(handle)).index() as usize
-        };
-        let stream = |at| Some(Object::Stream(position(at)));
-        let event = |at| Some(Object::Event(position(at)));
-        let reads = |at| Some(Object::Read(position(at)));
-        match op {
-            // Its attributes may name events.
-            Op::Launch if self.launch_has_attributes(message) => Touches::Everything,
-            Op::Launch => Touches::Objects([stream(offset_of!(Launch, stream)), None]),
-            Op::Mark => Touches::Objects([stream(offset_of!(Mark, stream)), None]),
-            Op::CopyInline => Touches::Objects([stream(offset_of!(CopyInline, stream)), None]),
-            Op::Copy => Touches::Objects([stream(offset_of!(Copy, stream)), None]),
-            Op::Memset => Touches::Objects([stream(offset_of!(Memset, stream)), None]),
-            Op::HostFunction => Touches::Objects([stream(offset_of!(HostFunction, stream)), None]),
-            Op::StreamAttribute => {
-                Touches::Objects([stream(offset_of!(StreamAttribute, stream)), None])
-            }
-            Op::EventExport => Touches::Nothing,
-            Op::EventImport => Touches::Objects([event(offset_of!(EventImport, event)), None]),
-            Op::MemOp => Touches::Objects([stream(offset_of!(MemOp, stream)), None]),
-            Op::StreamCreate => Touches::Objects([stream(offset_of!(StreamCreate, stream)), None]),
-            Op::StreamDestroy => {
-                Touches::Objects([stream(offset_of!(message::Object, object)), None])
-            }
-            Op::EventRecord => Touches::Objects([
-                stream(offset_of!(EventOnStream, stream)),
-                event(offset_of!(EventOnStream, event)),
-            ]),
-            Op::StreamWaitEvent => Touches::Objects([
-                stream(offset_of!(EventOnStream, stream)),
-                reads(offset_of!(EventOnStream, event)),
-            ]),
-            Op::MarkEvent => Touches::Objects([
-                stream(offset_of!(MarkEvent, stream)),
-                reads(offset_of!(MarkEvent, event)),
-            ]),
-            Op::EventCreate => Touches::Objects([event(offset_of!(EventCreate, event)), None]),
-            Op::EventDestroy => {
-                Touches::Objects([event(offset_of!(message::Object, object)), None])
-            }
-            Op::EventQuery => Touches::Objects([reads(offset_of!(message::Object, object)), None]),
-            Op::EventElapsed => Touches::Objects([
-                reads(offset_of!(EventPair, start)),
-                reads(offset_of!(EventPair, end)),
-            ]),
-            Op::GraphLaunch | Op::GraphUpload => {
-                Touches::Objects([stream(offset_of!(GraphLaunch, stream)), None])
-            }
-            // What a stream was given before its capture must not get into it.
-            Op::CaptureBegin => Touches::Objects([stream(offset_of!(CaptureBegin, stream)), None]),
-            Op::CaptureHost => Touches::Objects([stream(offset_of!(CaptureHost, stream)), None]),
-            Op::CaptureUpdate => {
-                Touches::Objects([stream(offset_of!(CaptureUpdate, stream)), None])
-            }
-            Op::CaptureEnd | Op::CaptureState | Op::CaptureBreak | Op::Settle => {
-                Touches::Objects([stream(offset_of!(message::Object, object)), None])
-            }
-            // An instance is as it was when it was launched.
-            Op::GraphNode | Op::GraphExecUpdate | Op::GraphEnabled | Op::GraphExecDestroy
-                if self.held.has_launches() =>
-            {
-                Touches::Everything
-            }
-            Op::GraphNode
-            | Op::GraphExecUpdate
-            | Op::GraphEnabled
-            | Op::GraphExecDestroy
-            | Op::GraphCreate
-            | Op::GraphDestroy
-            | Op::GraphClone
-            | Op::GraphFindInClone
-            | Op::GraphList
-            | Op::GraphDependencies
-            | Op::GraphNodeGet
-            | Op::GraphNodeKind
-            | Op::GraphNodeDestroy
-            | Op::GraphAttribute
-            | Op::GraphCopyAttributes
-            | Op::GraphExecFlags
-            | Op::GraphDot
-            | Op::GraphMemory
-            | Op::GraphCondition => Touches::Nothing,
-            Op::CopyBox => Touches::Objects([stream(offset_of!(CopyBox, stream)), None]),
-            Op::PoolFree => Touches::Objects([stream(offset_of!(PoolFree, stream)), None]),
-            Op::MemRelease | Op::HostFree | Op::ImageLeave => Touches::Earlier,
-            Op::Attach
-            | Op::MemGrant
-            | Op::HostAlloc
-            | Op::MemInfo
-            | Op::ImageLoad
-            | Op::GetFunction
-            | Op::GetGlobal
-            | Op::GetFunctionAttribute
-            | Op::SetFunctionAttribute
-            | Op::Occupancy
-            | Op::Clusters
-            | Op::GetLimit
-            | Op::SetLimit
-            | Op::EnumerateFunctions
-            | Op::PointerAttribute
-            | Op::Printed
-            | Op::KernelAttribute
-            | Op::GetManaged
-            | Op::LinkCreate
-            | Op::LinkAdd
-            | Op::LinkComplete
-            | Op::LinkFetch
-            | Op::ArrayCreate
-            | Op::ArrayPart
-            | Op::ArrayQuery
-            | Op::TextureCreate
-            | Op::GetReference
-            | Op::ReferenceCall => Touches::Nothing,
-            // It may name a stream to upload to.
-            Op::GraphInstantiate => {
-                let mut handle = [0; 8];
-                let at = offset_of!(GraphInstantiate, stream);
-                let _ = self.consumer.copy_out(message, at, &mut handle);
-                match handle {
-                    [0, 0, 0, 0, 0, 0, 0, 0] => Touches::Nothing,
-                    _ => Touches::Objects([stream(at), None]),
+        match op.ordering() {
+            Ordering::Free => Touches::Nothing,
+            Ordering::Objects(touched) => {
+                let mut objects = [None; 2];
+                for (object, touch) in objects.iter_mut().zip(touched) {
+                    *object = Some(self.touched(message, *touch));
                 }
+                Touches::Objects(objects)
             }
-            // They make something, or only say something. Whoever asks may hold a lock that a host function, which another
-            // stream waits for, is about to take.
-            Op::TensorMap
-            | Op::ResourceQuery
-            | Op::ResourceSplit
-            | Op::ResourceJoin
-            | Op::GreenCreate
-            | Op::Confine
-            | Op::IpcShare
-            | Op::IpcOpen
-            | Op::PoolExport
-            | Op::PoolImport
-            | Op::PoolExportPointer
-            | Op::PoolImportPointer
-            | Op::FileRegister
-            | Op::HostAlias
-            | Op::PeerAccess
-            | Op::RangeHandle => Touches::Nothing,
-            // What is mapped stays mapped when its handle goes.
-            Op::AddressReserve
-            | Op::AddressFree
-            | Op::PhysicalCreate
-            | Op::PhysicalRelease
-            | Op::PhysicalExport
-            | Op::PhysicalImport
-            | Op::PhysicalRetain
-            | Op::MapMemory
-            | Op::UnmapMemory
-            | Op::SetAccess
-            | Op::GetAccess
-            | Op::Granularity => Touches::Nothing,
-            // Memory allocated before its stream gets there is not used before.
-            Op::PoolCreate
-            | Op::PoolAlloc
-            | Op::PoolGetAttribute
-            | Op::PoolSetAttribute
-            | Op::PoolSetAccess
-            | Op::PoolGetAccess
-            | Op::PoolTrim => Touches::Nothing,
-            // The safe answer for whatever is not listed; it waits until nothing is held back.
-            _ => Touches::Everything,
+            // They may name events.
+            Ordering::Launch(_) if self.launch_has_attributes(message) => Touches::Everything,
+            Ordering::Launch(stream) => {
+                Touches::Objects([Some(self.touched(message, stream)), None])
+            }
+            Ordering::Optional(stream) if self.handle_in(message, stream).0 == 0 => {
+                Touches::Nothing
+            }
+            Ordering::Optional(stream) => {
+                Touches::Objects([Some(self.touched(message, stream)), None])
+            }
+            Ordering::Instances if self.held.has_launches() => Touches::Everything,
+            Ordering::Instances => Touches::Nothing,
+            Ordering::Earlier => Touches::Earlier,
+            Ordering::Everything => Touches::Everything,
         }
+    }
+
+    fn touched(&self, message: &Message, touch: Touch) -> Object {
+        let position = self.handle_in(message, touch).index() as usize;
+        match touch {
+            Touch::Stream(_) => Object::Stream(position),
+            Touch::Event(_) => Object::Event(position),
+            Touch::Read(_) => Object::Read(position),
+        }
+    }
+
+    fn handle_in(&self, message: &Message, touch: Touch) -> Handle {
+        let (Touch::Stream(at) | Touch::Event(at) | Touch::Read(at)) = touch;
+        let mut handle = [0; 8];
+        // A message that is too short breaks the protocol when it is executed.
+        let _ = self.copy_out(message, at, &mut handle);
+        Handle(u64::from_le_bytes(handle))
     }
 
     fn launch_has_attributes(&self, message: &Message) -> bool {

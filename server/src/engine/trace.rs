@@ -13,9 +13,8 @@ use super::session::{Session, SessionShared};
 use super::streams::{Point, Stream};
 use super::{ClientInfo, Shared};
 use crate::trace::{Blockers, Process, Run};
-use mpsshim_proto::message::array::CopyBox;
-use mpsshim_proto::message::graph::GraphLaunch;
-use mpsshim_proto::message::{Copy, CopyInline, Launch, Mark, Memset, Op};
+use mpsshim_proto::message::{Launch, Mark, Memset, Op};
+use mpsshim_proto::ops::Traced;
 use mpsshim_proto::ring::{Message, Place};
 use parking_lot::Mutex;
 use quanta::Clock;
@@ -380,31 +379,27 @@ impl Session {
 
     /// What a message is about. The client may change it in the meantime, and its own trace with it.
     fn subject(&self, op: Op, message: &Message) -> Subject {
-        let found = match op {
-            Op::Launch => self.body(message).map(|body: Launch| Subject::Launch {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            let _ = self.copy_out(message, at, &mut word);
+            u64::from_le_bytes(word)
+        };
+        let operation = |stream, kind, amount| Ok(Subject::operation(word(stream), kind, amount));
+        let found = match op.traced() {
+            Traced::Nothing => Ok(Subject::Nothing),
+            Traced::Launch => self.body(message).map(|body: Launch| Subject::Launch {
                 stream: body.stream,
                 function: body.function,
                 blocks: body.blocks(),
             }),
-            Op::GraphLaunch => self
-                .body(message)
-                .map(|body: GraphLaunch| Subject::operation(body.stream, Kind::Graph, 0)),
-            Op::CopyInline => self
-                .body(message)
-                .map(|body: CopyInline| Subject::operation(body.stream, Kind::Copy, body.len)),
-            Op::Copy => self
-                .body(message)
-                .map(|body: Copy| Subject::operation(body.stream, Kind::Copy, body.len)),
-            Op::CopyBox => self
-                .body(message)
-                .map(|body: CopyBox| Subject::operation(body.stream, Kind::Copy, 0)),
-            Op::Memset => self.body(message).map(|body: Memset| {
+            Traced::Graph { stream } => operation(stream, Kind::Graph, 0),
+            Traced::Copy { stream, len } => operation(stream, Kind::Copy, len.map_or(0, word)),
+            Traced::Set => self.body(message).map(|body: Memset| {
                 let row = body.width.saturating_mul(body.element.into());
                 Subject::operation(body.stream, Kind::Set, row.saturating_mul(body.height))
             }),
-            Op::Mark => self.body(message).map(Subject::Wait),
-            op if calls::is_slow(op) => Ok(Subject::Call),
-            _ => Ok(Subject::Nothing),
+            Traced::Wait => self.body(message).map(Subject::Wait),
+            Traced::Call => Ok(Subject::Call),
         };
         found.unwrap_or(Subject::Nothing)
     }

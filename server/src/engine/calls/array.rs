@@ -16,7 +16,6 @@ use mpsshim_proto::message::array::{
     TEXTURE_IS_SURFACE, TextureCreate, TextureDestroy, TextureInfo,
 };
 use mpsshim_proto::message::{self, Side};
-use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
 
 /// One side of a copy as the driver takes it.
@@ -32,8 +31,7 @@ struct DriverSide {
 impl Session {
     /// `cuMemcpy2DAsync`, `cuMemcpy3DAsync`. Every byte of memory that the copy may touch is checked: from the first
     /// byte of its first row to the last of its last.
-    pub fn copy_box(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: CopyBox = self.body(message)?;
+    pub fn copy_box(&mut self, shared: &Shared, body: CopyBox) -> Result<(), CallError> {
         let (to, from) = (
             self.box_side(&body.to, &body)?,
             self.box_side(&body.from, &body)?,
@@ -124,8 +122,7 @@ impl Session {
     }
 
     /// `cuArray3DCreate`, `cuMipmappedArrayCreate`.
-    pub fn array_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ArrayCreate = self.body(message)?;
+    pub fn array_create(&mut self, shared: &Shared, body: ArrayCreate) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR {
@@ -186,8 +183,7 @@ impl Session {
     }
 
     /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver gives the same array each time.
-    pub fn array_part(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ArrayPart = self.body(message)?;
+    pub fn array_part(&mut self, shared: &Shared, body: ArrayPart) -> Reply {
         let parent = match Handle(body.parent).kind() {
             Some(Kind::MipmappedArray) => self.mipmaps.get(body.parent)?,
             _ => self.arrays.get(body.parent)?,
@@ -218,8 +214,11 @@ impl Session {
     }
 
     /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`: the handles die at once.
-    pub fn array_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: message::Object = self.body(message)?;
+    pub fn array_destroy(
+        &mut self,
+        shared: &Shared,
+        body: message::Object,
+    ) -> Result<(), CallError> {
         let mut array = match Handle(body.object).kind() {
             Some(Kind::MipmappedArray) => self.mipmaps.remove(body.object)?,
             _ => self.arrays.remove(body.object)?,
@@ -237,8 +236,7 @@ impl Session {
     }
 
     /// What only the driver knows of an array.
-    pub fn array_query(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ArrayQuery = self.body(message)?;
+    pub fn array_query(&mut self, shared: &Shared, body: ArrayQuery) -> Reply {
         let array = match Handle(body.array).kind() {
             Some(Kind::MipmappedArray) => self.mipmaps.get(body.array)?,
             _ => self.arrays.get(body.array)?,
@@ -270,8 +268,7 @@ impl Session {
     }
 
     /// `cuTexObjectCreate`, `cuSurfObjectCreate`. The session remembers the driver's value: it may destroy no other.
-    pub fn texture_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: TextureCreate = self.body(message)?;
+    pub fn texture_create(&mut self, shared: &Shared, body: TextureCreate) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         if self.textures.len() >= bounds::TEXTURES {
@@ -343,8 +340,11 @@ impl Session {
     }
 
     /// `cuTexObjectDestroy`, `cuSurfObjectDestroy`.
-    pub fn texture_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: TextureDestroy = self.body(message)?;
+    pub fn texture_destroy(
+        &mut self,
+        shared: &Shared,
+        body: TextureDestroy,
+    ) -> Result<(), CallError> {
         let object = if body.flags & TEXTURE_IS_SURFACE != 0 {
             Object::Surface(body.object)
         } else {

@@ -87,8 +87,12 @@ impl Session {
     }
 
     /// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
-    pub fn capture_begin(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: CaptureBegin = self.body(message)?;
+    pub fn capture_begin(
+        &mut self,
+        shared: &Shared,
+        body: CaptureBegin,
+        message: &Message,
+    ) -> Reply {
         let behind = self.nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
         let (index, raw) = self.stream_for_capture(shared, body.stream)?;
         let stream = self.streams.at_mut(index)?;
@@ -124,8 +128,7 @@ impl Session {
     }
 
     /// `cuStreamEndCapture`.
-    pub fn capture_end(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn capture_end(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
         let device = self.streams.at(index)?.device;
         let graph = self.end_capture(shared, body.object, raw, device)?;
@@ -205,8 +208,7 @@ impl Session {
     }
 
     /// `cuStreamGetCaptureInfo`.
-    pub fn capture_state(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn capture_state(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
         let (device, driver) = (self.streams.at(index)?.device, &shared.driver.graph);
         let mut state = CaptureState::default();
@@ -314,8 +316,7 @@ impl Session {
     }
 
     /// `cuLaunchHostFunc` in a capture.
-    pub fn capture_host(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: CaptureHost = self.body(message)?;
+    pub fn capture_host(&mut self, shared: &Shared, body: CaptureHost) -> Result<(), CallError> {
         let (index, raw) = self.stream_for_capture(shared, body.stream)?;
         if !self.streams.at(index)?.capturing {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -340,8 +341,12 @@ impl Session {
     }
 
     /// `cuStreamUpdateCaptureDependencies`.
-    pub fn capture_update(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: CaptureUpdate = self.body(message)?;
+    pub fn capture_update(
+        &mut self,
+        shared: &Shared,
+        body: CaptureUpdate,
+        message: &Message,
+    ) -> Reply {
         let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
         let (_, raw) = self.stream_for_capture(shared, body.stream)?;
         let nodes = self.graphs.raw_nodes(&behind.nodes)?;
@@ -364,9 +369,14 @@ impl Session {
             .is_ok_and(|stream| stream.capturing)
     }
 
+    /// Nothing but to be answered: whoever waits for it finds the error of what the stream was given.
+    #[expect(clippy::unnecessary_wraps, reason = "as all handlers of requests")]
+    pub fn show_failure(&mut self, _: &Shared, _: Object) -> Reply {
+        Ok(Vec::new())
+    }
+
     /// Does to a capture what a forbidden call does to it: its end will be an error.
-    pub fn capture_break(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn capture_break(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
         if self.streams.at(index)?.capturing {
             shared.driver.stream_query(raw)?;

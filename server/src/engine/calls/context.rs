@@ -23,8 +23,7 @@ fn rounded(limit: CUlimit, value: u64) -> u64 {
 
 impl Session {
     /// Sees to it that the device has a context.
-    pub fn attach(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Attach = self.body(message)?;
+    pub fn attach(&mut self, shared: &Shared, body: Attach) -> Reply {
         let device = shared.device(body.device)?;
         device.attach(&shared.driver)?;
         // Here, where it may take its time, and not with the first stream.
@@ -33,8 +32,7 @@ impl Session {
     }
 
     /// `cuCtxGetLimit`.
-    pub fn get_limit(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Limit = self.body(message)?;
+    pub fn get_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         let mut value = 0;
@@ -63,8 +61,7 @@ impl Session {
     }
 
     /// `cuCtxSetLimit`. The context is everyone's: a limit only grows, and the client is told what its own would be.
-    pub fn set_limit(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Limit = self.body(message)?;
+    pub fn set_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         let driver = &shared.driver;

@@ -13,8 +13,12 @@ const NOBODYS: u64 = 16;
 
 impl Session {
     /// Host to device with the data in the message. The driver takes it before the call returns.
-    pub fn copy_inline(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: CopyInline = self.body(message)?;
+    pub fn copy_inline(
+        &mut self,
+        shared: &Shared,
+        body: CopyInline,
+        message: &Message,
+    ) -> Result<(), CallError> {
         if body.len > INLINE_COPY_MAX as u64 {
             return Err(CallError::Violation(format!(
                 "inline copy of {} bytes",
@@ -37,8 +41,7 @@ impl Session {
     }
 
     /// A copy between memories the server reaches.
-    pub fn copy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Copy = self.body(message)?;
+    pub fn copy(&mut self, shared: &Shared, body: Copy) -> Result<(), CallError> {
         let side = |number: u32| {
             Side::from_u8(number as u8)
                 .ok_or_else(|| CallError::Violation(format!("copy side {number}")))
@@ -107,8 +110,7 @@ impl Session {
     }
 
     /// `cuMemsetD8/16/32Async`, `cuMemsetD2D8/16/32Async`.
-    pub fn memset(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Memset = self.body(message)?;
+    pub fn memset(&mut self, shared: &Shared, body: Memset) -> Result<(), CallError> {
         let element = body.element as u64;
         let row = body
             .width

@@ -7,13 +7,11 @@ use super::Reply;
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
 use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};
-use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuEventCreate`.
-    pub fn event_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: EventCreate = self.body(message)?;
+    pub fn event_create(&mut self, shared: &Shared, body: EventCreate) -> Result<(), CallError> {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         let mut raw = CUevent::NULL;
@@ -37,8 +35,7 @@ impl Session {
     }
 
     /// `cuEventDestroy`: the driver lets recorded work finish.
-    pub fn event_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn event_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let event = self.events.remove(body.object)?;
         shared.devices[event.device].make_current(&shared.driver)?;
         match self.graphs.keep_event(body.object, event) {
@@ -48,8 +45,7 @@ impl Session {
     }
 
     /// `cuEventRecord(WithFlags)`.
-    pub fn event_record(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: EventOnStream = self.body(message)?;
+    pub fn event_record(&mut self, shared: &Shared, body: EventOnStream) -> Result<(), CallError> {
         let raw = self.events.get(body.event)?.raw;
         let (index, stream) = self.prepare(shared, body.stream)?;
         let external = body.flags & CU_EVENT_RECORD_EXTERNAL != 0;
@@ -67,9 +63,8 @@ impl Session {
     pub fn stream_wait_event(
         &mut self,
         shared: &Shared,
-        message: &Message,
+        body: EventOnStream,
     ) -> Result<(), CallError> {
-        let body: EventOnStream = self.body(message)?;
         let event = self.events.get(body.event)?;
         let index = self.streams.index(body.stream)?;
         if !event.is_recorded() && !self.streams.at(index)?.capturing {
@@ -93,8 +88,7 @@ impl Session {
     }
 
     /// Writes a flag when the event's last record is complete, whatever its stream was given later.
-    pub fn mark_event(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: MarkEvent = self.body(message)?;
+    pub fn mark_event(&mut self, shared: &Shared, body: MarkEvent) -> Result<(), CallError> {
         let mark = Mark {
             stream: body.stream,
             slot: body.slot,
@@ -133,8 +127,7 @@ impl Session {
     }
 
     /// `cuEventQuery`.
-    pub fn event_query(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn event_query(&mut self, shared: &Shared, body: Object) -> Reply {
         let event = self.events.get(body.object)?;
         shared.devices[event.device].make_current(&shared.driver)?;
         shared.driver.event_query(event.raw)?;
@@ -142,16 +135,14 @@ impl Session {
     }
 
     /// `cuIpcGetEventHandle`.
-    pub fn event_export(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: EventExport = self.body(message)?;
+    pub fn event_export(&mut self, shared: &Shared, body: EventExport) -> Reply {
         let event = self.events.get_mut(body.event)?;
         let token = shared.shared_events.export(event, self.shared.info.uid)?;
         Ok(EventToken { token }.as_bytes().to_vec())
     }
 
     /// `cuIpcOpenEventHandle`.
-    pub fn event_import(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: EventImport = self.body(message)?;
+    pub fn event_import(&mut self, shared: &Shared, body: EventImport) -> Reply {
         shared.device(body.device)?;
         let uid = self.shared.info.uid;
         let event = shared.shared_events.import(&body.token, uid)?;
@@ -164,8 +155,7 @@ impl Session {
     }
 
     /// `cuEventElapsedTime`, milliseconds.
-    pub fn event_elapsed(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: EventPair = self.body(message)?;
+    pub fn event_elapsed(&mut self, shared: &Shared, body: EventPair) -> Reply {
         let (start, end) = (self.events.get(body.start)?, self.events.get(body.end)?);
         shared.devices[start.device].make_current(&shared.driver)?;
         let mut ms = 0.0f32;

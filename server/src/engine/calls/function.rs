@@ -58,8 +58,7 @@ const MAX_PARAMS: usize = 4096;
 impl Session {
     /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
     /// loaded here and now, on the slow lane, so that no launch has to.
-    pub fn get_function(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GetFunction = self.body(message)?;
+    pub fn get_function(&mut self, shared: &Shared, body: GetFunction, message: &Message) -> Reply {
         let name = self.name::<GetFunction>(message)?;
         let driver = &shared.driver;
         if body.function == 0 {
@@ -178,8 +177,12 @@ impl Session {
     }
 
     /// `cuKernelGetAttribute`, `cuKernelSetAttribute`.
-    pub fn kernel_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: KernelAttribute = self.body(message)?;
+    pub fn kernel_attribute(
+        &mut self,
+        shared: &Shared,
+        body: KernelAttribute,
+        message: &Message,
+    ) -> Reply {
         let name = self.name::<KernelAttribute>(message)?;
         let device = shared.device(body.device)?;
         let image = self.libraries.get_mut(body.library)?;
@@ -224,7 +227,7 @@ impl Session {
     }
 
     /// What the session's kernels printed.
-    pub fn printed(&mut self, shared: &Shared) -> Reply {
+    pub fn printed(&mut self, shared: &Shared, (): ()) -> Reply {
         let (text, left) = self.take_printed(shared, ANSWER_LEN - size_of::<Value>())?;
         let mut payload = super::value(left as u64);
         payload.extend_from_slice(&text);
@@ -232,8 +235,7 @@ impl Session {
     }
 
     /// `cuFuncGetAttribute`.
-    pub fn get_function_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: FunctionAttribute = self.body(message)?;
+    pub fn get_function_attribute(&mut self, shared: &Shared, body: FunctionAttribute) -> Reply {
         let function = self.function_ready(shared, body.function)?;
         let mut value = 0;
         shared
@@ -243,8 +245,7 @@ impl Session {
     }
 
     /// `cuFuncSetAttribute`.
-    pub fn set_function_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: FunctionAttribute = self.body(message)?;
+    pub fn set_function_attribute(&mut self, shared: &Shared, body: FunctionAttribute) -> Reply {
         let known = self.functions.get(body.function)?;
         let (of, key) = (known.image, known.key.clone());
         self.end_runs(shared);

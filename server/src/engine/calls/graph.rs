@@ -31,8 +31,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
     /// `cuGraphCreate`.
-    pub fn graph_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphCreate = self.body(message)?;
+    pub fn graph_create(&mut self, shared: &Shared, body: GraphCreate) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         let mut raw = CUgraph::NULL;
@@ -89,8 +88,7 @@ impl Session {
     }
 
     /// `cuGraphDestroy`.
-    pub fn graph_destroy(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (raw, _) = self.graph_ready(shared, body.object)?;
         let graph = self.graphs.graphs.get(body.object)?;
         if graph.owner != Owner::Client || graph.filling {
@@ -114,8 +112,7 @@ impl Session {
     }
 
     /// `cuGraphClone`.
-    pub fn graph_clone(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_clone(&mut self, shared: &Shared, body: Object) -> Reply {
         let (raw, device) = self.graph_ready(shared, body.object)?;
         let size = self.graphs.graphs.get(body.object)?.size;
         self.graphs.hold(size.parts)?;
@@ -135,8 +132,7 @@ impl Session {
     }
 
     /// `cuGraphNodeFindInClone`.
-    pub fn graph_find_in_clone(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphPair = self.body(message)?;
+    pub fn graph_find_in_clone(&mut self, shared: &Shared, body: GraphPair) -> Reply {
         let (node, _) = self.node_ready(shared, body.first)?;
         let (clone, _) = self.graph_ready(shared, body.second)?;
         let mut found = CUgraphNode::NULL;
@@ -146,8 +142,7 @@ impl Session {
 
     /// `cuGraphGetNodes`, `cuGraphGetRootNodes`, `cuGraphGetEdges`, `cuGraphNodeGetDependencies`,
     /// `cuGraphNodeGetDependentNodes`: a part of the list.
-    pub fn graph_list(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphList = self.body(message)?;
+    pub fn graph_list(&mut self, shared: &Shared, body: GraphList) -> Reply {
         let driver = &shared.driver.graph;
         let none: *mut CUgraphNode = ptr::null_mut();
         let (graph, node) = match body.what {
@@ -212,8 +207,12 @@ impl Session {
     }
 
     /// `cuGraphAddDependencies`, `cuGraphRemoveDependencies`.
-    pub fn graph_dependencies(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphDependencies = self.body(message)?;
+    pub fn graph_dependencies(
+        &mut self,
+        shared: &Shared,
+        body: GraphDependencies,
+        message: &Message,
+    ) -> Reply {
         let count = body.count as usize;
         if count > NODES_MOST {
             return Err(CallError::Violation(format!("{count} dependencies")));
@@ -244,8 +243,7 @@ impl Session {
         Ok(Vec::new())
     }
     /// `cuGraphNodeGetType`.
-    pub fn graph_node_kind(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_node_kind(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, _) = self.node_ready(shared, body.object)?;
         let mut kind = 0;
         shared.driver.graph.node_kind(node, &mut kind)?;
@@ -256,8 +254,7 @@ impl Session {
     }
 
     /// `cuGraphDestroyNode`.
-    pub fn graph_node_destroy(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_node_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
         if self.graphs.graphs.get(graph)?.filling {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -270,8 +267,7 @@ impl Session {
     }
 
     /// `cuGraphKernelNodeGetAttribute`, `cuGraphKernelNodeSetAttribute`.
-    pub fn graph_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let mut body: GraphAttribute = self.body(message)?;
+    pub fn graph_attribute(&mut self, shared: &Shared, mut body: GraphAttribute) -> Reply {
         let (node, _) = self.node_ready(shared, body.node)?;
         let driver = &shared.driver.graph;
         match body.id {
@@ -300,8 +296,7 @@ impl Session {
     }
 
     /// `cuGraphKernelNodeCopyAttributes`.
-    pub fn graph_copy_attributes(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphPair = self.body(message)?;
+    pub fn graph_copy_attributes(&mut self, shared: &Shared, body: GraphPair) -> Reply {
         let (to, _) = self.node_ready(shared, body.first)?;
         let (from, _) = self.node_ready(shared, body.second)?;
         shared.driver.graph.kernel_attributes_copy(to, from)?;
@@ -309,8 +304,7 @@ impl Session {
     }
 
     /// `cuGraphDebugDotPrint`: the driver writes into a memory file, which goes to the client.
-    pub fn graph_dot(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphDot = self.body(message)?;
+    pub fn graph_dot(&mut self, shared: &Shared, body: GraphDot, message: &Message) -> Reply {
         let (graph, _) = self.graph_ready(shared, body.graph)?;
         // SAFETY: a NUL-ended name; the result is checked.
         let fd = unsafe { libc::memfd_create(c"mpsshim-dot".as_ptr(), libc::MFD_CLOEXEC) };
@@ -339,8 +333,7 @@ impl Session {
 
     /// `cuDeviceGraphMemTrim`, `cuDeviceGetGraphMemAttribute`, `cuDeviceSetGraphMemAttribute`. The numbers are the
     /// device's, for all clients together.
-    pub fn graph_memory(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphMemory = self.body(message)?;
+    pub fn graph_memory(&mut self, shared: &Shared, body: GraphMemory) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         let driver = &shared.driver.graph;
@@ -355,8 +348,7 @@ impl Session {
     }
 
     /// `cuGraphConditionalHandleCreate`. Kernels are given the driver's number, so it is the client's too.
-    pub fn graph_condition(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphCondition = self.body(message)?;
+    pub fn graph_condition(&mut self, shared: &Shared, body: GraphCondition) -> Reply {
         let (graph, _) = self.graph_ready(shared, body.graph)?;
         let context = shared
             .device(body.device)?

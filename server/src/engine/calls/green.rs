@@ -25,8 +25,7 @@ const MAX_JOINED: u32 = 1024;
 
 impl Session {
     /// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
-    pub fn resource_query(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ResourceQuery = self.body(message)?;
+    pub fn resource_query(&mut self, shared: &Shared, body: ResourceQuery) -> Reply {
         let mut resource = CUdevResource::INVALID;
         let driver = &shared.driver.context;
         let device = if body.green == 0 {
@@ -48,8 +47,7 @@ impl Session {
     }
 
     /// `cuDevSmResourceSplitByCount`.
-    pub fn resource_split(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ResourceSplit = self.body(message)?;
+    pub fn resource_split(&mut self, shared: &Shared, body: ResourceSplit) -> Reply {
         let (from, device) = self.resources.get(body.token)?;
         if body.count != from.sm[0] {
             // The program has changed what it must not change.
@@ -93,8 +91,12 @@ impl Session {
     }
 
     /// `cuDevResourceGenerateDesc`.
-    pub fn resource_join(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ResourceJoin = self.body(message)?;
+    pub fn resource_join(
+        &mut self,
+        shared: &Shared,
+        body: ResourceJoin,
+        message: &Message,
+    ) -> Reply {
         let behind = self.trailing::<ResourceJoin>(message)?;
         if body.count == 0 || body.count > MAX_JOINED {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -122,8 +124,7 @@ impl Session {
     }
 
     /// `cuGreenCtxCreate`.
-    pub fn green_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GreenCreate = self.body(message)?;
+    pub fn green_create(&mut self, shared: &Shared, body: GreenCreate) -> Reply {
         self.check_parts()?;
         let device = shared.device(body.device)?;
         let description = match body.description {
@@ -147,8 +148,7 @@ impl Session {
     }
 
     /// A part of a device for one of the client's contexts, which is named as green contexts are. Answers how many multiprocessors it has.
-    pub fn confine(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Confine = self.body(message)?;
+    pub fn confine(&mut self, shared: &Shared, body: Confine) -> Reply {
         self.check_parts()?;
         let device = shared.device(body.device)?;
         let partition = device.partition(&shared.driver)?;
@@ -178,8 +178,7 @@ impl Session {
     }
 
     /// `cuGreenCtxDestroy`, once its last stream has drained.
-    pub fn green_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn green_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let green = self.greens.remove(body.object)?;
         self.places_of_contexts.remove(&body.object);
         shared.bury(Buried::Green(green));

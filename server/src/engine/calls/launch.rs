@@ -33,8 +33,12 @@ pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
 
 impl Session {
     /// `cuLaunchKernel(Ex)`.
-    pub fn launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Launch = self.body(message)?;
+    pub fn launch(
+        &mut self,
+        shared: &Shared,
+        body: Launch,
+        message: &Message,
+    ) -> Result<(), CallError> {
         let function = self.function(shared, body.function)?;
         let (raw, prints, image) = (function.raw, function.prints, function.image);
         let (device, local) = (function.device, function.local);

@@ -6,7 +6,7 @@ use super::super::host::is_affordable;
 use super::super::images::is_whole;
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Link, Session};
-use super::Reply;
+use super::{Logged, Reply};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::Object;
@@ -19,13 +19,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::IntoBytes;
 
-/// A status, and what goes back whether it is success or not.
-type Outcome = Result<(Result<(), CUresult>, Vec<u8>), CallError>;
-
 impl Session {
     /// `cuLinkCreate`.
-    pub fn link_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: LinkCreate = self.body(message)?;
+    pub fn link_create(&mut self, shared: &Shared, body: LinkCreate, message: &Message) -> Reply {
         let behind = self.trailing::<LinkCreate>(message)?;
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
@@ -57,8 +53,7 @@ impl Session {
     }
 
     /// `cuLinkAddData`. A file is read by the client.
-    pub fn link_add(&mut self, shared: &Shared, message: &Message) -> Outcome {
-        let body: LinkAdd = self.body(message)?;
+    pub fn link_add(&mut self, shared: &Shared, body: LinkAdd, message: &Message) -> Logged {
         let behind = self.trailing::<LinkAdd>(message)?;
         let (mut options, name) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
@@ -93,8 +88,7 @@ impl Session {
     }
 
     /// `cuLinkComplete`.
-    pub fn link_complete(&mut self, shared: &Shared, message: &Message) -> Outcome {
-        let body: Object = self.body(message)?;
+    pub fn link_complete(&mut self, shared: &Shared, body: Object) -> Logged {
         let link = self.links.get_mut(body.object)?;
         let raw = link.raw;
         let completed = link.thread.install(|| {
@@ -120,8 +114,7 @@ impl Session {
     }
 
     /// The cubin of a completed link, over the socket, before the answer, under the message's token.
-    pub fn link_fetch(&mut self, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn link_fetch(&mut self, _: &Shared, body: Object, message: &Message) -> Reply {
         let link = self.links.get(body.object)?;
         let cubin = link.cubin.as_ref().ok_or(CUDA_ERROR_NOT_FOUND)?;
         let file = || -> std::io::Result<File> {
@@ -140,8 +133,7 @@ impl Session {
     }
 
     /// `cuLinkDestroy`.
-    pub fn link_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn link_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let link = self.links.remove(body.object)?;
         link.end(shared);
         Ok(())

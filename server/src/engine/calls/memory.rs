@@ -25,8 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(6);
 
 impl Session {
     /// A mapping of device memory for the client to carve.
-    pub fn mem_grant(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: MemGrant = self.body(message)?;
+    pub fn mem_grant(&mut self, shared: &Shared, body: MemGrant) -> Reply {
         let device = shared.device(body.device)?;
         let grant = self.with_room(shared, |session| {
             device.grant(&shared.driver, &session.account, body.len)
@@ -51,8 +50,7 @@ impl Session {
 
     /// Device memory given back. The client has waited for its work, and usually that is known here within
     /// microseconds; otherwise the memory goes when the session has nothing in flight.
-    pub fn mem_release(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Range = self.body(message)?;
+    pub fn mem_release(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         let grant = self
             .grants
             .remove(&body.start)
@@ -129,8 +127,7 @@ impl Session {
     }
 
     /// `cuMemGetInfo`, bytes.
-    pub fn mem_info(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Attach = self.body(message)?;
+    pub fn mem_info(&mut self, shared: &Shared, body: Attach) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         if self.account.left(Memory::Device(device.ordinal)) != u64::MAX {
@@ -161,8 +158,7 @@ impl Session {
     }
 
     /// The client's own limit of device memory.
-    pub fn limit_memory(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: LimitMemory = self.body(message)?;
+    pub fn limit_memory(&mut self, shared: &Shared, body: LimitMemory) -> Result<(), CallError> {
         let memory = Memory::Device(shared.device(body.device)?.ordinal);
         self.account.lower_limit(memory, body.bytes);
         Ok(())
@@ -170,8 +166,7 @@ impl Session {
 
     /// Pinned memory: a memory file mapped at one address here and in the client. The descriptor goes over the
     /// socket, before the answer, under the message's token.
-    pub fn host_alloc(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: HostAlloc = self.body(message)?;
+    pub fn host_alloc(&mut self, shared: &Shared, body: HostAlloc, message: &Message) -> Reply {
         let device = shared.device(body.device)?;
         let len = body
             .len
@@ -210,8 +205,7 @@ impl Session {
     }
 
     /// Pinned memory given back. It stays registered: unregistering waits for other clients' work.
-    pub fn host_free(&mut self, message: &Message) -> Result<(), CallError> {
-        let body: Range = self.body(message)?;
+    pub fn host_free(&mut self, _: &Shared, body: Range) -> Result<(), CallError> {
         let mut block = self
             .host
             .remove(&body.start)
@@ -234,8 +228,7 @@ impl Session {
     }
 
     /// `cuPointerGetAttribute` of numbers, for pointers that the client cannot judge itself.
-    pub fn pointer_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PointerQuery = self.body(message)?;
+    pub fn pointer_attribute(&mut self, shared: &Shared, body: PointerQuery) -> Reply {
         self.check_device(body.pointer, 1)?;
         shared
             .any_device()

@@ -8,7 +8,7 @@ use super::super::images::{Content, prints};
 use super::super::instances::{self, Family, Image, Raw};
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Function, Global, Session};
-use super::Reply;
+use super::{Logged, Reply};
 use crate::closers::{self, Stranger};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -37,12 +37,7 @@ impl Shared {
 
 impl Session {
     /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
-    pub fn image_load(
-        &mut self,
-        shared: &Shared,
-        message: &Message,
-    ) -> Result<(Result<(), CUresult>, Vec<u8>), CallError> {
-        let body: ImageLoad = self.body(message)?;
+    pub fn image_load(&mut self, shared: &Shared, body: ImageLoad, message: &Message) -> Logged {
         let device = shared.device(body.device);
         let content = match message.token {
             0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
@@ -194,8 +189,7 @@ impl Session {
 
     /// `cuModuleUnload`, `cuLibraryUnload`: the handles die at once, the driver's object when all is quiet, since
     /// unloading waits for other clients' work.
-    pub fn image_unload(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn image_unload(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let mut image = match Handle(body.object).kind() {
             Some(Kind::Library) => self.libraries.remove(body.object)?,
             _ => self.images.remove(body.object)?,
@@ -220,8 +214,7 @@ impl Session {
     }
 
     /// A client's context with a library in it is over: what was found there is not named any more.
-    pub fn image_leave(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Named = self.body(message)?;
+    pub fn image_leave(&mut self, shared: &Shared, body: Named) -> Result<(), CallError> {
         let over = shared.device(body.device)?.ordinal;
         self.end_runs(shared);
         self.libraries.get_mut(body.parent)?.leave(over);
@@ -300,8 +293,7 @@ impl Session {
     }
 
     /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
-    pub fn get_global(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Named = self.body(message)?;
+    pub fn get_global(&mut self, shared: &Shared, body: Named, message: &Message) -> Reply {
         let name = self.name::<Named>(message)?;
         let look = |raw: Raw| {
             let (mut start, mut len, name) = (0, 0, name.as_ptr().cast());
@@ -337,8 +329,7 @@ impl Session {
     }
 
     /// `cuLibraryGetManaged`, as far as whether there is such a variable.
-    pub fn get_managed(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Named = self.body(message)?;
+    pub fn get_managed(&mut self, shared: &Shared, body: Named, message: &Message) -> Reply {
         let name = self.name::<Named>(message)?;
         let Raw::Library(library) = self.libraries.get(body.parent)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
@@ -364,8 +355,7 @@ impl Session {
     }
 
     /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: how many, and their names.
-    pub fn enumerate_functions(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Named = self.body(message)?;
+    pub fn enumerate_functions(&mut self, shared: &Shared, body: Named) -> Reply {
         let image = self.image(body.parent)?;
         match image.raw() {
             Raw::Module(_) => shared.devices[image.device].make_current(&shared.driver)?,

@@ -9,8 +9,7 @@ use mpsshim_proto::ring::Message;
 
 impl Session {
     /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`, `cuOccupancyAvailableDynamicSMemPerBlock`.
-    pub fn occupancy(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Occupancy = self.body(message)?;
+    pub fn occupancy(&mut self, shared: &Shared, body: Occupancy) -> Reply {
         let function = self.function_ready(shared, body.function)?;
         if body.kind == 0 {
             let mut blocks = 0;
@@ -35,8 +34,7 @@ impl Session {
     }
 
     /// `cuOccupancyMaxActiveClusters`, `cuOccupancyMaxPotentialClusterSize`.
-    pub fn clusters(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Launch = self.body(message)?;
+    pub fn clusters(&mut self, shared: &Shared, body: Launch, message: &Message) -> Reply {
         let function = self.function_ready(shared, body.function)?;
         let attributes = self.attributes(message, &body, None)?;
         let device = self.functions.get(body.function)?.device;

@@ -17,8 +17,7 @@ const SETTLING: Duration = Duration::from_micros(500);
 
 impl Session {
     /// `cuMemPoolCreate`.
-    pub fn pool_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolCreate = self.body(message)?;
+    pub fn pool_create(&mut self, shared: &Shared, body: PoolCreate) -> Reply {
         let properties = self.properties(shared, &body.properties)?;
         let device = shared.device(body.properties.location.id as u32)?;
         device.make_current(&shared.driver)?;
@@ -43,8 +42,7 @@ impl Session {
     }
 
     /// `cuMemPoolDestroy`.
-    pub fn pool_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn pool_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let pool = self
             .pools
             .pools
@@ -66,8 +64,7 @@ impl Session {
     }
 
     /// `cuMemAllocFromPoolAsync`. In a stream that is captured the driver makes a node of it.
-    pub fn pool_alloc(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolAlloc = self.body(message)?;
+    pub fn pool_alloc(&mut self, shared: &Shared, body: PoolAlloc) -> Reply {
         let Ok(pool) = self.pools.pools.get(body.pool) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
@@ -138,8 +135,7 @@ impl Session {
 
     /// `cuMemFreeAsync` of memory from a pool. In a stream that is captured the driver makes a node of it, and the memory
     /// goes when the graph is launched.
-    pub fn pool_free(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: PoolFree = self.body(message)?;
+    pub fn pool_free(&mut self, shared: &Shared, body: PoolFree) -> Result<(), CallError> {
         let pooled = self.pools.device_of(body.address).is_some();
         if !pooled && !self.graphs.memory.begins(body.address) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -160,8 +156,7 @@ impl Session {
     }
 
     /// `cuMemPoolGetAttribute`.
-    pub fn pool_get_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolAttribute = self.body(message)?;
+    pub fn pool_get_attribute(&mut self, shared: &Shared, body: PoolAttribute) -> Reply {
         let pool = self.pool(shared, body.pool)?;
         if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
             return Ok(super::value(self.pools.pools.get(body.pool)?.threshold));
@@ -175,8 +170,7 @@ impl Session {
     }
 
     /// `cuMemPoolSetAttribute`.
-    pub fn pool_set_attribute(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolAttribute = self.body(message)?;
+    pub fn pool_set_attribute(&mut self, shared: &Shared, body: PoolAttribute) -> Reply {
         let pool = self.pool(shared, body.pool)?;
         if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
             pools::set_threshold(shared, pool, body.value)?;
@@ -192,8 +186,12 @@ impl Session {
     }
 
     /// `cuMemPoolSetAccess`.
-    pub fn pool_set_access(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolAccess = self.body(message)?;
+    pub fn pool_set_access(
+        &mut self,
+        shared: &Shared,
+        body: PoolAccess,
+        message: &Message,
+    ) -> Reply {
         let accesses = self.accesses_behind::<PoolAccess>(shared, message, body.count)?;
         let pool = self.pool(shared, body.pool)?;
         shared
@@ -204,8 +202,12 @@ impl Session {
     }
 
     /// `cuMemPoolGetAccess`.
-    pub fn pool_get_access(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolAccess = self.body(message)?;
+    pub fn pool_get_access(
+        &mut self,
+        shared: &Shared,
+        body: PoolAccess,
+        message: &Message,
+    ) -> Reply {
         let accesses = self.accesses_behind::<PoolAccess>(shared, message, body.count)?;
         let access = accesses.first().ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let pool = self.pool(shared, body.pool)?;
@@ -243,8 +245,7 @@ impl Session {
     }
 
     /// `cuMemPoolTrimTo`.
-    pub fn pool_trim(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolAttribute = self.body(message)?;
+    pub fn pool_trim(&mut self, shared: &Shared, body: PoolAttribute) -> Reply {
         // The driver takes notice of what was freed when it is synchronized with. The client may have waited for its
         // work, and the server not know yet that it is done.
         let began = Instant::now();

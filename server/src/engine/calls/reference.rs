@@ -15,8 +15,12 @@ use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuModuleGetTexRef`, `cuModuleGetSurfRef`, `cuTexRefCreate`.
-    pub fn get_reference(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GetReference = self.body(message)?;
+    pub fn get_reference(
+        &mut self,
+        shared: &Shared,
+        body: GetReference,
+        message: &Message,
+    ) -> Reply {
         let name = self.name::<GetReference>(message)?;
         let name = name.as_ptr().cast();
         let driver = &shared.driver.array;
@@ -65,8 +69,7 @@ impl Session {
 
     /// One of the calls on a reference. An address is not checked: the driver takes any, and what a kernel reads
     /// through it the kernel could read without.
-    pub fn reference_call(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: ReferenceArguments = self.body(message)?;
+    pub fn reference_call(&mut self, shared: &Shared, body: ReferenceArguments) -> Reply {
         let call = Call::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("reference call {}", body.call)))?;
         let mut out = ReferenceResult::default();

@@ -26,8 +26,7 @@ impl Session {
     }
 
     /// `cuIpcGetMemHandle` of an allocation of the client's, which lies in one grant.
-    pub fn ipc_share(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Range = self.body(message)?;
+    pub fn ipc_share(&mut self, shared: &Shared, body: Range) -> Reply {
         let who = self.who();
         let grant = match self.grants.range(..=body.start).next_back() {
             Some((start, grant))
@@ -45,15 +44,13 @@ impl Session {
     }
 
     /// The allocation at an address is freed.
-    pub fn ipc_forget(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn ipc_forget(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         self.sharing.forget(&shared.shares, body.object);
         Ok(())
     }
 
     /// `cuIpcOpenMemHandle`.
-    pub fn ipc_open(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: IpcOpen = self.body(message)?;
+    pub fn ipc_open(&mut self, shared: &Shared, body: IpcOpen) -> Reply {
         let user = shared.device(body.device)?;
         user.make_current(&shared.driver)?;
         let mut handle = [0; 64];
@@ -81,8 +78,7 @@ impl Session {
     }
 
     /// `cuIpcCloseMemHandle`.
-    pub fn ipc_close(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn ipc_close(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         if let Some(grant) = self.sharing.close(body.object)? {
             grant.left_by(&self.account);
             // Its owner may have gone: then it ends here, behind the work of this session.
@@ -93,8 +89,12 @@ impl Session {
     }
 
     /// `cuMemPoolExportToShareableHandle`: the driver's own descriptor.
-    pub fn pool_export(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PhysicalExport = self.body(message)?;
+    pub fn pool_export(
+        &mut self,
+        shared: &Shared,
+        body: PhysicalExport,
+        message: &Message,
+    ) -> Reply {
         let pool = self.pool(shared, body.handle)?;
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -117,8 +117,7 @@ impl Session {
     }
 
     /// `cuMemPoolImportFromShareableHandle`.
-    pub fn pool_import(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolImport = self.body(message)?;
+    pub fn pool_import(&mut self, shared: &Shared, body: PoolImport, message: &Message) -> Reply {
         let fd = self.receive_descriptor(message.token)?;
         // Handles of other kinds are structs, for which the driver would take the number of the descriptor to point to.
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
@@ -140,8 +139,7 @@ impl Session {
     }
 
     /// `cuMemPoolExportPointer` of an allocation of the session's.
-    pub fn pool_export_pointer(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn pool_export_pointer(&mut self, shared: &Shared, body: Object) -> Reply {
         let device = self.pools.device_of(body.object);
         let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         shared.devices[device].make_current(&shared.driver)?;
@@ -152,8 +150,7 @@ impl Session {
     }
 
     /// `cuMemPoolImportPointer`. The driver checks that the allocation is of the pool that was imported.
-    pub fn pool_import_pointer(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PoolImportPointer = self.body(message)?;
+    pub fn pool_import_pointer(&mut self, shared: &Shared, body: PoolImportPointer) -> Reply {
         let raw = self.pool(shared, body.pool)?;
         self.pools.has_room()?;
         let device = self.pools.pools.get(body.pool)?.device;
@@ -179,8 +176,12 @@ impl Session {
     }
 
     /// `cuMemHostRegister` of a file that the client maps.
-    pub fn file_register(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: FileRegister = self.body(message)?;
+    pub fn file_register(
+        &mut self,
+        shared: &Shared,
+        body: FileRegister,
+        message: &Message,
+    ) -> Reply {
         let fd = self.receive_descriptor(message.token)?;
         let device = shared.device(body.device)?;
         let place = shared.place_to_register(&self.shared)?;
@@ -200,8 +201,7 @@ impl Session {
     }
 
     /// Registers a block of pinned memory once more, at the address that the client has it at besides; at no other.
-    pub fn host_alias(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: HostAlias = self.body(message)?;
+    pub fn host_alias(&mut self, shared: &Shared, body: HostAlias) -> Reply {
         let device = shared.device(body.device)?;
         let Some(block) = self.host.get(&body.block) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -220,8 +220,7 @@ impl Session {
     }
 
     /// `cuMemHostUnregister` of such a file, when all is quiet.
-    pub fn file_unregister(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn file_unregister(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let file = self
             .files
             .remove(&body.object)
@@ -231,8 +230,7 @@ impl Session {
     }
 
     /// `cuMemGetHandleForAddressRange`.
-    pub fn range_handle(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: RangeHandle = self.body(message)?;
+    pub fn range_handle(&mut self, shared: &Shared, body: RangeHandle, message: &Message) -> Reply {
         self.check_device(body.address, body.len)?;
         if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -250,8 +248,7 @@ impl Session {
     }
 
     /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`: whether a device may use this session's memory on another.
-    pub fn peer_access(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Peers = self.body(message)?;
+    pub fn peer_access(&mut self, shared: &Shared, body: Peers) -> Reply {
         let (owner, user) = (shared.device(body.owner)?, shared.device(body.user)?);
         owner.make_current(&shared.driver)?;
         user.make_current(&shared.driver)?;

@@ -7,7 +7,6 @@ use super::super::streams::{Role, Stream};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use std::time::Instant;
 
@@ -36,8 +35,7 @@ impl Session {
     }
 
     /// `cuStreamCreateWithPriority`, and the default streams of a context.
-    pub fn stream_create(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: StreamCreate = self.body(message)?;
+    pub fn stream_create(&mut self, shared: &Shared, body: StreamCreate) -> Result<(), CallError> {
         let device = shared.device(body.device)?;
         let role = match body.legacy {
             0 => Role::Independent,
@@ -80,8 +78,7 @@ impl Session {
     }
 
     /// `cuStreamDestroy`: what is queued still runs.
-    pub fn stream_destroy(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn stream_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let index = self.streams.index(body.object)?;
         self.abandon_captures(shared, Some(body.object));
         let mut stream = self.streams.remove(body.object)?;
@@ -117,8 +114,7 @@ impl Session {
     }
 
     /// Writes a client's flag when its stream gets here.
-    pub fn mark(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Mark = self.body(message)?;
+    pub fn mark(&mut self, shared: &Shared, body: Mark) -> Result<(), CallError> {
         self.shared.check_slot(body.slot)?;
         let (index, stream) = match self.prepare(shared, body.stream) {
             Ok(ready) => ready,
@@ -138,8 +134,7 @@ impl Session {
 
     /// `cuLaunchHostFunc`, `cuStreamAddCallback`: tells the client when the stream is here, and holds back what
     /// follows until the function has returned.
-    pub fn host_function(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: HostFunction = self.body(message)?;
+    pub fn host_function(&mut self, shared: &Shared, body: HostFunction) -> Result<(), CallError> {
         self.shared.check_slot(body.slot)?;
         let mark = Mark {
             stream: body.stream,
@@ -172,9 +167,8 @@ impl Session {
     pub fn stream_attribute(
         &mut self,
         shared: &Shared,
-        message: &Message,
+        mut body: StreamAttribute,
     ) -> Result<(), CallError> {
-        let mut body: StreamAttribute = self.body(message)?;
         if body.id == CU_STREAM_ATTRIBUTE_PRIORITY {
             let priority = first_word(&body.value);
             set_first_word(&mut body.value, self.raw_priority(priority));
@@ -193,8 +187,7 @@ impl Session {
     }
 
     /// `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`, one operation.
-    pub fn mem_op(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: MemOp = self.body(message)?;
+    pub fn mem_op(&mut self, shared: &Shared, body: MemOp) -> Result<(), CallError> {
         let wide = match body.operation {
             CU_STREAM_MEM_OP_WAIT_VALUE_64 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => true,
             CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_32 => false,

@@ -7,7 +7,6 @@ use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::array::{
     TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,
 };
-use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
 
 /// As the driver wants it aligned.
@@ -17,8 +16,7 @@ struct Aligned([u64; 16]);
 impl Session {
     /// `cuTensorMapEncodeTiled`, `…Im2col`, `…Im2colWide`, `cuTensorMapReplaceAddress`. The address is a number here:
     /// what a kernel reads through a map it could read without.
-    pub fn tensor_map(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: TensorMap = self.body(message)?;
+    pub fn tensor_map(&mut self, shared: &Shared, body: TensorMap) -> Reply {
         let call = Call::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("tensor map call {}", body.call)))?;
         shared.device(body.device)?.make_current(&shared.driver)?;

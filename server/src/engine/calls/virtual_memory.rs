@@ -53,8 +53,7 @@ impl Session {
     }
 
     /// `cuMemAddressReserve`.
-    pub fn address_reserve(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: AddressReserve = self.body(message)?;
+    pub fn address_reserve(&mut self, shared: &Shared, body: AddressReserve) -> Reply {
         shared.use_any_device();
         let start = self
             .virtual_memory
@@ -68,15 +67,13 @@ impl Session {
     }
 
     /// `cuMemAddressFree`.
-    pub fn address_free(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: Range = self.body(message)?;
+    pub fn address_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         shared.use_any_device();
         Ok(self.virtual_memory.free(shared, body.start, body.len)?)
     }
 
     /// `cuMemGetAllocationGranularity`.
-    pub fn granularity(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Granularity = self.body(message)?;
+    pub fn granularity(&mut self, shared: &Shared, body: Granularity) -> Reply {
         let properties = self.properties(shared, &body.properties)?;
         let mut bytes = 0;
         shared
@@ -86,8 +83,7 @@ impl Session {
     }
 
     /// `cuMemCreate`.
-    pub fn physical_create(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PhysicalCreate = self.body(message)?;
+    pub fn physical_create(&mut self, shared: &Shared, body: PhysicalCreate) -> Reply {
         let properties = self.properties(shared, &body.properties)?;
         let device = shared.device(body.properties.location.id as u32)?;
         device.make_current(&shared.driver)?;
@@ -107,19 +103,13 @@ impl Session {
     }
 
     /// `cuMemRelease` of the client's last reference to a handle.
-    pub fn physical_release(
-        &mut self,
-        shared: &Shared,
-        message: &Message,
-    ) -> Result<(), CallError> {
-        let body: Object = self.body(message)?;
+    pub fn physical_release(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         shared.use_any_device();
         Ok(self.virtual_memory.release(shared, body.object)?)
     }
 
     /// `cuMemMap`.
-    pub fn map_memory(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: MapMemory = self.body(message)?;
+    pub fn map_memory(&mut self, shared: &Shared, body: MapMemory) -> Reply {
         shared.use_any_device();
         let range = (body.address, body.len);
         self.virtual_memory
@@ -129,8 +119,7 @@ impl Session {
 
     /// `cuMemUnmap`, once the session has no work in flight: what still touched the mapping would fault, and end
     /// every client's context with it.
-    pub fn unmap_memory(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Range = self.body(message)?;
+    pub fn unmap_memory(&mut self, shared: &Shared, body: Range) -> Reply {
         let began = Instant::now();
         while self.has_work_in_flight(shared) {
             if began.elapsed() > SETTLING {
@@ -166,8 +155,7 @@ impl Session {
     }
 
     /// `cuMemSetAccess`.
-    pub fn set_access(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: SetAccess = self.body(message)?;
+    pub fn set_access(&mut self, shared: &Shared, body: SetAccess, message: &Message) -> Reply {
         let accesses = self.accesses_behind::<SetAccess>(shared, message, body.count)?;
         shared.use_any_device();
         self.virtual_memory
@@ -176,8 +164,7 @@ impl Session {
     }
 
     /// `cuMemGetAccess`.
-    pub fn get_access(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GetAccess = self.body(message)?;
+    pub fn get_access(&mut self, shared: &Shared, body: GetAccess) -> Reply {
         let location = self.location(shared, body.location)?;
         self.virtual_memory
             .mapped(body.address)
@@ -191,8 +178,12 @@ impl Session {
     }
 
     /// `cuMemExportToShareableHandle`: the driver's own descriptor, so that others than our clients can use it too.
-    pub fn physical_export(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PhysicalExport = self.body(message)?;
+    pub fn physical_export(
+        &mut self,
+        shared: &Shared,
+        body: PhysicalExport,
+        message: &Message,
+    ) -> Reply {
         let Ok(allocation) = self.virtual_memory.allocations.get(body.handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
@@ -227,8 +218,7 @@ impl Session {
 
     /// `cuMemImportFromShareableHandle`. What the client sends may be anything; the driver sees it only if it can
     /// be the driver's.
-    pub fn physical_import(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn physical_import(&mut self, shared: &Shared, body: Object, message: &Message) -> Reply {
         let fd = self.receive_descriptor(message.token)?;
         if !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_UNKNOWN.into());
@@ -283,8 +273,7 @@ impl Session {
     }
 
     /// `cuMemRetainAllocationHandle` where the client has no handle any more.
-    pub fn physical_retain(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: PhysicalRetain = self.body(message)?;
+    pub fn physical_retain(&mut self, shared: &Shared, body: PhysicalRetain) -> Reply {
         let physical = self
             .virtual_memory
             .mapped(body.address)

@@ -194,7 +194,7 @@ impl Client {
             }
         }
         self.waits |= draft.waits;
-        let waits = draft.op.is_ask()
+        let waits = draft.op.is_request()
             && draft.sent_as.is_none()
             && (!matches!(draft.gives, Gives::Nothing | Gives::Own(_)) || rng.random_ratio(1, 8));
         // What earlier asks are still to be answered would be taken for this one's answer.

@@ -18,9 +18,13 @@ use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuGraphInstantiate` in all its forms.
-    pub fn graph_instantiate(&mut self, shared: &Shared, message: &Message) -> Reply {
+    pub fn graph_instantiate(
+        &mut self,
+        shared: &Shared,
+        body: GraphInstantiate,
+        message: &Message,
+    ) -> Reply {
         const DEVICE_LAUNCH: u64 = 4;
-        let body: GraphInstantiate = self.body(message)?;
         let (graph, device) = self.graph_ready(shared, body.graph)?;
         if body.flags & DEVICE_LAUNCH != 0 {
             // A kernel could launch it at any time, in the place of the whole server.
@@ -112,8 +116,7 @@ impl Session {
     }
 
     /// `cuGraphLaunch`.
-    pub fn graph_launch(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: GraphLaunch = self.body(message)?;
+    pub fn graph_launch(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let exec = self.graphs.execs.get(body.exec)?;
         let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
         if prints && !self.may_print(shared) {
@@ -138,8 +141,7 @@ impl Session {
     }
 
     /// `cuGraphUpload`.
-    pub fn graph_upload(&mut self, shared: &Shared, message: &Message) -> Result<(), CallError> {
-        let body: GraphLaunch = self.body(message)?;
+    pub fn graph_upload(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let raw = self.graphs.execs.get(body.exec)?.raw;
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.graph.upload(raw, stream)?;
@@ -153,8 +155,7 @@ impl Session {
     }
 
     /// `cuGraphExecDestroy`: the driver lets what runs finish.
-    pub fn graph_exec_destroy(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_exec_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let raw = self.exec_ready(shared, body.object)?;
         shared.driver.graph.exec_destroy(raw)?;
         if let Some(exec) = self.graphs.execs.remove(body.object) {
@@ -167,8 +168,7 @@ impl Session {
     }
 
     /// `cuGraphExecGetFlags`.
-    pub fn graph_exec_flags(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_exec_flags(&mut self, shared: &Shared, body: Object) -> Reply {
         let raw = self.exec_ready(shared, body.object)?;
         let mut flags = 0;
         shared.driver.graph.exec_flags(raw, &mut flags)?;
@@ -176,8 +176,7 @@ impl Session {
     }
 
     /// `cuGraphExecUpdate`.
-    pub fn graph_exec_update(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphPair = self.body(message)?;
+    pub fn graph_exec_update(&mut self, shared: &Shared, body: GraphPair) -> Reply {
         let (graph, _) = self.graph_ready(shared, body.second)?;
         let exec = self.exec_ready(shared, body.first)?;
         if self.graphs.hosts {
@@ -219,8 +218,7 @@ impl Session {
     }
 
     /// `cuGraphNodeGetEnabled`, `cuGraphNodeSetEnabled`.
-    pub fn graph_enabled(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let mut body: GraphEnabled = self.body(message)?;
+    pub fn graph_enabled(&mut self, shared: &Shared, mut body: GraphEnabled) -> Reply {
         let exec = self.exec_ready(shared, body.exec)?;
         let node = self.graphs.nodes.get(body.node)?.raw;
         let driver = &shared.driver.graph;

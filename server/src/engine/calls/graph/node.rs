@@ -8,10 +8,10 @@ use crate::engine::devices::Ordinal;
 use crate::engine::graphs::{Owner, Size};
 use crate::engine::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
+use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphNode, GraphNodeAdded, HostNode, KernelNode, node_flags,
 };
-use mpsshim_proto::message::{Op, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -106,20 +106,18 @@ fn one<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, CallError> {
         .ok_or_else(|| CallError::Violation("a node without its parameters".into()))
 }
 impl Session {
-    /// Whether a message has the driver copy a graph, which takes as long as the graph is large.
-    pub fn puts_graph_into_graph(&self, op: Op, message: &Message) -> bool {
-        op == Op::GraphNode
-            && self.body::<GraphNode>(message).is_ok_and(|body| {
-                matches!(
-                    body.kind,
-                    CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL
-                )
-            })
+    /// Whether a node's message has the driver copy a graph, which takes as long as the graph is large.
+    pub fn puts_graph_into_graph(&self, message: &Message) -> bool {
+        self.body::<GraphNode>(message).is_ok_and(|body| {
+            matches!(
+                body.kind,
+                CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL
+            )
+        })
     }
 
     /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams` and all those for one kind.
-    pub fn graph_node(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: GraphNode = self.body(message)?;
+    pub fn graph_node(&mut self, shared: &Shared, body: GraphNode, message: &Message) -> Reply {
         let edges = body.flags & node_flags::EDGES != 0;
         let behind = self.nodes_behind::<GraphNode>(message, body.nodes, edges)?;
         let change = body.flags & node_flags::CHANGE != 0;

@@ -12,15 +12,13 @@ use crate::engine::session::{CallError, Session};
 use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{Access, BatchNode, GraphNodeIs, HostNode, KernelNode};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::{ARRIVED, FLAG_STRIDE, FLAGS, RETURNED};
 use std::ptr;
 use zerocopy::IntoBytes;
 
 impl Session {
     /// What a node does, as the client sees it.
-    pub fn graph_node_get(&mut self, shared: &Shared, message: &Message) -> Reply {
-        let body: Object = self.body(message)?;
+    pub fn graph_node_get(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
         let device = self.graphs.graphs.get(graph)?.device;
         let driver = &shared.driver.graph;

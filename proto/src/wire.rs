@@ -1,0 +1,185 @@
+//! What a client and its server must agree on before they talk. The first packets carry its [`fingerprint`].
+//!
+//! The facts are read off the declarations themselves, so that a change of one of them cannot leave the fingerprint as it
+//! was: every entry point, every operation, every struct that travels, every field of the memory that both sides map.
+
+use crate::direct::{self, Page, Turn};
+use crate::handshake::{ClientHello, DescriptorNote, Welcome};
+use crate::ops::Op;
+use crate::segment::{self, Header, Sleeper};
+use crate::table::TABLE;
+use crate::user_memory::{self, UserMemory};
+use crate::{arena, cuda, message, ring};
+use std::mem::offset_of;
+use std::sync::LazyLock;
+
+/// A number that differs between two builds which do not speak the same protocol. [`crate::handshake::PROTOCOL_VERSION`]
+/// covers what no declaration shows: what a message means, and who writes what when.
+pub fn fingerprint() -> u64 {
+    static FINGERPRINT: LazyLock<u64> = LazyLock::new(|| {
+        let mut hash = Fnv::new();
+        for fact in facts() {
+            hash.text(&fact);
+        }
+        hash.0
+    });
+    *FINGERPRINT
+}
+
+fn facts() -> impl Iterator<Item = String> {
+    let entry_points = TABLE.iter().map(|row| format!("{row:?}"));
+    let operations = Op::ALL.iter().map(|op| {
+        let (number, kind) = (*op as u16, op.kind());
+        let (structs, rest) = (op.structs(), op.has_rest());
+        format!("{op:?} = {number}: {kind:?} {structs:?} {rest}")
+    });
+    let structs = structs().map(|(name, fields, len)| format!("{name} {fields} {len}"));
+    entry_points
+        .chain(operations)
+        .chain(structs)
+        .chain(shared_memory())
+}
+
+/// Name, fields and bytes of each struct of plain words.
+fn structs() -> impl Iterator<Item = (&'static str, &'static str, usize)> {
+    let all = [
+        message::STRUCTS,
+        message::array::STRUCTS,
+        message::context::STRUCTS,
+        message::graph::STRUCTS,
+        message::image::STRUCTS,
+        message::memory::STRUCTS,
+        message::stream::STRUCTS,
+        cuda::ARRAY_STRUCTS,
+        cuda::GRAPH_STRUCTS,
+    ];
+    all.into_iter().flatten().copied()
+}
+
+macro_rules! layout {
+    ($name:ident: $($field:ident)*) => {
+        format!(
+            concat!(stringify!($name), " {}", $(" ", stringify!($field), " {}"),*),
+            size_of::<$name>(),
+            $(offset_of!($name, $field)),*
+        )
+    };
+}
+
+macro_rules! constants {
+    ($($name:path)*) => {
+        [$(format!(concat!(stringify!($name), " {}"), $name)),*]
+    };
+}
+
+/// What of the packets and the memory that both sides map is not made of those structs.
+fn shared_memory() -> impl Iterator<Item = String> {
+    let layouts = [
+        layout!(ClientHello: magic protocol table_hash pid mode active_thread_centipercent priority nvidia_mps visible_listed
+            visible_len required reserved visible),
+        layout!(Welcome: magic protocol status mode session segment_len host_arena host_arena_len device_arena
+            device_arena_len server_pid device_count devices multiprocessors memory active_thread_centipercent priority),
+        layout!(DescriptorNote: token len),
+        layout!(Header: head tail server_sleeps answers answer_status answer_len answer_sleeps state error posted_error
+            crowded sleeping sleepers),
+        layout!(Sleeper: slot value state),
+        layout!(Page: turn place memory),
+        layout!(Turn: state asked devices free turns held_ns waited_ns submissions),
+        layout!(UserMemory: used devices),
+    ];
+    let constants = constants! {
+        segment::ANSWER segment::RING segment::RING_LEN segment::REGISTERED segment::FLAG_STRIDE segment::FLAGS
+        segment::STAGING segment::STAGING_LEN ring::WRAP direct::PAGE_LEN user_memory::PLACES
+        arena::HOST_ARENA arena::HOST_ARENA_LEN arena::DEVICE_ARENA arena::DEVICE_ARENA_STRIDE arena::VIRTUAL_ARENA
+        arena::VIRTUAL_ARENA_LEN
+    };
+    layouts.into_iter().chain(constants)
+}
+
+/// FNV-1a, 64 bits.
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    /// A string and its end, so that "ab", "c" and "a", "bc" differ.
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+        self.bytes(&[0]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_fingerprint_depends_on_each_fact_and_their_order() {
+        let of = |facts: &[&str]| {
+            let mut hash = Fnv::new();
+            facts.iter().for_each(|fact| hash.text(fact));
+            hash.0
+        };
+        let all = [of(&["a", "b"]), of(&["ab"]), of(&["b", "a"]), of(&["a"])];
+        assert_eq!(HashSet::from(all).len(), all.len());
+        assert_eq!(fingerprint(), fingerprint());
+    }
+
+    #[test]
+    fn no_fact_is_there_twice() {
+        let mut seen = HashSet::new();
+        for fact in facts() {
+            assert!(seen.insert(fact.clone()), "{fact}");
+        }
+    }
+
+    /// A struct that is not declared as the others could change without the fingerprint.
+    #[test]
+    fn the_structs_of_all_operations_are_covered() {
+        let known: HashSet<&str> = structs().map(|(name, ..)| name).collect();
+        for op in Op::ALL {
+            let (body, answer) = op.structs();
+            for name in [body, answer] {
+                let name = name.rsplit("::").next().unwrap_or(name).trim();
+                assert!(
+                    matches!(name, "" | "()") || known.contains(name),
+                    "{op:?}: {name}"
+                );
+            }
+        }
+    }
+
+    /// A struct within a struct shows with its name only.
+    #[test]
+    fn structs_within_structs_are_covered() {
+        const WORDS: &[&str] = &[
+            "u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64", "f32", "f64",
+        ];
+        let known: HashSet<&str> = structs().map(|(name, ..)| name).collect();
+        for (name, fields, _) in structs() {
+            for field in fields
+                .split(',')
+                .map(str::trim)
+                .filter(|field| !field.is_empty())
+            {
+                let (_, kind) = field.split_once(": ").expect("a field and its type");
+                let kind = kind.trim_start_matches('[');
+                let kind = kind.split([';', ']']).next().unwrap_or(kind).trim();
+                let kind = kind.rsplit("::").next().unwrap_or(kind);
+                assert!(
+                    WORDS.contains(&kind) || known.contains(kind),
+                    "{name}: {field}"
+                );
+            }
+        }
+    }
+}
