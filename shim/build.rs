@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::{env, fs};
 
-use mpsshim_proto::table;
+use mpsshim_api::table;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,11 +1,6 @@
 //! The contract between the shim, the server and the control daemon.
 
-#[macro_use]
-mod plain;
-
 pub mod arena;
-pub mod classes;
-pub mod cuda;
 pub mod direct;
 pub mod directory;
 pub mod graph_memory;
@@ -17,7 +12,5 @@ pub mod ops;
 pub mod ring;
 pub mod segment;
 pub mod shm;
-pub mod submits;
-pub mod table;
 pub mod user_memory;
 pub mod wire;

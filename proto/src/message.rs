@@ -1,6 +1,7 @@
 //! The structs that messages and answers begin with. [`crate::ops`] says which message has which; trailing bytes
 //! (parameters, names, data) follow the struct.
 
+use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use crate::ops::Op;

@@ -7,9 +7,10 @@ use crate::direct::{self, Page, Turn};
 use crate::handshake::{ClientHello, DescriptorNote, Welcome};
 use crate::ops::Op;
 use crate::segment::{self, Header, Sleeper};
-use crate::table::TABLE;
 use crate::user_memory::{self, UserMemory};
-use crate::{arena, cuda, message, ring};
+use crate::{arena, message, ring};
+use mpsshim_api::cuda;
+use mpsshim_api::table::TABLE;
 use std::mem::offset_of;
 use std::sync::LazyLock;
 
@@ -50,10 +51,8 @@ fn structs() -> impl Iterator<Item = (&'static str, &'static str, usize)> {
         message::image::STRUCTS,
         message::memory::STRUCTS,
         message::stream::STRUCTS,
-        cuda::ARRAY_STRUCTS,
-        cuda::GRAPH_STRUCTS,
     ];
-    all.into_iter().flatten().copied()
+    all.into_iter().chain(cuda::STRUCTS).flatten().copied()
 }
 
 macro_rules! layout {

@@ -42,7 +42,11 @@ fn table() -> String {
             Ordering::Instances => "launches of graphs",
             Ordering::Earlier | Ordering::Everything => "everything",
         };
-        let what = op.description().trim().replace("[`", "`").replace("`]", "`");
+        let what = op
+            .description()
+            .trim()
+            .replace("[`", "`")
+            .replace("`]", "`");
         let number = *op as u16;
         let _ = writeln!(
             text,
@@ -68,5 +72,8 @@ fn protocol_md_is_up_to_date() {
         );
     }
     let version = format!("`PROTOCOL_VERSION` ({PROTOCOL_VERSION})");
-    assert!(document.contains(&version), "docs/protocol.md: not {version}");
+    assert!(
+        document.contains(&version),
+        "docs/protocol.md: not {version}"
+    );
 }

@@ -3,7 +3,7 @@
 
     scripts/gpu/procaddress.py --shim target/release/libmpsshim.so [--driver /path/to/libcuda.so.1]
 
-For every row of proto/driver-api.csv: the version of the row, the one before it, 13000 and 99999, each with the flags
+For every row of api/driver-api.csv: the version of the row, the one before it, 13000 and 99999, each with the flags
 0, 1 and 2, through cuGetProcAddress_v2 and through the older cuGetProcAddress; also names, flags and arguments that
 are not valid. Return code, status and the symbol that the answer is the address of must agree. Prints how many were
 checked and the first differences; exit status 1 if there are any.
@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CSV = os.path.join(HERE, "..", "..", "proto", "driver-api.csv")
+CSV = os.path.join(HERE, "..", "..", "api", "driver-api.csv")
 NEWEST = 13000
 TOO_NEW = 99999
 SHOWN = 40

@@ -4,7 +4,7 @@
 use crate::engine::{Credentials, EngineEvent};
 use crate::user_memory::Users;
 use crossbeam_channel::Sender;
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::handshake::{ClientHello, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome};
 use mpsshim_proto::{shm, wire};
 use std::os::fd::{AsFd, OwnedFd};

@@ -71,7 +71,7 @@ use images::ImageCache;
 use instances::{Families, Image, Instance, Raw};
 use jit::JitOptions;
 pub use marks::MarkKind;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;

@@ -14,7 +14,7 @@ use crate::mode::{Mode, Modes};
 use crate::serve::Host;
 use crate::trace::{self, Run, Totals};
 use crossbeam_channel::Sender;
-use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
 use mpsshim_proto::handshake::ClientHello;
 use parking_lot::Mutex;
 use std::fs::File;

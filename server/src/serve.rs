@@ -11,7 +11,7 @@ use crate::logging::limit;
 use crate::takeover::{self, Introduction, Versions};
 use crate::trace::Totals;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select, unbounded};
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::handshake::ClientHello;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -309,7 +309,7 @@ impl<H: Host> Serving<H> {
                 recv(events) -> event => match event {
                     Ok(event) => self.note(event)?,
                     // The engine has ended by itself, which only a lost context can explain.
-                    Err(_) => return Err(Lost(mpsshim_proto::cuda::CUDA_ERROR_UNKNOWN.0)),
+                    Err(_) => return Err(Lost(mpsshim_api::cuda::CUDA_ERROR_UNKNOWN.0)),
                 },
             }
         }

@@ -9,13 +9,13 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_CONNECTION_FAILED,
+    CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
+};
 use mpsshim_proto::arena::{
     DEVICE_ARENA, DEVICE_ARENA_LEN, DEVICE_ARENA_STRIDE, HOST_ARENA, HOST_ARENA_LEN, VIRTUAL_ARENA,
     VIRTUAL_ARENA_LEN,
-};
-use mpsshim_proto::cuda::{
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_CONNECTION_FAILED,
-    CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult, CUuuid,
 };
 use mpsshim_proto::direct::{DIRECT, PROXY};
 use mpsshim_proto::directory;

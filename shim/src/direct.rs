@@ -18,7 +18,7 @@ use crate::genuine;
 use session::direct;
 
 pub use memory::lower_limit;
-pub use mpsshim_proto::submits::submits;
+pub use mpsshim_api::table::submits;
 pub use session::begin;
 pub use turn::pass;
 
@@ -82,7 +82,7 @@ macro_rules! wrapper {
             static GENUINE: $crate::direct::Genuine =
                 $crate::direct::Genuine::new(stringify!($symbol));
             let Some(address) = GENUINE.address() else {
-                return mpsshim_proto::cuda::CUDA_ERROR_NOT_SUPPORTED;
+                return mpsshim_api::cuda::CUDA_ERROR_NOT_SUPPORTED;
             };
             // SAFETY: the driver's function of this name has this signature.
             let function = unsafe {

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_INVALID_HANDLE,
     CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY,

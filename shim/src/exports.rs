@@ -4,7 +4,7 @@
 //! at a stub that asks [`mode::resolve`] where this one call goes; `cuInit` then writes the final target
 //! ([`install`]). Slots are written whole and never point at anything that does not take the call.
 //!
-//! `build.rs` writes the list of symbols, in the order of [`mpsshim_proto::table::symbols`]; a symbol's place in
+//! `build.rs` writes the list of symbols, in the order of [`mpsshim_api::table::symbols`]; a symbol's place in
 //! it is its index everywhere in the shim.
 
 use std::arch::naked_asm;
@@ -221,8 +221,8 @@ mod tests {
 
     #[test]
     fn indices_are_those_of_the_table() {
-        assert_eq!(COUNT, mpsshim_proto::table::symbols().len());
-        for (index, symbol) in mpsshim_proto::table::symbols().enumerate() {
+        assert_eq!(COUNT, mpsshim_api::table::symbols().len());
+        for (index, symbol) in mpsshim_api::table::symbols().enumerate() {
             assert_eq!(SYMBOLS[index], symbol);
             assert_eq!(index_of(symbol), Some(index));
         }

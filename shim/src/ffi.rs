@@ -7,7 +7,7 @@
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult};
 
 /// Status of a step of a call.
 pub type Status<T = ()> = Result<T, CUresult>;

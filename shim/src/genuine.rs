@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_SHARED_OBJECT_INIT_FAILED, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_SHARED_OBJECT_INIT_FAILED, CUresult};
 
 use crate::{dlopen, ldcache, settings};
 

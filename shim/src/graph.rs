@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUgraphEdgeData, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUgraphEdgeData, CUresult};
 use mpsshim_proto::message::graph::{
     GraphInstantiate, GraphInstantiated, GraphLaunch, GraphList, GraphListed, GraphNode,
     GraphNodeAdded, GraphNodeIs, GraphPair, GraphUpdated, LIST_MOST,

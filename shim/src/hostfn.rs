@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::segment::{ARRIVED, FLAGS};
@@ -170,7 +170,7 @@ mod tests {
     use crate::context::Context;
     use crate::fake::Fake;
     use crate::stream;
-    use mpsshim_proto::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+    use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
     use mpsshim_proto::segment::RETURNED;
     use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc::{Receiver, Sender, channel};

@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE};
 
 use crate::ffi::Status;
 

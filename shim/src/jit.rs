@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ImageLoaded, JitOption};
 use zerocopy::{FromBytes, IntoBytes};
 

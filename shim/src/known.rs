@@ -82,7 +82,7 @@ impl Hasher for Fast {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsshim_proto::cuda::CUDA_ERROR_INVALID_VALUE;
+    use mpsshim_api::cuda::CUDA_ERROR_INVALID_VALUE;
 
     #[test]
     fn an_answer_is_asked_for_once_and_a_refusal_each_time() {

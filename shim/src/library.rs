@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 
 use crate::context::{self, Context};

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE,
     CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_READY,
 };

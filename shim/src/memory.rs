@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };
+use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::{HostAlloc, MemGrant, Object, Op, Range};

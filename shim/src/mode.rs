@@ -10,13 +10,14 @@ use std::ffi::c_void;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_NOT_INITIALIZED,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult, CUuuid,
 };
+use mpsshim_api::table;
 use parking_lot::ReentrantMutex;
 
-use crate::calls::{GENUINE, SERVED};
+use crate::calls::SERVED;
 use crate::exports::{self, COUNT, SYMBOLS, Target};
 use crate::genuine::{self, Driver, Error};
 use crate::refusal::refuse;
@@ -51,15 +52,6 @@ pub static OWN: &[(&str, Target)] = &[
         "cuGetExportTable",
         Target::new(cu_get_export_table as *const ()),
     ),
-];
-
-/// Calls that a forked child may still make: they touch neither device nor session.
-const WORKS_AFTER_FORK: [&str; 5] = [
-    "cuDriverGetVersion",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuGetProcAddress",
-    "cuGetProcAddress_v2",
 ];
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Undecided as u8);
@@ -276,8 +268,9 @@ fn install_direct(driver: &Driver) {
 fn install_proxy() {
     let mut targets: Vec<Target> = (0..COUNT).map(exports::absent).collect();
     overwrite(&mut targets, SERVED);
-    let genuine: Vec<_> = GENUINE
+    let genuine: Vec<_> = SYMBOLS
         .iter()
+        .filter(|symbol| table::is_genuine(symbol))
         .filter_map(|symbol| Some((*symbol, Target::new(genuine::symbol(symbol)?))))
         .collect();
     overwrite(&mut targets, &genuine);
@@ -341,7 +334,7 @@ pub extern "C" fn resolve(index: usize) -> *const () {
     }
     if current() == Mode::Proxy {
         // The slots are being written just now.
-        if GENUINE.contains(&symbol) {
+        if table::is_genuine(symbol) {
             return genuine::symbol(symbol).unwrap_or(exports::absent(index).address());
         }
         return served(symbol).unwrap_or(exports::absent(index)).address();
@@ -394,7 +387,7 @@ unsafe extern "C" fn after_fork_in_child() {
         return;
     }
     for (index, symbol) in SYMBOLS.iter().enumerate() {
-        if !WORKS_AFTER_FORK.contains(symbol) {
+        if !table::works_after_fork(symbol) {
             exports::install(index, Target::new(not_initialized as *const ()));
         }
     }
@@ -407,13 +400,7 @@ mod tests {
     #[test]
     fn every_named_symbol_exists() {
         let wrapped = direct::wrapped();
-        let named = OWN
-            .iter()
-            .chain(SERVED)
-            .chain(&wrapped)
-            .map(|(symbol, _)| *symbol)
-            .chain(WORKS_AFTER_FORK);
-        for symbol in named {
+        for (symbol, _) in OWN.iter().chain(SERVED).chain(&wrapped) {
             assert!(exports::index_of(symbol).is_some(), "{symbol}");
         }
     }

@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };

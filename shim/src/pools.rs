@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::memory::{

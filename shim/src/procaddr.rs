@@ -9,12 +9,12 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
     CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
     CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult,
 };
-use mpsshim_proto::table::{self, Lookup};
+use mpsshim_api::table::{self, Lookup};
 
 use crate::{exports, genuine, mode};
 

@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use parking_lot::Mutex;
 
 use crate::connect;

@@ -14,13 +14,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::raw::c_void;
 use std::os::unix::fs::MetadataExt;
 
-use mpsshim_proto::arena;
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_IOMEMORY, CU_MEMHOSTREGISTER_PORTABLE,
     CU_MEMHOSTREGISTER_READ_ONLY, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
     CUDA_ERROR_OUT_OF_MEMORY,
 };
+use mpsshim_proto::arena;
 use mpsshim_proto::message::memory::{FileRegister, HostAlias};
 use mpsshim_proto::message::{Object, Op, Range};
 

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mpsshim_proto::cuda::CUDA_ERROR_NOT_SUPPORTED;
+use mpsshim_api::cuda::CUDA_ERROR_NOT_SUPPORTED;
 use parking_lot::Mutex;
 
 use crate::context::Context;

@@ -11,7 +11,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_OUT_OF_MEMORY, CUaccessPolicyWindow,
 };

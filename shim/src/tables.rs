@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult, CUuuid,
 };
 

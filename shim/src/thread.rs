@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::ffi::Status;
 use crate::stream::{self, STREAMS, StreamRef};
 use crate::submit::{Session, session};
-use mpsshim_proto::cuda::{CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_CONTEXT};
+use mpsshim_api::cuda::{CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_CONTEXT};
 
 /// Streams made for this thread, destroyed with it.
 struct Streams {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_GRAPH_USER_OBJECT_MOVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CUDA_ERROR_INVALID_VALUE,
 };
 use mpsshim_proto::handle::{Handle, Kind};

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
-use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::memory::{
     ACCESSES_MAX, Access, AddressReserve, GetAccess, Granularity, Location, MapMemory,

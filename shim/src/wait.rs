@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::cuda::{CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD};
+use mpsshim_api::cuda::{CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD};
 use mpsshim_proto::segment::{reached, sleeper};
 use mpsshim_proto::shm;
 

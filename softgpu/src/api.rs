@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 pub type R<T> = Result<T, CUresult>;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{self, live};

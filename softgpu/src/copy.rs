@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use crate::api::{R, api_streams};
 use crate::context::Context;

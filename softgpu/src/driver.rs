@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::RwLock;
 
 use crate::api::R;

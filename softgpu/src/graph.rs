@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread::ThreadId;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 

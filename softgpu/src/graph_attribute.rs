@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use crate::api::{In, Out, R, api};
 use crate::graph::with_attributes;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use crate::api::{In, Out, R, api};
 use crate::context::Context;

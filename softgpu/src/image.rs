@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 const WRAPPER: u32 = 0x466243B1;
 const FATBIN: u32 = 0xBA55ED50;

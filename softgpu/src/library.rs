@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, Text, api};

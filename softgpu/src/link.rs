@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, Text, api};

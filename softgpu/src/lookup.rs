@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
+use mpsshim_api::table::{self, Lookup};
 
 use crate::api::{Entry, Out, R, Text, api, log};
 use crate::{
@@ -12,8 +13,6 @@ use crate::{
     memory, module, pool, stream,
 };
 
-/// The driver API's own names and versions: base name, version, symbol, per-thread symbol.
-const NAMES: &str = include_str!("../../proto/driver-api.csv");
 const PER_THREAD_STREAM: u64 = 2;
 
 pub fn exported() -> &'static HashMap<&'static str, Entry> {
@@ -51,24 +50,10 @@ pub fn exported() -> &'static HashMap<&'static str, Entry> {
 
 /// The newest symbol of a base name that a program built for `version` may be given.
 fn symbol(base: &str, version: u32, per_thread: bool) -> Result<&'static str, u32> {
-    let (mut found, mut newer) = (None, false);
-    for row in NAMES.lines().skip(1) {
-        let mut fields = row.split(',');
-        if fields.next() != Some(base) {
-            continue;
-        }
-        let since: u32 = fields.next().and_then(|v| v.parse().ok()).unwrap_or(0);
-        let (legacy, own) = (fields.next().unwrap_or("-"), fields.next().unwrap_or("-"));
-        match if per_thread { own } else { legacy } {
-            "-" => {}
-            _ if since > version => newer = true,
-            name => found = Some(name),
-        }
-    }
-    match found {
-        Some(name) if exported().contains_key(name) => Ok(name),
-        None if newer => Err(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
-        _ => Err(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+    match table::lookup(base, version, per_thread) {
+        Lookup::Found(name) if exported().contains_key(name) => Ok(name),
+        Lookup::Found(_) | Lookup::NotFound => Err(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+        Lookup::VersionNotSufficient => Err(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::{In, Out, R, api};

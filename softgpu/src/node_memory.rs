@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use crate::api::R;
 use crate::driver::{device, driver};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::{Condvar, Mutex};
 
 use crate::api::{In, Out, R, api, api_streams};

@@ -2,7 +2,7 @@
 
 use crate::PATIENCE;
 use crate::peer::{greet, hello};
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::direct::{self, DIRECT, PAGE_LEN, Page};
 use mpsshim_proto::handshake::{ClientHello, DIRECT_DESCRIPTORS, Welcome};
 use mpsshim_proto::shm::{self, Doorbell, Mapping, futex_wait};

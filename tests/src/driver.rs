@@ -45,10 +45,10 @@ macro_rules! cu {
         let address = $crate::driver::symbol(stringify!($name));
         // SAFETY: the caller writes the arguments as cuda.h declares them.
         #[allow(clippy::missing_transmute_annotations)]
-        let result: mpsshim_proto::cuda::CUresult = unsafe {
+        let result: mpsshim_api::cuda::CUresult = unsafe {
             let function = std::mem::transmute::<
                 *mut std::ffi::c_void,
-                unsafe extern "C" fn($($crate::any!($arg)),*) -> mpsshim_proto::cuda::CUresult,
+                unsafe extern "C" fn($($crate::any!($arg)),*) -> mpsshim_api::cuda::CUresult,
             >(address);
             function($($arg),*)
         };

@@ -2,7 +2,7 @@
 //! every rule. What a well-behaved client does is there too ([`Worker`]), without any of the shim.
 
 use crate::PATIENCE;
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult,
 };
 use mpsshim_proto::handle::{Handle, Kind};

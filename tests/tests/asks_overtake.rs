@@ -4,7 +4,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::CUDA_ERROR_TIMEOUT;
+use mpsshim_api::cuda::CUDA_ERROR_TIMEOUT;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::segment::{ARRIVED, RETURNED};

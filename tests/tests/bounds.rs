@@ -5,7 +5,7 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::image::LinkCreate;
 use mpsshim_proto::message::memory::AddressReserve;

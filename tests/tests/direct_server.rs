@@ -4,7 +4,7 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::{Place, wait_until};
-use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
 use mpsshim_proto::direct::{self, DIRECT, PROXY};
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm;

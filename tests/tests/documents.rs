@@ -5,7 +5,7 @@ mod control_daemon;
 mod pages;
 mod programs;
 
-use mpsshim_proto::cuda::{CUresult, result_name};
+use mpsshim_api::cuda::{CUresult, result_name};
 use mpsshim_server::control::commands::TABLE;
 use mpsshim_tests::artifacts::artifact;
 use pages::elsewhere::ELSEWHERE;

@@ -1,6 +1,6 @@
 //! What the fuzzer of the engine has found (docs/fuzzing.md), each by itself: an engine in this process, on softgpu.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::graph::{
     CaptureBegin, CaptureState, GraphCreate, GraphInstantiate, GraphNode, GraphNodeAdded,

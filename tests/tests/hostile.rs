@@ -7,7 +7,7 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::{Place, wait_until};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{ClientHello, PROTOCOL_VERSION};
 use mpsshim_proto::message::array::{

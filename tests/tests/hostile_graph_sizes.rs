@@ -3,7 +3,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphCreate, GraphNode, GraphNodeAdded};
 use mpsshim_proto::message::{Object, Op, Value};
 use mpsshim_tests::peer::{Peer, Status, memset};

@@ -4,7 +4,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::graph::{
     BatchNode, CaptureBegin, CaptureHost, CaptureState, GraphCreate, GraphDependencies,

@@ -3,7 +3,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::image::LinkCreate;

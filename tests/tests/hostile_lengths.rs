@@ -5,7 +5,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{CopyInline, HostAlloc, Memset, Named, Op, Range, Side};
 use mpsshim_tests::peer::{Peer, Status, copy, memset};
 use scene::Scene;

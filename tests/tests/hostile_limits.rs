@@ -3,7 +3,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphInstantiate, GraphInstantiated};
 use mpsshim_proto::message::memory::{PoolAlloc, PoolAttribute, PoolFree};

@@ -4,8 +4,8 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::{VIRTUAL_ARENA, is_host};
-use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::context::LimitMemory;

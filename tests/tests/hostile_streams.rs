@@ -4,7 +4,7 @@
 mod control_daemon;
 mod scene;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::stream::MemOp;
 use mpsshim_proto::message::{EventCreate, EventOnStream, Mark, Object, Op};

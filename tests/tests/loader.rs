@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::table;
+use mpsshim_api::table;
 use mpsshim_tests::artifacts::artifact;
 use symbols::exported;
 use tempfile::TempDir;

@@ -5,7 +5,7 @@ mod programs;
 mod scene;
 
 use control_daemon::{raise_descriptor_limit, wait_until};
-use mpsshim_proto::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
 use mpsshim_proto::message::Op;
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::peer::{Peer, Worker, memset};

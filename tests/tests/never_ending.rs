@@ -4,7 +4,7 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::{
     BatchNode, CaptureBegin, GraphCreate, GraphInstantiate, GraphInstantiated, GraphLaunch,
     GraphNode, GraphNodeAdded,

@@ -60,7 +60,7 @@ fn what_a_terminated_client_had_is_freed() {
     assert_eq!(outcome(&done), (0, "0\n", ""));
     assert_eq!(
         peer.await_end(),
-        Ok(mpsshim_proto::cuda::CUDA_ERROR_MPS_CLIENT_TERMINATED)
+        Ok(mpsshim_api::cuda::CUDA_ERROR_MPS_CLIENT_TERMINATED)
     );
     let free = scene.before.free;
     scene.observer = scene.peer();

@@ -6,7 +6,7 @@ mod symbols;
 
 use control_daemon::Done;
 use docker::{Container, PACKAGES, containers, done, packages, unpack};
-use mpsshim_proto::table;
+use mpsshim_api::table;
 use mpsshim_tests::artifacts::artifact;
 use object::{Object, ObjectSection};
 use std::fs;

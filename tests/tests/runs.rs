@@ -4,7 +4,7 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::Place;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Launch, Mark, Op};
 use mpsshim_tests::peer::{Loaded, PTX, Peer, fill_params, launch, memset};
 use nix::sys::signal::{Signal, kill};

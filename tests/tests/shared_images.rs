@@ -4,7 +4,7 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::Place;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{FunctionAttribute, Named, Op, Range, Value};
 use mpsshim_tests::peer::{Loaded, PTX, Status, fill_params, launch};
 use scene::{control, daemon_with};

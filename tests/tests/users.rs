@@ -7,7 +7,7 @@ mod scene;
 use control_daemon::{
     Client, Place, SERVER_NOT_READY, as_user, other_user, refused_status, two_users, wait_until,
 };
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
 use mpsshim_proto::message::memory::{IpcOpen, IpcOpened, Opaque};
 use mpsshim_proto::message::{HostAlloc, Op};
 use mpsshim_server::seqpacket;

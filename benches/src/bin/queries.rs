@@ -3,7 +3,7 @@
 //!
 //! `queries [--rounds N] [--image-mib N]`; run it alone, and under `LD_PRELOAD=libmpsshim.so` with a daemon.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::{CString, c_void};
 use std::hint::black_box;
 use std::ptr::null_mut;

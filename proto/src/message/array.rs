@@ -1,6 +1,7 @@
 //! Arrays, textures, surfaces, two- and three-dimensional copies.
 
-use crate::cuda::{CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC};
+use mpsshim_api::cuda::{CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC};
+use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 plain_structs! {

@@ -1,5 +1,6 @@
 //! Green contexts, peers, device-wide settings.
 
+use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 plain_structs! {

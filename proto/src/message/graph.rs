@@ -1,9 +1,10 @@
 //! Graphs and stream capture.
 //!
 //! Graphs, nodes and instances get their handles from the server: only it knows when the driver has made one. What a
-//! node does travels as a struct of its kind ([`crate::cuda`], [`KernelNode`]) behind the message's own, with handles
+//! node does travels as a struct of its kind ([`mpsshim_api::cuda`], [`KernelNode`]) behind the message's own, with handles
 //! of this session in place of the driver's, and comes back in the same form.
 
+use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 plain_structs! {
@@ -14,7 +15,7 @@ plain_structs! {
         graph: u64,
         /// Nodes behind this struct that the first captured node depends on.
         nodes: u32,
-        /// Whether as many [`crate::cuda::CUgraphEdgeData`] follow the nodes.
+        /// Whether as many [`mpsshim_api::cuda::CUgraphEdgeData`] follow the nodes.
         edges: u32,
     }
     /// What `cuStreamGetCaptureInfo` says. `nodes` nodes follow, then as many edges if `edges` is not 0.
@@ -43,7 +44,7 @@ plain_structs! {
         pad: u32,
     }
     /// `part` nodes follow, then for edges as many nodes that they lead to, then for edges and dependencies as many
-    /// [`crate::cuda::CUgraphEdgeData`].
+    /// [`mpsshim_api::cuda::CUgraphEdgeData`].
     GraphListed { total: u32, part: u32, }
     /// `count` nodes, as many that depend on them, as many edges.
     GraphDependencies { graph: u64, count: u32, remove: u32, }
@@ -79,7 +80,7 @@ plain_structs! {
         shared: u32,
         param_len: u32,
     }
-    /// What a node that allocates memory does; [`crate::cuda::CUmemAccessDesc`]s follow as [`Access`].
+    /// What a node that allocates memory does; [`mpsshim_api::cuda::CUmemAccessDesc`]s follow as [`Access`].
     Access { kind: u32, id: i32, flags: u32, }
     /// What a node of stream memory operations does; the operations follow, six words each.
     BatchNode { count: u32, flags: u32, }

@@ -1,5 +1,6 @@
 //! The linker and what else concerns code.
 
+use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 plain_structs! {

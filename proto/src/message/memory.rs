@@ -1,6 +1,7 @@
 //! Pools, virtual memory, managed, shared and registered memory.
 
-use crate::cuda::{CUmemAllocationProp, CUmemLocation};
+use mpsshim_api::cuda::{CUmemAllocationProp, CUmemLocation};
+use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 plain_structs! {

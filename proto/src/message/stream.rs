@@ -1,6 +1,7 @@
 //! Stream memory operations, stream attributes, host functions.
 
 use super::*;
+use mpsshim_api::plain_structs;
 
 /// Bytes that the longest attribute of a stream has.
 pub const STREAM_ATTRIBUTE_LEN: usize = 32;

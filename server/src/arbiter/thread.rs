@@ -14,7 +14,7 @@ use crate::mode::Mode;
 use crate::seqpacket;
 use crate::user_memory::Place;
 use crossbeam_channel::{Receiver, Sender};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::direct::{self, PAGE_LEN};
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::shm::{self, Doorbell};

@@ -22,7 +22,7 @@ use crate::mode::Modes;
 use crate::mode::by_device::DeviceModes;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
-use mpsshim_proto::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
+use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use sd_notify::NotifyState;

@@ -2,7 +2,7 @@
 //! or nothing known.
 
 use crate::takeover::{self, Introduction, MAGIC_SERVER};
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::handshake::{
     ClientHello, MAGIC_CLIENT, MAGIC_UI, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, Welcome,
 };
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_refusal_says_nothing_but_the_status() {
-        let welcome = refusal(mpsshim_proto::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED);
+        let welcome = refusal(mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED);
         assert_eq!(welcome.status, 805);
         assert!(welcome.as_bytes()[12..].iter().all(|&byte| byte == 0));
     }

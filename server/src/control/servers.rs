@@ -15,7 +15,7 @@ use super::spawn::{Launcher, Owner};
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
 use crate::seqpacket;
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
 pub use server::{Client, Server, State};

@@ -5,7 +5,7 @@
 
 use super::devices::Ordinal as DeviceOrdinal;
 use crate::user_memory::Place;
-use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use super::account::Charge;
 use super::devices::Ordinal;
 use super::session::Session;
 use super::undertaker::Buried;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::collections::HashMap;
 
 /// An array of a session, or a level or plane of one.

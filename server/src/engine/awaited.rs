@@ -9,7 +9,7 @@ use super::bounds::GRAPH_WAITS;
 use super::devices::Ordinal;
 use super::host::write_word;
 use super::session::Session;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

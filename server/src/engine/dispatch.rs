@@ -16,7 +16,7 @@ use super::slow::SlowTask;
 use super::{Dispatcher, Shared};
 use crate::panics;
 use crossbeam_channel::Receiver;
-use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ops::Lane;
 use mpsshim_proto::ring::Message;

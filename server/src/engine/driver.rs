@@ -3,7 +3,7 @@
 //! All foreign calls of the server go through here. Functions that take host addresses take them as `u64`: the
 //! callers pass only addresses inside mappings the server made itself, with lengths they have checked.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use thiserror::Error;

@@ -12,7 +12,7 @@
 use super::Shared;
 use super::session::{Session, SessionShared};
 use crate::limits::DEFAULT_WEIGHT;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Every so many rounds clients below normal priority have a turn, whatever the others do.

@@ -8,7 +8,7 @@ use super::account::Charge;
 use super::driver::Driver;
 use super::host::{HostArena, is_affordable};
 use super::rations::Ration;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const PAGE: u64 = 4096;

@@ -6,7 +6,7 @@
 
 use super::calls::launch::packed;
 use super::driver::Driver;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::CStr;
 
 /// Writes the word behind whatever came before it. The barrier is for all of the system and cumulative, so that who sees

@@ -22,7 +22,7 @@ use super::side::{self, Side};
 use super::slow::SlowTask;
 use super::undertaker::Buried;
 use crate::panics;
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ops::Gate as Condition;

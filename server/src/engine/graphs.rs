@@ -13,7 +13,7 @@ use super::instances::Image;
 use super::pace::Length;
 use super::pools;
 use super::session::Event;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handle::{Handle, Kind};
 use std::collections::{BTreeMap, HashMap, HashSet};

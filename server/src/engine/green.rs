@@ -8,7 +8,7 @@ use super::Shared;
 use super::bounds;
 use super::devices::{KeptStreams, Ordinal};
 use super::driver::Driver;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::Resource;
 use std::sync::Arc;
 

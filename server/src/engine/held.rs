@@ -14,7 +14,7 @@ use super::host::{Flag, read_word};
 use super::session::{Session, SessionShared};
 use super::slots::Slots;
 use super::streams::{Role, Stream};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::{Launch, Op};
 use mpsshim_proto::ops::{Ordering, Touch};

@@ -2,7 +2,7 @@
 
 use super::bounds;
 use super::host::is_affordable;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::shm::{Mapping, is_sealed};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};

@@ -15,7 +15,7 @@ use super::images::Content;
 use super::jit::JitOptions;
 use super::side::{self, SIDES, Side};
 use super::undertaker::Buried;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,6 +1,6 @@
 //! Options of the driver's compiler and linker, as a message carries them and as the driver takes them.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ImageLoaded, JitOption};
 use std::ffi::c_void;
 use zerocopy::{FromBytes, IntoBytes};

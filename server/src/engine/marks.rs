@@ -11,7 +11,7 @@ use super::flag_kernel::FlagKernel;
 use super::session::Session;
 use super::streams::Stream;
 use super::{Dispatcher, Shared};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

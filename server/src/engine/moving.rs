@@ -13,7 +13,7 @@ use super::pace::Length;
 use super::session::{Event, Session};
 use super::side::{self, Side};
 use super::streams::Stream;
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUevent, CUfunction,
     CUresult, CUstream,
 };

@@ -11,7 +11,7 @@ use super::gate;
 use super::held::Awaited;
 use super::session::{CallError, Session, SessionShared};
 use super::streams::Stream;
-use mpsshim_proto::cuda::{CUresult, CUstream};
+use mpsshim_api::cuda::{CUresult, CUstream};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 

@@ -10,7 +10,7 @@ use super::devices::Device;
 use super::driver::Driver;
 use super::green::{Green, GreenRef, description};
 use crate::limits::Percentage;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use super::account::{Account, Charge, Memory};
 use super::bounds;
 use super::devices::Ordinal;
 use super::slots::Slots;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@
 
 use super::Shared;
 use super::session::Session;
-use mpsshim_proto::cuda::{CUDA_ERROR_NOT_READY, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{Read, Seek};

@@ -1,7 +1,7 @@
 //! What a server has a fixed number of, given out so that nobody gets the last of it: what a user, or a session, may have
 //! follows from what is left over.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use nix::sys::resource::{Resource, getrlimit};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

@@ -14,7 +14,7 @@ use super::undertaker::Buried;
 use super::{EngineEvent, Shared};
 use crate::panics;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use mpsshim_proto::cuda::CUDA_ERROR_NOT_READY;
+use mpsshim_api::cuda::CUDA_ERROR_NOT_READY;
 use mpsshim_proto::segment::RETURNED;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -17,7 +17,7 @@ use super::marks::Writer;
 use super::pace::{Length, Runs};
 use super::session::{CallError, Session};
 use super::streams::Stream;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
 use mpsshim_proto::ring::{Message, Place, Violation};
 use std::time::{Duration, Instant};

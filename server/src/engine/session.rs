@@ -35,7 +35,7 @@ use super::virtual_memory::VirtualMemory;
 use crate::closers::Stranger;
 use crate::limits::{Terms, Usage};
 use crate::mode::Mode;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Consumer, Message, Violation};

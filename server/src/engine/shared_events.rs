@@ -8,7 +8,7 @@ use super::devices::Ordinal;
 use super::driver::Driver;
 use super::session::Event;
 use super::side::{self, Side};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,7 +7,7 @@
 use super::account::{Account, Memory};
 use super::bounds;
 use super::devices::Grant;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};

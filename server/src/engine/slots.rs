@@ -1,7 +1,7 @@
 //! Tables of a session's objects at positions that the client chose. A table has room only where objects are: one at a
 //! far position takes no more than a near one.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
 
 /// Positions that get room together.

@@ -12,7 +12,7 @@ use super::pace::Pace;
 use super::rations::Holder;
 use super::runs::Chains;
 use super::session::{CallError, Session, SessionShared};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -19,7 +19,7 @@ use super::rations::{Part, Ration};
 use super::session::SessionShared;
 use super::side::{self, Side};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
 use std::os::fd::AsFd;

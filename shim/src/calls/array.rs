@@ -1,6 +1,6 @@
 //! Arrays and mipmapped arrays, and one-dimensional copies to and from them.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CUDA_ARRAY_DESCRIPTOR,
     CUDA_ARRAY_MEMORY_REQUIREMENTS, CUDA_ARRAY_SPARSE_PROPERTIES, CUDA_ARRAY3D_DESCRIPTOR,
     CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY3D, CUdevice, CUdeviceptr, CUresult,

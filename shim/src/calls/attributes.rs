@@ -1,7 +1,7 @@
 //! What the driver refuses of a launch's attributes, checked before the launch is posted, so that the status comes
 //! from the launch itself.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use super::launch::Shape;
 use super::occupancy;

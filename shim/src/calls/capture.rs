@@ -1,6 +1,6 @@
 //! Stream capture.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_STREAM_CAPTURE_MODE_GLOBAL, CUDA_ERROR_INVALID_VALUE, CUgraphEdgeData, CUresult,
 };
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_CTX_COREDUMP_ENABLE, CU_CTX_FLAGS_MASK, CU_CTX_MAP_HOST, CU_CTX_SCHED_MASK,
     CU_CTX_USER_COREDUMP_ENABLE, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, CUdevice, CUlimit, CUresult,

@@ -1,6 +1,6 @@
 //! One-dimensional copies. What an address is decides the way of a copy, not the name of the call.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult,
 };
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Op, Side};

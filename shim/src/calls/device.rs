@@ -3,45 +3,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use super::context::valid_flags;
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::{context, genuine};
-
-/// Symbols whose handler is the genuine driver's function itself.
-pub static GENUINE: &[&str] = &[
-    "cuDeviceCanAccessPeer",
-    "cuDeviceComputeCapability",
-    "cuDeviceGet",
-    "cuDeviceGetByPCIBusId",
-    "cuDeviceGetCount",
-    "cuDeviceGetExecAffinitySupport",
-    "cuDeviceGetHostAtomicCapabilities",
-    "cuDeviceGetLuid",
-    "cuDeviceGetName",
-    "cuDeviceGetNvSciSyncAttributes",
-    "cuDeviceGetP2PAtomicCapabilities",
-    "cuDeviceGetP2PAttribute",
-    "cuDeviceGetPCIBusId",
-    "cuDeviceGetProperties",
-    "cuDeviceGetTexture1DLinearMaxWidth",
-    "cuDeviceGetUuid",
-    "cuDeviceGetUuid_v2",
-    "cuDriverGetVersion",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuModuleGetLoadingMode",
-    // Settings and logs of the process's own driver.
-    "cuCoredumpGetAttributeGlobal",
-    "cuCoredumpSetAttributeGlobal",
-    "cuLogsCurrent",
-    "cuLogsDumpToFile",
-    "cuLogsDumpToMemory",
-    "cuLogsRegisterCallback",
-    "cuLogsUnregisterCallback",
-];
 
 entries! {
     cuDeviceGetAttribute => get_attribute,

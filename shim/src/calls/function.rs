@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUfunction_attribute, CUresult,
 };
 

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LOSSY_QUERY, CUDA_ERROR_OPERATING_SYSTEM,
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUgraphExecUpdateResultInfo, CUresult,
 };

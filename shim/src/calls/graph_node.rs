@@ -1,6 +1,6 @@
 //! What nodes of graphs do: added, changed in a graph or in an instance, and asked for.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphAttribute, GraphCondition, GraphNode, GraphPair, HostNode, KernelNode,
     node_flags,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::context::{
     GreenCreate, Resource, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,

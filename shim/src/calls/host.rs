@@ -1,6 +1,6 @@
 //! Pinned host memory, and host memory that is registered.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
     CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult,
 };

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::{IpcOpen, IpcOpened, Opaque, PhysicalExport, RangeHandle};
 use mpsshim_proto::message::{Object, Op, Range};
 use zerocopy::{FromBytes, IntoBytes};

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUfunction_attribute, CUresult,
 };
 use mpsshim_proto::handle::Kind;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};

@@ -1,6 +1,6 @@
 //! Waits and writes of words in stream order. A batch travels as one message for each operation.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_STREAM_MEM_OP_BARRIER, CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES, CU_STREAM_MEM_OP_WAIT_VALUE_32,
     CU_STREAM_MEM_OP_WAIT_VALUE_64, CU_STREAM_MEM_OP_WRITE_VALUE_32,
     CU_STREAM_MEM_OP_WRITE_VALUE_64, CU_STREAM_WAIT_VALUE_FLUSH, CU_STREAM_WAIT_VALUE_NOR,

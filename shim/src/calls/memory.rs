@@ -1,6 +1,6 @@
 //! Device memory.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUdeviceptr, CUresult};
 use mpsshim_proto::message::{Attach, MemInfo, Op};
 
 use super::entries;

@@ -1,6 +1,6 @@
 //! Memsets: one message for all of them.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
 use mpsshim_proto::message::{Memset, Op};
 
 use super::{entries, peer};

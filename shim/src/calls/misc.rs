@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_NOT_FOUND, CUresult, CUuuid};
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_FOUND, CUresult, CUuuid};
 
 use super::entries;
 use crate::ffi::{In, Out, guard};

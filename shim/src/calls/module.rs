@@ -4,7 +4,7 @@ use std::ffi::{OsStr, c_void};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult,
 };
 use mpsshim_proto::handle::Kind;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUresult};
 use mpsshim_proto::message::PARAMS_MAX;
 use parking_lot::Mutex;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::memory::Peers;
 use parking_lot::Mutex;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 
+use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
-use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::{Op, PointerQuery, Value};
 
 use parking_lot::Mutex;

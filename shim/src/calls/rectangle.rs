@@ -1,7 +1,7 @@
 //! Two- and three-dimensional copies: one message for all of them. As with one-dimensional ones, what an address is
 //! decides the way; pageable memory goes through staging, its rows packed tightly.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_MEMCPY_OPERAND_TYPE_ARRAY, CU_MEMCPY_OPERAND_TYPE_POINTER, CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED,
     CUDA_ERROR_INVALID_VALUE, CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_BATCH_OP,

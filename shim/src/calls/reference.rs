@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUresult,
 };

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdevice, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
 

@@ -1,6 +1,6 @@
 //! Streams.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUresult,
 };

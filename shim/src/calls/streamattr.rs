@@ -1,6 +1,6 @@
 //! Attributes of streams. They are kept here; those that change how the device works go to the server too.
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT,
     CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN,
     CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, CU_STREAM_ATTRIBUTE_PRIORITY,

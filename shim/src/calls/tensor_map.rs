@@ -1,7 +1,7 @@
 //! Tensor maps. The genuine driver makes them only with a context, which is the server's; what it made is kept, since
 //! programs describe the same tensors before every launch.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::message::array::{
     TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,

@@ -1,8 +1,6 @@
 //! Texture and surface objects. Kernels use the driver's own value, so the program gets that one.
 
-use mpsshim_proto::cuda::{
-    CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUresult,
-};
+use mpsshim_api::cuda::{CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUresult};
 
 use super::entries;
 use crate::ffi::{In, Out, guard};

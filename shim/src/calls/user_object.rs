@@ -1,6 +1,6 @@
 //! User objects.
 
-use mpsshim_proto::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
 use mpsshim_proto::message::graph::list;
 
 use super::entries;

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use super::entries;
 use crate::ffi::{In, Out, guard};

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use mpsshim_proto::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUdevice, CUresult};
 use parking_lot::Mutex;
 
 use super::{Genuine, memory, server_device, turn, wrappers};

@@ -17,7 +17,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::direct::Page;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::user_memory::UserMemory;

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUresult};
 use mpsshim_proto::direct::{
     GIVING, GONE, HELD, IDLE, NOT_ASKED, NOW, REPORT, TERMINATED, WANTS, WHEN_IDLE,
 };

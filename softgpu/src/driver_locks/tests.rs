@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 
 use super::{KEPT_OUT, ON, WAITING};
 use crate::lookup::exported;

@@ -10,7 +10,7 @@
 //! each line of its standard input as a report.
 
 use crossbeam_channel::{Sender, unbounded};
-use mpsshim_proto::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
 use mpsshim_proto::handshake::{ClientHello, Welcome};
 use mpsshim_server::control::greeting::refusal;
 use mpsshim_server::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};

@@ -9,7 +9,7 @@
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::PTX;
 use std::ffi::{CString, c_int, c_uint, c_void};

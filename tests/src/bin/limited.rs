@@ -13,7 +13,7 @@
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::process::ExitCode;

@@ -258,7 +258,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/coverage.md",
-        "UPDATE_DOCS=1 cargo test -p mpsshim-proto --test coverage",
+        "UPDATE_DOCS=1 cargo test -p mpsshim-api --test coverage",
         Text("it would rewrite the page"),
     ),
     ("examples/mpi/README.md", "make", MPI),

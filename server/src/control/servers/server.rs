@@ -7,7 +7,7 @@ use crate::engine::{Credentials, DeviceInfo};
 use crate::limits::Limits;
 use crate::link::{Link, ToDaemon};
 use crate::trace::Totals;
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -9,7 +9,7 @@ use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use super::super::undertaker::Buried;
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayInfo, ArrayPart, ArrayQuery, BoxSide, CopyBox, TEXTURE_HAS_VIEW,

@@ -7,7 +7,7 @@ use super::super::graphs::{Capture, Owner};
 use super::super::session::{CallError, Session};
 use super::super::streams::Role;
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{
     CaptureBegin, CaptureHost, CaptureState, CaptureUpdate, NODES_MOST,

@@ -3,7 +3,7 @@
 use super::super::Shared;
 use super::super::session::Session;
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Attach, Limit};
 use mpsshim_proto::ring::Message;
 

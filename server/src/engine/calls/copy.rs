@@ -3,7 +3,7 @@
 use super::super::Shared;
 use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, Side};
 use mpsshim_proto::ring::Message;
 

@@ -4,7 +4,7 @@ use super::super::Shared;
 use super::super::session::{CallError, Event, Session};
 use super::super::streams::Role;
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
 use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};
 use zerocopy::IntoBytes;

@@ -6,7 +6,7 @@ use super::super::instances::{Key, Raw};
 use super::super::pace::Length;
 use super::super::session::{CallError, Function, Session};
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{
     FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, Param, Value,

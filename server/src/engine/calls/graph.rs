@@ -15,7 +15,7 @@ use super::super::session::{CallError, Session};
 use super::Reply;
 use super::capture::{all_nodes, take};
 use super::stream::{first_word, set_first_word};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{
     GraphAttribute, GraphCondition, GraphCreate, GraphDependencies, GraphDot, GraphList,

@@ -9,7 +9,7 @@ use super::super::side::Side;
 use super::super::undertaker::Buried;
 use super::Reply;
 use crate::limits::Percentage;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::context::{
     Confine, GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,

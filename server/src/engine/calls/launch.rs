@@ -5,7 +5,7 @@ use super::super::gate::Want;
 use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use super::stream::{first_word, set_first_word};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
 use std::ffi::c_void;

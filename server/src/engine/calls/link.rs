@@ -7,7 +7,7 @@ use super::super::images::is_whole;
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Link, Session};
 use super::{Logged, Reply};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::image::{LinkAdd, LinkCreate};

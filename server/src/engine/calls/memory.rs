@@ -5,7 +5,7 @@ use super::super::account::Memory;
 use super::super::bounds;
 use super::super::session::{CallError, Session};
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::{Attach, HostAlloc, MANAGED, MemGrant, MemInfo, PointerQuery, Range};

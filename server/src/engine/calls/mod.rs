@@ -25,7 +25,7 @@ pub use link::LinkThread;
 use super::Shared;
 use super::session::{CallError, Session};
 use super::trace;
-use mpsshim_proto::cuda::CUresult;
+use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::{Op, Value};
 use mpsshim_proto::ops::{Body, Lane};

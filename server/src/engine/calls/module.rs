@@ -10,7 +10,7 @@ use super::super::jit::JitOptions;
 use super::super::session::{CallError, Function, Global, Session};
 use super::{Logged, Reply};
 use crate::closers::{self, Stranger};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::{ImageLoad, Named, Object, Range};

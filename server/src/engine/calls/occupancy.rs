@@ -3,7 +3,7 @@
 use super::super::Shared;
 use super::super::session::Session;
 use super::Reply;
-use mpsshim_proto::cuda::CUstream;
+use mpsshim_api::cuda::CUstream;
 use mpsshim_proto::message::{Launch, Occupancy};
 use mpsshim_proto::ring::Message;
 

@@ -5,7 +5,7 @@ use super::super::devices::Ordinal;
 use super::super::pools;
 use super::super::session::{CallError, Session};
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::{PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree};
 use mpsshim_proto::message::{Object, Range};
 use mpsshim_proto::ring::Message;

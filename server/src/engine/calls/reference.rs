@@ -5,7 +5,7 @@ use super::super::arrays::{RawArray, RawReference, Reference};
 use super::super::session::{CallError, Session};
 use super::Reply;
 use crate::engine::instances::Raw;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
     GetReference, ReferenceArguments, ReferenceCall as Call, ReferenceResult,

@@ -9,8 +9,8 @@ use super::super::side;
 use super::super::undertaker::Buried;
 use super::Reply;
 use super::virtual_memory::may_be_exported_memory;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
-use mpsshim_proto::cuda::*;
 use mpsshim_proto::message::memory::{
     FileRegister, HostAlias, IpcOpen, IpcOpened, Peers, PhysicalExport, PoolImport,
     PoolImportPointer, RangeHandle,

@@ -4,7 +4,7 @@ use super::super::Shared;
 use super::super::held::{Awaited, Phase, Word};
 use super::super::session::{CallError, Session};
 use super::super::streams::{Role, Stream};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::segment::{ARRIVED, RETURNED};

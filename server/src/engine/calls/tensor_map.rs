@@ -3,7 +3,7 @@
 use super::super::Shared;
 use super::super::session::{CallError, Session};
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::array::{
     TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,
 };

@@ -7,7 +7,7 @@ use super::super::files::Looked;
 use super::super::session::{CallError, Session};
 use super::super::virtual_memory::{Physical, VirtualMemory};
 use super::Reply;
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::memory::{
     ACCESSES_MAX, Access, AddressReserve, GetAccess, Granularity, Location, MapMemory,

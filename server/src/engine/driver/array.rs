@@ -1,7 +1,7 @@
 //! Arrays, textures, surfaces, two- and three-dimensional copies.
 
 use super::{DriverError, symbol, unsupported};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_int, c_void};
 
 functions! {

@@ -1,7 +1,7 @@
 //! Green contexts, peers, device-wide settings.
 
 use super::{DriverError, symbol, unsupported};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::c_void;
 
 functions! {

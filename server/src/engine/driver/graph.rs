@@ -1,7 +1,7 @@
 //! Graphs and stream capture.
 
 use super::{DriverError, symbol, unsupported};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_void};
 
 functions! {

@@ -1,7 +1,7 @@
 //! Pools, virtual memory, managed, shared and registered memory.
 
 use super::{DriverError, symbol, unsupported};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::{c_int, c_void};
 
 functions! {

@@ -1,7 +1,7 @@
 //! Stream memory operations, stream attributes, host functions.
 
 use super::{DriverError, symbol, unsupported};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use std::ffi::c_void;
 
 functions! {

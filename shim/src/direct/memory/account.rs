@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use mpsshim_proto::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::direct::{GONE, Memory, TERMINATED};
 use mpsshim_proto::user_memory::{PLACES, UserMemory};
 use parking_lot::{RwLock, RwLockReadGuard};

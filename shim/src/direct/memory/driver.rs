@@ -1,8 +1,6 @@
 //! The driver's own functions that the accounting asks.
 
-use mpsshim_proto::cuda::{
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUresult,
-};
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUresult};
 
 use crate::direct::Genuine;
 

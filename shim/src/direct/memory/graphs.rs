@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mpsshim_proto::cuda::{
+use mpsshim_api::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE,
     CUDA_MEM_ALLOC_NODE_PARAMS, CUmemLocation,
 };

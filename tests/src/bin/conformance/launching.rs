@@ -283,7 +283,7 @@ pub fn launch_attributes(_: &Setup) {
         let waited = cu!(cuStreamSynchronize, stream);
         say!(what, "{result} {waited} {:?}", read_i32(out, 6));
     };
-    use mpsshim_proto::cuda as cu;
+    use mpsshim_api::cuda as cu;
     let cluster = |x: u32, y: u32| attribute(cu::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &[x, y, 1]);
     run("no attributes", "clusters", 4, &[]);
     run("ignored", "clusters", 4, &[attribute(0, &[])]);

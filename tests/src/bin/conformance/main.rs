@@ -5,7 +5,7 @@
 //! `conformance [SECTION…]` runs only these sections. The further sections ([`FURTHER`]) run when they are named;
 //! each has a file of its own in `tests/fixtures/conformance/`. `conformance --list` names them.
 
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};

@@ -1,7 +1,7 @@
 //! A client that is fuzzed with, and what it knows to name in its messages.
 
 use crate::message::{Draft, Gives};
-use mpsshim_proto::cuda::{CUDA_ERROR_TIMEOUT, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_TIMEOUT, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::array::TextureInfo;

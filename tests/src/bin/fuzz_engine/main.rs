@@ -295,7 +295,7 @@ fn connect(
         && !oracle.is_lost()
     {
         // The devices may be full.
-        if status.0 != mpsshim_proto::cuda::CUDA_ERROR_OUT_OF_MEMORY.0 {
+        if status.0 != mpsshim_api::cuda::CUDA_ERROR_OUT_OF_MEMORY.0 {
             return Err(oracle.hung(&format!("a new session could not be made ready: {status}")));
         }
     }

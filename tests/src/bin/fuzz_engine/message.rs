@@ -2,8 +2,8 @@
 
 use crate::client::{Client, Common};
 use crate::images::{Images, SAFE_PARAMS};
+use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::{DEVICE_ARENA, HOST_ARENA, VIRTUAL_ARENA};
-use mpsshim_proto::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, GetReference,

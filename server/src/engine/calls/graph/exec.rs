@@ -7,7 +7,7 @@ use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::graphs::Exec;
 use crate::engine::pace::{Length, Runs};
 use crate::engine::session::{CallError, Session};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{
     GraphEnabled, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphPair, GraphUpdated,

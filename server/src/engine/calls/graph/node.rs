@@ -7,7 +7,7 @@ use crate::engine::calls::capture::take;
 use crate::engine::devices::Ordinal;
 use crate::engine::graphs::{Owner, Size};
 use crate::engine::session::{CallError, Session};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphNode, GraphNodeAdded, HostNode, KernelNode, node_flags,

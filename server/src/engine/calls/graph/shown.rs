@@ -9,7 +9,7 @@ use crate::engine::calls::Reply;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::graphs::Owner;
 use crate::engine::session::{CallError, Session};
-use mpsshim_proto::cuda::*;
+use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{Access, BatchNode, GraphNodeIs, HostNode, KernelNode};
 use mpsshim_proto::segment::{ARRIVED, FLAG_STRIDE, FLAGS, RETURNED};

@@ -1,15 +1,15 @@
-//! The one table of driver entry points.
+//! The table of driver entry points: each declared once, with all that other parts have to know about it.
 //!
-//! A row says which exported symbol serves a base name from which CUDA version on, for either flavour of the
-//! default stream; [`crate::classes`] says how proxy mode serves it. The exported symbols of the shim, its
-//! `cuGetProcAddress` answers, the opcodes and the server's dispatch derive from here. `driver-api.csv` is what
-//! the genuine driver of CUDA 13.0 answered; a test holds the rows and that file equal.
+//! A row of [`rows`] is a base name with the exported symbol that serves it from which CUDA version on, for either flavour
+//! of the default stream; how proxy mode serves it; whether it gives the device something to do; whether it works in a child
+//! that was forked. The exported symbols of the shim, its `cuGetProcAddress` answers, direct mode's gate and
+//! docs/coverage.md derive from here. `driver-api.csv` is what the genuine driver of CUDA 13.0 answered; a test holds the
+//! rows and that file equal.
 
 mod rows;
 
+use rows::for_each_entry_point;
 use std::sync::LazyLock;
-
-use crate::classes::CLASSES;
 
 /// The newest CUDA version the table knows entry points of: 1000 * major + 10 * minor.
 pub const CUDA_VERSION: u32 = 13000;
@@ -17,23 +17,122 @@ pub const CUDA_VERSION: u32 = 13000;
 /// [`EntryPoint::since`] of a symbol that the driver exports but that `cuGetProcAddress` never gives out.
 pub const EXPORT_ONLY: u32 = u32::MAX;
 
-/// Every entry point, ordered as `driver-api.csv`: by base name, then by version.
-pub static TABLE: &[EntryPoint] = rows::ROWS;
+macro_rules! symbol {
+    (-) => {
+        None
+    };
+    ($symbol:ident) => {
+        Some(stringify!($symbol))
+    };
+}
+
+macro_rules! per_thread {
+    ($legacy:tt) => {
+        symbol!($legacy)
+    };
+    ($legacy:tt $per_thread:tt) => {
+        symbol!($per_thread)
+    };
+}
+
+macro_rules! class {
+    ([$class:ident($reason:ident) $($work:ident)+]) => {
+        Class::$class(Reason::$reason)
+    };
+    ([$class:ident $($work:ident)+]) => {
+        Class::$class
+    };
+}
+
+macro_rules! submits {
+    ([$class:ident $(($reason:ident))? submits $($after_fork:ident)?]) => {
+        true
+    };
+    ([$class:ident $(($reason:ident))? idle $($after_fork:ident)?]) => {
+        false
+    };
+}
+
+macro_rules! after_fork {
+    ([$class:ident $(($reason:ident))? $work:ident after_fork]) => {
+        true
+    };
+    ([$class:ident $(($reason:ident))? $work:ident]) => {
+        false
+    };
+}
+
+macro_rules! table {
+    ($($name:ident: $facts:tt { $($since:tt: $legacy:tt $(/ $per_thread:tt)?),+ })*) => {
+        /// Every entry point, ordered as `driver-api.csv`: by base name, then by version.
+        pub static TABLE: &[EntryPoint] = &[$($(EntryPoint {
+            name: stringify!($name),
+            since: $since,
+            legacy: symbol!($legacy),
+            per_thread: per_thread!($legacy $($per_thread)?),
+            class: class!($facts),
+            submits: submits!($facts),
+            after_fork: after_fork!($facts),
+        },)+)*];
+    };
+}
+
+for_each_entry_point!(table);
 
 /// How proxy mode serves a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
 pub enum Class {
     /// Answered in the client.
-    Local = 1,
+    Local,
+    /// The genuine driver's own function, in the client: it needs no context.
+    Genuine,
     /// Written to the ring; no answer is awaited.
-    Post = 2,
+    Async,
     /// Written to the ring; the call waits for the answer.
-    Ask = 3,
+    Request,
     /// Has a message body or a way of its own.
-    Custom = 4,
+    Custom,
     /// Not served: `CUDA_ERROR_NOT_SUPPORTED`.
-    Absent = 5,
+    Absent(Reason),
+}
+
+/// Why proxy mode does not serve a call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reason {
+    /// Graphics interop.
+    Graphics,
+    /// External memory and semaphores.
+    External,
+    /// Sparse arrays.
+    SparseArrays,
+    /// Decompression by the device.
+    Decompression,
+    /// The driver's header does not have it.
+    Undocumented,
+    /// NVLink multicast.
+    Multicast,
+    /// Checkpoints.
+    Checkpoints,
+    /// Debugging.
+    Debugging,
+}
+
+impl Reason {
+    /// For a user.
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::Graphics => "graphics interop: needs the program's own context",
+            Reason::External => "external memory and semaphores: need the program's own context",
+            Reason::SparseArrays => "sparse arrays: no program that was tried asks for it",
+            Reason::Decompression => "needs a decompression engine, which no device at hand has",
+            Reason::Undocumented => "undocumented",
+            Reason::Multicast => {
+                "NVLink multicast: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED reads 0, so that libraries do without"
+            }
+            Reason::Checkpoints => "checkpoints: the device's state is the server's",
+            Reason::Debugging => "debugging: the context is the server's",
+        }
+    }
 }
 
 /// One row: which symbol serves a base name from one CUDA version on, until the next row of that name.
@@ -47,8 +146,13 @@ pub struct EntryPoint {
     pub legacy: Option<&'static str>,
     /// Exported symbol with the per-thread default stream; the legacy one where no stream is involved.
     pub per_thread: Option<&'static str>,
-    /// How proxy mode serves it.
+    /// How proxy mode serves it. All versions and default-stream flavours of a call go the same way.
     pub class: Class,
+    /// Whether it gives the device something to do, or something that waits on the device: in direct mode it needs the
+    /// client's turn.
+    pub submits: bool,
+    /// Whether it works in a child that was forked: it touches neither device nor session.
+    pub after_fork: bool,
 }
 
 /// What [`lookup`] found.
@@ -116,73 +220,59 @@ pub fn symbol_index(symbol: &str) -> Option<usize> {
         .ok()
 }
 
-/// The class of an exported symbol.
-pub fn symbol_class(symbol: &str) -> Option<Class> {
+/// What the table says of an exported symbol.
+pub fn entry_point(symbol: &str) -> Option<&'static EntryPoint> {
     symbol_index(symbol).map(|index| SYMBOLS[index].1)
 }
 
-static SYMBOLS: LazyLock<Vec<(&'static str, Class)>> = LazyLock::new(|| {
-    let mut symbols: Vec<_> = TABLE
-        .iter()
-        .flat_map(|row| {
-            [row.legacy, row.per_thread]
-                .into_iter()
-                .flatten()
-                .map(|symbol| (symbol, row.class))
-        })
-        .collect();
-    symbols.sort_unstable_by_key(|(symbol, _)| *symbol);
+/// Whether an exported symbol gives the device something to do.
+pub fn submits(symbol: &str) -> bool {
+    entry_point(symbol).is_some_and(|row| row.submits)
+}
+
+/// Whether proxy mode leaves an exported symbol to the genuine driver.
+pub fn is_genuine(symbol: &str) -> bool {
+    entry_point(symbol).is_some_and(|row| row.class == Class::Genuine)
+}
+
+/// Whether an exported symbol works in a child that was forked. Itself it works there too: it takes no lock.
+pub fn works_after_fork(symbol: &str) -> bool {
+    let mut rows = AFTER_FORK.iter();
+    rows.any(|row| row.legacy == Some(symbol) || row.per_thread == Some(symbol))
+}
+
+static AFTER_FORK: [&EntryPoint; count_after_fork()] = {
+    let mut all = [&TABLE[0]; count_after_fork()];
+    let (mut next, mut row) = (0, 0);
+    while row < TABLE.len() {
+        if TABLE[row].after_fork {
+            all[next] = &TABLE[row];
+            next += 1;
+        }
+        row += 1;
+    }
+    all
+};
+
+const fn count_after_fork() -> usize {
+    let (mut count, mut row) = (0, 0);
+    while row < TABLE.len() {
+        count += TABLE[row].after_fork as usize;
+        row += 1;
+    }
+    count
+}
+
+static SYMBOLS: LazyLock<Vec<(&'static str, &'static EntryPoint)>> = LazyLock::new(|| {
+    let symbols_of = |row: &'static EntryPoint| {
+        let symbols = [row.legacy, row.per_thread].into_iter().flatten();
+        symbols.map(move |symbol| (symbol, row))
+    };
+    let mut symbols: Vec<_> = TABLE.iter().flat_map(symbols_of).collect();
+    symbols.sort_by_key(|(symbol, _)| *symbol);
     symbols.dedup_by_key(|(symbol, _)| *symbol);
     symbols
 });
-
-/// A row as `rows.rs` writes it: "-" stands for no symbol.
-const fn row(
-    name: &'static str,
-    since: u32,
-    legacy: &'static str,
-    per_thread: &'static str,
-) -> EntryPoint {
-    EntryPoint {
-        name,
-        since,
-        legacy: symbol(legacy),
-        per_thread: symbol(per_thread),
-        class: class_of(name),
-    }
-}
-
-const fn symbol(cell: &'static str) -> Option<&'static str> {
-    if same(cell, "-") { None } else { Some(cell) }
-}
-
-const fn class_of(name: &str) -> Class {
-    let mut i = 0;
-    while i < CLASSES.len() {
-        if same(CLASSES[i].0, name) {
-            return CLASSES[i].1;
-        }
-        i += 1;
-    }
-    Class::Absent
-}
-
-/// `a == b`, which the language does not have for strings in constants.
-const fn same(a: &str, b: &str) -> bool {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    if a.len() != b.len() {
-        return false;
-    }
-    // Names of one length differ near their end more often than near "cu".
-    let mut i = a.len();
-    while i > 0 {
-        i -= 1;
-        if a[i] != b[i] {
-            return false;
-        }
-    }
-    true
-}
 
 #[cfg(test)]
 mod tests {
@@ -248,19 +338,43 @@ mod tests {
     }
 
     #[test]
-    fn every_classified_name_exists_once() {
-        for (i, (name, _)) in CLASSES.iter().enumerate() {
-            assert!(
-                !rows_of(name).is_empty(),
-                "{name} is classified but not in the table"
-            );
-            assert!(
-                CLASSES[..i].iter().all(|(other, _)| other != name),
-                "{name} is classified twice"
-            );
+    fn a_symbol_has_the_facts_of_its_name() {
+        let class = |symbol| entry_point(symbol).map(|row| row.class);
+        assert_eq!(class("cuGetProcAddress_v2"), Some(Class::Local));
+        assert_eq!(class("cuGLInit"), Some(Class::Absent(Reason::Graphics)));
+        assert_eq!(class("cuNoSuchCall"), None);
+    }
+
+    #[test]
+    fn errors_have_names_after_a_fork() {
+        for symbol in ["cuGetErrorName", "cuGetProcAddress", "cuGetProcAddress_v2"] {
+            assert!(works_after_fork(symbol), "{symbol}");
         }
-        assert_eq!(symbol_class("cuGetProcAddress_v2"), Some(Class::Local));
-        assert_eq!(symbol_class("cuGLInit"), Some(Class::Absent));
+        for symbol in ["cuInit", "cuMemAlloc_v2", "cuNoSuchCall"] {
+            assert!(!works_after_fork(symbol), "{symbol}");
+        }
+    }
+
+    #[test]
+    fn launches_copies_and_memory_in_stream_order_submit() {
+        for symbol in [
+            "cuLaunchKernel",
+            "cuLaunchKernel_ptsz",
+            "cuMemcpyHtoD_v2",
+            "cuMemcpyHtoDAsync_v2_ptsz",
+            "cuMemAllocAsync",
+            "cuGraphLaunch",
+        ] {
+            assert!(submits(symbol), "{symbol}");
+        }
+        for symbol in [
+            "cuMemAlloc_v2",
+            "cuCtxSynchronize",
+            "cuEventRecord",
+            "cuNoSuchCall",
+        ] {
+            assert!(!submits(symbol), "{symbol}");
+        }
     }
 
     #[test]

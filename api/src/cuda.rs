@@ -32,14 +32,15 @@ mod image;
 mod memory;
 mod stream;
 
-pub(crate) use array::STRUCTS as ARRAY_STRUCTS;
 pub use array::*;
 pub use context::*;
-pub(crate) use graph::STRUCTS as GRAPH_STRUCTS;
 pub use graph::*;
 pub use image::*;
 pub use memory::*;
 pub use stream::*;
+
+/// Name, fields and bytes of the structs that messages carry.
+pub const STRUCTS: [&[(&str, &str, usize)]; 2] = [array::STRUCTS, graph::STRUCTS];
 
 /// A device address (`CUdeviceptr`), bytes.
 pub type CUdeviceptr = u64;

@@ -2,6 +2,7 @@
 
 /// Structs with C layout of plain words, public in all their fields. The file that uses it imports what it derives from
 /// `zerocopy`.
+#[macro_export]
 macro_rules! plain_structs {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {
         /// Name, fields and bytes of each, for the fingerprint of the protocol.
