@@ -2,10 +2,10 @@
 
 use crate::kubelet::DEFAULT_FOLDER;
 use clap::Parser;
-use mpsshim_server::cdi;
-use mpsshim_server::cli::Documents;
-use mpsshim_server::settings;
-use mpsshim_server::top::seconds;
+use mpsshim_control::cdi;
+use mpsshim_control::cli::Documents;
+use mpsshim_control::settings;
+use mpsshim_control::top::seconds;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ fn resource(name: &str) -> Result<String, String> {
 mod tests {
     use super::*;
     use clap::CommandFactory;
-    use mpsshim_server::cli::documents;
+    use mpsshim_control::cli::documents;
 
     #[test]
     fn every_option_is_in_the_manual() {

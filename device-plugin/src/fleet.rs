@@ -1,7 +1,7 @@
 //! The GPUs of the node and whether they are served, as the control daemon says when it is asked again and again.
 
-use mpsshim_server::control::ui::Ui;
-use mpsshim_server::settings::Settings;
+use mpsshim_control::settings::Settings;
+use mpsshim_control::ui::Ui;
 use serde::Deserialize;
 use std::io;
 use std::thread;

@@ -2,13 +2,13 @@
 
 use anyhow::Context;
 use clap::Parser;
+use mpsshim_control::cli::documents;
+use mpsshim_control::logging::{self, Sink};
+use mpsshim_control::settings::{self, Settings};
 use mpsshim_device_plugin::cli::Plugin as Given;
 use mpsshim_device_plugin::fleet::{self, Fleet};
 use mpsshim_device_plugin::kubelet::Kubelet;
 use mpsshim_device_plugin::plugin::Plugin;
-use mpsshim_server::cli::documents;
-use mpsshim_server::logging::{self, Sink};
-use mpsshim_server::settings::{self, Settings};
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};

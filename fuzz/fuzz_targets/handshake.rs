@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use mpsshim_proto::handshake::{MAGIC_CLIENT, MAGIC_UI, PROTOCOL_VERSION};
-use mpsshim_server::control::greeting::{Greeting, read};
+use mpsshim_control::greeting::{Greeting, read};
 
 fuzz_target!(|packet: &[u8]| {
     match read(packet) {

@@ -1,10 +1,10 @@
 //! What holds for every new client, in whichever mode: version, number of clients, number of the session, and what its
 //! user has in all.
 
-use crate::engine::{Credentials, EngineEvent};
-use crate::user_memory::Users;
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::CUresult;
+use mpsshim_control::user_memory::Users;
+use mpsshim_model::client::{Credentials, EngineEvent};
 use mpsshim_proto::handshake::{ClientHello, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome};
 use mpsshim_proto::{shm, wire};
 use std::os::fd::{AsFd, OwnedFd};

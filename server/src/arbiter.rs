@@ -12,14 +12,14 @@ mod traced;
 pub mod turns;
 
 use crate::admission::Admission;
-use crate::engine::{Credentials, EngineEvent};
-use crate::limits::{Limits, Usage};
-use crate::trace::Run;
 use crossbeam_channel::{Sender, bounded, unbounded};
+use mpsshim_control::trace::Run;
+use mpsshim_model::client::{Credentials, EngineEvent};
+use mpsshim_model::limits::{Limits, Usage};
+use mpsshim_model::policy::TurnPolicy;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
 use overhead::Overheads;
-use sharing::TurnPolicy;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

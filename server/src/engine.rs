@@ -57,9 +57,6 @@ pub use fairness::LOW_TURN;
 pub use images::is_whole;
 
 use crate::admission::Admission;
-use crate::closers::Stranger;
-use crate::limits::{Limits, Usage};
-use crate::trace::Run;
 use calm::Calm;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use devices::{Device, Devices, Grant};
@@ -70,24 +67,26 @@ use host::{HostArena, ServerFlags};
 use images::ImageCache;
 use instances::{Families, Image, Instance, Raw};
 use jit::JitOptions;
-pub use marks::MarkKind;
 use mpsshim_api::cuda::*;
+use mpsshim_control::closers::Stranger;
+use mpsshim_control::trace::Run;
+use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::limits::{Limits, Usage};
+use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
-pub use open::OpenDriver;
+pub use open::{OpenDriver, list_devices};
 use parking_lot::{Mutex, RwLock};
 use printing::Printing;
 use rations::Rations;
 use residents::Residents;
-use serde::{Deserialize, Serialize};
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
 use shares::Shares;
 use side::{SIDES, Side};
 use slow::{SlowLane, SlowTask};
 use std::collections::HashMap;
-use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -106,36 +105,6 @@ const WINDOW_BESIDE_LOAD: u64 = 16;
 /// program of their own. Taken only as far as it is used.
 const STACK: usize = 64 << 20;
 
-/// Who is at the other end of a client's connection (`SO_PEERCRED` as the daemon read it).
-#[derive(Clone, Copy, Debug)]
-pub struct Credentials {
-    /// Process id in the daemon's PID namespace.
-    pub pid: i32,
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
-}
-
-/// One connected client, as listed to an operator.
-#[derive(Clone, Debug)]
-pub struct ClientInfo {
-    /// Number of the session.
-    pub session: u64,
-    /// Process id.
-    pub pid: i32,
-    /// User id.
-    pub uid: u32,
-}
-
-impl fmt::Display for ClientInfo {
-    /// As logs name it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (pid, session) = (self.pid, self.session);
-        write!(f, "{{PID: {pid}, Context ID: {session}}}")
-    }
-}
-
 /// Objects of the driver's that no session has and the next one may get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
@@ -143,22 +112,6 @@ pub struct Kept {
     pub streams: usize,
     /// Parts of devices for clients with a percentage.
     pub green_contexts: usize,
-}
-
-/// What the engine tells its owner.
-#[derive(Clone, Debug)]
-pub enum EngineEvent {
-    /// A session was set up; its client got its descriptors.
-    Connected(ClientInfo),
-    /// A client was refused with this status (`CUresult`) and reason.
-    Refused(i32, u32, String),
-    /// A session has ended, its resources are gone. The text says why when it was ended by the server.
-    Gone(ClientInfo, Option<String>),
-    /// A session has ended, but its work on the device goes on for long. It keeps its memory; [`EngineEvent::Gone`] follows
-    /// if the work ever ends.
-    Stuck(ClientInfo),
-    /// The context is lost with this status (`CUresult`); every session has been told. The process must be replaced.
-    Fault(u32),
 }
 
 /// Settings of an engine.
@@ -490,20 +443,6 @@ impl Engine {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// A device as others are told of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceInfo {
-    /// Such as `NVIDIA H200`.
-    pub name: String,
-    /// `GPU-…`.
-    pub uuid: String,
-    /// Domain, bus and device, such as `0000:00:06.0`.
-    pub pci: String,
-    /// Bytes of its memory.
-    #[serde(default)]
-    pub memory: u64,
 }
 
 impl Shared {

@@ -3,18 +3,19 @@
 
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
-use crate::arbiter::sharing::TurnPolicy;
-use crate::closers::Stranger;
-use crate::engine::{
-    Credentials, DeviceInfo, Engine, EngineConfig, EngineEvent, Kept, MarkKind, OpenDriver,
-};
-use crate::limits::{Limits, Usage};
-use crate::mode::by_device::DeviceModes;
-use crate::mode::{Mode, Modes};
+use crate::engine::{Engine, EngineConfig, Kept, OpenDriver};
 use crate::serve::Host;
-use crate::trace::{self, Run, Totals};
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
+use mpsshim_control::closers::Stranger;
+use mpsshim_control::trace::{self, Run, Totals};
+use mpsshim_model::client::{Credentials, EngineEvent};
+use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::limits::{Limits, Usage};
+use mpsshim_model::mode::by_device::DeviceModes;
+use mpsshim_model::mode::{Mode, Modes};
+use mpsshim_model::policy::MarkKind;
+use mpsshim_model::policy::TurnPolicy;
 use mpsshim_proto::handshake::ClientHello;
 use parking_lot::Mutex;
 use std::fs::File;

@@ -4,14 +4,15 @@
 //! It ends when it is told to, when its context is lost, and when the daemon has gone and no client is left: a
 //! daemon that dies takes no running program with it, and the next one in its place takes the server over.
 
-use crate::engine::{ClientInfo, Credentials, DeviceInfo, EngineEvent};
-use crate::limits::{Limits, Quantum, Usage};
-use crate::link::{Arrival, Link, LinkError, Order, ToDaemon};
-use crate::logging::limit;
-use crate::takeover::{self, Introduction, Versions};
-use crate::trace::Totals;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
+use mpsshim_control::link::{Arrival, Link, LinkError, Order, ToDaemon};
+use mpsshim_control::logging::limit;
+use mpsshim_control::takeover::{self, Introduction, Versions};
+use mpsshim_control::trace::Totals;
+use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::limits::{Limits, Quantum, Usage};
 use mpsshim_proto::handshake::ClientHello;
 use std::collections::BTreeMap;
 use std::fs::File;

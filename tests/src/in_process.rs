@@ -6,14 +6,15 @@
 
 use crate::peer::{Peer, hello};
 use crossbeam_channel::{Receiver, unbounded};
+use mpsshim_control::{seqpacket, settings};
+use mpsshim_model::client::{Credentials, EngineEvent};
+use mpsshim_model::limits::Limits;
+use mpsshim_model::mode::Modes;
+use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
 use mpsshim_proto::handshake::ClientHello;
-use mpsshim_server::arbiter::sharing::TurnPolicy;
-use mpsshim_server::engine::{Credentials, EngineEvent, Kept, MarkKind, runs};
+use mpsshim_server::engine::Kept;
 use mpsshim_server::hosting::{Hosting, HostingConfig};
-use mpsshim_server::limits::Limits;
-use mpsshim_server::mode::Modes;
 use mpsshim_server::serve::Host;
-use mpsshim_server::{seqpacket, settings};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
@@ -50,7 +51,7 @@ impl InProcess {
             turns: TurnPolicy::default(),
             dispatch_threads: 2,
             marks,
-            launch_run: runs::MOST,
+            launch_run: LAUNCH_RUN,
             max_spin: Duration::from_micros(settings::DEFAULT_MAX_SPIN_US),
             further_context: Duration::from_secs(15),
         };

@@ -5,6 +5,7 @@ use crate::PATIENCE;
 use mpsshim_api::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult,
 };
+use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{
     ClientHello, DescriptorNote, MAGIC_CLIENT, PROTOCOL_VERSION, WELCOME_DESCRIPTORS, Welcome,
@@ -21,7 +22,6 @@ use mpsshim_proto::segment::{
 };
 use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
 use mpsshim_proto::wire;
-use mpsshim_server::seqpacket;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Write};

@@ -3,10 +3,10 @@
 mod control_daemon;
 
 use control_daemon::{Client, Place, wait_until};
-use mpsshim_server::control::commands::TABLE;
-use mpsshim_server::control::ui::Ui;
-use mpsshim_server::seqpacket;
-use mpsshim_server::settings::Settings;
+use mpsshim_control::commands::TABLE;
+use mpsshim_control::seqpacket;
+use mpsshim_control::settings::Settings;
+use mpsshim_control::ui::Ui;
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::AsFd;

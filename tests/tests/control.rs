@@ -5,8 +5,8 @@ mod control_daemon;
 use control_daemon::{
     Client, Place, SERVER_NOT_READY, hello, other_user, refused_status, wait_until,
 };
+use mpsshim_control::seqpacket;
 use mpsshim_proto::handshake::PROTOCOL_VERSION;
-use mpsshim_server::seqpacket;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;

@@ -6,8 +6,8 @@ mod control_daemon;
 use control_daemon::{
     Client, Done, Place, as_user, hello, other_user, raise_descriptor_limit, wait_until,
 };
+use mpsshim_control::seqpacket;
 use mpsshim_proto::handshake::PROTOCOL_VERSION;
-use mpsshim_server::seqpacket;
 use mpsshim_tests::PATIENCE;
 use nix::sys::socket::{Shutdown, shutdown};
 use std::fs;

@@ -6,7 +6,7 @@ mod pages;
 mod programs;
 
 use mpsshim_api::cuda::{CUresult, result_name};
-use mpsshim_server::control::commands::TABLE;
+use mpsshim_control::commands::TABLE;
 use mpsshim_tests::artifacts::artifact;
 use pages::elsewhere::ELSEWHERE;
 use pages::lines::{commands, is_done_elsewhere};

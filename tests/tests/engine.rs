@@ -1,6 +1,7 @@
 //! What the fuzzer of the engine has found (docs/fuzzing.md), each by itself: an engine in this process, on softgpu.
 
 use mpsshim_api::cuda::*;
+use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::graph::{
     CaptureBegin, CaptureState, GraphCreate, GraphInstantiate, GraphNode, GraphNodeAdded,
@@ -11,7 +12,6 @@ use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken, MemOp
 use mpsshim_proto::message::{
     EventCreate, EventOnStream, Object, Op, Range, Side, StreamCreate, Value,
 };
-use mpsshim_server::engine::MarkKind;
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
 use mpsshim_tests::peer::{PTX, Peer, Status, copy, fill_params, launch, memory_file, memset};

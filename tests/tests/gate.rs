@@ -5,11 +5,11 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
+use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::message::{EventCreate, EventOnStream, Launch, MarkEvent, Op};
 use mpsshim_proto::shm::{self, Mapping};
-use mpsshim_server::seqpacket;
 use mpsshim_tests::peer::{
     Loaded, PTX, Peer, Worker, counting_ptx, deep_ptx, hello, launch, new_ptx, spinning_ptx,
 };

@@ -1161,7 +1161,7 @@ fn a_client_that_leaves_at_once_leaves_nothing() {
     Scene::new().beside_a_worker(|scene| {
         for round in 0..20 {
             let socket =
-                mpsshim_server::seqpacket::connect(&control(&scene.place)).expect("connect");
+                mpsshim_control::seqpacket::connect(&control(&scene.place)).expect("connect");
             match round % 4 {
                 0 => {}
                 1 => drop(mpsshim_proto::shm::send_packet(

@@ -4,7 +4,7 @@ mod control_daemon;
 mod programs;
 
 use control_daemon::{Client, Place, as_user, other_user, wait_until};
-use mpsshim_server::seqpacket;
+use mpsshim_control::seqpacket;
 use mpsshim_tests::lingering::lingering;
 use nix::sys::signal::Signal;
 use programs::Running;

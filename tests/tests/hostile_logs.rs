@@ -3,7 +3,7 @@
 mod control_daemon;
 
 use control_daemon::{Client, Place, as_user, other_user, wait_until};
-use mpsshim_server::seqpacket;
+use mpsshim_control::seqpacket;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;

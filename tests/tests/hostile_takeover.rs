@@ -5,9 +5,9 @@ mod control_daemon;
 mod programs;
 
 use control_daemon::{Client, Place, as_user, two_users, wait_until};
-use mpsshim_server::engine::DeviceInfo;
-use mpsshim_server::limits::Limits;
-use mpsshim_server::link::ToDaemon;
+use mpsshim_control::link::ToDaemon;
+use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::limits::Limits;
 use programs::Running;
 use std::os::unix::process::CommandExt;
 

@@ -6,7 +6,7 @@ mod programs;
 mod scene;
 
 use control_daemon::{Client, Done, Place, as_user, two_users, wait_until};
-use mpsshim_server::seqpacket;
+use mpsshim_control::seqpacket;
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::peer::Peer;

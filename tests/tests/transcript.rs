@@ -168,7 +168,7 @@ fn the_transcript() {
 
 #[test]
 fn every_command_is_in_the_transcript() {
-    use mpsshim_server::control::commands::TABLE;
+    use mpsshim_control::commands::TABLE;
     // What NVIDIA's daemon has not.
     let ours = [
         "get_active_thread_percentage_all",

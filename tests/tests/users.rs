@@ -8,9 +8,9 @@ use control_daemon::{
     Client, Place, SERVER_NOT_READY, as_user, other_user, refused_status, two_users, wait_until,
 };
 use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED};
+use mpsshim_control::seqpacket;
 use mpsshim_proto::message::memory::{IpcOpen, IpcOpened, Opaque};
 use mpsshim_proto::message::{HostAlloc, Op};
-use mpsshim_server::seqpacket;
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::peer::{Peer, memset};

@@ -6,8 +6,8 @@
 
 use super::page::{Counts, SharedPage};
 use crate::nvml::{Device, Nvml};
-use crate::user_memory::Place;
 use mpsshim_api::cuda::CUuuid;
+use mpsshim_control::user_memory::Place;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap};

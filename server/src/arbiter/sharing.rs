@@ -7,7 +7,6 @@
 //! each stretch that counts begins and ends when nothing is in flight, so that what was submitted has been done.
 
 use super::turns::Nanoseconds;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 const MS: Nanoseconds = 1_000_000;
@@ -61,19 +60,6 @@ impl Kind {
             Kind::Together => Kind::InTurns,
         }
     }
-}
-
-/// When clients in direct mode take turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum TurnPolicy {
-    /// Where more gets done so than with the driver's time slices, and where shares differ
-    #[default]
-    Auto,
-    /// Always
-    Always,
-    /// Never: only their memory is counted
-    Never,
 }
 
 /// A client of the device, as it stands.

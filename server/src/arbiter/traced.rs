@@ -1,8 +1,8 @@
 //! What the arbiter tells a trace: who had a turn, and who waited for one, when.
 
 use super::turns::{Standing, Turns};
-use crate::engine::ClientInfo;
-use crate::trace::{Detail, Process, Run, Slice, Track};
+use mpsshim_control::trace::{Detail, Process, Run, Slice, Track};
+use mpsshim_model::client::ClientInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

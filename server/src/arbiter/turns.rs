@@ -8,7 +8,8 @@
 //!
 //! Where turns do not pay (see [`super::sharing`]) all who wait for a device are granted it at once, and keep it.
 
-use super::sharing::{Kind, Sharing, TRIAL_QUANTUM, TurnPolicy, User};
+use super::sharing::{Kind, Sharing, TRIAL_QUANTUM, User};
+use mpsshim_model::policy::TurnPolicy;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 

@@ -2,17 +2,17 @@
 
 use anyhow::Context;
 use clap::Parser;
-use mpsshim_server::cdi::Spec;
-use mpsshim_server::cli::{Cdi, Control, Own, as_long_options, documents};
-use mpsshim_server::control::commands::{Format, in_format};
-use mpsshim_server::control::daemon::{Daemon, Manner};
-use mpsshim_server::control::launch;
-use mpsshim_server::control::prompt::Prompt;
-use mpsshim_server::control::target::Target;
-use mpsshim_server::control::ui::{Ui, UiError};
-use mpsshim_server::control::wire::Answer;
-use mpsshim_server::settings::{self, Settings};
-use mpsshim_server::top;
+use mpsshim_control::cdi::Spec;
+use mpsshim_control::cli::{Cdi, Control, Own, as_long_options, documents};
+use mpsshim_control::commands::{Format, in_format};
+use mpsshim_control::daemon::{Daemon, Manner};
+use mpsshim_control::launch;
+use mpsshim_control::prompt::Prompt;
+use mpsshim_control::settings::{self, Settings};
+use mpsshim_control::target::Target;
+use mpsshim_control::top;
+use mpsshim_control::ui::{Ui, UiError};
+use mpsshim_control::wire::Answer;
 use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;

@@ -2,11 +2,11 @@
 
 use anyhow::bail;
 use clap::Parser;
-use mpsshim_server::cli::{RUN_FAILURE, Run, documents};
-use mpsshim_server::control::launch::ensure_daemon;
-use mpsshim_server::elf;
-use mpsshim_server::library;
-use mpsshim_server::settings::{self, Settings};
+use mpsshim_control::cli::{RUN_FAILURE, Run, documents};
+use mpsshim_control::elf;
+use mpsshim_control::launch::ensure_daemon;
+use mpsshim_control::library;
+use mpsshim_control::settings::{self, Settings};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -3,15 +3,15 @@
 use anyhow::{Context, ensure};
 use clap::Parser;
 use crossbeam_channel::unbounded;
-use mpsshim_server::cli::{Server, documents};
+use mpsshim_control::cli::{Server, documents};
+use mpsshim_control::link::Link;
+use mpsshim_control::logging::{self, Sink};
+use mpsshim_control::panics;
+use mpsshim_control::settings::Settings;
 use mpsshim_server::driver_locks;
-use mpsshim_server::engine::DeviceInfo;
+use mpsshim_server::engine::list_devices;
 use mpsshim_server::hosting::{Hosting, HostingConfig};
-use mpsshim_server::link::Link;
-use mpsshim_server::logging::{self, Sink};
-use mpsshim_server::panics;
 use mpsshim_server::serve::{End, serve};
-use mpsshim_server::settings::Settings;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
@@ -55,7 +55,7 @@ fn describe(options: &Server) -> anyhow::Result<bool> {
         return Ok(documents::print::<Server>(&options.documents)?);
     }
     let settings = Settings::from_env()?;
-    let devices = DeviceInfo::list(settings.cuda_library.as_deref())?;
+    let devices = list_devices(settings.cuda_library.as_deref())?;
     println!("{}", serde_json::to_string(&devices)?);
     Ok(true)
 }

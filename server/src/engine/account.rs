@@ -4,8 +4,8 @@
 //! back. What the session's user holds in all is counted there, too.
 
 use super::devices::Ordinal as DeviceOrdinal;
-use crate::user_memory::Place;
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_control::user_memory::Place;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -274,8 +274,8 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::Limits;
-    use crate::user_memory::{Users, set_limit};
+    use mpsshim_control::user_memory::{Users, set_limit};
+    use mpsshim_model::limits::Limits;
 
     fn device(ordinal: u8) -> Memory {
         Memory::Device(DeviceOrdinal::of_test(ordinal))

@@ -3,7 +3,7 @@
 
 use super::Shared;
 use super::session::{Session, SessionShared};
-use crate::limits::Activity;
+use mpsshim_model::limits::Activity;
 use mpsshim_proto::segment::RING_LEN;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -11,8 +11,8 @@
 
 use super::Shared;
 use super::session::{Session, SessionShared};
-use crate::limits::DEFAULT_WEIGHT;
 use mpsshim_api::cuda::*;
+use mpsshim_model::limits::DEFAULT_WEIGHT;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Every so many rounds clients below normal priority have a turn, whatever the others do.

@@ -12,23 +12,10 @@ use super::session::Session;
 use super::streams::Stream;
 use super::{Dispatcher, Shared};
 use mpsshim_api::cuda::*;
+use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::segment::reached;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// How a mark is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum MarkKind {
-    /// A kernel writes the flags of clients that often wait for little, with others that do; else as `written`.
-    #[default]
-    Auto,
-    /// An operation of the stream writes the client's flag.
-    Written,
-    /// A kernel writes the flag wherever it can be one graph with the launches before it; else as `written`.
-    Kernel,
-    /// The dispatch thread asks about an event and writes the flag.
-    Asked,
-}
 
 /// What writes the flag of a mark that is in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The driver without contexts: what there is to know before, or without, an engine.
 
-use super::DeviceInfo;
 use super::devices::{Device, Devices};
 use super::driver::Driver;
 use super::host::HostArena;
 use anyhow::Context;
+use mpsshim_model::device::DeviceInfo;
 use std::path::Path;
 
 /// A driver and its devices. There is no context yet.
@@ -52,15 +52,13 @@ impl From<&Device> for DeviceInfo {
     }
 }
 
-impl DeviceInfo {
-    /// The devices that a server here would serve, by ordinal.
-    ///
-    /// # Errors
-    /// When there is no driver, no device, or the driver refuses.
-    pub fn list(cuda_library: Option<&Path>) -> anyhow::Result<Vec<DeviceInfo>> {
-        let (_, devices) = open(cuda_library)?;
-        Ok(devices.iter().map(DeviceInfo::from).collect())
-    }
+/// The devices that a server here would serve, by ordinal.
+///
+/// # Errors
+/// When there is no driver, no device, or the driver refuses.
+pub fn list_devices(cuda_library: Option<&Path>) -> anyhow::Result<Vec<DeviceInfo>> {
+    let (_, devices) = open(cuda_library)?;
+    Ok(devices.iter().map(DeviceInfo::from).collect())
 }
 
 fn open(cuda_library: Option<&Path>) -> anyhow::Result<(Driver, Devices)> {

@@ -7,14 +7,15 @@
 //! only be ended with the whole context. Its session stays, with all its memory, which nobody gets before that; others are
 //! freed as ever, and it does not count as a client any more.
 
+use super::Shared;
 use super::awaited::Release;
 use super::session::{Session, SessionShared};
 use super::side::Side;
 use super::undertaker::Buried;
-use super::{EngineEvent, Shared};
-use crate::panics;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_api::cuda::CUDA_ERROR_NOT_READY;
+use mpsshim_control::panics;
+use mpsshim_model::client::EngineEvent;
 use mpsshim_proto::segment::RETURNED;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -18,13 +18,15 @@ use super::pace::{Length, Runs};
 use super::session::{CallError, Session};
 use super::streams::Stream;
 use mpsshim_api::cuda::*;
+use mpsshim_model::policy::LAUNCH_RUN;
 use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
 use mpsshim_proto::ring::{Message, Place, Violation};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Kernels of a run at most: longer ones gain little, and the GPU waits for the first of them.
-pub const MOST: usize = LENGTHS[LENGTHS.len() - 1];
+/// Kernels of a run at most.
+const MOST: usize = LENGTHS[LENGTHS.len() - 1];
+const _: () = assert!(MOST == LAUNCH_RUN);
 const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// As often a length must have been wanted until a graph is made for it, which takes the driver 5 µs a kernel.
 const WANTED: u32 = 8;

@@ -1,6 +1,5 @@
 //! One client as the server sees it.
 
-use super::ClientInfo;
 use super::Shared;
 use super::account::{Account, Charge, Memory};
 use super::activity::{Counts, Published};
@@ -32,10 +31,11 @@ use super::slots::Slots;
 use super::streams::{Point, Stream};
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
-use crate::closers::Stranger;
-use crate::limits::{Terms, Usage};
-use crate::mode::Mode;
 use mpsshim_api::cuda::*;
+use mpsshim_control::closers::Stranger;
+use mpsshim_model::client::ClientInfo;
+use mpsshim_model::limits::{Terms, Usage};
+use mpsshim_model::mode::Mode;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::{Consumer, Message, Violation};

@@ -6,13 +6,13 @@
 
 mod collect;
 
+use super::Shared;
 use super::calls::{self, Undone};
 use super::gate::Wait;
 use super::runs::Planned;
 use super::session::{Session, SessionShared};
 use super::streams::{Point, Stream};
-use super::{ClientInfo, Shared};
-use crate::trace::{Blockers, Process, Run};
+use mpsshim_control::trace::{Blockers, Process, Run};
 use mpsshim_proto::message::{Launch, Mark, Memset, Op};
 use mpsshim_proto::ops::Traced;
 use mpsshim_proto::ring::{Message, Place};
@@ -571,15 +571,6 @@ impl Wait {
     fn traced_blockers(&self) -> Blockers {
         let clients = self.ever.clients.iter().map(Process::from);
         Blockers::new(clients, self.ever.left)
-    }
-}
-
-impl From<&ClientInfo> for Process {
-    fn from(info: &ClientInfo) -> Process {
-        Process {
-            session: info.session,
-            pid: info.pid,
-        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! What a server does as its clients, its daemon and its device come and go.
 
 use super::*;
-use crate::closers::Stranger;
-use crate::limits::{Activity, GateUsage, MOST_BLOCKERS, Percentage, TurnUsage};
-use crate::mode::Mode;
-use crate::seqpacket;
-use crate::takeover::{MAGIC_SERVER, Verdict};
 use crossbeam_channel::Sender;
+use mpsshim_control::closers::Stranger;
+use mpsshim_control::seqpacket;
+use mpsshim_control::takeover::{MAGIC_SERVER, Verdict};
+use mpsshim_model::limits::{Activity, GateUsage, MOST_BLOCKERS, Percentage, TurnUsage};
+use mpsshim_model::mode::Mode;
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;

@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use mpsshim_api::cuda::CUDA_ERROR_MPS_SERVER_NOT_READY;
+use mpsshim_control::seqpacket;
 use mpsshim_proto::handshake::{ClientHello, MAGIC_CLIENT, PROTOCOL_VERSION, Welcome};
-use mpsshim_server::seqpacket;
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
 use nix::sys::signal::{Signal, kill};

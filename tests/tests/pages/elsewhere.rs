@@ -230,7 +230,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/settings.md",
-        "UPDATE_DOCS=1 cargo test -p mpsshim-server settings",
+        "UPDATE_DOCS=1 cargo test -p mpsshim-control settings",
         Text("it would rewrite the page"),
     ),
     (

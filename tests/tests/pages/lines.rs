@@ -3,7 +3,7 @@
 use super::elsewhere::Way::*;
 use super::elsewhere::{ELSEWHERE, Row, Way};
 use super::{In, Page, Piece, file, root};
-use mpsshim_server::control::commands::TABLE;
+use mpsshim_control::commands::TABLE;
 
 /// Programs with whose names a command between backticks begins. Those of the system, such as `ls -l`, are not
 /// looked at.

@@ -3,7 +3,7 @@
 use super::elsewhere::Way::{As, Then};
 use super::lines::{Line, is_setting};
 use super::sandbox::Sandbox;
-use mpsshim_server::control::commands::TABLE;
+use mpsshim_control::commands::TABLE;
 
 /// What a command prints, with `#` for each number and `…` for anything: what documents say of it.
 const PRINTED: &[(&str, &str)] = &[

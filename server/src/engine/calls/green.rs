@@ -8,8 +8,8 @@ use super::super::session::{CallError, Session};
 use super::super::side::Side;
 use super::super::undertaker::Buried;
 use super::Reply;
-use crate::limits::Percentage;
 use mpsshim_api::cuda::*;
+use mpsshim_model::limits::Percentage;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::context::{
     Confine, GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,

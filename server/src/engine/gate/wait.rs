@@ -3,10 +3,11 @@
 //! `ps`, `top`, metrics and traces show them. A wait lasts from the session's arrival until its call begins, including the
 //! time that a move to another side takes.
 
+use super::super::Shared;
 use super::super::session::{Session, SessionShared};
 use super::super::side::Side;
-use super::super::{ClientInfo, Shared};
-use crate::limits::{GateUsage, MOST_BLOCKERS};
+use mpsshim_model::client::ClientInfo;
+use mpsshim_model::limits::{GateUsage, MOST_BLOCKERS};
 use mpsshim_proto::message::Op;
 use parking_lot::Mutex;
 use std::fmt;

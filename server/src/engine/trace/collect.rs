@@ -9,7 +9,7 @@ use super::super::dispatch::run_ahead;
 use super::super::session::SessionShared;
 use super::super::streams::Point;
 use super::{Joined, Kind, Record, What};
-use crate::trace::{Detail, Process, Run, Slice, Track};
+use mpsshim_control::trace::{Detail, Process, Run, Slice, Track};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::segment::reached;
 use rtrb::Consumer;

@@ -2,6 +2,7 @@
 
 use crate::message::{Draft, Gives};
 use mpsshim_api::cuda::{CUDA_ERROR_TIMEOUT, CUresult};
+use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::array::TextureInfo;
@@ -11,7 +12,6 @@ use mpsshim_proto::message::memory::{IpcOpened, Opaque};
 use mpsshim_proto::message::stream::EventToken;
 use mpsshim_proto::message::{Range, Value};
 use mpsshim_proto::shm;
-use mpsshim_server::seqpacket;
 use mpsshim_tests::peer::{Peer, Status};
 use rand::RngExt;
 use rand::rngs::SmallRng;

@@ -427,7 +427,7 @@ impl Maker<'_> {
         match self.rng.random_range(0..24) {
             0 => Ok(io::pipe()?.0.into()),
             1 => Ok(io::pipe()?.1.into()),
-            2 => Ok(mpsshim_server::seqpacket::pair()?.0),
+            2 => Ok(mpsshim_control::seqpacket::pair()?.0),
             3 => Ok(File::open("/")?.into()),
             4 => Ok(File::open("/dev/zero")?.into()),
             5 => Ok(File::open("/proc/self/mem")?.into()),

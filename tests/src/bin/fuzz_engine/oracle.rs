@@ -2,8 +2,8 @@
 //! everything comes back.
 
 use anyhow::{Context, anyhow, ensure};
-use mpsshim_server::engine::EngineEvent;
-use mpsshim_server::limits::Limits;
+use mpsshim_model::client::EngineEvent;
+use mpsshim_model::limits::Limits;
 use mpsshim_tests::in_process::{Counts, InProcess, open_descriptors, resident_bytes, threads};
 use mpsshim_tests::peer::{Peer, Worker};
 use std::collections::HashSet;

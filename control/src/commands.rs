@@ -1,0 +1,485 @@
+//! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] understands them.
+
+use mpsshim_model::limits::Quantum;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// What sort of command a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Prints a text.
+    Tells,
+    /// Lists something, in a form that can be chosen.
+    Lists,
+    /// Changes something: only for the daemon's owner and root.
+    Acts,
+    /// Shows something on and on: mps-control does it itself.
+    Shows,
+}
+
+/// One row of [`TABLE`].
+pub struct Row {
+    /// Name.
+    pub name: &'static str,
+    /// What follows the name.
+    pub arguments: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    /// What sort of command it is.
+    pub kind: Kind,
+}
+
+const fn row(
+    kind: Kind,
+    name: &'static str,
+    arguments: &'static str,
+    meaning: &'static str,
+) -> Row {
+    Row {
+        name,
+        arguments,
+        meaning,
+        kind,
+    }
+}
+
+/// Every command.
+pub const TABLE: &[Row] = &[
+    row(
+        Kind::Lists,
+        "info",
+        "",
+        "the daemon itself: its directories, process, user, version, mode, devices and library",
+    ),
+    row(
+        Kind::Lists,
+        "get_server_list",
+        "",
+        "process ids of the servers, one a line",
+    ),
+    row(
+        Kind::Lists,
+        "get_server_status",
+        "PID",
+        "state of a server: INITIALIZING, ACTIVE or FAULT",
+    ),
+    row(
+        Kind::Lists,
+        "get_client_list",
+        "PID",
+        "process ids of a server's clients, one a line",
+    ),
+    row(
+        Kind::Lists,
+        "get_device_client_list",
+        "[PID]",
+        "per device the clients, process id and context id, of one server or of all",
+    ),
+    row(
+        Kind::Lists,
+        "ps",
+        "[-p PID]",
+        "a row for each client, of all or of the server or client with this process id: process, context, server, device, PID namespace and program; as csv or json also \
+         user, mode, limits, memory and turns",
+    ),
+    row(
+        Kind::Lists,
+        "users",
+        "",
+        "a row for each user and device: clients, those that wait for a server, device and pinned host memory of all together",
+    ),
+    row(
+        Kind::Shows,
+        "top",
+        "[--interval SECONDS] [--sort COLUMN] [--once] [--json]",
+        "what the clients do, looked at again and again: time on the device, memory, launches, queue, waits; top --help says more",
+    ),
+    row(
+        Kind::Lists,
+        "device_query",
+        "[PID] [--csv]",
+        "the devices, of the daemon and of each server, or of one server",
+    ),
+    row(
+        Kind::Acts,
+        "start_server",
+        "-uid UID",
+        "start a server for a user before its first client comes",
+    ),
+    row(
+        Kind::Acts,
+        "shutdown_server",
+        "PID [-f]",
+        "end a server when its clients have gone, with -f at once",
+    ),
+    row(
+        Kind::Acts,
+        "terminate_client",
+        "SERVER_PID CLIENT_PID",
+        "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED, what it had is freed; prints 0",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_active_thread_percentage",
+        "",
+        "share of a device that clients of servers started from now on may use",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_active_thread_percentage",
+        "PERCENTAGE",
+        "set it, over 0 to 100; prints what is in force",
+    ),
+    row(
+        Kind::Lists,
+        "get_active_thread_percentage",
+        "PID",
+        "the same of a running server, for clients that come from now on",
+    ),
+    row(
+        Kind::Acts,
+        "set_active_thread_percentage",
+        "PID PERCENTAGE",
+        "set it; prints what is in force",
+    ),
+    row(
+        Kind::Lists,
+        "get_active_thread_percentage_all",
+        "",
+        "the same of each running server, after its process id",
+    ),
+    row(
+        Kind::Acts,
+        "set_active_thread_percentage_all",
+        "PERCENTAGE",
+        "set it for each running server",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_device_pinned_mem_limit",
+        "DEVICE",
+        "device memory that a client of a server started from now on may have; nothing when there is no limit",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_device_pinned_mem_limit",
+        "DEVICE AMOUNT",
+        "set it: such as 3G or 512M (a number alone is MiB), or none; a device is an ordinal, a UUID or the beginning of one",
+    ),
+    row(
+        Kind::Lists,
+        "get_device_pinned_mem_limit",
+        "PID DEVICE",
+        "the same of a running server, for clients that come from now on",
+    ),
+    row(
+        Kind::Acts,
+        "set_device_pinned_mem_limit",
+        "PID DEVICE AMOUNT",
+        "set it",
+    ),
+    row(
+        Kind::Lists,
+        "get_user_device_pinned_mem_limit",
+        "UID DEVICE",
+        "device memory that all clients of a user together may have; nothing when there is no limit",
+    ),
+    row(
+        Kind::Acts,
+        "set_user_device_pinned_mem_limit",
+        "UID DEVICE AMOUNT",
+        "set it, or none, for running servers and those to come, at once",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_client_priority",
+        "",
+        "priority of clients of servers started from now on: 0 normal, 1 below normal",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_client_priority",
+        "PRIORITY",
+        "set it",
+    ),
+    row(
+        Kind::Lists,
+        "get_client_weight",
+        "SERVER_PID CLIENT_PID",
+        "share of dispatch, in direct mode of turns, of a running client in relation to the others'",
+    ),
+    row(
+        Kind::Acts,
+        "set_client_weight",
+        "SERVER_PID CLIENT_PID WEIGHT",
+        "set it, 1 to 10000; 100 where none was set",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_quantum",
+        "",
+        "milliseconds for which a client in direct mode has its turn while others wait, of servers started from now on",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_quantum",
+        "MILLISECONDS",
+        "set it, 0.1 to 10000",
+    ),
+    row(
+        Kind::Lists,
+        "get_quantum",
+        "PID",
+        "the same of a running server",
+    ),
+    row(
+        Kind::Acts,
+        "set_quantum",
+        "PID MILLISECONDS",
+        "set it, for the clients that are there too",
+    ),
+    row(
+        Kind::Acts,
+        "quit",
+        "[-t SECONDS]",
+        "end the servers when their clients have gone, after SECONDS at the latest, then the daemon",
+    ),
+    row(
+        Kind::Acts,
+        "trace",
+        "start FILE|stop",
+        "write what all clients do, launches, copies and waits, into a file that Perfetto reads",
+    ),
+    row(
+        Kind::Acts,
+        "reopen_logs",
+        "",
+        "go on in new log files: the old ones have been renamed",
+    ),
+    row(Kind::Tells, "help", "", "this list"),
+];
+
+/// The row of a command.
+pub fn find(name: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.name == name)
+}
+
+/// What a command line names its form with.
+pub const FORMAT_OPTION: &str = "--format=";
+
+/// The form in which a command lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// As NVIDIA's daemon prints it
+    #[default]
+    Table,
+    /// A header and a line for each row, comma-separated
+    Csv,
+    /// An array with an object for each row
+    Json,
+}
+
+impl Format {
+    /// As it is written in a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Table => "table",
+            Format::Csv => "csv",
+            Format::Json => "json",
+        }
+    }
+}
+
+/// A command line that asks for this form, if the command lists something and the line names no form itself.
+pub fn in_format(line: &str, format: Format) -> String {
+    let lists = |name: &str| find(name).is_some_and(|row| row.kind == Kind::Lists);
+    let asks = line
+        .split_whitespace()
+        .any(|word| word.starts_with(FORMAT_OPTION));
+    let name = line.split_whitespace().next();
+    if format != Format::Table && !asks && name.is_some_and(lists) {
+        format!("{} {FORMAT_OPTION}{}", line.trim_end(), format.name())
+    } else {
+        line.to_owned()
+    }
+}
+
+/// Whether a command line changes nothing.
+pub fn only_looks(line: &str) -> bool {
+    let row = line.split_whitespace().next().and_then(find);
+    row.is_some_and(|row| row.kind != Kind::Acts)
+}
+
+/// A command and the form of its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What to do.
+    pub command: Command,
+    /// The form, where it lists something.
+    pub format: Format,
+}
+
+/// A command, understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// `info`
+    Info,
+    /// `get_server_list`
+    ServerList,
+    /// `get_server_status PID`
+    ServerStatus(Server),
+    /// `get_client_list PID`
+    ClientList(Server),
+    /// `get_device_client_list [PID]`
+    DeviceClientList(Option<Server>),
+    /// `ps [-p PID]`
+    Processes {
+        /// Only this server, or this client process.
+        pid: Option<Server>,
+    },
+    /// `trace start FILE`: as the operator knows the file, which comes with the command.
+    TraceStart(String),
+    /// `trace stop`
+    TraceStop,
+    /// `users`
+    Users,
+    /// `device_query [PID] [--csv]`
+    DeviceQuery {
+        /// Only this one's.
+        server: Option<Server>,
+        /// With commas, otherwise as the table.
+        commas: bool,
+    },
+    /// `shutdown_server PID [-f]`
+    ShutdownServer {
+        /// Which one.
+        server: Server,
+        /// Do not wait for its clients.
+        force: bool,
+    },
+    /// `terminate_client SERVER_PID CLIENT_PID`
+    TerminateClient {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+    },
+    /// `start_server -uid UID`
+    StartServer {
+        /// Whose server.
+        uid: u32,
+    },
+    /// `get_[default_]active_thread_percentage[_all]`
+    Percentage(Whose),
+    /// `set_[default_]active_thread_percentage[_all]`; what is no percentage changes nothing.
+    SetPercentage(Whose, String),
+    /// `get_[default_]device_pinned_mem_limit`
+    MemoryLimit(Whose, String),
+    /// `set_[default_]device_pinned_mem_limit`; bytes, `None`: no limit.
+    SetMemoryLimit(Whose, String, Option<u64>),
+    /// `get_user_device_pinned_mem_limit UID DEVICE`
+    UserMemoryLimit(u32, String),
+    /// `set_user_device_pinned_mem_limit UID DEVICE AMOUNT`; bytes, `None`: no limit.
+    SetUserMemoryLimit(u32, String, Option<u64>),
+    /// `get_default_client_priority`
+    Priority,
+    /// `set_default_client_priority PRIORITY`
+    SetPriority(u32),
+    /// `get_[default_]quantum`
+    Quantum(Whose),
+    /// `set_[default_]quantum`
+    SetQuantum(Whose, Quantum),
+    /// `get_client_weight SERVER_PID CLIENT_PID`
+    Weight {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+    },
+    /// `set_client_weight SERVER_PID CLIENT_PID WEIGHT`
+    SetWeight {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+        /// What it shall be.
+        weight: u32,
+    },
+    /// `quit`
+    Quit {
+        /// How long clients are waited for; `None`: until they have gone.
+        patience: Option<Duration>,
+    },
+    /// `reopen_logs`
+    ReopenLogs,
+    /// `help`
+    Help,
+}
+
+/// Whose limits are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Those that a server starts with.
+    Default,
+    /// One server's.
+    Server(Server),
+    /// Every server's.
+    All,
+}
+
+/// A server as named by the operator: a process id, or whatever was given in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server(pub(super) String);
+
+impl Server {
+    /// Whether this names the server of that process id.
+    pub fn is(&self, pid: i32) -> bool {
+        self.0.parse() == Ok(pid)
+    }
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What `help` prints; also the last part of `mps-control --help`.
+pub fn help() -> String {
+    let call = |row: &Row| {
+        format!("{} {}", row.name, row.arguments)
+            .trim_end()
+            .to_owned()
+    };
+    let mut text = String::from("Commands:\n");
+    for row in TABLE {
+        // One that is too long for its column has a line of its own.
+        let call = call(row);
+        let gap = if call.len() > 38 {
+            format!("\n{:42}", "")
+        } else {
+            " ".repeat(40 - call.len())
+        };
+        let _ = writeln!(text, "  {call}{gap}{}", row.meaning);
+    }
+    text.push_str(
+        "A command that lists (get_…, ps, device_query) takes --format=table, csv or json at its end.",
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_asked_for_where_there_is_one() {
+        let json = |line: &str| in_format(line, Format::Json);
+        assert_eq!(json("ps -p 7"), "ps -p 7 --format=json");
+        assert_eq!(json("ps --format=csv"), "ps --format=csv");
+        for line in ["quit", "", "frobnicate", "set_default_client_priority 1"] {
+            assert_eq!(json(line), line);
+        }
+        assert_eq!(in_format("ps", Format::Table), "ps");
+    }
+}

@@ -1,0 +1,730 @@
+//! The control daemon: one thread that waits on its sockets and never blocks anywhere else.
+
+mod answering;
+mod room;
+
+use super::commands::Request;
+use super::defaults::Defaults;
+use super::devices::Devices;
+use super::directory::{DirectoryError, PipeDirectory};
+use super::greeting::{self, Greeting};
+use super::servers::{Server, Servers};
+use super::spawn::{Launcher, Users};
+use super::usage::Question;
+use super::wire::{self, Answer};
+use crate::closers::{self, Stranger};
+use crate::link::{Arrival, PACKET_LIMIT};
+use crate::logging::limit::{self, Author};
+use crate::logging::{self, LogError, Sink};
+use crate::metrics::{Endpoint, MetricsError};
+use crate::seqpacket;
+use crate::settings::{self, Settings};
+use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
+use mpsshim_model::client::Credentials;
+use mpsshim_model::device;
+use mpsshim_model::mode::Modes;
+use mpsshim_model::mode::by_device::DeviceModes;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// How long a connection may take to say what it is.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+/// How long no connection is accepted when descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// How often the length of the logs is looked at, while there is something to do at all.
+const LOOK_AT_LOGS: Duration = Duration::from_secs(1);
+/// How long a log is left as it is that cannot be set aside.
+const LOG_PAUSE: Duration = Duration::from_secs(60);
+/// How long those who are not heard are left alone.
+const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// Connections accepted before the others have their turn.
+const ACCEPTS_A_TURN: usize = 64;
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The pipe directory.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// A log file.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// A server of all users has to be root's.
+    #[error("a server for all users at the same time (-M) runs as root; start mps-control as root")]
+    NotRoot,
+    /// A mode for a device that is not there, or two for one.
+    #[error("{}={modes}: {why}", settings::MODE)]
+    Modes {
+        /// The modes that were asked for.
+        modes: Modes,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// A limit for a device that is not there.
+    #[error("{}: {why}", settings::PINNED_DEVICE_MEM_LIMIT)]
+    Limit {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The endpoint of metrics.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// Signals or descriptors.
+    #[error("cannot start the control daemon: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A connection that is not a client's (yet).
+struct Peer {
+    connection: Stranger,
+    who: Credentials,
+    /// Came by `control_privileged`, from the owner or root.
+    privileged: bool,
+    /// `Some`: has not said what it is, and must by then. `None`: a user interface.
+    silent_until: Option<Instant>,
+    /// Its first commands that change nothing.
+    asked: Vec<String>,
+    /// It gives a command again: neither that nor the answer is logged.
+    repeats: bool,
+}
+
+impl Peer {
+    /// Whether it may say something now. A user whose descriptors do not close sends no more of them.
+    fn is_heard(&self) -> bool {
+        closers::has_room(self.who.uid)
+    }
+
+    fn tell(&self, answer: &Answer) -> io::Result<()> {
+        wire::answer_packets(answer)
+            .iter()
+            .try_for_each(|packet| seqpacket::send(self.connection.as_fd(), packet, None))
+    }
+}
+
+/// A command whose answer must wait.
+struct Awaiting {
+    /// The user interface that gave it. It is not heard until it has its answer.
+    by: u64,
+    until: Until,
+}
+
+/// What an answer waits for.
+enum Until {
+    /// The end of these sessions of the server with this process id, or, without any, of the server.
+    Gone(i32, Vec<u64>, Answer),
+    /// The list of the devices.
+    Devices(Request),
+    /// What clients have.
+    Usage(Question, Request),
+    /// That every server traces; not longer than this.
+    TraceStart(Instant),
+    /// That no server does; not longer than this.
+    TraceStop(Instant),
+}
+
+/// A daemon that was told to end.
+struct Quit {
+    /// User interfaces that wait for it.
+    asked_by: Vec<u64>,
+    /// When clients are no longer waited for.
+    force_at: Option<Instant>,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Control,
+    Privileged,
+    LogPipe,
+    EndSignal,
+    ChildSignal,
+    LogSignal,
+    Devices,
+    Peer(u64),
+    Waiting(u64),
+    Server(i32),
+    ServerEnd,
+}
+
+/// How a daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// On its own; standard error is control.log, for the last words of a bug.
+    Detached,
+    /// Under a supervisor or on a terminal: the log goes to standard error too, and whoever set `NOTIFY_SOCKET` is told
+    /// (sd_notify).
+    Foreground,
+}
+
+/// The control daemon.
+pub struct Daemon {
+    settings: Settings,
+    manner: Manner,
+    log: Sink,
+    /// When the logs are looked at next.
+    look_at_logs: Instant,
+    directory: PipeDirectory,
+    end_signal: UnixStream,
+    child_signal: UnixStream,
+    log_signal: UnixStream,
+    servers: Servers,
+    devices: Devices,
+    peers: BTreeMap<u64, Peer>,
+    /// How many peers and waiting clients there may be.
+    most_connections: usize,
+    next_peer: u64,
+    accept_from: Option<Instant>,
+    awaiting: Vec<Awaiting>,
+    last_question: u64,
+    quit: Option<Quit>,
+}
+
+impl Daemon {
+    /// Takes the pipe directory and listens; from here on nobody's connection fails.
+    pub fn open(settings: &Settings, users: Users, manner: Manner) -> Result<Daemon, DaemonError> {
+        if users == Users::Together && !nix::unistd::geteuid().is_root() {
+            return Err(DaemonError::NotRoot);
+        }
+        let held = PipeDirectory::take(settings)?;
+        let metrics = settings.metrics.map(Endpoint::bind).transpose()?;
+        let control_log = logging::open(&settings.log_directory, "control.log")?;
+        let server_log = logging::open(&settings.log_directory, "server.log")?;
+        let log = Sink::file(control_log.try_clone()?);
+        let echo = match manner {
+            Manner::Foreground => Some(Sink::StandardError),
+            Manner::Detached => {
+                nix::unistd::dup2_stderr(control_log).map_err(io::Error::from)?;
+                None
+            }
+        };
+        let sinks = std::iter::once(log.clone()).chain(echo).collect();
+        logging::install("Control", sinks, settings.log.as_deref());
+        let most_connections = room::most_connections();
+
+        let end_signal = signal_pipe(&[SIGTERM, SIGINT])?;
+        let child_signal = signal_pipe(&[SIGCHLD])?;
+        let log_signal = signal_pipe(&[SIGHUP])?;
+        tracing::info!(
+            "Starting control daemon using socket {}",
+            settings.control_socket().display()
+        );
+        tracing::info!(
+            "To connect CUDA applications to this daemon, set env {}={}",
+            settings::PIPE_DIRECTORY,
+            settings.pipe_directory.display()
+        );
+        if let Some(endpoint) = metrics {
+            tracing::info!("Metrics are at http://{}/metrics", endpoint.address());
+            endpoint.serve(settings)?;
+        }
+        for warning in &settings.ignored {
+            tracing::warn!("{warning}");
+        }
+        let launcher = Launcher::new(settings.clone(), users, server_log);
+        let devices = devices_of_settings(&launcher, &settings.defaults)?;
+        let mut servers = Servers::new(launcher, settings.defaults.clone());
+        if held.predecessor_died {
+            servers.expect_orphans();
+        }
+        Ok(Daemon {
+            settings: settings.clone(),
+            manner,
+            log,
+            look_at_logs: Instant::now(),
+            directory: held,
+            end_signal,
+            child_signal,
+            log_signal,
+            servers,
+            devices,
+            peers: BTreeMap::new(),
+            most_connections,
+            next_peer: 1,
+            accept_from: None,
+            awaiting: Vec::new(),
+            last_question: 0,
+            quit: None,
+        })
+    }
+
+    /// Begins to look for the devices, so that they are known when a command asks.
+    pub fn search_devices(&mut self) {
+        if let Err(error) = self.devices.search(self.servers.launcher()) {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Serves until told to quit; `false`: servers that cannot be made to end are left.
+    pub fn run(mut self) -> io::Result<bool> {
+        self.tell_supervisor(NotifyState::Ready);
+        loop {
+            self.expire(Instant::now());
+            self.settle();
+            if self.quit.is_some() && self.servers.all_ended() {
+                break;
+            }
+            for source in self.wait()? {
+                self.handle(source);
+            }
+        }
+        self.servers.finish_trace();
+        let left: Vec<&str> = self.servers.iter().filter_map(Server::remains).collect();
+        let answer = if left.is_empty() {
+            Answer::done("")
+        } else {
+            Answer::failed(left.join("\n"))
+        };
+        tracing::info!("Exit with status {}", u8::from(!answer.ok));
+        let Daemon {
+            directory,
+            peers,
+            quit,
+            ..
+        } = self;
+        // Whoever has the answer finds the trace whole and may start another daemon here.
+        drop(directory);
+        let asked_by = quit.map(|quit| quit.asked_by).unwrap_or_default();
+        for peer in asked_by.iter().filter_map(|number| peers.get(number)) {
+            // One that has gone needs no answer.
+            let _ = peer.tell(&answer);
+        }
+        Ok(answer.ok)
+    }
+
+    /// Sleeps until something has happened.
+    fn wait(&self) -> io::Result<Vec<Source>> {
+        let mut sources = Vec::new();
+        let mut descriptors = Vec::new();
+        let mut watch = |source, descriptor, events| {
+            sources.push(source);
+            descriptors.push(PollFd::new(descriptor, events));
+        };
+        let input = PollFlags::POLLIN;
+        if self.accept_from.is_none() {
+            watch(Source::Control, self.directory.control.as_fd(), input);
+            watch(Source::Privileged, self.directory.privileged.as_fd(), input);
+        }
+        watch(Source::LogPipe, self.directory.log_pipe.as_fd(), input);
+        watch(Source::EndSignal, self.end_signal.as_fd(), input);
+        watch(Source::ChildSignal, self.child_signal.as_fd(), input);
+        watch(Source::LogSignal, self.log_signal.as_fd(), input);
+        if let Some(output) = self.devices.output() {
+            watch(Source::Devices, output, input);
+        }
+        for (number, peer) in self.peers.iter().filter(|(_, peer)| peer.is_heard()) {
+            let waits = self.awaiting.iter().any(|awaiting| awaiting.by == *number);
+            let events = if waits { PollFlags::empty() } else { input };
+            watch(Source::Peer(*number), peer.connection.as_fd(), events);
+        }
+        for (number, connection) in self.servers.waiting() {
+            // Only its end matters; the server reads what it says.
+            watch(Source::Waiting(number), connection, PollFlags::empty());
+        }
+        for server in self.servers.iter() {
+            if let Some(link) = server.link() {
+                let room = if server.link_full() {
+                    PollFlags::POLLOUT
+                } else {
+                    PollFlags::empty()
+                };
+                watch(Source::Server(server.pid), link, input | room);
+            }
+            if let Some(end) = server.end() {
+                watch(Source::ServerEnd, end, input);
+            }
+        }
+        match poll(&mut descriptors, self.timeout()) {
+            Ok(_) => {}
+            Err(nix::errno::Errno::EINTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        }
+        let happened = |descriptor: &PollFd<'_>| descriptor.any().unwrap_or(true);
+        Ok(sources
+            .into_iter()
+            .zip(&descriptors)
+            .filter(|(_, d)| happened(d))
+            .map(|(source, _)| source)
+            .collect())
+    }
+
+    fn timeout(&self) -> PollTimeout {
+        let silent = self.peers.values().filter_map(|peer| peer.silent_until);
+        let force = self.quit.as_ref().and_then(|quit| quit.force_at);
+        let answers = self
+            .awaiting
+            .iter()
+            .filter_map(|awaiting| match &awaiting.until {
+                Until::Usage(question, _) => Some(question.until),
+                Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
+                Until::Gone(..) | Until::Devices(_) => None,
+            });
+        let unheard = self.peers.values().any(|peer| !peer.is_heard());
+        let next = silent
+            .chain(unheard.then(|| Instant::now() + LISTEN_AGAIN))
+            .chain(force)
+            .chain(answers)
+            .chain(self.devices.deadline())
+            .chain(self.accept_from)
+            .chain(self.servers.deadline())
+            .chain(limit::deadline())
+            .min();
+        match next {
+            None => PollTimeout::NONE,
+            Some(at) => {
+                // A millisecond more, so that the time has come when poll returns.
+                let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            }
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        limit::tell(now);
+        if now >= self.look_at_logs {
+            self.set_long_logs_aside(now);
+        }
+        self.servers.expire(now);
+        self.devices.expire(now);
+        self.accept_from.take_if(|at| *at <= now);
+        self.peers.retain(|_, peer| {
+            let expired = peer.silent_until.is_some_and(|at| at <= now);
+            // What was not heard could say nothing, and to close it takes room.
+            if expired && !peer.is_heard() {
+                peer.silent_until = Some(now + SILENCE_LIMIT);
+                return true;
+            }
+            if expired {
+                let (pid, uid) = (peer.who.pid, peer.who.uid);
+                let _guard = limit::caused_by_user(uid);
+                tracing::info!(
+                    "Connection of process {pid} of user {uid} closed: it said nothing for {} s",
+                    SILENCE_LIMIT.as_secs()
+                );
+            }
+            !expired
+        });
+        if let Some(quit) = &mut self.quit
+            && quit.force_at.take_if(|at| *at <= now).is_some()
+        {
+            self.servers.close(true);
+        }
+    }
+
+    fn handle(&mut self, source: Source) {
+        match source {
+            Source::Control => self.accept(false),
+            Source::Privileged => self.accept(true),
+            Source::LogPipe => self.read_log_pipe(),
+            Source::EndSignal => {
+                drain(&self.end_signal);
+                // The second one means it.
+                let patience = self.quit.is_some().then_some(Duration::ZERO);
+                tracing::info!("Received a signal to end");
+                self.begin_quit(None, patience);
+            }
+            Source::ChildSignal => {
+                drain(&self.child_signal);
+                self.servers.reap();
+                self.devices.reap();
+                self.reap_orphans();
+            }
+            Source::LogSignal => {
+                drain(&self.log_signal);
+                match self.reopen_logs() {
+                    Ok(()) => tracing::info!("Received a signal to reopen the logs"),
+                    Err(error) => tracing::error!("The logs stay as they are: {error}"),
+                }
+            }
+            Source::Devices => self.devices.hear(),
+            Source::Peer(number) => self.hear(number),
+            Source::Waiting(number) => self.servers.leave(number),
+            Source::Server(pid) => self.servers.link_ready(pid),
+            Source::ServerEnd => {
+                self.servers.reap();
+                self.reap_orphans();
+            }
+        }
+    }
+
+    /// The logs have been renamed: goes on in new files. Nothing is changed unless both can be opened.
+    fn reopen_logs(&mut self) -> Result<(), DaemonError> {
+        let directory = &self.settings.log_directory;
+        let control_log = logging::open(directory, "control.log")?;
+        let server_log = logging::open(directory, "server.log")?;
+        if self.manner == Manner::Detached {
+            nix::unistd::dup2_stderr(&control_log).map_err(io::Error::from)?;
+        }
+        self.log.replace(control_log);
+        self.servers.change_log(server_log);
+        Ok(())
+    }
+
+    /// Goes on in new files where the logs have become too long. One of each is kept.
+    fn set_long_logs_aside(&mut self, now: Instant) {
+        self.look_at_logs = now + LOOK_AT_LOGS;
+        match self.are_logs_set_aside() {
+            Ok(false) => {}
+            Ok(true) => match self.reopen_logs() {
+                Ok(()) => {
+                    tracing::info!("The logs before this line were set aside for their length")
+                }
+                Err(error) => tracing::error!("The logs stay as they are: {error}"),
+            },
+            Err(error) => {
+                tracing::error!("A log that has become too long cannot be renamed: {error}");
+                self.look_at_logs = now + LOG_PAUSE;
+            }
+        }
+    }
+
+    fn are_logs_set_aside(&self) -> io::Result<bool> {
+        let directory = &self.settings.log_directory;
+        let control = match self.log.descriptor()? {
+            Some(log) => logging::set_aside(log.as_fd(), directory, "control.log")?,
+            None => false,
+        };
+        let log = self.servers.launcher().log();
+        Ok(logging::set_aside(log, directory, "server.log")? || control)
+    }
+
+    /// The first process of a container inherits whoever loses its parent and waits for their end. The daemon's own
+    /// children are left to those who know them.
+    fn reap_orphans(&self) {
+        let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        while let Ok(ended) = waitid(Id::All, look)
+            && ended != WaitStatus::StillAlive
+            && let Some(pid) = ended.pid()
+        {
+            let raw = pid.as_raw();
+            let own = self.servers.by_pid(raw).is_some() || self.devices.is_child(raw);
+            // One that has ended just now: its signal is on the way, and the next turn goes on behind it.
+            if own || waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn tell_supervisor(&self, state: NotifyState<'_>) {
+        if self.manner == Manner::Foreground
+            && let Err(error) = sd_notify::notify(&[state])
+        {
+            tracing::warn!("Cannot tell the supervisor: {error}");
+        }
+    }
+
+    fn accept(&mut self, privileged_socket: bool) {
+        for _ in 0..ACCEPTS_A_TURN {
+            let listener = if privileged_socket {
+                &self.directory.privileged
+            } else {
+                &self.directory.control
+            };
+            match accept_from(listener.as_fd()) {
+                Ok((connection, who)) => {
+                    let _guard = limit::caused_by_user(who.uid);
+                    tracing::info!("Accepting connection...");
+                    let owner = nix::unistd::geteuid().as_raw();
+                    let privileged = privileged_socket && (who.uid == 0 || who.uid == owner);
+                    let silent_until = Some(Instant::now() + SILENCE_LIMIT);
+                    self.peers.insert(
+                        self.next_peer,
+                        Peer {
+                            connection,
+                            who,
+                            privileged,
+                            silent_until,
+                            asked: Vec::new(),
+                            repeats: false,
+                        },
+                    );
+                    self.next_peer += 1;
+                    self.keep_room();
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(nix::libc::EAGAIN) => return,
+                    Some(nix::libc::ECONNABORTED) => {}
+                    _ => {
+                        tracing::error!("Cannot accept a connection: {error}");
+                        self.accept_from = Some(Instant::now() + ACCEPT_PAUSE);
+                        self.make_room();
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    /// A peer has sent something, or has closed.
+    fn hear(&mut self, number: u64) {
+        let Some(peer) = self.peers.get(&number) else {
+            return;
+        };
+        let _guard = limit::caused_by_user(peer.who.uid);
+        // As long as the introduction of a server may be; a command that is too long is seen to be.
+        let mut buffer = vec![0; PACKET_LIMIT];
+        let connection = peer.connection.as_fd();
+        let received = seqpacket::receive_with_descriptor(connection, &mut buffer, peer.who.uid);
+        let (len, descriptor) = match received {
+            Ok(packet) => (packet.len, packet.descriptor),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) => (0, None),
+        };
+        if len == 0 {
+            return self.forget(number);
+        }
+        match greeting::read(&buffer[..len]) {
+            Greeting::Command(line) => {
+                let line = String::from_utf8_lossy(line).into_owned();
+                self.command(number, &line, descriptor);
+            }
+            Greeting::Client(hello) => match self.peers.remove(&number) {
+                Some(Peer {
+                    connection,
+                    who,
+                    silent_until: Some(_),
+                    ..
+                }) => {
+                    // The server reads it from here on, in whatever way it likes.
+                    if let Err(error) = seqpacket::set_nonblocking(&connection, false) {
+                        return tracing::error!("Client {}: {error}", who.pid);
+                    }
+                    tracing::debug!(
+                        "hello of {}: entry-point table {:#018x}",
+                        who.pid,
+                        hello.table_hash
+                    );
+                    self.servers.arrive(Arrival {
+                        connection,
+                        hello: *hello,
+                        who,
+                    });
+                }
+                _ => tracing::warn!("A user interface that says hello as a client was closed"),
+            },
+            Greeting::Server(said) => match self.peers.remove(&number) {
+                Some(Peer {
+                    connection,
+                    who,
+                    silent_until: Some(_),
+                    ..
+                }) => {
+                    let devices = self.devices.known().map(<[_]>::len);
+                    self.servers.meet(connection, who, said, devices);
+                }
+                _ => tracing::warn!("A user interface that says it is a server was closed"),
+            },
+            Greeting::Unfit(why) => {
+                let (pid, uid) = (peer.who.pid, peer.who.uid);
+                let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
+                tracing::warn!(
+                    "Connection of process {pid} of user {uid} refused with status {}: {why}",
+                    status.0
+                );
+                let refusal = greeting::refusal(status);
+                // A peer that has gone needs no answer.
+                let _ = seqpacket::send(peer.connection.as_fd(), refusal.as_bytes(), None);
+                self.forget(number);
+            }
+        }
+    }
+
+    fn forget(&mut self, number: u64) {
+        if let Some(peer) = self.peers.remove(&number)
+            && peer.silent_until.is_none()
+        {
+            let _guard = limit::caused_by_user(peer.who.uid);
+            tracing::info!("UI closed");
+        }
+        self.awaiting.retain(|awaiting| awaiting.by != number);
+        if let Some(quit) = &mut self.quit {
+            quit.asked_by.retain(|asked| *asked != number);
+        }
+    }
+
+    fn begin_quit(&mut self, asked_by: Option<u64>, patience: Option<Duration>) {
+        let begun = self.quit.is_some();
+        let quit = self.quit.get_or_insert_with(|| Quit {
+            asked_by: Vec::new(),
+            force_at: None,
+        });
+        quit.asked_by.extend(asked_by);
+        if let Some(at) = patience.map(|patience| Instant::now() + patience) {
+            quit.force_at = Some(quit.force_at.map_or(at, |earlier| earlier.min(at)));
+        }
+        if !begun {
+            self.tell_supervisor(NotifyState::Stopping);
+            self.servers.close(false);
+        }
+    }
+
+    /// Whoever may not write control.log may still say something: a line into the pipe `log`.
+    fn read_log_pipe(&mut self) {
+        let mut buffer = [0; 4096];
+        match self.directory.log_pipe.read(&mut buffer) {
+            Ok(len) => {
+                let _guard = limit::caused_by(Author::LogPipe);
+                for line in String::from_utf8_lossy(&buffer[..len]).lines() {
+                    tracing::info!(target: logging::OTHER, "{line}");
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => tracing::warn!("Cannot read the log pipe: {error}"),
+        }
+    }
+}
+
+/// Where single devices have a mode or a limit, they are looked for at once, so that whoever starts the daemon learns what
+/// is wrong.
+fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devices, DaemonError> {
+    let mut devices = Devices::default();
+    let modes = launcher.modes();
+    let ordinals = defaults.limits.memory.keys().map(usize::to_string);
+    let uuids = defaults.by_uuid.iter().map(|(uuid, _)| uuid.clone());
+    let limited: Vec<String> = ordinals.chain(uuids).collect();
+    if modes.devices.is_empty() && limited.is_empty() {
+        return Ok(devices);
+    }
+    match devices.find_now(launcher) {
+        Ok(Some(found)) => {
+            let (_, wrong) = DeviceModes::new(&modes, found, None);
+            if let Some(why) = wrong.into_iter().next() {
+                return Err(DaemonError::Modes { modes, why });
+            }
+            for device in limited {
+                device::find(found, &device).map_err(|why| DaemonError::Limit { why })?;
+            }
+        }
+        // A server may find them yet, and says in its log what is wrong.
+        Ok(None) => {}
+        Err(error) => tracing::error!("{error}"),
+    }
+    Ok(devices)
+}
+
+fn accept_from(listener: BorrowedFd<'_>) -> io::Result<(Stranger, Credentials)> {
+    let connection = seqpacket::accept(listener)?;
+    let who = seqpacket::peer(connection.as_fd())?;
+    Ok((Stranger::new(connection, who.uid), who))
+}
+
+/// A stream that becomes readable when one of the signals comes.
+fn signal_pipe(signals: &[i32]) -> io::Result<UnixStream> {
+    let (reader, writer) = UnixStream::pair()?;
+    reader.set_nonblocking(true)?;
+    for signal in signals {
+        signal_hook::low_level::pipe::register(*signal, writer.try_clone()?)?;
+    }
+    Ok(reader)
+}
+
+fn drain(mut stream: &UnixStream) {
+    let mut buffer = [0; 64];
+    while matches!(stream.read(&mut buffer), Ok(len) if len > 0) {}
+}

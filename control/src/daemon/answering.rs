@@ -1,0 +1,504 @@
+//! The daemon's side of a command: done at once, or when what it waits for has come.
+
+use super::{Awaiting, Daemon, Until};
+use crate::closers::Stranger;
+use crate::commands::{self, Command, Request, Whose};
+use crate::listing::{self, Listing};
+use crate::logging::limit;
+use crate::parse::CommandError;
+use crate::parse::parse;
+use crate::servers::Server;
+use crate::usage::{Answers, Question, UsageBySession};
+use crate::wire::{self, Answer};
+use mpsshim_model::amount;
+use mpsshim_model::client::Credentials;
+use mpsshim_model::device::{self, DeviceInfo};
+use mpsshim_model::limits::{Limits, Percentage};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long servers may take to begin or end a trace.
+const TRACE_PATIENCE: Duration = Duration::from_secs(10);
+/// Commands of a connection that are logged once, however often they are given.
+const REMEMBERED: usize = 8;
+
+/// What comes of a command that is done at once, as an error the answer to one that cannot be.
+type Outcome = Result<Answer, Answer>;
+
+impl Daemon {
+    /// `descriptor`: what came with the command.
+    pub(super) fn command(&mut self, number: u64, line: &str, descriptor: Option<Stranger>) {
+        let Some(peer) = self.peers.get_mut(&number) else {
+            return;
+        };
+        if peer.silent_until.take().is_some() {
+            tracing::info!("NEW UI");
+        }
+        if line.len() > wire::COMMAND_LIMIT {
+            let limit = wire::COMMAND_LIMIT;
+            return self.answer(
+                number,
+                &Answer::failed(format!("a command line may have {limit} bytes")),
+            );
+        }
+        peer.repeats = peer.asked.iter().any(|before| before == line);
+        if !peer.repeats {
+            tracing::info!("Cmd:{}", line.trim());
+            if peer.asked.len() < REMEMBERED && commands::only_looks(line) {
+                peer.asked.push(line.to_owned());
+            }
+        }
+        match parse(line, peer.privileged) {
+            Ok(None) => self.answer(number, &Answer::done("")),
+            Ok(Some(request)) => self.serve(number, request, descriptor),
+            Err(error) => {
+                if matches!(error, CommandError::NotPermitted(_)) {
+                    let Credentials { pid, uid, .. } = peer.who;
+                    tracing::warn!("Command of process {pid} of user {uid} refused: {error}");
+                }
+                self.answer(number, &Answer::failed(error.to_string()));
+            }
+        }
+    }
+
+    /// Does what can be done now and waits for the rest.
+    fn serve(&mut self, by: u64, request: Request, descriptor: Option<Stranger>) {
+        let outcome = match &request.command {
+            Command::Quit { patience } => return self.begin_quit(Some(by), *patience),
+            Command::ShutdownServer { server, force } => self.pid(server).map(|pid| {
+                self.servers.shut_down(pid, *force);
+                Until::Gone(pid, Vec::new(), Answer::done(""))
+            }),
+            Command::TerminateClient { server, client } => self
+                .pid(server)
+                .and_then(|pid| {
+                    let sessions = self.servers.terminate(pid, *client);
+                    let sessions = sessions.map_err(Answer::failed)?;
+                    Ok(Until::Gone(pid, sessions, Answer::done("0")))
+                })
+                // As with NVIDIA's, 0 or 1 is the last line.
+                .map_err(|answer| Answer::failed(answer.text + "1")),
+            Command::DeviceQuery { .. }
+            | Command::MemoryLimit(..)
+            | Command::SetMemoryLimit(..)
+            | Command::UserMemoryLimit(..)
+            | Command::SetUserMemoryLimit(..)
+                if self.devices.known().is_none() =>
+            {
+                match self.devices.search(self.servers.launcher()) {
+                    Ok(()) => Ok(Until::Devices(request)),
+                    Err(error) => Err(Answer::failed(error.to_string())),
+                }
+            }
+            // It has more to say than what the devices are, which may not be found.
+            Command::Info if self.devices.known().is_none() => {
+                match self.devices.search(self.servers.launcher()) {
+                    Ok(()) => Ok(Until::Devices(request)),
+                    Err(_) => {
+                        let answer = self.perform(&request, &Answers::default());
+                        return self.answer(by, &answer);
+                    }
+                }
+            }
+            Command::Processes { .. } | Command::ServerList
+                if request.format != commands::Format::Table =>
+            {
+                let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
+                Ok(Until::Usage(self.ask(&all), request))
+            }
+            Command::ClientList(wanted) if request.format != commands::Format::Table => {
+                let pid = self.pid(wanted);
+                pid.map(|pid| Until::Usage(self.ask(&[pid]), request))
+            }
+            Command::TraceStart(path) => match descriptor {
+                Some(file) => {
+                    let until = Until::TraceStart(Instant::now() + TRACE_PATIENCE);
+                    let begun = self.servers.start_trace(OwnedFd::from(file).into(), path);
+                    begun.map(|()| until).map_err(Answer::failed)
+                }
+                None => Err(Answer::failed(
+                    "trace start: mps-control sends the file with the command; none came",
+                )),
+            },
+            Command::TraceStop => {
+                let until = Until::TraceStop(Instant::now() + TRACE_PATIENCE);
+                let ended = self.servers.stop_trace();
+                ended.map(|()| until).map_err(Answer::failed)
+            }
+            Command::Users => {
+                let all: Vec<i32> = self.servers.iter().map(|server| server.pid).collect();
+                Ok(Until::Usage(self.ask(&all), request))
+            }
+            Command::Weight { server, .. } => match self.pid(server) {
+                Ok(pid) => Ok(Until::Usage(self.ask(&[pid]), request)),
+                Err(answer) => Err(answer),
+            },
+            _ => {
+                let answer = self.perform(&request, &Answers::default());
+                return self.answer(by, &answer);
+            }
+        };
+        match outcome {
+            Ok(until) => self.awaiting.push(Awaiting { by, until }),
+            Err(answer) => self.answer(by, &answer),
+        }
+    }
+
+    fn ask(&mut self, servers: &[i32]) -> Question {
+        self.last_question += 1;
+        Question::ask(self.last_question, servers, &self.servers)
+    }
+
+    /// The server that is meant.
+    fn find(&self, wanted: &commands::Server) -> Result<&Server, Answer> {
+        let found = self.servers.iter().find(|server| wanted.is(server.pid));
+        found.ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
+    }
+
+    fn pid(&self, wanted: &commands::Server) -> Result<i32, Answer> {
+        Ok(self.find(wanted)?.pid)
+    }
+
+    /// Answers commands whose time has come.
+    pub(super) fn settle(&mut self) {
+        let ready = self.servers.iter().find(|server| {
+            !server.devices.is_empty() && self.servers.launcher().trusts(server.uid)
+        });
+        if let Some(server) = ready {
+            self.devices.learn(&server.devices);
+        }
+        if let Some(devices) = self.devices.known() {
+            self.servers.learn_devices(devices);
+        }
+        self.servers.collect_traces();
+        let reports = self.servers.take_usage();
+        let (servers, searching) = (&self.servers, self.devices.is_searching());
+        let found = self.devices.known().is_some();
+        let now = Instant::now();
+        let over = |awaiting: &mut Awaiting| match &mut awaiting.until {
+            Until::Gone(pid, sessions, _) => match servers.by_pid(*pid) {
+                None => true,
+                Some(server) => {
+                    server.remains().is_some()
+                        || !sessions.is_empty()
+                            && !sessions.iter().any(|id| server.has_session(*id))
+                }
+            },
+            Until::Devices(_) => found || !searching,
+            Until::TraceStart(until) | Until::TraceStop(until) => {
+                servers.is_tracing_settled() || now >= *until
+            }
+            Until::Usage(question, _) => {
+                reports.iter().for_each(|report| question.hear(report));
+                question.is_over(servers, now)
+            }
+        };
+        let done: Vec<Awaiting> = self.awaiting.extract_if(.., over).collect();
+        for Awaiting { by, until } in done {
+            let answer = match until {
+                Until::Gone(pid, sessions, answer) => {
+                    let remains = self.servers.by_pid(pid).and_then(Server::remains);
+                    match remains {
+                        None => answer,
+                        Some(why) if sessions.is_empty() => Answer::failed(why),
+                        Some(why) => Answer::failed(format!("{why}\n1")),
+                    }
+                }
+                Until::Devices(request) if !found && request.command != Command::Info => {
+                    Answer::failed(self.devices.failure())
+                }
+                Until::Devices(request) => self.perform(&request, &Answers::default()),
+                Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {
+                    [] => Answer::done(""),
+                    troubles => Answer::failed(troubles.join("\n")),
+                },
+                Until::TraceStop(_) => match self.servers.finish_trace() {
+                    Some((true, text)) => Answer::done(text),
+                    Some((false, text)) => Answer::failed(text),
+                    // Another command has ended it.
+                    None => Answer::done(""),
+                },
+                Until::Usage(question, request) => {
+                    let note = question.note(&self.servers);
+                    let answer = self.perform(&request, &question.found);
+                    // One that fails says why by itself.
+                    if answer.ok {
+                        answer.with_note(note)
+                    } else {
+                        answer
+                    }
+                }
+            };
+            self.answer(by, &answer);
+        }
+    }
+
+    /// Does a command for which everything is there.
+    fn perform(&mut self, request: &Request, found: &Answers) -> Answer {
+        let usage = &found.clients;
+        let print = |listing: Listing| Answer::done(listing.print(request.format));
+        let outcome = match &request.command {
+            Command::Info => Ok(print(self.info())),
+            Command::ServerList => Ok(print(listing::servers(
+                self.servers.iter(),
+                &found.gate_moments,
+            ))),
+            Command::ServerStatus(wanted) => self.find(wanted).map(listing::status).map(print),
+            Command::ClientList(wanted) => {
+                let server = self.find(wanted);
+                server.map(|server| print(listing::clients(server, usage)))
+            }
+            Command::DeviceClientList(wanted) => self
+                .servers_meant(wanted.as_ref())
+                .map(|servers| print(listing::device_clients(&servers))),
+            Command::Processes { pid } => self.processes(pid.as_ref(), usage).map(print),
+            Command::Users => {
+                let (servers, waiting) = (self.servers.iter(), self.servers.waiting_users());
+                Ok(print(listing::users(servers, waiting, usage)))
+            }
+            Command::DeviceQuery { server, commas } => {
+                self.device_query(server.as_ref(), *commas).map(print)
+            }
+            Command::StartServer { uid } => match self.servers.want(*uid) {
+                Ok(()) => Ok(Answer::done("")),
+                Err(why) => Err(Answer::failed(format!("start_server: {why}"))),
+            },
+            Command::Percentage(whose) => self.percentage(whose).map(print),
+            Command::SetPercentage(whose, value) => self.set_percentage(whose, value),
+            Command::MemoryLimit(whose, device) => self.memory_limit(whose, device).map(print),
+            Command::SetMemoryLimit(whose, device, limit) => {
+                self.set_memory_limit(whose, device, *limit)
+            }
+            Command::UserMemoryLimit(uid, device) => {
+                self.user_memory_limit(*uid, device).map(print)
+            }
+            Command::SetUserMemoryLimit(uid, device, limit) => {
+                self.set_user_memory_limit(*uid, device, *limit)
+            }
+            Command::Priority => Ok(print(listing::priority(self.servers.default_limits()))),
+            Command::SetPriority(priority) => {
+                let change = |limits: &mut Limits| limits.priority = *priority;
+                self.servers.change_defaults(change);
+                Ok(Answer::done(""))
+            }
+            Command::Quantum(whose) => {
+                let limits = self.limits(whose);
+                limits.map(|(server, limits)| print(listing::quantum(server, limits)))
+            }
+            Command::SetQuantum(whose, quantum) => {
+                let done = self.change(whose, |limits| limits.quantum = *quantum);
+                done.map(|()| Answer::done(""))
+            }
+            Command::Weight { server, client } => self.weights(server, *client, usage).map(print),
+            Command::SetWeight {
+                server,
+                client,
+                weight,
+            } => self.pid(server).and_then(|pid| {
+                let done = self.servers.set_weight(pid, *client, *weight);
+                done.map_err(Answer::failed)?;
+                Ok(Answer::done(""))
+            }),
+            Command::ReopenLogs => match self.reopen_logs() {
+                Ok(()) => Ok(Answer::done("")),
+                Err(why) => Err(Answer::failed(format!("The logs stay as they are: {why}"))),
+            },
+            Command::Help => Ok(Answer::done(commands::help())),
+            // These wait for what they cause.
+            Command::Quit { .. }
+            | Command::TraceStart(_)
+            | Command::TraceStop
+            | Command::ShutdownServer { .. }
+            | Command::TerminateClient { .. } => Ok(Answer::done("")),
+        };
+        outcome.unwrap_or_else(|answer| answer)
+    }
+
+    fn servers_meant(&self, wanted: Option<&commands::Server>) -> Result<Vec<&Server>, Answer> {
+        match wanted {
+            Some(wanted) => Ok(vec![self.find(wanted)?]),
+            None => Ok(self.servers.iter().collect()),
+        }
+    }
+
+    /// `ps` takes the process id of a server, as NVIDIA's does, or of a client.
+    fn processes(
+        &self,
+        wanted: Option<&commands::Server>,
+        usage: &UsageBySession,
+    ) -> Result<Listing, Answer> {
+        let is_client = |client: &i32| wanted.is_some_and(|wanted| wanted.is(*client));
+        let server = self.servers_meant(wanted);
+        let client = self
+            .servers
+            .iter()
+            .flat_map(Server::clients)
+            .find(is_client);
+        match (server, client) {
+            (Ok(servers), _) => Ok(listing::processes(servers.into_iter(), None, usage)),
+            (Err(_), Some(client)) => {
+                Ok(listing::processes(self.servers.iter(), Some(client), usage))
+            }
+            (Err(answer), None) => Err(answer),
+        }
+    }
+
+    fn info(&self) -> Listing {
+        listing::info(&listing::Info {
+            settings: &self.settings,
+            modes: self.servers.launcher().modes(),
+            users: self.servers.launcher().users(),
+            servers: self.servers.iter().count(),
+            clients: self.servers.iter().flat_map(Server::clients).count(),
+            devices: self.devices.known(),
+        })
+    }
+
+    fn device_query(
+        &self,
+        wanted: Option<&commands::Server>,
+        commas: bool,
+    ) -> Result<Listing, Answer> {
+        let servers = self.servers_meant(wanted)?;
+        for server in &servers {
+            server.log_device_query();
+        }
+        let own = (None, self.devices.known().unwrap_or_default());
+        let theirs = servers
+            .iter()
+            .map(|server| (Some(server.pid), server.devices.as_slice()));
+        // The daemon's own come first whether a server is named or not, as with NVIDIA's.
+        let lists: Vec<_> = std::iter::once(own).chain(theirs).collect();
+        Ok(listing::devices(&lists, commas))
+    }
+
+    /// Limits and, unless they are the defaults, the process id of the server.
+    fn limits(&self, whose: &Whose) -> Result<(Option<i32>, &Limits), Answer> {
+        match whose {
+            Whose::Server(wanted) => {
+                let server = self.find(wanted)?;
+                Ok((Some(server.pid), &server.limits))
+            }
+            Whose::Default | Whose::All => Ok((None, self.servers.default_limits())),
+        }
+    }
+
+    fn change(&mut self, whose: &Whose, change: impl Fn(&mut Limits)) -> Result<(), Answer> {
+        let servers: Vec<i32> = match whose {
+            Whose::Default => {
+                self.servers.change_defaults(change);
+                return Ok(());
+            }
+            Whose::Server(wanted) => vec![self.pid(wanted)?],
+            Whose::All => self.servers.iter().map(|server| server.pid).collect(),
+        };
+        for pid in servers {
+            let changed = self.servers.change_limits(pid, &change);
+            changed.map_err(Answer::failed)?;
+        }
+        Ok(())
+    }
+
+    fn percentage(&self, whose: &Whose) -> Result<Listing, Answer> {
+        if *whose == Whose::All {
+            return Ok(listing::percentages(self.servers.iter()));
+        }
+        let (server, limits) = self.limits(whose)?;
+        Ok(listing::percentage(server, limits))
+    }
+
+    /// As NVIDIA's it answers with what is in force; what is no percentage changes nothing.
+    fn set_percentage(&mut self, whose: &Whose, value: &str) -> Outcome {
+        let number = value.strip_suffix('%').unwrap_or(value);
+        let changed = match number.parse::<Percentage>() {
+            Ok(threads) => {
+                self.change(whose, |limits| limits.threads = threads)?;
+                Ok(())
+            }
+            Err(error) => Err(format!("\"{value}\": {error}; nothing is changed")),
+        };
+        let text = self.percentage(whose)?.print(commands::Format::Table);
+        Ok(match changed {
+            Ok(()) => Answer::done(text),
+            Err(why) => Answer::failed(text).with_note(why),
+        })
+    }
+
+    fn device(&self, wanted: &str) -> Result<(usize, &DeviceInfo), Answer> {
+        let devices = self.devices.known().unwrap_or_default();
+        let ordinal = device::find(devices, wanted).map_err(Answer::failed)?;
+        Ok((ordinal, &devices[ordinal]))
+    }
+
+    fn memory_limit(&self, whose: &Whose, device: &str) -> Result<Listing, Answer> {
+        let (server, limits) = self.limits(whose)?;
+        Ok(listing::memory_limit(server, limits, self.device(device)?))
+    }
+
+    fn set_memory_limit(&mut self, whose: &Whose, device: &str, limit: Option<u64>) -> Outcome {
+        let (ordinal, _) = self.device(device)?;
+        self.change(whose, |limits| {
+            match limit {
+                Some(bytes) => limits.memory.insert(ordinal, bytes),
+                None => limits.memory.remove(&ordinal),
+            };
+        })?;
+        Ok(Answer::done(""))
+    }
+
+    fn user_memory_limit(&self, uid: u32, device: &str) -> Result<Listing, Answer> {
+        let limits = self.servers.default_limits();
+        let device = self.device(device)?;
+        Ok(listing::user_memory_limit(uid, limits, device))
+    }
+
+    /// A user may have clients at several servers, and at those to come: all of them are told.
+    fn set_user_memory_limit(&mut self, uid: u32, device: &str, limit: Option<u64>) -> Outcome {
+        let (ordinal, info) = self.device(device)?;
+        if limit.is_some_and(|bytes| info.memory > 0 && bytes > info.memory) {
+            let all = amount::print(info.memory);
+            return Err(Answer::failed(format!("Device {device} has only {all}")));
+        }
+        let set = self.servers.set_user_limit(uid, ordinal, limit);
+        set.map_err(Answer::failed)?;
+        Ok(Answer::done(""))
+    }
+
+    fn weights(
+        &self,
+        server: &commands::Server,
+        client: i32,
+        usage: &UsageBySession,
+    ) -> Result<Listing, Answer> {
+        let server = self.find(server)?;
+        let sessions = server.sessions_of(client).map_err(Answer::failed)?;
+        let weights: Vec<(u64, u32)> = sessions
+            .into_iter()
+            .filter_map(|session| Some((session, usage.get(&(server.pid, session))?.weight)))
+            .collect();
+        if weights.is_empty() {
+            return Err(Answer::failed(format!(
+                "Server {} does not answer",
+                server.pid
+            )));
+        }
+        Ok(listing::weights(server.pid, client, &weights))
+    }
+
+    pub(super) fn answer(&mut self, number: u64, answer: &Answer) {
+        let Some(peer) = self.peers.get(&number) else {
+            return;
+        };
+        let _guard = limit::caused_by_user(peer.who.uid);
+        // As NVIDIA's; what is long and can be asked for again would only fill the log.
+        if !peer.repeats && answer.text.len() <= wire::COMMAND_LIMIT {
+            for line in answer.text.lines() {
+                tracing::info!("{line}");
+            }
+        }
+        if peer.tell(answer).is_err() {
+            // It does not read its answers, or has gone.
+            self.forget(number);
+        }
+    }
+}

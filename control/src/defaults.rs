@@ -1,0 +1,145 @@
+//! What the daemon's settings say of the limits of every server that it starts.
+
+use crate::settings::{self, Given, SettingsError};
+use mpsshim_model::limits::Limits;
+use mpsshim_proto::limits::of_devices;
+
+/// Limits for servers that are started from now on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Defaults {
+    /// What is known.
+    pub limits: Limits,
+    /// Memory limits in bytes of devices whose ordinals are not known yet.
+    pub by_uuid: Vec<(String, u64)>,
+}
+
+impl Defaults {
+    /// Those that `get` knows, and what could not be understood in the environment.
+    ///
+    /// # Errors
+    /// What could not be understood in the file.
+    pub fn from_given(
+        get: impl Fn(&'static str) -> Option<Given>,
+    ) -> Result<(Defaults, Vec<String>), SettingsError> {
+        let mut defaults = Defaults::default();
+        let mut ignored = Vec::new();
+        let mut wrong = Ok(());
+        let mut read = |name, take: &mut dyn FnMut(&str) -> Result<(), String>| {
+            let Some(given) = get(name) else {
+                return;
+            };
+            let Err(why) = take(given.value.to_string_lossy().trim()) else {
+                return;
+            };
+            if given.in_file {
+                wrong = Err(SettingsError::File(format!("{}: {why}", given.told)));
+            } else {
+                ignored.push(format!("{} is ignored: {why}", given.told));
+            }
+        };
+        let limits = &mut defaults.limits;
+        read(settings::ACTIVE_THREAD_PERCENTAGE, &mut |value| {
+            limits.threads = value.parse().map_err(|error| format!("{error}"))?;
+            Ok(())
+        });
+        read(settings::CLIENT_PRIORITY, &mut |value| {
+            limits.priority = priority(value).ok_or("it must be 0 or 1")?;
+            Ok(())
+        });
+        read(settings::PINNED_DEVICE_MEM_LIMIT, &mut |value| {
+            for (device, bytes) in memory_limits(value)? {
+                match device.parse() {
+                    Ok(ordinal) => drop(limits.memory.insert(ordinal, bytes)),
+                    Err(_) => defaults.by_uuid.push((device, bytes)),
+                }
+            }
+            Ok(())
+        });
+        wrong.map(|()| (defaults, ignored))
+    }
+}
+
+/// A client priority: 0 normal, 1 below normal.
+pub fn priority(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|priority| *priority <= 1)
+}
+
+/// Devices and bytes of such as `0=1G,GPU-eec5798d=512MB`.
+fn memory_limits(text: &str) -> Result<Vec<(String, u64)>, String> {
+    of_devices(text)
+        .map(|limit| match limit {
+            Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
+            Err(part) => Err(format!("\"{part}\" is not DEVICE=AMOUNT")),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(values: &[(&str, &str)]) -> (Defaults, Vec<String>) {
+        Defaults::from_given(|name| given(values, name, false)).expect("ignored")
+    }
+
+    fn given(values: &[(&str, &str)], name: &str, in_file: bool) -> Option<Given> {
+        let (_, value) = values.iter().find(|(given, _)| *given == name)?;
+        Some(Given {
+            value: value.into(),
+            told: format!("{name}={value}"),
+            in_file,
+        })
+    }
+
+    #[test]
+    fn the_environment_sets_defaults() {
+        assert_eq!(read(&[]), (Defaults::default(), Vec::new()));
+        let (defaults, warnings) = read(&[
+            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "33.3"),
+            ("CUDA_MPS_CLIENT_PRIORITY", "1"),
+            (
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+                "0=1G, 1=512MB,GPU-aa=3M",
+            ),
+        ]);
+        assert_eq!(warnings, [""; 0]);
+        assert_eq!(defaults.limits.threads.to_string(), "33.3");
+        assert_eq!(defaults.limits.priority, 1);
+        let memory: Vec<(usize, u64)> = defaults.limits.memory.into_iter().collect();
+        assert_eq!(memory, [(0, 1 << 30), (1, 512 << 20)]);
+        assert_eq!(defaults.by_uuid, [("GPU-aa".to_owned(), 3 << 20)]);
+    }
+
+    #[test]
+    fn what_is_malformed_is_named_and_ignored_unless_in_the_file() {
+        for (name, value, why) in [
+            (
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+                "120",
+                "over 0 and at most 100",
+            ),
+            ("CUDA_MPS_CLIENT_PRIORITY", "2", "must be 0 or 1"),
+            (
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+                "0=1G,1",
+                "\"1\" is not DEVICE=AMOUNT",
+            ),
+            (
+                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+                "0=lots",
+                "\"0=lots\" is not DEVICE=AMOUNT",
+            ),
+        ] {
+            let (defaults, warnings) = read(&[(name, value)]);
+            assert_eq!(defaults, Defaults::default());
+            assert_eq!(warnings.len(), 1);
+            assert!(
+                warnings[0].contains(name) && warnings[0].contains(why),
+                "{warnings:?}"
+            );
+            let in_file = Defaults::from_given(|wanted| given(&[(name, value)], wanted, true));
+            let error = in_file.expect_err(value).to_string();
+            assert!(error.contains(name) && error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The first packet of a connection: a client's hello, a command, the introduction of a server whose daemon has died,
+//! or nothing known.
+
+use crate::takeover::{self, Introduction, MAGIC_SERVER};
+use mpsshim_api::cuda::CUresult;
+use mpsshim_proto::handshake::{
+    ClientHello, MAGIC_CLIENT, MAGIC_UI, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, Welcome,
+};
+use zerocopy::FromBytes;
+
+/// What a first packet says.
+#[derive(Debug)]
+pub enum Greeting<'a> {
+    /// A client that speaks this protocol.
+    Client(Box<ClientHello>),
+    /// The command line of a user interface.
+    Command(&'a [u8]),
+    /// A server to be taken over, if it is of this release.
+    Server(Result<Introduction, takeover::Unknown>),
+    /// None of these; the connection is to be refused with this reason.
+    Unfit(Unfit),
+}
+
+/// Why a first packet is refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Unfit {
+    /// A client of another release.
+    #[error(
+        "the client speaks protocol version {0}, this daemon speaks version {PROTOCOL_VERSION}; use a libmpsshim.so \
+         and an mps-control of the same release"
+    )]
+    Version(u32),
+    /// A hello of a wrong length.
+    #[error("a hello of {0} bytes where {expected} were expected", expected = size_of::<ClientHello>())]
+    Length(usize),
+    /// Something else.
+    #[error("{0} bytes that are neither a client's hello nor a command")]
+    Garbage(usize),
+}
+
+/// Tells what a first packet is.
+pub fn read(packet: &[u8]) -> Greeting<'_> {
+    if let Some(line) = packet.strip_prefix(&MAGIC_UI) {
+        return Greeting::Command(line);
+    }
+    if let Some(json) = packet.strip_prefix(&MAGIC_SERVER) {
+        return Greeting::Server(Introduction::read(json));
+    }
+    let Some(rest) = packet.strip_prefix(&MAGIC_CLIENT) else {
+        return Greeting::Unfit(Unfit::Garbage(packet.len()));
+    };
+    // The version first: a hello of another version may well have another length.
+    let Some(version) = rest.first_chunk().copied().map(u32::from_ne_bytes) else {
+        return Greeting::Unfit(Unfit::Length(packet.len()));
+    };
+    if version != PROTOCOL_VERSION {
+        return Greeting::Unfit(Unfit::Version(version));
+    }
+    match ClientHello::read_from_bytes(packet) {
+        Ok(hello) => Greeting::Client(Box::new(hello)),
+        Err(_) => Greeting::Unfit(Unfit::Length(packet.len())),
+    }
+}
+
+/// The welcome that turns a client away.
+pub fn refusal(status: CUresult) -> Welcome {
+    Welcome {
+        magic: MAGIC_WELCOME,
+        protocol: PROTOCOL_VERSION,
+        status: status.0,
+        mode: 0,
+        session: 0,
+        segment_len: 0,
+        host_arena: 0,
+        host_arena_len: 0,
+        device_arena: 0,
+        device_arena_len: 0,
+        server_pid: 0,
+        device_count: 0,
+        devices: [[0; 16]; MAX_DEVICES],
+        multiprocessors: [0; MAX_DEVICES],
+        memory: [0; MAX_DEVICES],
+        active_thread_centipercent: 0,
+        priority: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::{FromZeros, IntoBytes};
+
+    fn hello(protocol: u32) -> Vec<u8> {
+        let hello = ClientHello {
+            magic: MAGIC_CLIENT,
+            protocol,
+            table_hash: 9,
+            pid: 1,
+            mode: 0,
+            active_thread_centipercent: 0,
+            priority: -1,
+            ..ClientHello::new_zeroed()
+        };
+        hello.as_bytes().to_vec()
+    }
+
+    fn unfit(packet: &[u8]) -> Unfit {
+        match read(packet) {
+            Greeting::Unfit(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn good_first_packets() {
+        assert!(
+            matches!(read(&hello(PROTOCOL_VERSION)), Greeting::Client(hello) if hello.table_hash == 9)
+        );
+        assert!(matches!(
+            read(b"MPSUget_server_list"),
+            Greeting::Command(b"get_server_list")
+        ));
+        let introduction = Introduction {
+            versions: takeover::Versions::OWN,
+            clients: 0,
+            limits: mpsshim_model::limits::Limits::default(),
+        };
+        let packet = introduction.packet().expect("packet");
+        assert!(matches!(read(&packet), Greeting::Server(Ok(_))));
+        assert!(matches!(read(b"MPSV"), Greeting::Server(Err(_))));
+    }
+
+    #[test]
+    fn bad_first_packets() {
+        let good = hello(PROTOCOL_VERSION);
+        let other = hello(PROTOCOL_VERSION + 1);
+        assert_eq!(unfit(&other), Unfit::Version(PROTOCOL_VERSION + 1));
+        assert_eq!(unfit(&other[..8]), Unfit::Version(PROTOCOL_VERSION + 1));
+        assert_eq!(unfit(&good[..7]), Unfit::Length(7));
+        assert_eq!(unfit(&good[..63]), Unfit::Length(63));
+        assert_eq!(
+            unfit(&[&good[..], &[0]].concat()),
+            Unfit::Length(size_of::<ClientHello>() + 1)
+        );
+        assert_eq!(unfit(b"GET / HTTP/1.1\r\n"), Unfit::Garbage(16));
+        assert_eq!(unfit(b"M"), Unfit::Garbage(1));
+        let text = unfit(&other).to_string();
+        for version in [PROTOCOL_VERSION, PROTOCOL_VERSION + 1] {
+            assert!(
+                text.contains(&format!("version {version}")),
+                "both are named: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_nothing_but_the_status() {
+        let welcome = refusal(mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED);
+        assert_eq!(welcome.status, 805);
+        assert!(welcome.as_bytes()[12..].iter().all(|&byte| byte == 0));
+    }
+}

@@ -1,0 +1,561 @@
+//! What the control daemon and a server say to each other: one JSON object a packet, over a socket pair whose
+//! other end the server inherits. A client's connection travels with its [`ToServer::NewClient`].
+//!
+//! Neither side answers the other directly, so neither can wait for the other: the daemon gives orders, the
+//! server reports what has happened.
+
+use crate::closers::Stranger;
+use crate::seqpacket;
+use crate::trace::Totals;
+use mpsshim_model::client::{ClientInfo, Credentials};
+use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::limits::{Limits, Usage};
+use mpsshim_proto::handshake::ClientHello;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
+pub const LINK_VERSION: u32 = 6;
+/// Longest packet, bytes.
+pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
+
+/// Daemon to server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToServer {
+    /// Take over the client whose connection comes with this packet.
+    NewClient {
+        /// The bytes of its [`ClientHello`].
+        hello: Vec<u8>,
+        /// Process id, 0 when the daemon cannot see it.
+        pid: i32,
+        /// User id.
+        uid: u32,
+        /// Group id.
+        gid: u32,
+    },
+    /// End when the last client has gone; at once with `force`.
+    Shutdown {
+        /// Do not wait for clients.
+        force: bool,
+    },
+    /// End a client.
+    Terminate {
+        /// Number of its session.
+        session: u64,
+    },
+    /// What clients that come from now on may have.
+    Limits(Limits),
+    /// Give a client this share of dispatch or turns.
+    Weight {
+        /// Number of its session.
+        session: u64,
+        /// Its weight.
+        weight: u32,
+    },
+    /// Write server.log into the file that comes with this packet.
+    Log,
+    /// An operator asks for the devices. Only a line for the log: the daemon knows them.
+    DeviceQuery,
+    /// Trace into the file that comes with this packet.
+    Trace,
+    /// End the trace.
+    StopTrace,
+    /// Report what the clients have.
+    Usage {
+        /// To be repeated in the report.
+        question: u64,
+    },
+}
+
+/// Server to daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToDaemon {
+    /// Clients may come.
+    Ready {
+        /// What it serves, by ordinal.
+        devices: Vec<DeviceInfo>,
+    },
+    /// A client that was handed over has a session.
+    Connected {
+        /// Number of the session.
+        session: u64,
+        /// Process id.
+        pid: i32,
+        /// User id.
+        uid: u32,
+    },
+    /// A client that was handed over was turned away.
+    Refused {
+        /// Process id.
+        pid: i32,
+        /// The `CUresult` that it was given.
+        status: u32,
+        /// Why.
+        reason: String,
+    },
+    /// A session is over and its resources are free.
+    Gone {
+        /// Number of the session.
+        session: u64,
+        /// Process id.
+        pid: i32,
+        /// Why the server ended it, if it did.
+        reason: Option<String>,
+    },
+    /// A session is over, but its work on the device goes on, and its resources are not free.
+    Stuck {
+        /// Number of the session.
+        session: u64,
+    },
+    /// The context is lost with this `CUresult`; the server is about to end.
+    Fault {
+        /// The `CUresult`.
+        status: u32,
+    },
+    /// A trace goes on, or why not.
+    TraceStarted {
+        /// Why not.
+        error: Option<String>,
+    },
+    /// A trace has ended.
+    TraceEnded(Totals),
+    /// The server is ending as it was told to.
+    Stopping,
+    /// What clients have; several reports make one answer.
+    Usage {
+        /// As it was asked.
+        question: u64,
+        /// Some of the clients.
+        clients: Vec<Usage>,
+        /// Moments with nothing in flight that the gate has opened for clients' calls.
+        #[serde(default)]
+        gate_moments: Option<u64>,
+        /// No further report belongs to the question.
+        last: bool,
+    },
+}
+
+/// What can go wrong on the link.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The socket failed.
+    #[error("the link between daemon and server failed: {0}")]
+    Io(#[from] io::Error),
+    /// A packet that is no message.
+    #[error("the link between daemon and server carried no valid message: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// A packet that did not fit.
+    #[error(
+        "the link between daemon and server carried a packet of over {PACKET_LIMIT} bytes or descriptors too many"
+    )]
+    TooLong,
+    /// A message without its descriptor, or a hello of a wrong length.
+    #[error("the link between daemon and server carried a message without {0}")]
+    Incomplete(&'static str),
+}
+
+impl LinkError {
+    /// Whether a non-blocking link just has no packet, or no room for one, now.
+    pub fn would_block(&self) -> bool {
+        matches!(self, LinkError::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// A client that has said hello and waits for a session.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Its connection.
+    pub connection: Stranger,
+    /// What it said.
+    pub hello: ClientHello,
+    /// Who it is.
+    pub who: Credentials,
+}
+
+/// An order as the server receives it.
+#[derive(Debug)]
+pub enum Order {
+    /// Take over this client.
+    NewClient(Box<Arrival>),
+    /// End, at once with `force`.
+    Shutdown {
+        /// Do not wait for clients.
+        force: bool,
+    },
+    /// End the client with this session.
+    Terminate(u64),
+    /// What clients that come from now on may have.
+    Limits(Limits),
+    /// The weight of the client with this session.
+    Weight(u64, u32),
+    /// Write server.log into this file.
+    Log(OwnedFd),
+    /// An operator has asked for the devices.
+    DeviceQuery,
+    /// Trace into this file.
+    Trace(OwnedFd),
+    /// End the trace.
+    StopTrace,
+    /// Report what clients have, as the answer to this question.
+    Usage(u64),
+}
+
+/// One end of the link.
+#[derive(Debug)]
+pub struct Link {
+    socket: Stranger,
+    /// User of the process at the other end.
+    uid: u32,
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Link {
+    /// The end that this descriptor is, of a link to the daemon.
+    pub fn new(socket: OwnedFd) -> Link {
+        let uid = nix::unistd::geteuid().as_raw();
+        Link::to_user(Stranger::new(socket, uid), uid)
+    }
+
+    /// A link to a server of this user, who may have it send whatever there is to send.
+    pub fn to_user(socket: Stranger, uid: u32) -> Link {
+        Link { socket, uid }
+    }
+
+    /// Sends one packet.
+    ///
+    /// # Errors
+    /// It is too long, or the other end has gone.
+    pub fn send(
+        &self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), LinkError> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > PACKET_LIMIT {
+            return Err(LinkError::TooLong);
+        }
+        Ok(seqpacket::send(self.as_fd(), &bytes, descriptor)?)
+    }
+
+    /// `None`: the other end is closed.
+    pub(crate) fn receive<T: DeserializeOwned>(
+        &self,
+    ) -> Result<Option<(T, Option<Stranger>)>, LinkError> {
+        let mut buffer = vec![0; PACKET_LIMIT];
+        let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
+        // Said once of a peer that died before it had read everything; what it had sent is still there.
+        if packet
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+        {
+            packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
+        }
+        let packet = packet?;
+        match packet {
+            packet if packet.cut => Err(LinkError::TooLong),
+            packet if packet.len == 0 => Ok(None),
+            packet => Ok(Some((
+                serde_json::from_slice(&buffer[..packet.len])?,
+                packet.descriptor,
+            ))),
+        }
+    }
+
+    /// Hands a client to the server. The daemon keeps its own descriptor of the connection.
+    pub fn hand_over(&self, client: &Arrival) -> Result<(), LinkError> {
+        let Credentials { pid, uid, gid } = client.who;
+        let order = ToServer::NewClient {
+            hello: client.hello.as_bytes().to_vec(),
+            pid,
+            uid,
+            gid,
+        };
+        self.send(&order, Some(client.connection.as_fd()))
+    }
+
+    /// Tells the server to end.
+    pub fn order_shutdown(&self, force: bool) -> Result<(), LinkError> {
+        self.send(&ToServer::Shutdown { force }, None)
+    }
+
+    /// Tells the server to end a client.
+    pub fn order_termination(&self, session: u64) -> Result<(), LinkError> {
+        self.send(&ToServer::Terminate { session }, None)
+    }
+
+    /// Tells the server what clients that come from now on may have.
+    pub fn order_limits(&self, limits: &Limits) -> Result<(), LinkError> {
+        self.send(&ToServer::Limits(limits.clone()), None)
+    }
+
+    /// Gives a client a share of dispatch.
+    pub fn order_weight(&self, session: u64, weight: u32) -> Result<(), LinkError> {
+        self.send(&ToServer::Weight { session, weight }, None)
+    }
+
+    /// Hands the server another server.log.
+    pub fn hand_log(&self, log: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.send(&ToServer::Log, Some(log))
+    }
+
+    /// Has the server trace into a file.
+    pub fn order_trace(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.send(&ToServer::Trace, Some(file))
+    }
+
+    /// Has the server end its trace.
+    pub fn order_trace_end(&self) -> Result<(), LinkError> {
+        self.send(&ToServer::StopTrace, None)
+    }
+
+    /// Tells the server that an operator has asked for the devices.
+    pub fn tell_device_query(&self) -> Result<(), LinkError> {
+        self.send(&ToServer::DeviceQuery, None)
+    }
+
+    /// Asks what the clients have; [`ToDaemon::Usage`] follows.
+    pub fn ask_usage(&self, question: u64) -> Result<(), LinkError> {
+        self.send(&ToServer::Usage { question }, None)
+    }
+
+    /// Tells the daemon.
+    pub fn report(&self, report: &ToDaemon) -> Result<(), LinkError> {
+        self.send(report, None)
+    }
+
+    /// The next order, for the server. `None`: the daemon is gone.
+    pub fn next_order(&self) -> Result<Option<Order>, LinkError> {
+        match self.receive()? {
+            None => Ok(None),
+            Some((ToServer::Shutdown { force }, _)) => Ok(Some(Order::Shutdown { force })),
+            Some((ToServer::Terminate { session }, _)) => Ok(Some(Order::Terminate(session))),
+            Some((ToServer::Limits(limits), _)) => Ok(Some(Order::Limits(limits))),
+            Some((ToServer::Weight { session, weight }, _)) => {
+                Ok(Some(Order::Weight(session, weight)))
+            }
+            Some((ToServer::Log, log)) => Ok(Some(Order::Log(
+                log.ok_or(LinkError::Incomplete("the log"))?.into(),
+            ))),
+            Some((ToServer::Trace, file)) => Ok(Some(Order::Trace(
+                file.ok_or(LinkError::Incomplete("the trace"))?.into(),
+            ))),
+            Some((ToServer::StopTrace, _)) => Ok(Some(Order::StopTrace)),
+            Some((ToServer::DeviceQuery, _)) => Ok(Some(Order::DeviceQuery)),
+            Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
+            Some((
+                ToServer::NewClient {
+                    hello,
+                    pid,
+                    uid,
+                    gid,
+                },
+                descriptor,
+            )) => {
+                let connection =
+                    descriptor.ok_or(LinkError::Incomplete("the client's connection"))?;
+                let connection = Stranger::new(connection.into(), uid);
+                let hello = ClientHello::read_from_bytes(&hello)
+                    .map_err(|_| LinkError::Incomplete("a whole hello"))?;
+                let who = Credentials { pid, uid, gid };
+                Ok(Some(Order::NewClient(Box::new(Arrival {
+                    connection,
+                    hello,
+                    who,
+                }))))
+            }
+        }
+    }
+
+    /// The next report, for the daemon. `None`: the server is gone.
+    pub fn next_report(&self) -> Result<Option<ToDaemon>, LinkError> {
+        Ok(self.receive()?.map(|(report, _)| report))
+    }
+}
+
+impl From<&ClientInfo> for ToDaemon {
+    fn from(client: &ClientInfo) -> ToDaemon {
+        ToDaemon::Connected {
+            session: client.session,
+            pid: client.pid,
+            uid: client.uid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::handshake::{MAGIC_CLIENT, PROTOCOL_VERSION};
+    use zerocopy::FromZeros;
+
+    fn links() -> (Link, Link) {
+        let (left, right) = seqpacket::pair().expect("pair");
+        (Link::new(left), Link::new(right))
+    }
+
+    fn hello() -> ClientHello {
+        ClientHello {
+            magic: MAGIC_CLIENT,
+            protocol: PROTOCOL_VERSION,
+            table_hash: 0x1234_5678_9abc_def0,
+            pid: 77,
+            mode: 0,
+            active_thread_centipercent: 3300,
+            priority: -1,
+            ..ClientHello::new_zeroed()
+        }
+    }
+
+    #[test]
+    fn a_client_is_handed_over_with_its_connection() {
+        let (daemon, server) = links();
+        let (theirs, ours) = seqpacket::pair().expect("pair");
+        let who = Credentials {
+            pid: 12,
+            uid: 34,
+            gid: 56,
+        };
+        daemon
+            .hand_over(&Arrival {
+                connection: Stranger::new(ours, who.uid),
+                hello: hello(),
+                who,
+            })
+            .expect("hand over");
+        let Some(Order::NewClient(arrived)) = server.next_order().expect("order") else {
+            panic!("no client")
+        };
+        assert_eq!(arrived.hello.as_bytes(), hello().as_bytes());
+        assert_eq!(
+            (arrived.who.pid, arrived.who.uid, arrived.who.gid),
+            (12, 34, 56)
+        );
+        seqpacket::send(arrived.connection.as_fd(), b"welcome", None).expect("send");
+        let mut buffer = [0; 16];
+        assert_eq!(
+            seqpacket::receive(theirs.as_fd(), &mut buffer).expect("receive"),
+            7
+        );
+    }
+
+    #[test]
+    fn what_a_dying_server_had_said_is_heard() {
+        let (daemon, server) = links();
+        let ready = ToDaemon::Ready {
+            devices: Vec::new(),
+        };
+        server.report(&ready).expect("report");
+        // It dies with an order unread: the socket then says that the connection was reset, once.
+        daemon.order_shutdown(false).expect("order");
+        drop(server);
+        assert!(matches!(
+            daemon.next_report(),
+            Ok(Some(ToDaemon::Ready { .. }))
+        ));
+        assert!(matches!(daemon.next_report(), Ok(None)));
+    }
+
+    #[test]
+    fn reports_come_back_as_they_were_sent() {
+        let (daemon, server) = links();
+        let reports = [
+            ToDaemon::Ready {
+                devices: vec![DeviceInfo {
+                    name: "NVIDIA H200".into(),
+                    uuid: "GPU-0".into(),
+                    pci: "0000:00:06.0".into(),
+                    memory: 1 << 30,
+                }],
+            },
+            ToDaemon::Connected {
+                session: u64::MAX,
+                pid: 5,
+                uid: 6,
+            },
+            ToDaemon::Refused {
+                pid: 5,
+                status: 808,
+                reason: "full".into(),
+            },
+            ToDaemon::Gone {
+                session: 3,
+                pid: 5,
+                reason: Some("wrote \"nonsense\"\n".into()),
+            },
+            ToDaemon::Gone {
+                session: 4,
+                pid: 5,
+                reason: None,
+            },
+            ToDaemon::Fault { status: 700 },
+            ToDaemon::Stopping,
+        ];
+        for report in &reports {
+            server.report(report).expect("report");
+        }
+        for report in &reports {
+            assert_eq!(
+                daemon.next_report().expect("receive").as_ref(),
+                Some(report)
+            );
+        }
+        drop(server);
+        assert_eq!(daemon.next_report().expect("end"), None);
+    }
+
+    #[test]
+    fn nonsense_is_an_error_not_a_panic() {
+        let (daemon, server) = links();
+        for bytes in [
+            &b"{}"[..],
+            b"\xff\xfe",
+            b"\"Readyy\"",
+            b"{\"Gone\":{\"session\":-1,\"pid\":1}}",
+        ] {
+            seqpacket::send(server.as_fd(), bytes, None).expect("send");
+            assert!(matches!(daemon.next_report(), Err(LinkError::Malformed(_))));
+        }
+        let bare = ToServer::NewClient {
+            hello: hello().as_bytes().to_vec(),
+            pid: 1,
+            uid: 2,
+            gid: 3,
+        };
+        daemon.send(&bare, None).expect("send");
+        assert!(matches!(
+            server.next_order(),
+            Err(LinkError::Incomplete("the client's connection"))
+        ));
+        let short = ToServer::NewClient {
+            hello: vec![1, 2, 3],
+            pid: 1,
+            uid: 2,
+            gid: 3,
+        };
+        daemon.send(&short, Some(daemon.as_fd())).expect("send");
+        assert!(matches!(
+            server.next_order(),
+            Err(LinkError::Incomplete("a whole hello"))
+        ));
+    }
+
+    #[test]
+    fn an_empty_non_blocking_link_would_block() {
+        let (daemon, _server) = links();
+        seqpacket::set_nonblocking(&daemon, true).expect("non-blocking");
+        assert!(
+            daemon
+                .next_report()
+                .expect_err("nothing there")
+                .would_block()
+        );
+    }
+}

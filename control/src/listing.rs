@@ -1,0 +1,617 @@
+//! What commands list: as NVIDIA's daemon prints it, or as rows with a name for each column.
+
+mod users;
+
+pub use users::users;
+
+use super::commands::Format;
+use super::servers::{Client, Server};
+use super::spawn::Users;
+use super::usage::UsageBySession;
+use crate::library;
+use crate::settings::Settings;
+use mpsshim_model::amount;
+use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::limits::{Limits, Percentage, Usage};
+use mpsshim_model::mode::Modes;
+use nix::unistd::{Uid, User};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+
+/// The answer to a command that lists.
+#[derive(Debug, PartialEq)]
+pub struct Listing {
+    /// As NVIDIA's daemon prints it.
+    table: String,
+    columns: &'static [&'static str],
+    rows: Vec<Vec<Value>>,
+}
+
+impl Listing {
+    /// What to print.
+    pub fn print(&self, format: Format) -> String {
+        match format {
+            Format::Table => self.table.clone(),
+            Format::Csv => self.csv(),
+            Format::Json => {
+                let object = |row: &Vec<Value>| {
+                    let fields = self.columns.iter().map(|name| (*name).to_owned());
+                    Value::Object(fields.zip(row.iter().cloned()).collect::<Map<_, _>>())
+                };
+                Value::Array(self.rows.iter().map(object).collect()).to_string()
+            }
+        }
+    }
+
+    fn csv(&self) -> String {
+        let field = |value: &Value| match value {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        // Memory takes whatever is written to it, and all rows are as long as the header.
+        let mut written = writer.write_record(self.columns);
+        for row in &self.rows {
+            written = written.and_then(|()| writer.write_record(row.iter().map(field)));
+        }
+        let bytes = written.ok().and_then(|()| writer.into_inner().ok());
+        String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// One value for each server or client, a line each.
+    fn of_lines(
+        columns: &'static [&'static str],
+        rows: Vec<Vec<Value>>,
+        lines: impl Iterator<Item = String>,
+    ) -> Listing {
+        Listing {
+            table: lines.collect::<Vec<_>>().join("\n"),
+            columns,
+            rows,
+        }
+    }
+}
+
+fn user_name(uid: u32) -> Value {
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    user.map_or(Value::Null, |user| user.name.into())
+}
+
+fn number(percentage: Percentage) -> f64 {
+    // It prints as a number.
+    percentage.to_string().parse().unwrap_or_default()
+}
+
+/// With one digit, as NVIDIA's daemon does.
+fn tenths(percentage: Percentage) -> String {
+    format!("{:.1}", number(percentage))
+}
+
+/// What a daemon knows of itself.
+pub struct Info<'a> {
+    /// It has these directories.
+    pub settings: &'a Settings,
+    /// Of clients that ask for none.
+    pub modes: Modes,
+    /// Whose clients one server takes.
+    pub users: Users,
+    /// How many servers there are.
+    pub servers: usize,
+    /// How many clients they have.
+    pub clients: usize,
+    /// `None`: they are not known.
+    pub devices: Option<&'a [DeviceInfo]>,
+}
+
+/// `info`
+pub fn info(info: &Info<'_>) -> Listing {
+    const COLUMNS: [&str; 12] = [
+        "pipe_directory",
+        "log_directory",
+        "pid",
+        "uid",
+        "user",
+        "version",
+        "mode",
+        "multi_user",
+        "servers",
+        "clients",
+        "devices",
+        "library",
+    ];
+    let uid = nix::unistd::geteuid().as_raw();
+    let devices = info.devices.map(|devices| {
+        let names = devices.iter();
+        let names = names.map(|device| format!("{} {}", device.uuid, device.name));
+        names.collect::<Vec<_>>().join("; ")
+    });
+    let library = library::find(info.settings.library.as_deref()).ok();
+    let row = vec![
+        json!(info.settings.pipe_directory.display().to_string()),
+        json!(info.settings.log_directory.display().to_string()),
+        json!(std::process::id()),
+        json!(uid),
+        user_name(uid),
+        json!(env!("CARGO_PKG_VERSION")),
+        json!(info.modes.to_string()),
+        json!(info.users == Users::Together),
+        json!(info.servers),
+        json!(info.clients),
+        json!(devices),
+        json!(library.map(|path| path.display().to_string())),
+    ];
+    let text = |value: &Value| match value {
+        Value::Null => "unknown".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let lines = COLUMNS.iter().zip(&row);
+    let lines = lines.map(|(name, value)| format!("{name}: {}", text(value)));
+    let lines: Vec<String> = lines.collect();
+    Listing::of_lines(&COLUMNS, vec![row], lines.into_iter())
+}
+
+/// `get_server_list`. `gate_moments`, by process id, is needed for the rows only.
+pub fn servers<'a>(
+    servers: impl Iterator<Item = &'a Server> + Clone,
+    gate_moments: &BTreeMap<i32, u64>,
+) -> Listing {
+    let row = |server: &Server| {
+        vec![
+            json!(server.pid),
+            json!(server.uid),
+            user_name(server.uid),
+            json!(server.state.to_string()),
+            json!(server.clients().count()),
+            json!(gate_moments.get(&server.pid)),
+        ]
+    };
+    Listing::of_lines(
+        &["pid", "uid", "user", "state", "clients", "gate_moments"],
+        servers.clone().map(row).collect(),
+        servers.map(|server| server.pid.to_string()),
+    )
+}
+
+/// `get_server_status`
+pub fn status(server: &Server) -> Listing {
+    let state = server.state.to_string();
+    Listing {
+        columns: &["pid", "state"],
+        rows: vec![vec![json!(server.pid), json!(state)]],
+        table: state,
+    }
+}
+
+/// Mode and turns of a client, each `null` where there is no such thing or the server does not say.
+fn turns(usage: Option<&Usage>) -> [Value; 5] {
+    let turns = usage.and_then(|usage| usage.turns);
+    let times = usage.and_then(Usage::held_and_waited);
+    let milliseconds = |nanoseconds: u64| nanoseconds as f64 / 1e6;
+    [
+        json!(usage.map(|usage| usage.mode.name())),
+        json!(turns.map(|turns| turns.turns)),
+        json!(times.map(|(held, _)| milliseconds(held))),
+        json!(times.map(|(_, waited)| milliseconds(waited))),
+        json!(turns.map(|turns| turns.not_draining)),
+    ]
+}
+
+/// What a client has done and has to do, each `null` where there is no such thing or the server does not say.
+fn activity(usage: Option<&Usage>) -> [Value; 5] {
+    let activity = usage.and_then(|usage| usage.activity);
+    [
+        json!(usage.map(|usage| usage.launches)),
+        json!(activity.map(|activity| activity.copies)),
+        json!(activity.map(|activity| activity.messages)),
+        json!(activity.map(|activity| activity.queued)),
+        json!(activity.map(|activity| activity.ring)),
+    ]
+}
+
+/// A client's time at the gate, for whom it waits there, and the context that it works in; each `null` where there
+/// is no such thing or the server does not say.
+fn gate(usage: Option<&Usage>) -> [Value; 3] {
+    let gate = usage.and_then(|usage| usage.gate.as_ref());
+    let blockers = gate.map(|gate| {
+        let clients = gate.blockers.iter().map(i32::to_string);
+        let left = gate.blockers_left.then(|| "left".to_owned());
+        clients.chain(left).collect::<Vec<_>>().join(" ")
+    });
+    [
+        json!(gate.map(|gate| gate.waited_ns as f64 / 1e6)),
+        json!(blockers),
+        json!(gate.map(|gate| gate.device_context)),
+    ]
+}
+
+/// `get_client_list`. `usage` is needed for the rows only.
+pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
+    let row = |(session, client): (u64, &Client)| {
+        let mut row = vec![
+            json!(client.pid),
+            json!(session),
+            json!(client.uid),
+            json!(program(client)),
+        ];
+        row.extend(turns(usage.get(&(server.pid, session))));
+        row
+    };
+    Listing::of_lines(
+        &[
+            "pid",
+            "id",
+            "uid",
+            "command",
+            "mode",
+            "turns",
+            "held_ms",
+            "waited_ms",
+            "not_draining",
+        ],
+        server.sessions().map(row).collect(),
+        server.clients().map(|pid| pid.to_string()),
+    )
+}
+
+/// `get_device_client_list`: each device, and under it `PID.CONTEXT` of each client.
+pub fn device_clients(servers: &[&Server]) -> Listing {
+    let devices = servers
+        .iter()
+        .map(|server| &server.devices)
+        .max_by_key(|devices| devices.len());
+    let mut table = String::new();
+    let mut rows = Vec::new();
+    for (ordinal, device) in devices.into_iter().flatten().enumerate() {
+        // Without the domain.
+        let bus = device.pci.split_once(':').map_or("", |(_, bus)| bus);
+        let _ = writeln!(table, "[{ordinal}] {bus}, {}", device.name);
+        for server in servers
+            .iter()
+            .filter(|server| server.devices.len() > ordinal)
+        {
+            for (session, client) in server.sessions() {
+                let _ = writeln!(table, "{}.{session}", client.pid);
+                rows.push(vec![
+                    json!(ordinal),
+                    json!(device.uuid),
+                    json!(server.pid),
+                    json!(client.pid),
+                    json!(session),
+                ]);
+            }
+        }
+    }
+    Listing {
+        table,
+        columns: &["device", "uuid", "server", "pid", "id"],
+        rows,
+    }
+}
+
+/// `ps`: a row for each client of each device; nothing, not even a header, without clients. `only`: a process id of
+/// clients. `usage` is needed for the rows only.
+pub fn processes<'a>(
+    servers: impl Iterator<Item = &'a Server>,
+    only: Option<i32>,
+    usage: &UsageBySession,
+) -> Listing {
+    let mut table = String::new();
+    let mut rows = Vec::new();
+    for server in servers {
+        let clients = server
+            .sessions()
+            .filter(|(_, client)| only.is_none_or(|only| only == client.pid));
+        for (session, client) in clients {
+            let (namespace, program) = (namespace(client.pid), program(client));
+            let usage = usage.get(&(server.pid, session));
+            for (ordinal, device) in server.devices.iter().enumerate() {
+                let _ = writeln!(
+                    table,
+                    "{:<10}{session:<10}{:<15}{:<26}{namespace:<15}{program}",
+                    client.pid,
+                    server.pid,
+                    // As much of a UUID as there is room for.
+                    device.uuid.get(..22).unwrap_or(&device.uuid),
+                );
+                let mut row = vec![
+                    json!(client.pid),
+                    json!(session),
+                    json!(server.pid),
+                    json!(ordinal),
+                    json!(device.uuid),
+                    json!(namespace.parse::<u64>().ok()),
+                    json!(program),
+                    json!(client.uid),
+                    user_name(client.uid),
+                    json!(usage.map(|usage| number(usage.threads))),
+                    json!(usage.map(|usage| usage.priority)),
+                    json!(usage.map(|usage| usage.weight)),
+                    json!(usage.map(|usage| usage.memory.get(&ordinal).copied().unwrap_or(0))),
+                    json!(usage.and_then(|usage| usage.memory_limit.get(&ordinal))),
+                    json!(usage.map(|usage| usage.host)),
+                ];
+                row.extend(turns(usage));
+                row.extend(activity(usage));
+                row.extend(gate(usage));
+                rows.push(row);
+            }
+        }
+    }
+    if !table.is_empty() {
+        let header = format!(
+            "{:<10}{:<10}{:<15}{:<26}{:<15}COMMAND\n",
+            "PID", "ID", "SERVER", "DEVICE", "NAMESPACE"
+        );
+        table.insert_str(0, &header);
+    }
+    Listing {
+        table,
+        columns: &[
+            "pid",
+            "id",
+            "server",
+            "device",
+            "uuid",
+            "namespace",
+            "command",
+            "uid",
+            "user",
+            "active_thread_percentage",
+            "priority",
+            "weight",
+            "memory",
+            "memory_limit",
+            "pinned_host_memory",
+            "mode",
+            "turns",
+            "held_ms",
+            "waited_ms",
+            "not_draining",
+            "launches",
+            "copies",
+            "messages",
+            "queued",
+            "ring_bytes",
+            "gate_ms",
+            "gate_blockers",
+            "device_context",
+        ],
+        rows,
+    }
+}
+
+/// `device_query`: the devices of the daemon and of servers, by process id; `commas`: as with its option `--csv`.
+pub fn devices(lists: &[(Option<i32>, &[DeviceInfo])], commas: bool) -> Listing {
+    let mut table = String::new();
+    let mut rows = Vec::new();
+    for (server, devices) in lists {
+        let title = server.map_or_else(|| "Default".into(), |pid| format!("Server {pid}"));
+        let between = if table.is_empty() { "" } else { "\n" };
+        let _ = writeln!(table, "{between}{title}");
+        let mut line = |[ordinal, pci, uuid, name, attributes]: [&str; 5]| {
+            let _ = if commas {
+                writeln!(table, "{ordinal},{pci},{uuid},{name},{attributes}")
+            } else {
+                writeln!(
+                    table,
+                    "{ordinal:<16}{pci:<15}{uuid:<42}{name:<34}{attributes}"
+                )
+            };
+        };
+        line(["Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes"]);
+        for (ordinal, device) in devices.iter().enumerate() {
+            let (pci, uuid, name) = (bus_id(&device.pci), &device.uuid, &device.name);
+            line([&ordinal.to_string(), &pci, uuid, name, "N/A"]);
+            rows.push(vec![
+                json!(server),
+                json!(ordinal),
+                json!(device.pci),
+                json!(uuid),
+                json!(name),
+                json!(device.memory),
+            ]);
+        }
+    }
+    Listing {
+        table,
+        columns: &["server", "device", "pci", "uuid", "name", "memory"],
+        rows,
+    }
+}
+
+/// NVIDIA's daemon writes `0000:00.06.00` for what everything else calls `0000:00:06.0`.
+fn bus_id(pci: &str) -> String {
+    match pci.rsplit_once(':') {
+        Some((bus, device)) => match device.split_once('.') {
+            Some((device, function)) => format!("{bus}.{device}.{function:0>2}"),
+            None => pci.to_owned(),
+        },
+        None => pci.to_owned(),
+    }
+}
+
+/// `get_default_active_thread_percentage`, `get_active_thread_percentage`
+pub fn percentage(server: Option<i32>, limits: &Limits) -> Listing {
+    Listing {
+        table: tenths(limits.threads),
+        columns: &["server", "active_thread_percentage"],
+        rows: vec![vec![json!(server), json!(number(limits.threads))]],
+    }
+}
+
+/// `get_active_thread_percentage_all`
+pub fn percentages<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Listing {
+    let row = |server: &Server| vec![json!(server.pid), json!(number(server.limits.threads))];
+    Listing::of_lines(
+        &["server", "active_thread_percentage"],
+        servers.clone().map(row).collect(),
+        servers.map(|server| format!("{} {}", server.pid, tenths(server.limits.threads))),
+    )
+}
+
+/// `get_default_device_pinned_mem_limit`, `get_device_pinned_mem_limit`
+pub fn memory_limit(
+    server: Option<i32>,
+    limits: &Limits,
+    (ordinal, device): (usize, &DeviceInfo),
+) -> Listing {
+    let limit = limits.memory.get(&ordinal);
+    Listing {
+        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
+        columns: &["server", "device", "uuid", "memory_limit"],
+        rows: vec![vec![
+            json!(server),
+            json!(ordinal),
+            json!(device.uuid),
+            json!(limit),
+        ]],
+    }
+}
+
+/// `get_user_device_pinned_mem_limit`
+pub fn user_memory_limit(
+    uid: u32,
+    limits: &Limits,
+    (ordinal, device): (usize, &DeviceInfo),
+) -> Listing {
+    let devices = limits.user_memory.get(&uid);
+    let limit = devices.and_then(|devices| devices.get(&ordinal));
+    Listing {
+        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
+        columns: &["uid", "user", "device", "uuid", "memory_limit"],
+        rows: vec![vec![
+            json!(uid),
+            user_name(uid),
+            json!(ordinal),
+            json!(device.uuid),
+            json!(limit),
+        ]],
+    }
+}
+
+/// `get_default_client_priority`
+pub fn priority(limits: &Limits) -> Listing {
+    Listing {
+        table: limits.priority.to_string(),
+        columns: &["priority"],
+        rows: vec![vec![json!(limits.priority)]],
+    }
+}
+
+/// `get_default_quantum`, `get_quantum`
+pub fn quantum(server: Option<i32>, limits: &Limits) -> Listing {
+    Listing {
+        table: limits.quantum.to_string(),
+        columns: &["server", "quantum_ms"],
+        rows: vec![vec![json!(server), json!(limits.quantum.milliseconds())]],
+    }
+}
+
+/// `get_client_weight`: of each session of a process.
+pub fn weights(server: i32, client: i32, weights: &[(u64, u32)]) -> Listing {
+    let row = |(session, weight): &(u64, u32)| {
+        vec![json!(server), json!(client), json!(session), json!(weight)]
+    };
+    Listing::of_lines(
+        &["server", "pid", "id", "weight"],
+        weights.iter().map(row).collect(),
+        weights.iter().map(|(_, weight)| weight.to_string()),
+    )
+}
+
+/// Number of a process's PID namespace; `-` where it cannot be seen.
+fn namespace(pid: i32) -> String {
+    let link = fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap_or_default();
+    let text = link.to_string_lossy();
+    let number = text
+        .strip_prefix("pid:[")
+        .and_then(|rest| rest.strip_suffix(']'));
+    number.unwrap_or("-").to_owned()
+}
+
+/// The program as it was called; `-` where it cannot be seen. What would spoil the table is left out.
+fn program(client: &Client) -> String {
+    if client.stuck {
+        return "(ended; its work goes on)".into();
+    }
+    called(client.pid)
+}
+
+fn called(pid: i32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text: String = String::from_utf8_lossy(first)
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect();
+    if text.is_empty() { "-".into() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_described() {
+        let own = std::process::id() as i32;
+        assert!(namespace(own).parse::<u64>().is_ok());
+        assert_eq!(called(own), std::env::args().next().unwrap_or_default());
+        // Nobody has this number.
+        assert_eq!((namespace(0).as_str(), called(0).as_str()), ("-", "-"));
+    }
+
+    #[test]
+    fn devices_are_listed_as_nvidia_lists_them() {
+        let device = DeviceInfo {
+            name: "NVIDIA H200".into(),
+            uuid: "GPU-eec5798d-7946-0e14-f51f-ded3e76748d0".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+        };
+        let (default, server) = ([device], []);
+        let listing = devices(&[(None, &default), (Some(7), &server)], false);
+        let header = "Device Ordinal  PCI IDs        UUID                                      \
+                      Name                              Attributes\n";
+        let row = "0               0000:00.06.00  GPU-eec5798d-7946-0e14-f51f-ded3e76748d0  \
+                   NVIDIA H200                       N/A\n";
+        assert_eq!(
+            listing.print(Format::Table),
+            format!("Default\n{header}{row}\nServer 7\n{header}")
+        );
+        let listing = devices(&[(None, &default)], true);
+        assert_eq!(
+            listing.print(Format::Table),
+            "Default\nDevice Ordinal,PCI IDs,UUID,Name,Attributes\n\
+             0,0000:00.06.00,GPU-eec5798d-7946-0e14-f51f-ded3e76748d0,NVIDIA H200,N/A\n"
+        );
+    }
+
+    #[test]
+    fn rows_as_csv_and_json() {
+        let listing = Listing {
+            table: "as NVIDIA has it".into(),
+            columns: &["pid", "command", "limit"],
+            rows: vec![
+                vec![json!(1), json!("a, \"b\""), Value::Null],
+                vec![json!(2), json!("c"), json!(33.3)],
+            ],
+        };
+        assert_eq!(listing.print(Format::Table), "as NVIDIA has it");
+        assert_eq!(
+            listing.print(Format::Csv),
+            "pid,command,limit\n1,\"a, \"\"b\"\"\",\n2,c,33.3\n"
+        );
+        let json: Value = serde_json::from_str(&listing.print(Format::Json)).expect("JSON");
+        assert_eq!(
+            json,
+            json!([
+                {"pid": 1, "command": "a, \"b\"", "limit": null},
+                {"pid": 2, "command": "c", "limit": 33.3}
+            ])
+        );
+    }
+}

@@ -1,0 +1,573 @@
+//! Understanding a command line.
+
+use super::commands::{Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, Whose, find};
+use super::defaults;
+use clap::ValueEnum;
+use mpsshim_model::amount;
+use mpsshim_model::limits::Quantum;
+use std::time::Duration;
+
+/// Largest weight of a client.
+const WEIGHT_LIMIT: u32 = 10_000;
+
+/// Why a line is no command.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// No such name.
+    #[error("Unknown command \"{0}\"")]
+    Unknown(String),
+    /// Arguments that do not fit.
+    #[error("{name}: {what}; usage: {name} {usage}")]
+    Arguments {
+        /// The command.
+        name: &'static str,
+        /// What is wrong.
+        what: String,
+        /// Its arguments.
+        usage: &'static str,
+    },
+    /// Not for this user.
+    #[error("{0} is for root and the user who runs the daemon only")]
+    NotPermitted(&'static str),
+    /// Not for the daemon.
+    #[error("{0} is a command of mps-control, not of the daemon")]
+    NotHere(&'static str),
+    /// In NVIDIA's words.
+    #[error("Invalid priority value - must be 0 or 1!")]
+    Priority,
+    /// In NVIDIA's words.
+    #[error("A server PID is required")]
+    NoServer,
+    /// In NVIDIA's words.
+    #[error("A user id (UID) is required to start a new server")]
+    NoUser,
+}
+
+/// The arguments of a command.
+struct Arguments<'a> {
+    row: &'static Row,
+    words: Vec<&'a str>,
+}
+
+impl Arguments<'_> {
+    fn wrong(&self, what: impl Into<String>) -> CommandError {
+        CommandError::Arguments {
+            name: self.row.name,
+            what: what.into(),
+            usage: self.row.arguments,
+        }
+    }
+
+    /// Takes `--format=…`.
+    fn take_format(&mut self) -> Result<Format, CommandError> {
+        let mut given = Vec::new();
+        if self.row.kind == Kind::Lists {
+            given = self
+                .words
+                .extract_if(.., |word| word.starts_with(FORMAT_OPTION))
+                .collect();
+        }
+        let mut format = Format::default();
+        for word in given {
+            let name = word.trim_start_matches(FORMAT_OPTION);
+            format = Format::from_str(name, false)
+                .map_err(|_| self.wrong(format!("\"{word}\": a format is table, csv or json")))?;
+        }
+        Ok(format)
+    }
+
+    fn none(&self) -> Result<(), CommandError> {
+        match self.words.first() {
+            None => Ok(()),
+            Some(unexpected) => Err(self.wrong(format!("unexpected \"{unexpected}\""))),
+        }
+    }
+
+    /// So many words.
+    fn exactly<const N: usize>(&self, expected: &str) -> Result<[&str; N], CommandError> {
+        let words = <[&str; N]>::try_from(self.words.as_slice());
+        words.map_err(|_| self.wrong(format!("{expected} expected")))
+    }
+
+    /// A server; NVIDIA's daemon takes a missing process id for 0.
+    fn server(&self) -> Result<Server, CommandError> {
+        match self.words.as_slice() {
+            [] => Ok(Server("0".into())),
+            [pid] => Ok(Server((*pid).to_owned())),
+            _ => Err(self.wrong("one process id expected")),
+        }
+    }
+
+    fn optional_server(&self) -> Result<Option<Server>, CommandError> {
+        if self.words.is_empty() {
+            return Ok(None);
+        }
+        self.server().map(Some)
+    }
+
+    fn process(&self, text: &str) -> Result<i32, CommandError> {
+        let pid: Option<i32> = text.parse().ok().filter(|pid| *pid > 0);
+        pid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a process id")))
+    }
+
+    /// Bytes; `None`: none.
+    fn amount(&self, text: &str) -> Result<Option<u64>, CommandError> {
+        if text.eq_ignore_ascii_case("none") {
+            return Ok(None);
+        }
+        let bytes = amount::parse(text).map_err(|error| self.wrong(error.to_string()))?;
+        Ok(Some(bytes))
+    }
+
+    fn user(&self, text: &str) -> Result<u32, CommandError> {
+        // The last one means none.
+        let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
+        uid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a user id")))
+    }
+
+    fn processes(&self) -> Result<Command, CommandError> {
+        match self.words.as_slice() {
+            [] => Ok(Command::Processes { pid: None }),
+            ["-p", pid] => Ok(Command::Processes {
+                pid: Some(Server((*pid).to_owned())),
+            }),
+            _ => Err(self.wrong("-p and a process id expected")),
+        }
+    }
+
+    fn device_query(&self) -> Result<Command, CommandError> {
+        let (options, servers): (Vec<&str>, Vec<&str>) =
+            self.words.iter().partition(|word| **word == "--csv");
+        let server = match servers.as_slice() {
+            [] => None,
+            [pid] => Some(Server((*pid).to_owned())),
+            _ => return Err(self.wrong("one process id expected")),
+        };
+        let commas = !options.is_empty();
+        Ok(Command::DeviceQuery { server, commas })
+    }
+
+    fn status(&self) -> Result<Command, CommandError> {
+        let server = self.server()?;
+        match server.0.parse::<i32>() {
+            Ok(1..) => Ok(Command::ServerStatus(server)),
+            _ => Err(CommandError::NoServer),
+        }
+    }
+
+    fn shutdown(&self) -> Result<Command, CommandError> {
+        let (pid, force) = match self.words.as_slice() {
+            [] => (&"0", false),
+            [pid] => (pid, false),
+            [pid, "-f"] | ["-f", pid] => (pid, true),
+            _ => return Err(self.wrong("one process id expected")),
+        };
+        Ok(Command::ShutdownServer {
+            server: Server((*pid).to_owned()),
+            force,
+        })
+    }
+
+    fn start(&self) -> Result<Command, CommandError> {
+        let ["-uid", uid] = self.words.as_slice() else {
+            return Err(CommandError::NoUser);
+        };
+        let uid = uid.parse().map_err(|_| CommandError::NoUser)?;
+        Ok(Command::StartServer { uid })
+    }
+
+    /// A server and one of its clients.
+    fn client(&self, words: [&str; 2]) -> Result<(Server, i32), CommandError> {
+        let [server, client] = words;
+        Ok((Server(server.to_owned()), self.process(client)?))
+    }
+
+    fn weight(&self) -> Result<Command, CommandError> {
+        let [server, client, weight] =
+            self.exactly("the server's process id, the client's and a weight")?;
+        let (server, client) = self.client([server, client])?;
+        let weight = weight
+            .parse()
+            .ok()
+            .filter(|weight| (1..=WEIGHT_LIMIT).contains(weight));
+        let weight =
+            weight.ok_or_else(|| self.wrong(format!("a weight is 1 to {WEIGHT_LIMIT}")))?;
+        Ok(Command::SetWeight {
+            server,
+            client,
+            weight,
+        })
+    }
+
+    fn quantum(&self, text: &str) -> Result<Quantum, CommandError> {
+        let quantum = text.parse();
+        quantum.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
+    }
+
+    fn trace(&self) -> Result<Command, CommandError> {
+        match self.words.as_slice() {
+            ["stop"] => Ok(Command::TraceStop),
+            ["start", file @ ..] if !file.is_empty() => Ok(Command::TraceStart(file.join(" "))),
+            _ => Err(self.wrong("start and a file, or stop, expected")),
+        }
+    }
+
+    fn quit(&self) -> Result<Command, CommandError> {
+        let ["-t", seconds] = self.words.as_slice() else {
+            self.none()?;
+            return Ok(Command::Quit { patience: None });
+        };
+        let seconds: u32 = seconds
+            .parse()
+            .map_err(|_| self.wrong(format!("\"{seconds}\" is not a number of seconds")))?;
+        Ok(Command::Quit {
+            patience: Some(Duration::from_secs(seconds.into())),
+        })
+    }
+
+    fn command(&self) -> Result<Command, CommandError> {
+        let both = "the server's process id and the client's";
+        let text = |word: &str| word.to_owned();
+        Ok(match self.row.name {
+            "get_server_status" => self.status()?,
+            "get_client_list" => Command::ClientList(self.server()?),
+            "get_device_client_list" => Command::DeviceClientList(self.optional_server()?),
+            "ps" => self.processes()?,
+            "users" => {
+                self.none()?;
+                Command::Users
+            }
+            "device_query" => self.device_query()?,
+            "shutdown_server" => self.shutdown()?,
+            "terminate_client" => {
+                let (server, client) = self.client(self.exactly(both)?)?;
+                Command::TerminateClient { server, client }
+            }
+            "start_server" => self.start()?,
+            "set_default_active_thread_percentage" => {
+                // Without one it says what is in force, as NVIDIA's does.
+                let value = match self.words.as_slice() {
+                    [] => "",
+                    _ => self.exactly::<1>("a percentage")?[0],
+                };
+                Command::SetPercentage(Whose::Default, text(value))
+            }
+            "get_active_thread_percentage" => Command::Percentage(Whose::Server(self.server()?)),
+            "set_active_thread_percentage" => {
+                let [pid, value] = self.exactly("a process id and a percentage")?;
+                Command::SetPercentage(Whose::Server(Server(text(pid))), text(value))
+            }
+            "set_active_thread_percentage_all" => {
+                let [value] = self.exactly("a percentage")?;
+                Command::SetPercentage(Whose::All, text(value))
+            }
+            "get_default_device_pinned_mem_limit" => {
+                let [device] = self.exactly("a device")?;
+                Command::MemoryLimit(Whose::Default, text(device))
+            }
+            "set_default_device_pinned_mem_limit" => {
+                let [device, amount] = self.exactly("a device and an amount")?;
+                Command::SetMemoryLimit(Whose::Default, text(device), self.amount(amount)?)
+            }
+            "get_device_pinned_mem_limit" => {
+                let [pid, device] = self.exactly("a process id and a device")?;
+                Command::MemoryLimit(Whose::Server(Server(text(pid))), text(device))
+            }
+            "set_device_pinned_mem_limit" => {
+                let [pid, device, amount] = self.exactly("a process id, a device and an amount")?;
+                let whose = Whose::Server(Server(text(pid)));
+                Command::SetMemoryLimit(whose, text(device), self.amount(amount)?)
+            }
+            "get_user_device_pinned_mem_limit" => {
+                let [uid, device] = self.exactly("a user id and a device")?;
+                Command::UserMemoryLimit(self.user(uid)?, text(device))
+            }
+            "set_user_device_pinned_mem_limit" => {
+                let [uid, device, amount] = self.exactly("a user id, a device and an amount")?;
+                let amount = self.amount(amount)?;
+                Command::SetUserMemoryLimit(self.user(uid)?, text(device), amount)
+            }
+            "set_default_client_priority" => {
+                let [value] = self.exactly("a priority")?;
+                Command::SetPriority(defaults::priority(value).ok_or(CommandError::Priority)?)
+            }
+            "get_client_weight" => {
+                let (server, client) = self.client(self.exactly(both)?)?;
+                Command::Weight { server, client }
+            }
+            "set_client_weight" => self.weight()?,
+            "set_default_quantum" => {
+                let [value] = self.exactly("a number of milliseconds")?;
+                Command::SetQuantum(Whose::Default, self.quantum(value)?)
+            }
+            "get_quantum" => Command::Quantum(Whose::Server(self.server()?)),
+            "set_quantum" => {
+                let [pid, value] = self.exactly("a process id and a number of milliseconds")?;
+                Command::SetQuantum(Whose::Server(Server(text(pid))), self.quantum(value)?)
+            }
+            "trace" => self.trace()?,
+            "quit" => self.quit()?,
+            without_arguments => {
+                self.none()?;
+                match without_arguments {
+                    "info" => Command::Info,
+                    "get_server_list" => Command::ServerList,
+                    "get_default_active_thread_percentage" => Command::Percentage(Whose::Default),
+                    "get_active_thread_percentage_all" => Command::Percentage(Whose::All),
+                    "get_default_client_priority" => Command::Priority,
+                    "get_default_quantum" => Command::Quantum(Whose::Default),
+                    "reopen_logs" => Command::ReopenLogs,
+                    // The one row that is left.
+                    _ => Command::Help,
+                }
+            }
+        })
+    }
+}
+
+/// Understands a line. `None`: it is empty.
+pub fn parse(line: &str, privileged: bool) -> Result<Option<Request>, CommandError> {
+    let mut words = line.split_whitespace();
+    let Some(name) = words.next() else {
+        return Ok(None);
+    };
+    let row = find(name).ok_or_else(|| CommandError::Unknown(name.to_owned()))?;
+    if row.kind == Kind::Acts && !privileged {
+        return Err(CommandError::NotPermitted(row.name));
+    }
+    if row.kind == Kind::Shows {
+        return Err(CommandError::NotHere(row.name));
+    }
+    let mut arguments = Arguments {
+        row,
+        words: words.collect(),
+    };
+    let format = arguments.take_format()?;
+    let command = arguments.command()?;
+    Ok(Some(Request { command, format }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::commands::{TABLE, help};
+    use super::*;
+
+    fn ok(line: &str) -> Command {
+        parse(line, true).expect(line).expect("a command").command
+    }
+
+    fn format(line: &str) -> Format {
+        parse(line, true).expect(line).expect("a command").format
+    }
+
+    fn error(line: &str) -> String {
+        parse(line, true).expect_err(line).to_string()
+    }
+
+    fn server(pid: i32) -> Server {
+        Server(pid.to_string())
+    }
+
+    #[test]
+    fn commands_are_understood() {
+        assert_eq!(ok("get_server_list"), Command::ServerList);
+        assert!(
+            matches!(ok("  get_server_status  42 "), Command::ServerStatus(server) if server.is(42))
+        );
+        assert!(
+            matches!(ok("get_client_list"), Command::ClientList(server) if server.to_string() == "0")
+        );
+        assert!(matches!(ok("get_client_list abc"), Command::ClientList(server) if !server.is(0)));
+        assert_eq!(
+            ok("start_server -uid 1000"),
+            Command::StartServer { uid: 1000 }
+        );
+        assert_eq!(ok("quit"), Command::Quit { patience: None });
+        assert_eq!(
+            ok("quit -t 5"),
+            Command::Quit {
+                patience: Some(Duration::from_secs(5))
+            }
+        );
+        assert!(
+            matches!(ok("shutdown_server 7"), Command::ShutdownServer { server, force: false } if server.is(7))
+        );
+        for line in ["shutdown_server 7 -f", "shutdown_server -f 7"] {
+            assert!(
+                matches!(ok(line), Command::ShutdownServer { server, force: true } if server.is(7))
+            );
+        }
+        assert!(
+            matches!(ok("terminate_client 7 8"), Command::TerminateClient { server, client: 8 } if server.is(7))
+        );
+        assert_eq!(ok("ps"), Command::Processes { pid: None });
+        assert_eq!(
+            ok("ps -p 9"),
+            Command::Processes {
+                pid: Some(server(9))
+            }
+        );
+        assert_eq!(
+            ok("get_device_client_list"),
+            Command::DeviceClientList(None)
+        );
+        for line in ["device_query 7 --csv", "device_query --csv 7"] {
+            let (server, commas) = (Some(server(7)), true);
+            assert_eq!(ok(line), Command::DeviceQuery { server, commas });
+        }
+        assert_eq!(ok("help"), Command::Help);
+        assert_eq!(parse(" \t", true), Ok(None));
+    }
+
+    #[test]
+    fn limits_are_understood() {
+        assert_eq!(
+            ok("get_default_active_thread_percentage"),
+            Command::Percentage(Whose::Default)
+        );
+        assert_eq!(
+            ok("set_active_thread_percentage 7 abc"),
+            Command::SetPercentage(Whose::Server(server(7)), "abc".into())
+        );
+        assert_eq!(
+            ok("set_active_thread_percentage_all 40"),
+            Command::SetPercentage(Whose::All, "40".into())
+        );
+        assert_eq!(
+            ok("set_default_device_pinned_mem_limit 0 3G"),
+            Command::SetMemoryLimit(Whose::Default, "0".into(), Some(3 << 30))
+        );
+        assert_eq!(
+            ok("set_device_pinned_mem_limit 7 GPU-aa none"),
+            Command::SetMemoryLimit(Whose::Server(server(7)), "GPU-aa".into(), None)
+        );
+        assert_eq!(
+            ok("get_user_device_pinned_mem_limit 1000 GPU-aa"),
+            Command::UserMemoryLimit(1000, "GPU-aa".into())
+        );
+        for (amount, bytes) in [("2G", Some(2 << 30)), ("none", None)] {
+            assert_eq!(
+                ok(&format!("set_user_device_pinned_mem_limit 0 1 {amount}")),
+                Command::SetUserMemoryLimit(0, "1".into(), bytes)
+            );
+        }
+        assert_eq!(ok("set_default_client_priority 1"), Command::SetPriority(1));
+        assert_eq!(
+            ok("set_client_weight 7 8 10000"),
+            Command::SetWeight {
+                server: server(7),
+                client: 8,
+                weight: 10_000
+            }
+        );
+    }
+
+    #[test]
+    fn quanta_are_understood() {
+        assert_eq!(ok("get_default_quantum"), Command::Quantum(Whose::Default));
+        let quantum = "2.5".parse().expect("a quantum");
+        assert_eq!(
+            ok("set_default_quantum 2.5"),
+            Command::SetQuantum(Whose::Default, quantum)
+        );
+        let whose = Whose::Server(server(7));
+        assert_eq!(ok("get_quantum 7"), Command::Quantum(whose.clone()));
+        assert_eq!(ok("set_quantum 7 2.5"), Command::SetQuantum(whose, quantum));
+        for value in ["0", "0.01", "10001", "-3", "1e99", "soon", "10ms"] {
+            assert_eq!(
+                error(&format!("set_default_quantum {value}")),
+                format!(
+                    "set_default_quantum: \"{value}\": a quantum is a number of milliseconds from 0.1 to 10000; \
+                     usage: set_default_quantum MILLISECONDS"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn formats_are_understood() {
+        assert_eq!(format("ps"), Format::Table);
+        assert_eq!(format("ps -p 7 --format=json"), Format::Json);
+        assert_eq!(format("get_server_list --format=csv"), Format::Csv);
+        assert_eq!(format("device_query --csv 7 --format=json"), Format::Json);
+        assert!(error("ps --format=xml").contains("\"--format=xml\": a format is table, csv"));
+        assert!(error("quit --format=csv").contains("unexpected \"--format=csv\""));
+        assert!(error("get_server_list --csv").contains("unexpected \"--csv\""));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert_eq!(error("frobnicate now"), "Unknown command \"frobnicate\"");
+        assert_eq!(
+            error("quit -t soon"),
+            "quit: \"soon\" is not a number of seconds; usage: quit [-t SECONDS]"
+        );
+        for line in ["start_server", "start_server -uid", "start_server -uid -1"] {
+            let required = "A user id (UID) is required to start a new server";
+            assert_eq!(error(line), required);
+        }
+        for line in ["get_server_status", "get_server_status abc"] {
+            assert_eq!(error(line), "A server PID is required");
+        }
+        assert!(error("get_server_list 1").contains("unexpected \"1\""));
+        assert!(error("terminate_client 1 x").contains("\"x\" is not a process id"));
+        assert!(error("ps -p").contains("-p and a process id expected"));
+        assert!(error("shutdown_server 1 2").contains("one process id expected"));
+        assert!(error("quit now").contains("unexpected \"now\""));
+        assert!(error("set_active_thread_percentage_all").contains("a percentage expected"));
+        assert!(
+            error("set_default_device_pinned_mem_limit 0 lots").contains("not an amount of memory")
+        );
+        assert!(error("set_default_device_pinned_mem_limit 0").contains("a device and an amount"));
+        for uid in ["root", "-1", "4294967295", "1.5", "50%"] {
+            let wrong = error(&format!("set_user_device_pinned_mem_limit {uid} 0 1G"));
+            assert!(wrong.contains(&format!("\"{uid}\" is not a user id")));
+        }
+        for amount in ["50%", "lots", "0", "-1G", "1e9"] {
+            let wrong = error(&format!("set_user_device_pinned_mem_limit 0 0 {amount}"));
+            assert!(wrong.contains("is not an amount of memory"), "{wrong}");
+        }
+        for arguments in ["", "0", "0 0", "0 0 1G 1"] {
+            let wrong = error(&format!("set_user_device_pinned_mem_limit {arguments}"));
+            assert!(wrong.contains("a user id, a device and an amount expected"));
+        }
+        for value in ["2", "-1", "abc", "0.5"] {
+            assert_eq!(
+                error(&format!("set_default_client_priority {value}")),
+                "Invalid priority value - must be 0 or 1!"
+            );
+        }
+        for weight in ["0", "10001", "-5", "many"] {
+            assert!(error(&format!("set_client_weight 1 2 {weight}")).contains("1 to 10000"));
+        }
+    }
+
+    #[test]
+    fn every_row_is_understood_and_helped() {
+        for row in TABLE.iter().filter(|row| row.kind != Kind::Shows) {
+            let arguments = match row.arguments {
+                "-uid UID" => "-uid 1",
+                "PID" => "1",
+                "PID [-f]" => "1 -f",
+                "start FILE|stop" => "stop",
+                "PID DEVICE"
+                | "UID DEVICE"
+                | "SERVER_PID CLIENT_PID"
+                | "DEVICE AMOUNT"
+                | "PID PERCENTAGE"
+                | "PID MILLISECONDS" => "1 2",
+                "SERVER_PID CLIENT_PID WEIGHT" | "PID DEVICE AMOUNT" | "UID DEVICE AMOUNT" => {
+                    "1 2 3"
+                }
+                "DEVICE" | "PERCENTAGE" | "PRIORITY" | "MILLISECONDS" => "1",
+                _ => "",
+            };
+            let line = format!("{} {arguments}", row.name);
+            assert_eq!(ok(&line) == Command::Help, row.name == "help");
+            assert!(help().contains(format!("  {} {}", row.name, row.arguments).trim_end()));
+            assert_eq!(parse(&line, false).is_err(), row.kind == Kind::Acts);
+            let listed = parse(&format!("{line} --format=json"), true);
+            assert_eq!(listed.is_ok(), row.kind == Kind::Lists);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Servers of a daemon that has died.
+
+use super::{Server, Servers};
+use crate::closers::Stranger;
+use crate::link::Link;
+use crate::process::Process;
+use crate::takeover::{Introduction, Unknown, Verdict};
+use crate::user_memory::MOST_LIMITS;
+use mpsshim_model::client::Credentials;
+use mpsshim_model::limits::Limits;
+use mpsshim_proto::handshake::MAX_DEVICES;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// How long no server is started after a daemon has died: its servers look for the next one ten times a second.
+const GRACE: Duration = Duration::from_millis(500);
+
+impl Servers {
+    /// The daemon before this one has died: what clients want may be there already.
+    pub fn expect_orphans(&mut self) {
+        self.orphans_until = Some(Instant::now() + GRACE);
+    }
+
+    /// A server has introduced itself whose daemon has died. `devices`: how many the daemon knows, if it does.
+    pub fn meet(
+        &mut self,
+        connection: Stranger,
+        who: Credentials,
+        said: Result<Introduction, Unknown>,
+        devices: Option<usize>,
+    ) {
+        let Credentials { pid, uid, .. } = who;
+        let process = said.map_err(|error| error.to_string()).and_then(|said| {
+            let of = (!self.launcher.trusts(uid)).then_some(uid);
+            check(&said.limits, of, devices)?;
+            Ok((self.may_take_over(connection.as_fd(), who)?, said))
+        });
+        let link = Link::to_user(connection, uid);
+        let (
+            process,
+            Introduction {
+                clients, limits, ..
+            },
+        ) = match process {
+            Ok(found) => found,
+            Err(reason) => {
+                tracing::warn!("Server {pid} of user {uid} not taken over: {reason}");
+                // One that has gone needs no answer.
+                let _ = link.send(&Verdict::Refused { reason }, None);
+                return;
+            }
+        };
+        if let Err(error) = link.send(&Verdict::TakenOver, None) {
+            return tracing::warn!("Server {pid} of user {uid} not taken over: {error}");
+        }
+        tracing::info!("Server {pid} of user {uid} taken over with {clients} clients");
+        // It reports its clients, then that it is ready. Its log may have been renamed while there was no daemon.
+        let trusted = self.launcher.trusts(uid);
+        let mut server = Server::new((pid, uid), trusted, process, link, limits.clone());
+        server.hand_log(self.launcher.log());
+        self.running.push(server);
+        self.adopt_user_limits(&limits);
+    }
+
+    /// Whether this process may serve its user's clients from now on.
+    fn may_take_over(
+        &self,
+        connection: BorrowedFd<'_>,
+        who: Credentials,
+    ) -> Result<Process, String> {
+        // A server serves whom it runs as: nobody gets another user's clients.
+        if !self.launcher.serves(who.uid) || self.launcher.owner(who.uid, None).uid != who.uid {
+            return Err("this daemon has no servers of that user".into());
+        }
+        if self.closing {
+            return Err("the daemon is shutting down".into());
+        }
+        if self.running.iter().any(|server| server.uid == who.uid) {
+            return Err("another server serves that user".into());
+        }
+        Process::of_peer(connection, who).map_err(|error| format!("its process: {error}"))
+    }
+}
+
+/// Whether a server can have had these limits from a daemon. Only its user is certain, so a server of an untrusted user
+/// (`of`) can have been told that user's limits and no others.
+fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(), String> {
+    let count = devices.unwrap_or(MAX_DEVICES);
+    let of_users = limits.user_memory.values();
+    let mut ordinals = of_users.clone().flat_map(|user| user.keys());
+    if let Some(ordinal) = ordinals
+        .by_ref()
+        .chain(limits.memory.keys())
+        .find(|ordinal| **ordinal >= count)
+    {
+        return Err(format!(
+            "it reports a limit for device {ordinal}, of {count}"
+        ));
+    }
+    let stranger = |uid: &&u32| of.is_some_and(|of| of != **uid);
+    if let Some(uid) = limits.user_memory.keys().find(stranger) {
+        return Err(format!("it reports a limit of user {uid}"));
+    }
+    if of_users.map(|user| user.len()).sum::<usize>() > MOST_LIMITS {
+        return Err(format!("it reports over {MOST_LIMITS} limits of users"));
+    }
+    if limits.priority > 1 {
+        return Err(format!("it reports priority {}", limits.priority));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(all: impl IntoIterator<Item = (u32, usize)>) -> Limits {
+        let mut limits = Limits::default();
+        for (uid, device) in all {
+            let user = limits.user_memory.entry(uid).or_default();
+            user.insert(device, 1 << 30);
+        }
+        limits
+    }
+
+    #[test]
+    fn a_server_reports_what_it_can_have_been_told() {
+        let own = limits([(7, 0), (7, 1)]);
+        assert_eq!(check(&own, Some(7), Some(2)), Ok(()));
+        assert_eq!(check(&own, Some(7), None), Ok(()));
+        let all = limits([(7, 0), (8, 1)]);
+        assert_eq!(check(&all, None, Some(2)), Ok(()));
+        let refused = |limits: &Limits, of, devices, why: &str| {
+            let said = check(limits, of, devices).expect_err(why);
+            assert!(said.contains(why), "{said}");
+        };
+        refused(&all, Some(7), Some(2), "a limit of user 8");
+        refused(&all, None, Some(1), "a limit for device 1, of 1");
+        refused(&limits([(7, 16)]), Some(7), None, "a limit for device 16");
+        let of_clients = Limits {
+            memory: [(3, 1)].into(),
+            ..Limits::default()
+        };
+        refused(&of_clients, Some(7), Some(2), "a limit for device 3");
+        let many = limits((0..=MOST_LIMITS as u32).map(|uid| (uid, 0)));
+        refused(&many, None, None, "over 1000 limits");
+        let low = Limits {
+            priority: 2,
+            ..Limits::default()
+        };
+        refused(&low, None, None, "priority 2");
+    }
+}

@@ -1,0 +1,419 @@
+//! One server: its process, its link, and what it has said.
+
+use super::traces::Part;
+use crate::link::{Link, ToDaemon};
+use crate::process::Process;
+use crate::trace::Totals;
+use crate::usage::Report;
+use mpsshim_api::cuda::CUresult;
+use mpsshim_model::client::Credentials;
+use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::limits::Limits;
+use mpsshim_proto::handshake::MAX_DEVICES;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// How long a server that has lost its context or closed its link may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a server may take to end that was told to do so at once.
+const FORCED_END_PATIENCE: Duration = Duration::from_secs(1);
+/// Clients that a server can have, and clients on their way to it: more than any real one takes. A process that only says
+/// that it is a server could have the daemon remember clients without end.
+const MOST_CLIENTS: usize = 65_536;
+/// Longest text in a description of a device, bytes.
+const LONGEST_NAME: usize = 256;
+
+/// How far a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its contexts are being made.
+    Initializing,
+    /// It takes clients.
+    Active,
+    /// Its context is lost.
+    Fault,
+    /// It was told to end.
+    Stopping,
+}
+
+impl fmt::Display for State {
+    /// As `get_server_status` prints it. NVIDIA's has no word for a server that is ending.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Initializing => "INITIALIZING",
+            State::Active | State::Stopping => "ACTIVE",
+            State::Fault => "FAULT",
+        })
+    }
+}
+
+/// A client that a server serves.
+pub struct Client {
+    /// Process id.
+    pub pid: i32,
+    /// User id.
+    pub uid: u32,
+    /// It has ended, but its work on the device goes on.
+    pub stuck: bool,
+}
+
+/// One server process.
+pub struct Server {
+    /// Process id.
+    pub pid: i32,
+    /// Whose clients it serves.
+    pub uid: u32,
+    /// How far it is.
+    pub state: State,
+    pub(super) process: Process,
+    /// `None`: closed by the server.
+    pub(super) link: Option<Link>,
+    /// The link had no room; the daemon waits until it has.
+    pub(super) link_full: bool,
+    pub(super) sessions: BTreeMap<u64, Client>,
+    /// server.log is another file now, and it has not been handed over.
+    pub(super) log_pending: bool,
+    /// What it serves, once it is ready.
+    pub devices: Vec<DeviceInfo>,
+    /// What clients may have that come from now on.
+    pub limits: Limits,
+    /// Limits that name devices by their UUIDs were looked up among [`Server::devices`].
+    pub(super) knows_uuids: bool,
+    /// Whether its user is one of those that the daemon believes, so that it may have anybody's clients.
+    trusted: bool,
+    /// What it has said of its clients' share and the daemon has not looked at.
+    pub(super) usage: Vec<Report>,
+    /// Clients handed over whose fate is not reported yet.
+    pub(super) handed_over: Vec<Credentials>,
+    pub(super) kill_at: Option<Instant>,
+    /// What came of killing it, until it is given up.
+    killed: Option<io::Result<()>>,
+    /// Why it is there for good, with what to do, in words.
+    pub(super) remains: Option<String>,
+    /// What it has to do with the trace.
+    pub(super) part: Part,
+    /// What it has said of its traces and nobody has looked at.
+    pub(super) traced: Vec<Totals>,
+}
+
+impl Server {
+    /// `trusted`: its user could command the daemon.
+    pub(super) fn new(
+        (pid, uid): (i32, u32),
+        trusted: bool,
+        process: Process,
+        link: Link,
+        limits: Limits,
+    ) -> Server {
+        Server {
+            pid,
+            uid,
+            trusted,
+            knows_uuids: false,
+            state: State::Initializing,
+            process,
+            link: Some(link),
+            link_full: false,
+            log_pending: false,
+            sessions: BTreeMap::new(),
+            devices: Vec::new(),
+            limits,
+            usage: Vec::new(),
+            handed_over: Vec::new(),
+            kill_at: None,
+            killed: None,
+            remains: None,
+            part: Part::None,
+            traced: Vec::new(),
+        }
+    }
+
+    /// Process ids of the clients, in order of their coming.
+    pub fn clients(&self) -> impl Iterator<Item = i32> + '_ {
+        self.sessions.values().map(|client| client.pid)
+    }
+
+    /// Sessions and their clients, in order of their coming.
+    pub fn sessions(&self) -> impl Iterator<Item = (u64, &Client)> + '_ {
+        self.sessions
+            .iter()
+            .map(|(session, client)| (*session, client))
+    }
+
+    /// The sessions of a process.
+    ///
+    /// # Errors
+    /// It has none, in words.
+    pub fn sessions_of(&self, client: i32) -> Result<Vec<u64>, String> {
+        let sessions: Vec<u64> = self
+            .sessions()
+            .filter(|(_, of)| of.pid == client)
+            .map(|(session, _)| session)
+            .collect();
+        if sessions.is_empty() {
+            return Err(format!("Client {client} of server {} not found", self.pid));
+        }
+        Ok(sessions)
+    }
+
+    /// Whether a session is alive.
+    pub fn has_session(&self, session: u64) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
+    /// Whether the link should be watched for room.
+    pub fn link_full(&self) -> bool {
+        self.link_full
+    }
+
+    /// The link, while it is open.
+    pub fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(Link::as_fd)
+    }
+
+    /// Becomes readable when the process of a server that was taken over has ended.
+    pub fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.process.end()
+    }
+
+    /// Whether it may be given one more client.
+    pub(super) fn has_room(&self) -> bool {
+        self.handed_over.len() < MOST_CLIENTS
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.sessions.is_empty() && self.handed_over.is_empty()
+    }
+
+    pub(super) fn stop(&mut self, force: bool) {
+        self.state = State::Stopping;
+        if let Some(Err(error)) = self.link.as_ref().map(|link| link.order_shutdown(force)) {
+            tracing::warn!("Server {}: {error}", self.pid);
+        }
+        if force {
+            self.end_within(FORCED_END_PATIENCE);
+        }
+    }
+
+    fn end_within(&mut self, patience: Duration) {
+        let at = Instant::now() + patience;
+        self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
+        self.remains = None;
+    }
+
+    /// Why it cannot be made to end, with what to do, in words.
+    pub fn remains(&self) -> Option<&str> {
+        self.remains.as_deref()
+    }
+
+    pub(super) fn hand_log(&mut self, log: BorrowedFd<'_>) {
+        match self.link.as_ref().map(|link| link.hand_log(log)) {
+            // When there is room.
+            Some(Err(error)) if error.would_block() => {
+                self.log_pending = true;
+                self.link_full = true;
+            }
+            Some(Err(error)) => tracing::warn!("Server {}: {error}", self.pid),
+            Some(Ok(())) | None => self.log_pending = false,
+        }
+    }
+
+    pub(super) fn close_link(&mut self) {
+        self.link = None;
+        self.link_full = false;
+        self.end_within(END_PATIENCE);
+    }
+
+    fn kill(&mut self) {
+        self.killed = Some(self.process.kill());
+        self.kill_at = Some(Instant::now() + END_PATIENCE);
+    }
+
+    /// It has not ended in the time that it was given.
+    pub(super) fn overdue(&mut self) {
+        let (pid, uid) = (self.pid, self.uid);
+        let Some(outcome) = self.killed.take() else {
+            tracing::warn!("Server {pid} has not ended in time, killing it");
+            return self.kill();
+        };
+        self.kill_at = None;
+        let why = match outcome {
+            Ok(()) => String::from(
+                "it was killed and still has not ended: it waits within the kernel, most likely in the GPU's driver, \
+                 whose messages dmesg shows; if it does not end by and by, restart the machine to be rid of it",
+            ),
+            Err(error) => format!(
+                "this daemon may not kill it ({error}), since it has not the capability CAP_KILL; end it as root or \
+                 as that user with \"kill -9 {pid}\", and give the daemon that capability (in a container: KILL)"
+            ),
+        };
+        let text = format!("Server {pid} of user {uid} does not end: {why}");
+        tracing::error!("{text}");
+        self.remains = Some(text);
+    }
+
+    /// # Errors
+    /// A report that no real server makes, in words.
+    fn note(&mut self, report: ToDaemon) -> Result<(), String> {
+        let pid = self.pid;
+        match report {
+            ToDaemon::Ready { devices } => {
+                check_devices(&devices)?;
+                self.devices = devices;
+                if self.state == State::Initializing {
+                    self.state = State::Active;
+                }
+                tracing::info!("NEW SERVER {pid}: Ready");
+            }
+            ToDaemon::Connected {
+                session,
+                pid: client,
+                uid,
+            } => {
+                if uid != self.uid && !self.trusted {
+                    return Err(format!("it reports a client of user {uid}"));
+                }
+                if self.sessions.len() >= MOST_CLIENTS {
+                    return Err(format!("it reports over {MOST_CLIENTS} clients"));
+                }
+                self.settle(client);
+                let client = Client {
+                    pid: client,
+                    uid,
+                    stuck: false,
+                };
+                self.sessions.insert(session, client);
+            }
+            ToDaemon::Stuck { session } => {
+                if let Some(client) = self.sessions.get_mut(&session) {
+                    client.stuck = true;
+                }
+            }
+            ToDaemon::Refused {
+                pid: client,
+                status,
+                reason,
+            } => {
+                let user = self.settle(client).map_or_else(
+                    || "unknown user".to_owned(),
+                    |who| format!("user {}", who.uid),
+                );
+                tracing::info!(
+                    "Server {pid} refused client {client} of {user} with status {status}: {reason}"
+                );
+            }
+            ToDaemon::Gone {
+                session,
+                pid: client,
+                reason,
+            } => {
+                self.sessions.remove(&session);
+                if let Some(reason) = reason {
+                    tracing::info!("Server {pid} ended client {client}: {reason}");
+                }
+            }
+            ToDaemon::Fault { status } => {
+                self.state = State::Fault;
+                self.end_within(END_PATIENCE);
+                tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
+            }
+            ToDaemon::TraceStarted { error } => self.note_trace_start(error),
+            ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),
+            ToDaemon::Stopping => self.state = State::Stopping,
+            ToDaemon::Usage {
+                question,
+                clients,
+                gate_moments,
+                last,
+            } => self.usage.push(Report {
+                server: pid,
+                question,
+                clients,
+                gate_moments,
+                last,
+            }),
+        }
+        Ok(())
+    }
+
+    /// The fate of a client is known.
+    fn settle(&mut self, client: i32) -> Option<Credentials> {
+        let index = self.handed_over.iter().position(|who| who.pid == client)?;
+        Some(self.handed_over.remove(index))
+    }
+
+    pub(super) fn read_reports(&mut self, limit: usize) {
+        for _ in 0..limit {
+            let Some(link) = &self.link else { return };
+            match link.next_report() {
+                Ok(Some(report)) => {
+                    if let Err(why) = self.note(report) {
+                        tracing::error!("Server {}: {why}", self.pid);
+                        self.close_link();
+                        return self.kill();
+                    }
+                }
+                Ok(None) => return self.close_link(),
+                Err(error) if error.would_block() => return,
+                Err(error) => {
+                    tracing::error!("Server {}: {error}", self.pid);
+                    self.close_link();
+                    return self.kill();
+                }
+            }
+        }
+    }
+}
+
+/// Whether this can be a machine's devices. Their names are shown on operators' terminals.
+fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
+    if devices.len() > MAX_DEVICES {
+        return Err(format!("it reports {} devices", devices.len()));
+    }
+    let is_name = |text: &str| text.len() <= LONGEST_NAME && !text.contains(char::is_control);
+    let is_device = |device: &DeviceInfo| {
+        [&device.name, &device.uuid, &device.pci].map(|text| is_name(text)) == [true; 3]
+    };
+    if !devices.iter().all(is_device) {
+        return Err("it reports a device whose name is none".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_no_machine_has_are_refused() {
+        let device = |name: &str| DeviceInfo {
+            name: name.into(),
+            uuid: "GPU-0".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+        };
+        assert_eq!(
+            check_devices(&vec![device("NVIDIA H200"); MAX_DEVICES]),
+            Ok(())
+        );
+        for devices in [
+            vec![device("NVIDIA H200"); MAX_DEVICES + 1],
+            vec![device("\x1b[2J")],
+            vec![device(&"x".repeat(LONGEST_NAME + 1))],
+        ] {
+            assert!(check_devices(&devices).is_err());
+        }
+    }
+
+    #[test]
+    fn states_are_printed_as_nvidia_prints_them() {
+        let printed: Vec<String> = [State::Initializing, State::Active, State::Fault]
+            .iter()
+            .map(State::to_string)
+            .collect();
+        assert_eq!(printed, ["INITIALIZING", "ACTIVE", "FAULT"]);
+    }
+}

@@ -1,0 +1,748 @@
+//! The settings of the product: environment variables and keys of a file, declared once in [`TABLE`].
+//!
+//! `--help` of the binaries and docs/settings.md are made from the table.
+
+pub mod file;
+
+use crate::defaults::Defaults;
+use crate::seqpacket;
+use clap::ValueEnum;
+use mpsshim_model::mode::{Modes, NoModes};
+use mpsshim_model::policy::MarkKind;
+use mpsshim_model::policy::TurnPolicy;
+use mpsshim_proto::directory;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+/// Longest path of a Unix socket, bytes: `sun_path` holds 108 with its terminator.
+pub const SOCKET_PATH_LIMIT: usize = 107;
+
+/// Folder of a user's logs in the pipe directory.
+const LOGS: &str = "logs";
+/// Where a session's sockets and the like are.
+const RUNTIME: &str = "XDG_RUNTIME_DIR";
+
+/// One row of [`TABLE`].
+pub struct Setting {
+    /// Environment variable.
+    pub name: &'static str,
+    /// Key in the file; `None`: it is not for the file.
+    pub key: Option<&'static str>,
+    /// Value in force when the variable is not set, in words.
+    pub default: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// The file with further settings.
+pub const CONFIG: &str = "MPSSHIM_CONFIG";
+/// Pipe directory of the daemon and its clients.
+pub const PIPE_DIRECTORY: &str = "MPSSHIM_PIPE_DIRECTORY";
+/// Where the logs are.
+pub const LOG_DIRECTORY: &str = "MPSSHIM_LOG_DIRECTORY";
+/// The genuine driver.
+pub const CUDA_LIBRARY: &str = "MPSSHIM_CUDA_LIBRARY";
+/// NVIDIA's management library.
+pub const NVML_LIBRARY: &str = "MPSSHIM_NVML_LIBRARY";
+/// Log filter.
+pub const LOG: &str = "MPSSHIM_LOG";
+/// Pass everything through.
+pub const DISABLE: &str = "MPSSHIM_DISABLE";
+/// No program without a session.
+pub const REQUIRED: &str = "MPSSHIM_REQUIRED";
+/// Threads that help a program copy.
+pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
+/// The server's executable.
+pub const SERVER: &str = "MPSSHIM_SERVER";
+/// The shim.
+pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
+/// Clients that a server takes.
+pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
+/// How long the server's threads look for calls before they sleep.
+pub const MAX_SPIN: &str = "MPSSHIM_MAX_SPIN_US";
+/// What writes the flags that clients wait for.
+pub const MARKS: &str = "MPSSHIM_MARKS";
+
+/// Proxy or direct.
+pub const MODE: &str = "MPSSHIM_MODE";
+/// When clients in direct mode take turns.
+pub const TURNS: &str = "MPSSHIM_TURNS";
+
+/// Where metrics are.
+pub const METRICS: &str = "MPSSHIM_METRICS";
+
+/// Clients that a server takes when nothing else is set.
+pub const DEFAULT_MAX_CLIENTS: usize = 256;
+/// Microseconds that a thread of the server looks for calls at most when nothing else is set.
+pub const DEFAULT_MAX_SPIN_US: u64 = 10_000;
+const MOST_SPIN_US: u64 = 1_000_000;
+/// Default active-thread percentage; a client's own.
+pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// Default limits of device memory; a client's own.
+pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// Default client priority; a client's own.
+pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
+
+/// Every setting.
+pub const TABLE: &[Setting] = &[
+    Setting {
+        name: CONFIG,
+        key: None,
+        default: "/etc/mpsshim/config.toml, where there is one",
+        meaning: "File with settings for mps-control and mps-run; what the environment has goes before it.",
+    },
+    Setting {
+        name: PIPE_DIRECTORY,
+        key: Some("pipe_directory"),
+        default: "/run/mpsshim for root's daemon, for a user's `$XDG_RUNTIME_DIR/mpsshim`, else /tmp/mpsshim-UID",
+        meaning: "Directory of the daemon's sockets. A program finds the daemon there; without this setting it looks \
+                  for one of its user's first, then for root's. Daemons of different directories know nothing of each \
+                  other. It must be root's or the user's own and not writable by others. At most 88 bytes.",
+    },
+    Setting {
+        name: LOG_DIRECTORY,
+        key: Some("log_directory"),
+        default: "/var/log/mpsshim for root, else `logs` in the pipe directory",
+        meaning: "Directory of control.log and server.log.",
+    },
+    Setting {
+        name: CUDA_LIBRARY,
+        key: Some("cuda_library"),
+        default: "found as the loader would",
+        meaning: "Absolute path of the genuine CUDA driver (libcuda.so.1), for server and programs.",
+    },
+    Setting {
+        name: NVML_LIBRARY,
+        key: Some("nvml_library"),
+        default: "found as the loader would",
+        meaning: "Absolute path of NVIDIA's management library (libnvidia-ml.so.1), which tells the server how much device \
+                  memory a client's process holds in direct mode. Without one, memory of contexts is not counted.",
+    },
+    Setting {
+        name: LOG,
+        key: Some("log"),
+        default: "`info` in daemon and server, silent in programs",
+        meaning: "What is logged: a level (error, warn, info, debug, trace) or a filter such as \
+                  `info,mpsshim_control::link=trace`. In a program the shim logs only when this is set.",
+    },
+    Setting {
+        name: DISABLE,
+        key: None,
+        default: "0",
+        meaning: "1: the shim passes every call to the genuine driver, as if it were not loaded.",
+    },
+    Setting {
+        name: REQUIRED,
+        key: Some("required"),
+        default: "0",
+        meaning: "1: a program that gets no session with its limits does not run unshared instead: without a daemon, \
+                  without a server, or where a limit cannot be held, `cuInit` fails with \
+                  CUDA_ERROR_MPS_CONNECTION_FAILED (805) and a line on standard error. Read by the program; from the \
+                  file mps-run hands it to the program.",
+    },
+    Setting {
+        name: COPY_THREADS,
+        key: None,
+        default: "a quarter of the processors that the program may use, at most 3",
+        meaning: "Threads that help a program in proxy mode with copies of pageable memory from 512 KiB on: 0 (none) to \
+                  15. They start with the first such copy. Read by the program.",
+    },
+    Setting {
+        name: SERVER,
+        key: Some("server"),
+        default: "mps-server next to mps-control",
+        meaning: "Executable that the daemon starts as server. Read by the daemon.",
+    },
+    Setting {
+        name: LIBRARY,
+        key: Some("library"),
+        default: "libmpsshim.so next to mps-run, in ../lib/mpsshim or ../lib",
+        meaning: "The library that mps-run preloads.",
+    },
+    Setting {
+        name: MAX_CLIENTS,
+        key: Some("max_clients"),
+        default: "256",
+        meaning: "Clients of one server at a time; one more is refused with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED (808). \
+                  Read by the daemon.",
+    },
+    Setting {
+        name: MAX_SPIN,
+        key: Some("max_spin_us"),
+        default: "10000",
+        meaning: "A thread of the server that has nothing to do stays awake for as long as its clients usually pause \
+                  between two calls, at most so many microseconds, 0 to 1000000; it sleeps through most of a pause \
+                  that is long. The clients are then not held up by its waking up, some 30 µs. 0 saves most processor \
+                  time. Read by the daemon.",
+    },
+    Setting {
+        name: MARKS,
+        key: Some("marks"),
+        default: "auto",
+        meaning: "What tells a waiting client in proxy mode that its stream got to a point. written: an operation of the \
+                  stream. kernel: a kernel of the server's behind the client's, wherever the two can be one graph. auto: \
+                  such a kernel where several clients wait often and for little, in one stream each, and the device has \
+                  room; else as written. asked: a thread of the server asks. A program that waits for a stream beside a \
+                  kernel of another stream that fills the device until the program goes on needs written. Read by the \
+                  daemon.",
+    },
+    Setting {
+        name: MODE,
+        key: Some("mode"),
+        default: "proxy",
+        meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, also by device \
+                  as `proxy,1=direct` (see `--mode`), in a client's environment what it asks for: anything else \
+                  there is an error at `cuInit`.",
+    },
+    Setting {
+        name: TURNS,
+        key: Some("turns"),
+        default: "auto",
+        meaning: "When clients in direct mode take turns on a device: always, never, or auto, where more gets done so \
+                  than with the driver's time slices and where shares differ. Read by the daemon.",
+    },
+    Setting {
+        name: METRICS,
+        key: Some("metrics"),
+        default: "none",
+        meaning: "Address and port, such as `127.0.0.1:9400`, at which the daemon answers Prometheus, at /metrics (see \
+                  `--metrics`). Whoever reaches it sees clients and users. Read by the daemon.",
+    },
+    Setting {
+        name: ACTIVE_THREAD_PERCENTAGE,
+        key: Some("active_thread_percentage"),
+        default: "100",
+        meaning: "Share of a device's multiprocessors that a client may use. In the daemon: for servers without a \
+                  command that says otherwise, read at its start. In a program: can only lower that.",
+    },
+    Setting {
+        name: PINNED_DEVICE_MEM_LIMIT,
+        key: Some("pinned_device_mem_limit"),
+        default: "none",
+        meaning: "Device memory that a client may have, such as `0=1G,1=512MB`; a device is an ordinal or a UUID. \
+                  In daemon and program as above. A limit for a device that is not there is an error: the daemon \
+                  does not start, `cuInit` fails.",
+    },
+    Setting {
+        name: CLIENT_PRIORITY,
+        key: Some("client_priority"),
+        default: "0",
+        meaning: "0: normal, 1: below normal. In daemon and program as above.",
+    },
+];
+
+/// What can be wrong with the settings.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SettingsError {
+    /// A socket in this pipe directory could not be bound or reached.
+    #[error(
+        "the pipe directory {path} is too long: the socket {socket} in it would be {length} bytes and a Unix \
+         socket may have {SOCKET_PATH_LIMIT}; set {PIPE_DIRECTORY} to a shorter path"
+    )]
+    PipeDirectoryTooLong {
+        /// The directory.
+        path: String,
+        /// File name of the socket.
+        socket: &'static str,
+        /// Bytes of the socket's path.
+        length: usize,
+    },
+    /// Not a number over 0.
+    #[error("{0} is not a number over 0")]
+    Number(String),
+    /// No number of microseconds, or too many.
+    #[error("{0} is not a number from 0 to {MOST_SPIN_US}")]
+    Spin(String),
+    /// No list of modes.
+    #[error("{given}: {why}")]
+    Mode {
+        /// The setting and its value.
+        given: String,
+        /// What is wrong with it.
+        why: NoModes,
+    },
+    /// No address.
+    #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
+    Metrics(String),
+    /// None of the words that there are.
+    #[error("{0} is none of {1}")]
+    NoneOf(String, String),
+    /// The file is not to be understood.
+    #[error("{0}")]
+    File(String),
+    /// Relative to what, nobody can say.
+    #[error("{0} is no absolute path")]
+    NotAbsolute(String),
+    /// The working directory is gone, so that a relative path means nothing.
+    #[error("{0} is relative and the working directory cannot be read; give an absolute path")]
+    Relative(String),
+}
+
+/// A value that was given for a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// It.
+    pub value: OsString,
+    /// Setting and value as the user finds them: `NAME=VALUE`, or `FILE:LINE: KEY = VALUE`.
+    pub told: String,
+    /// Not in the environment.
+    pub in_file: bool,
+}
+
+/// The settings in force in one process. Paths are absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// [`CONFIG`], where it was named.
+    pub config: Option<PathBuf>,
+    /// [`PIPE_DIRECTORY`], or where a daemon of this user would be.
+    pub pipe_directory: PathBuf,
+    /// Whether [`PIPE_DIRECTORY`] is set.
+    pub pipe_directory_is_named: bool,
+    /// [`LOG_DIRECTORY`].
+    pub log_directory: PathBuf,
+    /// [`CUDA_LIBRARY`].
+    pub cuda_library: Option<PathBuf>,
+    /// [`NVML_LIBRARY`].
+    pub nvml_library: Option<PathBuf>,
+    /// [`LOG`].
+    pub log: Option<String>,
+    /// [`DISABLE`].
+    pub disable: bool,
+    /// [`REQUIRED`].
+    pub required: bool,
+    /// [`SERVER`].
+    pub server: Option<PathBuf>,
+    /// [`LIBRARY`].
+    pub library: Option<PathBuf>,
+    /// [`MAX_CLIENTS`].
+    pub max_clients: usize,
+    /// [`MAX_SPIN`], in microseconds.
+    pub max_spin_us: u64,
+    /// [`MARKS`].
+    pub marks: MarkKind,
+    /// [`MODE`].
+    pub mode: Option<Modes>,
+    /// [`TURNS`].
+    pub turns: TurnPolicy,
+    /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`] and [`CLIENT_PRIORITY`].
+    pub defaults: Defaults,
+    /// What of these in the environment could not be understood.
+    pub ignored: Vec<String>,
+    /// [`METRICS`].
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Settings {
+    /// What `lookup` names, which is the environment and what goes before it, and then the file.
+    ///
+    /// # Errors
+    /// A value that makes no sense, and a file that does not.
+    pub fn load(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Settings, SettingsError> {
+        let environment = |name: &'static str| from_environment(&lookup, name);
+        let config = environment(CONFIG).as_ref().map(absolute).transpose()?;
+        let file = file::read(config.as_deref())?;
+        let is_root = nix::unistd::geteuid().is_root();
+        let get = |name: &'static str| environment(name).or_else(|| file.get(name).cloned());
+        let settings = Settings::from_given(get, is_root)?;
+        Ok(Settings { config, ..settings })
+    }
+
+    /// The settings of this process's environment, without a file.
+    pub fn from_env() -> Result<Settings, SettingsError> {
+        Settings::from_lookup(
+            |name| std::env::var_os(name),
+            nix::unistd::geteuid().is_root(),
+        )
+    }
+
+    /// The settings that `lookup` names. An empty variable counts as not set.
+    pub fn from_lookup(
+        lookup: impl Fn(&str) -> Option<OsString>,
+        is_root: bool,
+    ) -> Result<Settings, SettingsError> {
+        Settings::from_given(|name| from_environment(&lookup, name), is_root)
+    }
+
+    fn from_given(
+        get: impl Fn(&'static str) -> Option<Given>,
+        is_root: bool,
+    ) -> Result<Settings, SettingsError> {
+        let path = |name: &'static str| get(name).as_ref().map(absolute).transpose();
+        let text = |given: Given| given.value.to_string_lossy().into_owned();
+
+        let named = path(PIPE_DIRECTORY)?;
+        let pipe_directory_is_named = named.is_some();
+        let pipe_directory = named.unwrap_or_else(|| own_pipe_directory(is_root));
+        check_socket_length(&pipe_directory)?;
+        let log_directory = match path(LOG_DIRECTORY)? {
+            Some(directory) => directory,
+            None if is_root => PathBuf::from("/var/log/mpsshim"),
+            None => pipe_directory.join(LOGS),
+        };
+        let (defaults, ignored) = Defaults::from_given(&get)?;
+        Ok(Settings {
+            config: None,
+            pipe_directory,
+            pipe_directory_is_named,
+            log_directory,
+            cuda_library: path(CUDA_LIBRARY)?,
+            nvml_library: path(NVML_LIBRARY)?,
+            log: get(LOG).map(text),
+            disable: get(DISABLE).is_some_and(|given| given.value != "0"),
+            required: get(REQUIRED).map_or(Ok(false), flag)?,
+            server: path(SERVER)?,
+            library: path(LIBRARY)?,
+            max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
+            max_spin_us: get(MAX_SPIN).map_or(Ok(DEFAULT_MAX_SPIN_US), spin)?,
+            marks: get(MARKS).map_or(Ok(MarkKind::default()), word)?,
+            mode: get(MODE).map(mode).transpose()?,
+            turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
+            metrics: get(METRICS).map(metrics).transpose()?,
+            defaults,
+            ignored,
+        })
+    }
+
+    /// For whoever looks for a daemon: where none is named, the directory of the first that listens, the user's own or root's.
+    pub fn at_daemon(mut self) -> Settings {
+        if self.pipe_directory_is_named {
+            return self;
+        }
+        let uid = nix::unistd::geteuid().as_raw();
+        let logs_are_there = self.log_directory == self.pipe_directory.join(LOGS);
+        for candidate in directory::candidates(uid, std::env::var_os(RUNTIME).as_deref()) {
+            let is_trusted = directory::of_client(&candidate, false, false).is_ok();
+            if is_trusted && seqpacket::connect(&candidate.join("control")).is_ok() {
+                if logs_are_there {
+                    self.log_directory = candidate.join(LOGS);
+                }
+                self.pipe_directory = candidate;
+                break;
+            }
+        }
+        self
+    }
+
+    /// Gives a program of the product the same file and paths, wherever it is started.
+    pub fn hand_on<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(PIPE_DIRECTORY, &self.pipe_directory);
+        command.env(LOG_DIRECTORY, &self.log_directory);
+        let paths = [
+            (CONFIG, &self.config),
+            (CUDA_LIBRARY, &self.cuda_library),
+            (NVML_LIBRARY, &self.nvml_library),
+            (SERVER, &self.server),
+        ];
+        for (name, path) in paths {
+            if let Some(path) = path {
+                command.env(name, path);
+            }
+        }
+        command
+    }
+
+    /// Socket of clients and of status commands.
+    pub fn control_socket(&self) -> PathBuf {
+        self.pipe_directory.join("control")
+    }
+
+    /// Socket of commands that change something.
+    pub fn privileged_socket(&self) -> PathBuf {
+        self.pipe_directory.join("control_privileged")
+    }
+}
+
+/// Where a daemon of this user is that has been named no directory.
+pub fn own_pipe_directory(is_root: bool) -> PathBuf {
+    let uid = if is_root {
+        0
+    } else {
+        nix::unistd::geteuid().as_raw()
+    };
+    let own = directory::own(uid, std::env::var_os(RUNTIME).as_deref());
+    own.into_iter().next().unwrap_or_default()
+}
+
+fn from_environment(
+    lookup: impl Fn(&str) -> Option<OsString>,
+    name: &'static str,
+) -> Option<Given> {
+    let value = lookup(name).filter(|value| !value.is_empty())?;
+    Some(Given {
+        told: format!("{name}={}", value.to_string_lossy()),
+        value,
+        in_file: false,
+    })
+}
+
+fn absolute(given: &Given) -> Result<PathBuf, SettingsError> {
+    let path = Path::new(&given.value);
+    if given.in_file && !path.is_absolute() {
+        return Err(SettingsError::NotAbsolute(given.told.clone()));
+    }
+    std::path::absolute(path).map_err(|_| SettingsError::Relative(given.told.clone()))
+}
+
+fn metrics(given: Given) -> Result<SocketAddr, SettingsError> {
+    let address = given.value.to_str().and_then(|text| text.parse().ok());
+    address.ok_or(SettingsError::Metrics(given.told))
+}
+
+/// A number that fits.
+fn number<N: FromStr>(
+    given: Given,
+    fits: impl FnOnce(&N) -> bool,
+    wrong: fn(String) -> SettingsError,
+) -> Result<N, SettingsError> {
+    let number = given.value.to_str().and_then(|text| text.parse().ok());
+    number.filter(fits).ok_or_else(|| wrong(given.told))
+}
+
+fn flag(given: Given) -> Result<bool, SettingsError> {
+    // In the environment whatever is set and not 0 counts, as the program has it.
+    match (given.value.to_str(), given.in_file) {
+        (Some("0"), _) | (Some("false"), true) => Ok(false),
+        (Some("1" | "true"), _) | (_, false) => Ok(true),
+        _ => Err(SettingsError::NoneOf(given.told, "0 and 1".into())),
+    }
+}
+
+fn positive(given: Given) -> Result<usize, SettingsError> {
+    number(given, |number| *number > 0, SettingsError::Number)
+}
+
+fn spin(given: Given) -> Result<u64, SettingsError> {
+    number(given, |number| *number <= MOST_SPIN_US, SettingsError::Spin)
+}
+
+fn mode(given: Given) -> Result<Modes, SettingsError> {
+    let modes = given.value.to_string_lossy().parse();
+    modes.map_err(|why| SettingsError::Mode {
+        given: given.told,
+        why,
+    })
+}
+
+fn word<T: ValueEnum>(given: Given) -> Result<T, SettingsError> {
+    T::from_str(&given.value.to_string_lossy(), false).map_err(|_| {
+        let names: Vec<String> = T::value_variants().iter().map(name_of).collect();
+        SettingsError::NoneOf(given.told, names.join(", "))
+    })
+}
+
+/// A value as settings and options have it.
+pub fn name_of(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is skipped");
+    value.get_name().to_owned()
+}
+
+fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
+    // The longer of the two names decides.
+    let socket = "control_privileged";
+    let length = directory.join(socket).as_os_str().len();
+    if length > SOCKET_PATH_LIMIT {
+        return Err(SettingsError::PipeDirectoryTooLong {
+            path: directory.display().to_string(),
+            socket,
+            length,
+        });
+    }
+    Ok(())
+}
+
+/// The table as the last part of a `--help` text.
+pub fn help_text() -> String {
+    let mut text = String::from("Environment:\n");
+    for setting in TABLE {
+        let _ = writeln!(text, "  {}", setting.name);
+        let _ = writeln!(
+            text,
+            "          {} [default: {}]",
+            setting.meaning, setting.default
+        );
+    }
+    text
+}
+
+/// The table as docs/settings.md.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# Settings\n\n\
+         Generated from `control/src/settings.rs`; `UPDATE_DOCS=1 cargo test -p mpsshim-control settings` \
+         rewrites it.\n\n\
+         All settings are environment variables. A relative path is relative to the working directory of the \
+         process that reads it; an empty value counts as not set. The variables `CUDA_MPS_*` and \
+         `CUDA_VISIBLE_DEVICES` have the meaning that NVIDIA gives them, see [operations](operations.md).\n\n\
+         Those with a key can also be in a file, /etc/mpsshim/config.toml or the one that `--config` or \
+         `MPSSHIM_CONFIG` names, which mps-control and mps-run read: TOML, a line `key = value` each, where a path is \
+         absolute and a value that makes no sense is an error. What the environment has goes before the file. \
+         Programs do not read it: where it sets `pipe_directory` or `cuda_library`, start them with mps-run, which \
+         hands these on, or set the variables for them. `packaging/config.toml` is a sample.\n\n\
+         | variable | key | default | meaning |\n|---|---|---|---|\n",
+    );
+    for setting in TABLE {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} |",
+            setting.name,
+            setting.key.unwrap_or_default(),
+            setting.default,
+            setting.meaning
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(values: &[(&str, &str)], is_root: bool) -> Result<Settings, SettingsError> {
+        Settings::from_lookup(
+            |name| {
+                values
+                    .iter()
+                    .find(|(n, _)| *n == name)
+                    .map(|(_, v)| OsString::from(v))
+            },
+            is_root,
+        )
+    }
+
+    #[test]
+    fn defaults() {
+        let root = settings(&[], true).expect("defaults");
+        assert_eq!(root.pipe_directory, Path::new("/run/mpsshim"));
+        assert!(!root.pipe_directory_is_named);
+        assert_eq!(root.log_directory, Path::new("/var/log/mpsshim"));
+        assert!(!root.disable);
+        let user = settings(&[(PIPE_DIRECTORY, "/run/x"), (LOG, "")], false).expect("defaults");
+        assert_eq!(user.log_directory, Path::new("/run/x/logs"));
+        assert_eq!(user.log, None);
+    }
+
+    #[test]
+    fn a_number_of_clients_is_over_zero() {
+        let clients =
+            |value| settings(&[(MAX_CLIENTS, value)], true).map(|found| found.max_clients);
+        assert_eq!(
+            (clients(""), clients("3")),
+            (Ok(DEFAULT_MAX_CLIENTS), Ok(3))
+        );
+        for value in ["0", "-1", "many", "2.5"] {
+            let error = clients(value).expect_err(value).to_string();
+            assert_eq!(
+                error,
+                format!("MPSSHIM_MAX_CLIENTS={value} is not a number over 0")
+            );
+        }
+        let row = TABLE.iter().find(|row| row.name == MAX_CLIENTS);
+        assert_eq!(row.expect("row").default, DEFAULT_MAX_CLIENTS.to_string());
+    }
+
+    #[test]
+    fn a_time_to_look_for_calls_is_bounded() {
+        let spin = |value| settings(&[(MAX_SPIN, value)], true).map(|found| found.max_spin_us);
+        let spins = ["", "0", "1000000"].map(spin);
+        assert_eq!(spins, [Ok(DEFAULT_MAX_SPIN_US), Ok(0), Ok(1_000_000)]);
+        for value in ["-1", "1000001", "2ms"] {
+            let error = spin(value).expect_err(value).to_string();
+            let said = format!("MPSSHIM_MAX_SPIN_US={value} is not a number from 0 to 1000000");
+            assert_eq!(error, said);
+        }
+        let row = TABLE.iter().find(|row| row.name == MAX_SPIN);
+        assert_eq!(row.expect("row").default, DEFAULT_MAX_SPIN_US.to_string());
+    }
+
+    #[test]
+    fn a_mode_is_one_of_two_or_by_device() {
+        let mode = |value| settings(&[(MODE, value)], true).map(|found| found.mode);
+        assert_eq!(mode(""), Ok(None));
+        for text in ["proxy", "direct", "proxy,1=direct"] {
+            assert_eq!(mode(text), Ok(Some(text.parse().expect(text))));
+        }
+        let error = mode("both").expect_err("no mode").to_string();
+        assert_eq!(
+            error,
+            "MPSSHIM_MODE=both: \"both\" is no mode (proxy, direct) and not DEVICE=MODE"
+        );
+    }
+
+    #[test]
+    fn turns_are_taken_by_one_of_three_policies() {
+        let turns = |value| settings(&[(TURNS, value)], true).map(|found| found.turns);
+        assert_eq!(turns(""), Ok(TurnPolicy::Auto));
+        assert_eq!(turns("always"), Ok(TurnPolicy::Always));
+        let error = turns("1").expect_err("no policy").to_string();
+        assert_eq!(error, "MPSSHIM_TURNS=1 is none of auto, always, never");
+    }
+
+    #[test]
+    fn marks_are_made_in_one_of_four_ways() {
+        fn marks(value: &str) -> Result<MarkKind, SettingsError> {
+            settings(&[(MARKS, value)], true).map(|found| found.marks)
+        }
+        assert_eq!(marks(""), Ok(MarkKind::Auto));
+        for kind in MarkKind::value_variants() {
+            assert_eq!(marks(&name_of(kind)), Ok(*kind));
+        }
+        let error = marks("no").expect_err("no kind").to_string();
+        let said = "MPSSHIM_MARKS=no is none of auto, written, kernel, asked";
+        assert_eq!(error, said);
+    }
+
+    #[test]
+    fn relative_paths_become_absolute() {
+        let found = settings(&[(PIPE_DIRECTORY, "here"), (DISABLE, "1")], true).expect("relative");
+        assert!(found.pipe_directory.is_absolute());
+        assert!(found.pipe_directory.ends_with("here"));
+        assert!(found.disable);
+        assert!(!settings(&[(DISABLE, "0")], true).expect("disable").disable);
+    }
+
+    #[test]
+    fn the_longest_pipe_directory() {
+        let longest = SOCKET_PATH_LIMIT - "/control_privileged".len();
+        let path = format!("/{}", "x".repeat(longest - 1));
+        assert!(settings(&[(PIPE_DIRECTORY, &path)], true).is_ok());
+        let path = format!("{path}x");
+        let error = settings(&[(PIPE_DIRECTORY, &path)], true)
+            .expect_err("one byte more")
+            .to_string();
+        assert!(
+            error.contains(&path) && error.contains("107") && error.contains("108 bytes"),
+            "{error}"
+        );
+        let said = TABLE
+            .iter()
+            .find(|s| s.name == PIPE_DIRECTORY)
+            .expect("row")
+            .meaning;
+        assert!(said.contains(&format!("At most {longest} bytes")));
+    }
+
+    #[test]
+    fn every_setting_is_in_the_help() {
+        for setting in TABLE {
+            assert!(help_text().contains(setting.name));
+            assert!(!setting.meaning.contains('|') && !setting.default.contains('|'));
+        }
+    }
+
+    #[test]
+    fn settings_md_is_up_to_date() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/settings.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, markdown()).expect("write docs/settings.md");
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == markdown(),
+            "docs/settings.md differs from the table: run UPDATE_DOCS=1 cargo test -p mpsshim-control settings"
+        );
+    }
+}

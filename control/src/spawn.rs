@@ -1,0 +1,223 @@
+//! Starting a server process.
+
+use crate::closers::Stranger;
+use crate::link::Link;
+use crate::seqpacket;
+use crate::settings::{self, Settings};
+use mpsshim_model::limits::Limits;
+use mpsshim_model::mode::Modes;
+use nix::unistd::{Uid, User, geteuid};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Why no server could be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The executable cannot be run.
+    #[error(
+        "cannot start the server {path}: {source}; put mps-server next to mps-control or set {}",
+        settings::SERVER
+    )]
+    Execute {
+        /// The executable.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No such user.
+    #[error("there is no user with id {0}")]
+    NoUser(u32),
+    /// Descriptors or the like.
+    #[error("cannot prepare a server: {0}")]
+    Prepare(#[from] io::Error),
+}
+
+/// For whom a server is.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id; `None`: the user's own.
+    pub gid: Option<u32>,
+}
+
+/// Whose clients one server takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// One user's; another user's wait until it is idle.
+    OneByOne,
+    /// Everyone's at the same time. The server runs as the daemon's user, which is root.
+    Together,
+}
+
+/// What every server is started with.
+pub struct Launcher {
+    executable: PathBuf,
+    settings: Settings,
+    users: Users,
+    log: File,
+}
+
+impl Launcher {
+    /// Servers log to `log`, which is opened for appending.
+    pub fn new(settings: Settings, users: Users, log: File) -> Launcher {
+        let executable = settings
+            .server
+            .clone()
+            .unwrap_or_else(|| beside_this_executable("mps-server"));
+        Launcher {
+            executable,
+            settings,
+            users,
+            log,
+        }
+    }
+
+    /// Servers that are started from now on log to this file.
+    pub fn set_log(&mut self, log: File) {
+        self.log = log;
+    }
+
+    /// Where servers log.
+    pub fn log(&self) -> BorrowedFd<'_> {
+        self.log.as_fd()
+    }
+
+    /// Whether this daemon may start servers for that user.
+    pub fn serves(&self, uid: u32) -> bool {
+        geteuid().is_root() || geteuid().as_raw() == uid
+    }
+
+    /// Whether processes of that user are believed: they could command this daemon anyway.
+    pub fn trusts(&self, uid: u32) -> bool {
+        uid == 0 || uid == geteuid().as_raw()
+    }
+
+    /// For whom the server has to be that takes this user's clients.
+    pub fn owner(&self, uid: u32, gid: Option<u32>) -> Owner {
+        match self.users {
+            Users::OneByOne => Owner { uid, gid },
+            Users::Together => Owner {
+                uid: geteuid().as_raw(),
+                gid: None,
+            },
+        }
+    }
+
+    /// Whom that owner's server serves, in words.
+    pub fn served(&self, owner: Owner) -> String {
+        match self.users {
+            Users::OneByOne => format!("user {}", owner.uid),
+            Users::Together => "all users".to_owned(),
+        }
+    }
+
+    /// Whose clients one server takes.
+    pub fn users(&self) -> Users {
+        self.users
+    }
+
+    /// Modes of clients that ask for none.
+    pub fn modes(&self) -> Modes {
+        self.settings.mode.clone().unwrap_or_default()
+    }
+
+    /// Starts a server and keeps the daemon's end of the link, which does not block.
+    pub fn start(&self, owner: Owner, limits: &Limits) -> Result<(Child, Link), SpawnError> {
+        let (ours, theirs) = seqpacket::pair()?;
+        seqpacket::set_nonblocking(&ours, true)?;
+        let mut command = self.command()?;
+        let limits = serde_json::to_string(limits).map_err(io::Error::from)?;
+        let modes = self.modes().to_string();
+        // The link is the server's standard input: an inheritable descriptor that no other child gets.
+        command
+            .args(["--link-fd", "0", "--limits", &limits, "--max-clients"])
+            .arg(self.settings.max_clients.to_string())
+            .args(["--mode", &modes])
+            .args(["--turns", &settings::name_of(&self.settings.turns)])
+            .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
+            .args(["--marks", &settings::name_of(&self.settings.marks)])
+            .stdin(theirs)
+            .stdout(self.log.try_clone()?);
+        if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+            // The most hardware queues there are: clients' streams then seldom wait for each other's.
+            command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+        }
+        if geteuid().as_raw() != owner.uid {
+            let gid = match owner.gid {
+                Some(gid) => gid,
+                None => group_of(owner.uid)?,
+            };
+            // As root this also drops the supplementary groups.
+            command.gid(gid).uid(owner.uid);
+        }
+        let link = Link::to_user(Stranger::new(ours, owner.uid), owner.uid);
+        Ok((self.spawn(&mut command)?, link))
+    }
+
+    /// Starts a process that prints the devices as one line of JSON.
+    pub fn list_devices(&self) -> Result<Child, SpawnError> {
+        let mut command = self.command()?;
+        command
+            .arg("--list-devices")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        self.spawn(&mut command)
+    }
+
+    /// What every process of the server's executable is started with.
+    fn command(&self) -> io::Result<Command> {
+        let mut command = Command::new(&self.executable);
+        command.stderr(self.log.try_clone()?);
+        command.current_dir("/").process_group(0);
+        self.settings.hand_on(&mut command);
+        if let Some(filter) = &self.settings.log {
+            command.env(settings::LOG, filter);
+        }
+        // The server needs the genuine driver, whatever is preloaded here, and has its limits from the daemon.
+        for name in [
+            "LD_PRELOAD",
+            // Who watches the daemon is not to hear of its children.
+            "NOTIFY_SOCKET",
+            settings::MODE,
+            settings::ACTIVE_THREAD_PERCENTAGE,
+            settings::PINNED_DEVICE_MEM_LIMIT,
+            settings::CLIENT_PRIORITY,
+        ] {
+            command.env_remove(name);
+        }
+        Ok(command)
+    }
+
+    fn spawn(&self, command: &mut Command) -> Result<Child, SpawnError> {
+        command.spawn().map_err(|source| SpawnError::Execute {
+            path: self.executable.clone(),
+            source,
+        })
+    }
+}
+
+fn group_of(uid: u32) -> Result<u32, SpawnError> {
+    let user = User::from_uid(Uid::from_raw(uid)).map_err(io::Error::from)?;
+    Ok(user.ok_or(SpawnError::NoUser(uid))?.gid.as_raw())
+}
+
+/// `stdin`, `stdout` and `stderr` of a process that shall have none.
+pub fn without_terminal(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+}
+
+/// The path of a file that is installed in the directory of the running executable.
+pub fn beside_this_executable(name: &str) -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .and_then(|executable| executable.parent().map(Path::to_owned))
+        .map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
+}

@@ -1,0 +1,220 @@
+//! How a server whose daemon has died comes to the next one.
+//!
+//! As long as it has clients, the server tries to connect to the socket `control` and introduces itself: one packet
+//! of [`MAGIC_SERVER`] and an [`Introduction`]. The daemon answers with one packet, a [`Verdict`]. A connection that
+//! was taken over is the link from then on, and the server reports on it everything that the daemon has to know.
+
+use crate::link::{LINK_VERSION, Link, LinkError};
+use crate::seqpacket;
+use crossbeam_channel::{Receiver, bounded};
+use mpsshim_model::limits::Limits;
+use mpsshim_proto::handshake::PROTOCOL_VERSION;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// First bytes of an introduction.
+pub const MAGIC_SERVER: [u8; 4] = *b"MPSV";
+/// How often a server looks for a daemon: a refused `connect`, some microseconds.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The versions that both sides must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versions {
+    /// [`PROTOCOL_VERSION`]: new clients are handed to the server.
+    pub protocol: u32,
+    /// [`LINK_VERSION`].
+    pub link: u32,
+}
+
+impl Versions {
+    /// Of this executable.
+    pub const OWN: Versions = Versions {
+        protocol: PROTOCOL_VERSION,
+        link: LINK_VERSION,
+    };
+}
+
+/// What a server says of itself. Whose it is and which process, the kernel says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Introduction {
+    /// The server's versions; all that is read of another version's introduction.
+    pub versions: Versions,
+    /// How many clients it has.
+    pub clients: usize,
+    /// What clients may have that come from now on.
+    pub limits: Limits,
+}
+
+/// Why an introduction is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum Unknown {
+    /// A server of another release.
+    #[error(
+        "the server speaks protocol version {}.{}, this daemon speaks version {}.{}",
+        .0.protocol, .0.link, Versions::OWN.protocol, Versions::OWN.link
+    )]
+    Version(Versions),
+    /// No introduction at all.
+    #[error("no introduction of a server: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+impl Introduction {
+    /// The packet.
+    ///
+    /// # Errors
+    /// None for any value.
+    pub fn packet(&self) -> Result<Vec<u8>, serde_json::Error> {
+        Ok([&MAGIC_SERVER[..], &serde_json::to_vec(self)?].concat())
+    }
+
+    /// What follows [`MAGIC_SERVER`].
+    ///
+    /// # Errors
+    /// When it is of another version or nonsense.
+    pub fn read(json: &[u8]) -> Result<Introduction, Unknown> {
+        #[derive(Deserialize)]
+        struct OfAnyVersion {
+            versions: Versions,
+        }
+        let OfAnyVersion { versions } = serde_json::from_slice(json)?;
+        if versions != Versions::OWN {
+            return Err(Unknown::Version(versions));
+        }
+        Ok(serde_json::from_slice(json)?)
+    }
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// The connection is the link from here on.
+    TakenOver,
+    /// The server goes on alone until its clients have gone.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Looks for a daemon until one takes this server over. Nothing but the end of the channel comes when one refuses to:
+/// there is no use in asking it again.
+pub fn seek(control: PathBuf, introduction: &Introduction) -> io::Result<Receiver<Link>> {
+    let packet = introduction.packet()?;
+    let (sender, receiver) = bounded(1);
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(INTERVAL);
+            match ask(&control, &packet) {
+                Ok(Some(link)) => {
+                    // Nobody waits any more when the last client has gone.
+                    let _ = sender.send(link);
+                    return;
+                }
+                Ok(None) => {}
+                Err(reason) => {
+                    tracing::warn!(
+                        "The control daemon does not take this server over: {reason}. It ends with its clients"
+                    );
+                    return;
+                }
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+/// One try. `None`: nobody listens, or not any more.
+fn ask(control: &Path, packet: &[u8]) -> Result<Option<Link>, String> {
+    let Ok(connection) = seqpacket::connect(control) else {
+        return Ok(None);
+    };
+    let Ok(daemon) = seqpacket::peer(connection.as_fd()) else {
+        return Ok(None);
+    };
+    // Who gives this server orders decides what its clients get.
+    if daemon.uid != 0 && daemon.uid != nix::unistd::geteuid().as_raw() {
+        return Err(format!("it is user {}'s", daemon.uid));
+    }
+    if seqpacket::send(connection.as_fd(), packet, None).is_err() {
+        return Ok(None);
+    }
+    let link = Link::new(connection);
+    match link.receive::<Verdict>() {
+        Ok(Some((Verdict::TakenOver, _))) => Ok(Some(link)),
+        Ok(Some((Verdict::Refused { reason }, _))) => Err(reason),
+        Ok(None) | Err(LinkError::Io(_)) => Ok(None),
+        // The welcome with which a daemon that knows nothing of this turns a stranger away.
+        Err(_) => Err("it is of another release".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn introduction() -> Introduction {
+        Introduction {
+            versions: Versions::OWN,
+            clients: 3,
+            limits: Limits::default(),
+        }
+    }
+
+    #[test]
+    fn an_introduction_is_understood_or_refused() {
+        let packet = introduction().packet().expect("packet");
+        let json = packet.strip_prefix(&MAGIC_SERVER).expect("magic");
+        assert_eq!(Introduction::read(json).expect("good"), introduction());
+        for nonsense in [&b""[..], b"{}", b"\xff", &json[1..]] {
+            assert!(matches!(
+                Introduction::read(nonsense),
+                Err(Unknown::Malformed(_))
+            ));
+        }
+        // Of another version only the version is read.
+        let other = br#"{"versions":{"protocol":77,"link":5},"people":[]}"#;
+        let text = Introduction::read(other).expect_err("other").to_string();
+        assert!(
+            text.contains("77.5") && text.contains(&format!("{PROTOCOL_VERSION}.{LINK_VERSION}"))
+        );
+    }
+
+    /// What comes of a try at a daemon that answers so.
+    fn answered(answer: Option<&[u8]>) -> Result<Option<Link>, String> {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("control");
+        let listener = seqpacket::listen(&path).expect("listen");
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| ask(&path, b"hello"));
+            let connection = loop {
+                match seqpacket::accept(listener.as_fd()) {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            if let Some(answer) = answer {
+                seqpacket::send(connection.as_fd(), answer, None).expect("answer");
+            }
+            drop(connection);
+            asks.join().expect("no panic")
+        })
+    }
+
+    #[test]
+    fn a_daemon_may_refuse_or_vanish() {
+        let verdict = |verdict| serde_json::to_vec(&verdict).expect("JSON");
+        let taken = answered(Some(&verdict(Verdict::TakenOver)));
+        assert!(matches!(taken, Ok(Some(_))));
+        let reason = "no room".to_owned();
+        let refused = answered(Some(&verdict(Verdict::Refused { reason })));
+        assert_eq!(refused.expect_err("refused"), "no room");
+        let stranger = answered(Some(b"MPSW\0\0\0\0"));
+        assert_eq!(stranger.expect_err("refused"), "it is of another release");
+        assert!(matches!(answered(None), Ok(None)));
+        assert!(matches!(ask(Path::new("/nowhere/control"), b""), Ok(None)));
+    }
+}

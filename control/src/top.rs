@@ -1,0 +1,323 @@
+//! `mps-control top`: what the clients do, looked at again and again. The daemon is asked what `ps` lists; rates are what
+//! has changed between two looks.
+
+mod columns;
+mod screen;
+
+use crate::settings::Settings;
+use crate::ui::Ui;
+use clap::{Parser, ValueEnum};
+use columns::WHOLE;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// What is asked. The daemon writes a line that follows itself into its log once.
+const QUESTION: &str = "ps --format=json";
+/// The first rates are those of so long at most.
+const FIRST: Duration = Duration::from_millis(500);
+
+/// Shows what the clients do.
+///
+/// On a terminal until q is typed; h says what other keys do. Elsewhere a table for each look.
+#[derive(Debug, Parser)]
+#[command(name = "mps-control top", disable_version_flag = true)]
+pub struct Options {
+    /// Seconds between two looks, 0.1 to 3600
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub interval: Duration,
+    /// What clients are sorted by
+    #[arg(short, long, value_enum, value_name = "COLUMN", default_value_t)]
+    pub sort: Sort,
+    /// Print one table, of one interval, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print JSON instead of tables, a line for each look
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What an option with a number of seconds takes, 0.1 to 3600.
+///
+/// # Errors
+/// It is something else.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "it is a number from 0.1 to 3600".into())
+}
+
+/// What clients are sorted by, the most first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Share of the time with work on the device, or with a turn
+    #[default]
+    Gpu,
+    /// Device memory
+    Memory,
+    /// Launches a second
+    Launches,
+    /// Operations that are not done
+    Queue,
+    /// Share of the time in which they waited
+    Wait,
+    /// Share of the time in which they waited at the gate
+    Gate,
+    /// Process id, the least first
+    Pid,
+}
+
+/// A client on a device, as the daemon lists it. What is not known is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Client {
+    pid: i32,
+    id: u64,
+    server: i32,
+    device: usize,
+    user: Option<String>,
+    uid: u32,
+    command: String,
+    mode: Option<String>,
+    active_thread_percentage: Option<f64>,
+    weight: Option<u32>,
+    memory: Option<u64>,
+    memory_limit: Option<u64>,
+    launches: Option<u64>,
+    copies: Option<u64>,
+    queued: Option<u64>,
+    held_ms: Option<f64>,
+    waited_ms: Option<f64>,
+    gate_ms: Option<f64>,
+    gate_blockers: Option<String>,
+    device_context: Option<u32>,
+    /// Since the look before, as all that follows. A client that has just come has none.
+    #[serde(default)]
+    launches_per_second: Option<f64>,
+    /// Of the time.
+    #[serde(default)]
+    held_percentage: Option<f64>,
+    #[serde(default)]
+    waited_percentage: Option<f64>,
+    #[serde(default)]
+    gate_percentage: Option<f64>,
+}
+
+/// What one look has found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Look {
+    /// Time of the day.
+    time: String,
+    /// Seconds since the look before.
+    interval: f64,
+    clients: Vec<Client>,
+    #[serde(skip)]
+    at: Option<Instant>,
+}
+
+impl Look {
+    /// What the daemon says now; `before`: the look that rates are in relation to.
+    fn take(ui: &mut Ui, before: Option<&Look>) -> anyhow::Result<Look> {
+        let answer = ui.command(QUESTION)?;
+        anyhow::ensure!(answer.ok, "{}", answer.text.trim_end());
+        let mut look = Look {
+            time: chrono::Local::now().format("%H:%M:%S").to_string(),
+            interval: 0.0,
+            clients: in_use(serde_json::from_str(&answer.text)?),
+            at: Some(Instant::now()),
+        };
+        if let Some(before) = before
+            && let (Some(then), Some(now)) = (before.at, look.at)
+        {
+            look.interval = now.duration_since(then).as_secs_f64();
+            look.compare(before);
+        }
+        Ok(look)
+    }
+
+    fn compare(&mut self, before: &Look) {
+        let key = |client: &Client| (client.server, client.id);
+        let then: BTreeMap<_, _> = before.clients.iter().map(|old| (key(old), old)).collect();
+        let interval = self.interval;
+        for client in &mut self.clients {
+            let Some(old) = then.get(&key(client)) else {
+                continue;
+            };
+            let share = |now: Option<f64>, then: Option<f64>| {
+                Some(((now? - then?) / interval / 10.0).clamp(0.0, 100.0))
+            };
+            client.held_percentage = share(client.held_ms, old.held_ms);
+            client.waited_percentage = share(client.waited_ms, old.waited_ms);
+            client.gate_percentage = share(client.gate_ms, old.gate_ms);
+            client.launches_per_second = client
+                .launches
+                .zip(old.launches)
+                .map(|(now, then)| now.saturating_sub(then) as f64 / interval);
+        }
+    }
+
+    fn sort(&mut self, by: Sort, reversed: bool) {
+        let value = |client: &Client| match by {
+            Sort::Gpu => client.held_percentage,
+            Sort::Memory => client.memory.map(|bytes| bytes as f64),
+            Sort::Launches => client.launches_per_second,
+            Sort::Queue => client.queued.map(|queued| queued as f64),
+            Sort::Wait => client.waited_percentage,
+            Sort::Gate => client.gate_percentage,
+            Sort::Pid => Some(-f64::from(client.pid)),
+        };
+        // Stable: among equals the order of their coming stays. What is not known comes last.
+        let value = |client: &Client| value(client).unwrap_or(f64::MIN);
+        self.clients.sort_by(|a, b| value(b).total_cmp(&value(a)));
+        if reversed {
+            self.clients.reverse();
+        }
+    }
+}
+
+/// Of a client on several devices the rows of those whose memory it holds, or the first row.
+fn in_use(rows: Vec<Client>) -> Vec<Client> {
+    let uses = |row: &Client| row.memory.is_some_and(|bytes| bytes > 0);
+    let key = |row: &Client| (row.server, row.id);
+    let using: BTreeSet<_> = rows.iter().filter(|row| uses(row)).map(key).collect();
+    let shown = |row: &Client| uses(row) || row.device == 0 && !using.contains(&key(row));
+    rows.into_iter().filter(shown).collect()
+}
+
+/// Shows what was asked for.
+///
+/// # Errors
+/// No daemon, or one that has gone; those of the terminal.
+pub fn run(settings: &Settings, options: &Options) -> anyhow::Result<()> {
+    let mut ui = Ui::connect(settings)?;
+    let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    if terminal && !options.once && !options.json {
+        return screen::run(ui, settings, options);
+    }
+    let mut look = Look::take(&mut ui, None)?;
+    let mut pause = match options.once {
+        true => options.interval,
+        false => options.interval.min(FIRST),
+    };
+    loop {
+        std::thread::sleep(pause);
+        look = Look::take(&mut ui, Some(&look))?;
+        look.sort(options.sort, false);
+        let written = print(&look, options.json);
+        match written {
+            // Whoever read it has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written?,
+        }
+        if options.once {
+            return Ok(());
+        }
+        pause = options.interval;
+    }
+}
+
+fn print(look: &Look, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, look)?;
+        writeln!(out)?;
+    } else {
+        writeln!(out, "{}", columns::summary(look))?;
+        for line in columns::table(look, WHOLE) {
+            writeln!(out, "{}", line.trim_end())?;
+        }
+    }
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(pid: i32, held_ms: f64, launches: u64) -> Client {
+        Client {
+            pid,
+            id: pid as u64,
+            held_ms: Some(held_ms),
+            waited_ms: Some(0.0),
+            gate_ms: Some(0.0),
+            launches: Some(launches),
+            memory: Some(1),
+            ..Client::default()
+        }
+    }
+
+    fn look(clients: Vec<Client>) -> Look {
+        Look {
+            time: "12:00:00".into(),
+            interval: 2.0,
+            clients,
+            at: None,
+        }
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between() {
+        let before = look(vec![client(1, 0.0, 100), client(2, 50.0, 0)]);
+        let new = client(3, 9.0, 9);
+        let mut now = look(vec![client(1, 500.0, 1100), client(2, 50.0, 4), new]);
+        now.clients[1].gate_ms = Some(1500.0);
+        now.compare(&before);
+        let rates: Vec<_> = now
+            .clients
+            .iter()
+            .map(|client| (client.held_percentage, client.launches_per_second))
+            .collect();
+        let expected = [
+            (Some(25.0), Some(500.0)),
+            (Some(0.0), Some(2.0)),
+            (None, None),
+        ];
+        assert_eq!(rates, expected);
+        let order = |now: &mut Look, by, reversed| {
+            now.sort(by, reversed);
+            now.clients
+                .iter()
+                .map(|client| client.pid)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(order(&mut now, Sort::Gpu, false), [1, 2, 3]);
+        assert_eq!(order(&mut now, Sort::Pid, true), [3, 2, 1]);
+        assert_eq!(order(&mut now, Sort::Launches, false), [1, 2, 3]);
+        assert_eq!(order(&mut now, Sort::Gate, false), [2, 1, 3]);
+        assert_eq!(now.clients[0].gate_percentage, Some(75.0));
+    }
+
+    #[test]
+    fn a_client_has_a_row_for_each_device_that_it_uses() {
+        let row = |id, device, memory| Client {
+            id,
+            device,
+            memory: Some(memory),
+            ..Client::default()
+        };
+        let rows = vec![
+            row(1, 0, 0),
+            row(1, 1, 5),
+            row(2, 0, 0),
+            row(2, 1, 0),
+            row(3, 0, 1),
+            row(3, 1, 1),
+        ];
+        let shown: Vec<_> = in_use(rows)
+            .iter()
+            .map(|row| (row.id, row.device))
+            .collect();
+        assert_eq!(shown, [(1, 1), (2, 0), (3, 0), (3, 1)]);
+    }
+
+    #[test]
+    fn intervals() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "3601", "nan", "soon", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Device memory of each user: what its clients of either mode hold together, and how much they may.
+
+use mpsshim_model::limits::Limits;
+use mpsshim_proto::shm::{Mapping, sealed_memfd};
+use mpsshim_proto::user_memory::{PLACES, USER_MEMORY_LEN, UserMemory};
+use parking_lot::{Mutex, RwLock};
+use std::collections::{BTreeMap, VecDeque, btree_map::Entry};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// The users of one server that have clients.
+#[derive(Debug, Default)]
+pub struct Users(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    users: BTreeMap<u32, User>,
+    /// Bytes by user and device.
+    limits: BTreeMap<u32, BTreeMap<usize, u64>>,
+}
+
+#[derive(Debug)]
+struct User {
+    table: Arc<Table>,
+    /// Places that were given, those given back included.
+    used: usize,
+    /// Places given back, the one that was longest ago first: whoever had one and still lives may not know it yet.
+    free: VecDeque<usize>,
+    /// Where memory counts that the driver still has of clients that are gone.
+    rest: Weak<Place>,
+}
+
+impl User {
+    fn set_limits(&self, limits: Option<&BTreeMap<usize, u64>>) {
+        for (ordinal, device) in self.table.memory().devices.iter().enumerate() {
+            let limit = limits.and_then(|limits| limits.get(&ordinal));
+            let limit = limit.copied().unwrap_or(u64::MAX);
+            device.limit.store(limit, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A user's table, mapped here.
+#[derive(Debug)]
+struct Table {
+    mapping: Mapping,
+    file: OwnedFd,
+}
+
+impl Table {
+    fn new() -> io::Result<Table> {
+        let file = sealed_memfd(c"mpsshim-user", USER_MEMORY_LEN as u64)?;
+        let mapping = Mapping::new(file.as_fd(), USER_MEMORY_LEN)?;
+        Ok(Table { mapping, file })
+    }
+
+    fn memory(&self) -> &UserMemory {
+        // SAFETY: the mapping has USER_MEMORY_LEN bytes, at least a UserMemory's, starts at a page, and lives as long as
+        // self; UserMemory is all atomics, so that whatever a client does to it at whatever time is a value.
+        unsafe { &*self.mapping.base().cast::<UserMemory>() }
+    }
+}
+
+impl Users {
+    /// What users may have from now on, those with clients included.
+    pub fn set_limits(&self, limits: &Limits) {
+        let mut state = self.0.lock();
+        state.limits.clone_from(&limits.user_memory);
+        for (uid, user) in &state.users {
+            user.set_limits(state.limits.get(uid));
+        }
+    }
+
+    /// A place for a new client of this user, given back on drop.
+    ///
+    /// # Errors
+    /// No memory, no descriptors, no place.
+    pub fn place(&self, uid: u32) -> io::Result<Place> {
+        place(&self.0, &mut self.0.lock(), uid)
+    }
+}
+
+fn place(all: &Arc<Mutex<State>>, state: &mut State, uid: u32) -> io::Result<Place> {
+    let State { users, limits } = state;
+    let user = match users.entry(uid) {
+        Entry::Occupied(user) => user.into_mut(),
+        Entry::Vacant(new) => {
+            let user = User {
+                table: Arc::new(Table::new()?),
+                used: 0,
+                free: VecDeque::new(),
+                rest: Weak::new(),
+            };
+            user.set_limits(limits.get(&uid));
+            new.insert(user)
+        }
+    };
+    let place = match user.free.pop_front() {
+        Some(place) => place,
+        None if user.used < PLACES => {
+            user.used += 1;
+            let used = &user.table.memory().used;
+            used.store(user.used as u32, Ordering::SeqCst);
+            user.used - 1
+        }
+        None => return Err(io::Error::other("the user has too many clients")),
+    };
+    Ok(Place {
+        users: Arc::clone(all),
+        uid,
+        table: Arc::clone(&user.table),
+        place,
+        rest: RwLock::default(),
+    })
+}
+
+/// A client's place among its user's. What it holds there ends with this.
+#[derive(Debug)]
+pub struct Place {
+    users: Arc<Mutex<State>>,
+    uid: u32,
+    table: Arc<Table>,
+    place: usize,
+    /// Once the client is gone, where its memory counts.
+    rest: RwLock<Option<Arc<Place>>>,
+}
+
+impl Place {
+    /// The client is gone. What the driver still has of its memory counts at one place for all such clients of the user
+    /// from now on, so that another client can have this one's.
+    pub fn retire(&self) {
+        let mut to = self.rest.write();
+        if to.is_some() {
+            return;
+        }
+        let mut state = self.users.lock();
+        let known = state
+            .users
+            .get(&self.uid)
+            .and_then(|user| user.rest.upgrade());
+        let rest = match known {
+            Some(rest) => rest,
+            None => {
+                // Without a place for the rest this one stays taken.
+                let Ok(made) = place(&self.users, &mut state, self.uid) else {
+                    return;
+                };
+                let made = Arc::new(made);
+                if let Some(user) = state.users.get_mut(&self.uid) {
+                    user.rest = Arc::downgrade(&made);
+                }
+                made
+            }
+        };
+        self.table.memory().transfer(self.place, rest.place);
+        if let Some(user) = state.users.get_mut(&self.uid) {
+            user.free.push_back(self.place);
+        }
+        *to = Some(rest);
+    }
+
+    /// Does something with the place where the memory counts.
+    fn with_place<T>(&self, work: impl FnOnce(usize) -> T) -> T {
+        let rest = self.rest.read();
+        work(rest.as_ref().map_or(self.place, |rest| rest.place))
+    }
+
+    /// The table's file, for the client to map.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.table.file.as_fd()
+    }
+
+    /// Its number in the table.
+    pub fn number(&self) -> u32 {
+        self.place as u32
+    }
+
+    /// Counts memory that is about to be allocated; `false`: the user may not have so much, and nothing is counted.
+    pub fn take(&self, device: usize, bytes: u64) -> bool {
+        self.with_place(|place| self.table.memory().take(device, place, bytes))
+    }
+
+    /// Counts memory that was freed.
+    pub fn give_back(&self, device: usize, bytes: u64) {
+        self.with_place(|place| self.table.memory().sub(device, place, bytes));
+    }
+
+    /// Counts so much instead of what was counted before; it is there, whatever the limit is.
+    pub fn change(&self, device: usize, before: u64, now: u64) {
+        let memory = self.table.memory();
+        self.with_place(|place| match now.checked_sub(before) {
+            Some(more) => memory.add(device, place, more),
+            None => memory.sub(device, place, before - now),
+        });
+    }
+
+    /// Bytes of a device that the user's clients may hold together, if there is a limit.
+    pub fn limit(&self, device: usize) -> Option<u64> {
+        self.table.memory().limit(device)
+    }
+
+    /// Bytes of a device that the user may still allocate, `u64::MAX`: all there is.
+    pub fn left(&self, device: usize) -> u64 {
+        self.table.memory().left(device)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.rest.get_mut().is_some() {
+            // Another client may have it already.
+            return;
+        }
+        let mut state = self.users.lock();
+        self.table.memory().clear(self.place);
+        if let Some(user) = state.users.get_mut(&self.uid) {
+            user.free.push_back(self.place);
+            if user.free.len() == user.used {
+                state.users.remove(&self.uid);
+            }
+        }
+    }
+}
+
+/// Limits by user and device that there may be: what daemon and server say to each other has to fit a packet.
+pub const MOST_LIMITS: usize = 1000;
+
+/// Sets or removes a user's limit.
+///
+/// # Errors
+/// There are as many as there may be; nothing is changed then.
+pub fn set_limit(
+    limits: &mut Limits,
+    uid: u32,
+    device: usize,
+    bytes: Option<u64>,
+) -> Result<(), String> {
+    let all = &mut limits.user_memory;
+    let Some(bytes) = bytes else {
+        if let Some(devices) = all.get_mut(&uid) {
+            devices.remove(&device);
+        }
+        all.retain(|_, devices| !devices.is_empty());
+        return Ok(());
+    };
+    let is_new = all
+        .get(&uid)
+        .is_none_or(|devices| !devices.contains_key(&device));
+    if is_new && all.values().map(BTreeMap::len).sum::<usize>() >= MOST_LIMITS {
+        return Err(format!("there are {MOST_LIMITS} limits of users already"));
+    }
+    all.entry(uid).or_default().insert(device, bytes);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(all: &[(u32, usize, u64)]) -> Limits {
+        let mut limits = Limits::default();
+        for (uid, device, bytes) in all {
+            set_limit(&mut limits, *uid, *device, Some(*bytes)).expect("a limit");
+        }
+        limits
+    }
+
+    #[test]
+    fn clients_of_a_user_share_and_give_back() {
+        let users = Users::default();
+        users.set_limits(&limits(&[(7, 1, 100)]));
+        let (one, two) = (users.place(7).expect("one"), users.place(7).expect("two"));
+        let stranger = users.place(8).expect("another user's");
+        assert!(one.take(1, 70) && !two.take(1, 31) && two.take(1, 30));
+        assert!(two.take(0, 1 << 40) && stranger.take(1, 1 << 40));
+        assert_eq!((one.left(1), one.left(0)), (0, u64::MAX));
+        // However it ends.
+        drop(one);
+        assert_eq!(two.left(1), 70);
+        two.change(1, 0, 60);
+        two.change(1, 60, 20);
+        assert_eq!(two.left(1), 50);
+        two.change(1, 20, 0);
+        two.give_back(1, 10);
+        // Those who are there already have the new limit, too.
+        users.set_limits(&limits(&[(7, 1, 50)]));
+        assert_eq!(two.left(1), 30);
+        users.set_limits(&Limits::default());
+        assert_eq!(two.left(1), u64::MAX);
+    }
+
+    #[test]
+    fn places_are_given_again_and_users_forgotten() {
+        let users = Users::default();
+        let mut places: Vec<Place> = (0..PLACES)
+            .map(|_| users.place(7).expect("a place"))
+            .collect();
+        assert!(users.place(7).is_err() && users.place(8).is_ok());
+        assert!(places[0].take(0, 5));
+        let file = |place: &Place| place.table.memory() as *const UserMemory;
+        assert_eq!(file(&places[0]), file(&places[9]));
+        drop(places.drain(..2));
+        let (first, second) = (users.place(7).expect("one"), users.place(7).expect("two"));
+        assert_eq!((first.number(), second.number()), (0, 1));
+        assert_eq!(first.table.memory().held(0), 0);
+        drop((first, second));
+        places.clear();
+        assert!(users.0.lock().users.is_empty());
+    }
+
+    #[test]
+    fn what_the_driver_has_of_clients_that_are_gone_takes_one_place() {
+        let users = Users::default();
+        users.set_limits(&limits(&[(7, 0, 100)]));
+        let gone: Vec<Place> = (0..3 * PLACES)
+            .map(|at| {
+                let place = users.place(7).expect("there is room");
+                assert!(at >= 50 || place.take(0, 1));
+                place.retire();
+                place.retire();
+                place
+            })
+            .collect();
+        let there = users.place(7).expect("a place");
+        assert_eq!(there.left(0), 50);
+        assert!(there.take(0, 40) && !there.take(0, 11));
+        gone[0].give_back(0, 1);
+        gone[1].change(0, 1, 0);
+        assert_eq!(there.left(0), 12);
+        drop(gone);
+        // The last of them takes the rest along.
+        assert_eq!(there.left(0), 60);
+        drop(there);
+        assert!(users.0.lock().users.is_empty());
+    }
+
+    #[test]
+    fn nonsense_from_a_client_harms_nobody_else() {
+        let users = Users::default();
+        users.set_limits(&limits(&[(7, 0, 100)]));
+        let (one, two) = (users.place(7).expect("one"), users.place(7).expect("two"));
+        let memory = one.table.memory();
+        memory.used.store(u32::MAX, Ordering::Relaxed);
+        memory.add(0, two.place, u64::MAX);
+        assert!(!one.take(0, 1));
+        one.give_back(0, u64::MAX);
+        drop(two);
+        assert!(one.take(0, 100));
+        memory.used.store(0, Ordering::Relaxed);
+        let three = users.place(7).expect("three");
+        assert_eq!(three.number(), 1);
+    }
+
+    #[test]
+    fn there_are_only_so_many_limits() {
+        let most = (0..MOST_LIMITS as u32).map(|uid| (4_000_000_000 + uid, 15, u64::MAX));
+        let mut all = limits(&most.collect::<Vec<_>>());
+        let json = serde_json::to_string(&all).expect("JSON");
+        assert!(json.len() < 60_000, "it fits a packet: {}", json.len());
+        assert!(set_limit(&mut all, 1, 0, Some(1)).is_err());
+        assert!(set_limit(&mut all, 4_000_000_000, 15, Some(1)).is_ok());
+        set_limit(&mut all, 4_000_000_000, 15, None).expect("removed");
+        set_limit(&mut all, 4_000_000_000, 15, None).expect("nothing");
+        assert_eq!(all.user_memory.len(), MOST_LIMITS - 1);
+        assert!(set_limit(&mut all, 1, 0, Some(1)).is_ok());
+    }
+}

@@ -1,0 +1,8 @@
+//! What is known of clients, devices, limits and modes: plain data, without threads, sockets or a driver.
+
+pub mod amount;
+pub mod client;
+pub mod device;
+pub mod limits;
+pub mod mode;
+pub mod policy;
