@@ -61,7 +61,7 @@ fn resource(name: &str) -> Result<String, String> {
     };
     match name.split_once('/') {
         Some((domain, rest)) if usual(domain) && usual(rest) => Ok(name.to_owned()),
-        _ => Err("it is a domain, a slash and a name, such as mpsshim.io/gpu".into()),
+        _ => Err("expected a domain, a slash and a name, such as mpsshim.io/gpu".into()),
     }
 }
 

@@ -36,7 +36,7 @@ pub enum KubeletError {
     )]
     NoFolder(PathBuf),
     /// The socket cannot be made.
-    #[error("cannot make the socket {path}: {source}")]
+    #[error("cannot create the socket {path}: {source}")]
     Socket {
         /// The socket.
         path: PathBuf,
@@ -44,7 +44,9 @@ pub enum KubeletError {
         source: io::Error,
     },
     /// Another process answers there.
-    #[error("another device plugin listens at {0}: end it, or give this one another --resource")]
+    #[error(
+        "another device plugin listens at {0}: stop it, or give this one a different --resource"
+    )]
     Taken(PathBuf),
     /// Kubelet does not want the plugin.
     #[error("kubelet refuses {resource}: {why}")]
@@ -191,11 +193,11 @@ impl Kubelet {
                 let outcome = self.register().await?;
                 match (&outcome, kubelet) {
                     (None, Some(kubelet)) => {
-                        tracing::info!("kubelet knows {}", self.request.resource_name);
+                        tracing::info!("registered {} with kubelet", self.request.resource_name);
                         known = Some((kubelet, Instant::now()));
                     }
                     (Some(why), _) if trouble.as_ref() != Some(why) => {
-                        tracing::warn!("kubelet at {}: {why}; trying on", self.socket.display());
+                        tracing::warn!("kubelet at {}: {why}; trying again", self.socket.display());
                     }
                     _ => {}
                 }

@@ -21,10 +21,10 @@ fn of_id(id: &str) -> Option<(&str, u32)> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareError {
     /// Not one of the plugin's.
-    #[error("{0} is no part of a GPU")]
+    #[error("{0} is not a part of a GPU")]
     NoPart(String),
     /// Nothing is asked for.
-    #[error("no part of a GPU is asked for")]
+    #[error("the request names no part of a GPU")]
     Nothing,
     /// A program's share is of one GPU.
     #[error(

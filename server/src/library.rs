@@ -28,7 +28,7 @@ pub enum LibraryError {
     #[error("{0} cannot be preloaded: {1}")]
     NotLoadable(PathBuf, &'static str),
     /// Not a path for `LD_PRELOAD`.
-    #[error("{0} cannot be preloaded: the loader takes a space or a colon for the end of the path")]
+    #[error("{0} cannot be preloaded: the loader treats a space or a colon as the end of the path")]
     Separator(PathBuf),
 }
 

@@ -34,9 +34,9 @@ impl Percentage {
     }
 }
 
-/// Not a number over 0 and at most 100.
+/// Not a number above 0 and at most 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a percentage is a number over 0 and at most 100")]
+#[error("a percentage is a number above 0 and at most 100")]
 pub struct NoPercentage;
 
 impl FromStr for Percentage {

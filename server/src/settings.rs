@@ -269,13 +269,13 @@ pub enum SettingsError {
     #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
     Metrics(String),
     /// None of the words that there are.
-    #[error("{0} is none of {1}")]
+    #[error("{0} is not one of {1}")]
     NoneOf(String, String),
     /// The file is not to be understood.
     #[error("{0}")]
     File(String),
     /// Relative to what, nobody can say.
-    #[error("{0} is no absolute path")]
+    #[error("{0} is not an absolute path")]
     NotAbsolute(String),
     /// The working directory is gone, so that a relative path means nothing.
     #[error("{0} is relative and the working directory cannot be read; give an absolute path")]
@@ -668,7 +668,7 @@ mod tests {
         let error = mode("both").expect_err("no mode").to_string();
         assert_eq!(
             error,
-            "MPSSHIM_MODE=both: \"both\" is no mode (proxy, direct) and not DEVICE=MODE"
+            "MPSSHIM_MODE=both: \"both\" is neither a mode (proxy, direct) nor DEVICE=MODE"
         );
     }
 
@@ -678,7 +678,7 @@ mod tests {
         assert_eq!(turns(""), Ok(TurnPolicy::Auto));
         assert_eq!(turns("always"), Ok(TurnPolicy::Always));
         let error = turns("1").expect_err("no policy").to_string();
-        assert_eq!(error, "MPSSHIM_TURNS=1 is none of auto, always, never");
+        assert_eq!(error, "MPSSHIM_TURNS=1 is not one of auto, always, never");
     }
 
     #[test]
@@ -691,7 +691,7 @@ mod tests {
             assert_eq!(marks(&name_of(kind)), Ok(*kind));
         }
         let error = marks("no").expect_err("no kind").to_string();
-        let said = "MPSSHIM_MARKS=no is none of auto, written, kernel, asked";
+        let said = "MPSSHIM_MARKS=no is not one of auto, written, kernel, asked";
         assert_eq!(error, said);
     }
 

@@ -58,7 +58,7 @@ pub enum Unknown {
     )]
     Version(Versions),
     /// No introduction at all.
-    #[error("no introduction of a server: {0}")]
+    #[error("not a server's introduction: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 

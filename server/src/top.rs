@@ -48,7 +48,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds
         .map(Duration::from_secs_f64)
-        .ok_or_else(|| "it is a number from 0.1 to 3600".into())
+        .ok_or_else(|| "expected a number from 0.1 to 3600".into())
 }
 
 /// Sort orders, greatest value first.

@@ -149,7 +149,7 @@ fn start() -> Option<ThreadPool> {
     match thread::without_signals(|| builder.build()) {
         Ok(pool) => Some(pool),
         Err(error) => {
-            tracing::warn!(%error, "no threads to help with large copies");
+            tracing::warn!(%error, "no helper threads for large copies");
             None
         }
     }

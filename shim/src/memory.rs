@@ -94,7 +94,10 @@ impl Source for DeviceSource<'_> {
         };
         let range: Range = self.session.ask(Op::MemGrant, &body, &[])?.read()?;
         if range.len < len || device_of(range.start) != Some(self.device) {
-            tracing::error!(?range, "the server granted memory that is none");
+            tracing::error!(
+                ?range,
+                "the server granted an invalid range of device memory"
+            );
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
         tracing::debug!(
@@ -140,7 +143,7 @@ impl Source for HostSource<'_> {
                 .is_none_or(|(start, mapping)| start + mapping.len() as u64 <= range.start)
         };
         if !inside || !apart {
-            tracing::error!(?range, "the server granted host memory that is none");
+            tracing::error!(?range, "the server granted an invalid range of host memory");
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
         // SAFETY: the range lies in the arena, which this process reserved, and apart from what is mapped there.

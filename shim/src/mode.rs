@@ -162,7 +162,7 @@ fn decide(flags: u32) -> Result<(), CUresult> {
         (None, _) if settings::required() => Err(no_daemon()),
         (None, Some(driver)) => {
             if !settings::disabled() {
-                tracing::info!(directory = %searched(), "no daemon listens there: on the genuine driver, unshared");
+                tracing::info!(directory = %searched(), "no daemon listens there: running on the genuine driver, unshared");
             }
             install_pass_through(driver);
             Ok(())
@@ -282,7 +282,7 @@ fn overwrite(targets: &mut [Target], entries: &[(&str, Target)]) {
     for (symbol, target) in entries {
         match exports::index_of(symbol) {
             Some(index) => targets[index] = *target,
-            None => tracing::error!(symbol, "is served but is no symbol of the driver"),
+            None => tracing::error!(symbol, "is served but is not a symbol of the driver"),
         }
     }
 }
@@ -349,7 +349,7 @@ pub extern "C" fn resolve(index: usize) -> *const () {
 pub extern "C" fn absent(index: usize) -> CUresult {
     static LOGGED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
     if !LOGGED[index].swap(true, Ordering::Relaxed) {
-        tracing::warn!(symbol = SYMBOLS[index], "called, but not served");
+        tracing::warn!(symbol = SYMBOLS[index], "called, but not supported");
     }
     CUDA_ERROR_NOT_SUPPORTED
 }

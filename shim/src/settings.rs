@@ -113,7 +113,7 @@ pub fn copy_threads() -> Option<usize> {
     let threads = value.to_str().and_then(|value| value.trim().parse().ok());
     let threads = threads.filter(|threads| *threads <= 15);
     if threads.is_none() {
-        tracing::warn!(?value, "MPSSHIM_COPY_THREADS is no number from 0 to 15");
+        tracing::warn!(?value, "MPSSHIM_COPY_THREADS is not a number from 0 to 15");
     }
     threads
 }

@@ -282,7 +282,7 @@ impl Session {
                 return Err(self.ended());
             }
             if len != size_of::<DescriptorNote>() || note.token != *asking {
-                tracing::warn!(len, token = note.token, "packet for no call of ours");
+                tracing::warn!(len, token = note.token, "packet that belongs to no call");
                 continue;
             }
             let descriptor = descriptors.pop().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;

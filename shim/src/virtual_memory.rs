@@ -124,7 +124,7 @@ pub fn reserve(session: &Session, len: u64, alignment: u64, hint: u64, flags: u6
         && range.len == len
         && len <= arena::VIRTUAL_ARENA_LEN - (range.start - arena::VIRTUAL_ARENA);
     if !inside {
-        tracing::error!(?range, "the server reserved addresses that are none");
+        tracing::error!(?range, "the server reserved an invalid range of addresses");
         return Err(CUDA_ERROR_MPS_RPC_FAILURE);
     }
     RESERVATIONS.lock().insert(range.start, len);

@@ -57,7 +57,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Log(#[from] LogError),
     /// A server of all users has to be root's.
-    #[error("a server for all users at the same time (-M) runs as root; start mps-control as root")]
+    #[error("-M needs root, since the server of all users runs as root; start mps-control as root")]
     NotRoot,
     /// A mode for a device that is not there, or two for one.
     #[error("{}={modes}: {why}", settings::MODE)]
@@ -403,7 +403,7 @@ impl Daemon {
                 let (pid, uid) = (peer.who.pid, peer.who.uid);
                 let _guard = limit::caused_by_user(uid);
                 tracing::info!(
-                    "Connection of process {pid} of user {uid} closed: it said nothing for {} s",
+                    "Connection of process {pid} of user {uid} closed: it sent nothing for {} s",
                     SILENCE_LIMIT.as_secs()
                 );
             }
@@ -472,12 +472,14 @@ impl Daemon {
             Ok(false) => {}
             Ok(true) => match self.reopen_logs() {
                 Ok(()) => {
-                    tracing::info!("The logs before this line were set aside for their length")
+                    tracing::info!(
+                        "The logs had grown too long; earlier lines are in the .old files"
+                    )
                 }
                 Err(error) => tracing::error!("The logs stay as they are: {error}"),
             },
             Err(error) => {
-                tracing::error!("A log that has become too long cannot be renamed: {error}");
+                tracing::error!("A log that has grown too long cannot be renamed: {error}");
                 self.look_at_logs = now + LOG_PAUSE;
             }
         }
@@ -514,7 +516,7 @@ impl Daemon {
         if self.manner == Manner::Foreground
             && let Err(error) = sd_notify::notify(&[state])
         {
-            tracing::warn!("Cannot tell the supervisor: {error}");
+            tracing::warn!("Cannot notify the supervisor: {error}");
         }
     }
 
@@ -605,7 +607,7 @@ impl Daemon {
                         who,
                     });
                 }
-                _ => tracing::warn!("A user interface that says hello as a client was closed"),
+                _ => tracing::warn!("A user interface that sent a client's hello was closed"),
             },
             Greeting::Server(said) => match self.peers.remove(&number) {
                 Some(Peer {
@@ -617,7 +619,9 @@ impl Daemon {
                     let devices = self.devices.known().map(<[_]>::len);
                     self.servers.meet(connection, who, said, devices);
                 }
-                _ => tracing::warn!("A user interface that says it is a server was closed"),
+                _ => {
+                    tracing::warn!("A user interface that introduced itself as a server was closed")
+                }
             },
             Greeting::Unfit(why) => {
                 let (pid, uid) = (peer.who.pid, peer.who.uid);

@@ -116,7 +116,7 @@ mod tests {
             (
                 "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
                 "120",
-                "over 0 and at most 100",
+                "above 0 and at most 100",
             ),
             ("CUDA_MPS_CLIENT_PRIORITY", "2", "must be 0 or 1"),
             (

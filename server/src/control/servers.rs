@@ -168,7 +168,7 @@ impl Servers {
             return false;
         };
         let waiting = self.waiting.remove(index);
-        let reason = "the daemon has no room for so many connections";
+        let reason = "the daemon has too many connections";
         refuse(&waiting.client, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
         true
     }

@@ -33,7 +33,7 @@ pub enum UiError {
     #[error("a command line may have {} bytes", wire::COMMAND_LIMIT)]
     TooLong,
     /// The connection broke before the answer was there.
-    #[error("the control daemon has gone without an answer")]
+    #[error("the control daemon closed the connection without an answer")]
     Gone,
 }
 

@@ -96,7 +96,7 @@ pub fn watch(direct: &'static Direct) {
             .spawn(move || keep_sessions(direct))
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "no thread to see the server go; no turns are taken");
+        tracing::error!(%error, "no thread to watch the server; no turns are taken");
         turn::lost(direct);
     }
 }
@@ -117,7 +117,7 @@ fn keep_sessions(mut direct: &'static Direct) {
             Ok(Some(next)) => next,
             Ok(None) => return,
             Err(reason) => {
-                tracing::warn!("no turns are taken any more: {reason}");
+                tracing::warn!("no turns are taken from now on: {reason}");
                 return;
             }
         };

@@ -135,7 +135,7 @@ pub fn start(direct: &'static Direct) {
     });
     if let Err(error) = spawned {
         // Others wait until this process ends.
-        tracing::error!(%error, "no thread to give turns up");
+        tracing::error!(%error, "no thread to give up turns");
     }
 }
 

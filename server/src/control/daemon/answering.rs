@@ -116,7 +116,7 @@ impl Daemon {
                     begun.map(|()| until).map_err(Answer::failed)
                 }
                 None => Err(Answer::failed(
-                    "trace start: mps-control sends the file with the command; none came",
+                    "trace start: mps-control must send the file with the command, and sent none",
                 )),
             },
             Command::TraceStop => {

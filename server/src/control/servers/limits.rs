@@ -154,7 +154,7 @@ impl Servers {
                 Ok(ordinal) => ordinal,
                 Err(why) => {
                     // It was looked for when the daemon started, and not found because nothing was.
-                    tracing::error!("A limit of device memory is for no device: {why}");
+                    tracing::error!("A device memory limit matches no device: {why}");
                     continue;
                 }
             };

@@ -242,10 +242,10 @@ impl Server {
         let why = match outcome {
             Ok(()) => String::from(
                 "it was killed and still has not ended: it waits within the kernel, most likely in the GPU's driver, \
-                 whose messages dmesg shows; if it does not end by and by, restart the machine to be rid of it",
+                 whose messages dmesg shows; if it does not end, restart the machine",
             ),
             Err(error) => format!(
-                "this daemon may not kill it ({error}), since it has not the capability CAP_KILL; end it as root or \
+                "this daemon may not kill it ({error}), since it lacks the capability CAP_KILL; end it as root or \
                  as that user with \"kill -9 {pid}\", and give the daemon that capability (in a container: KILL)"
             ),
         };
@@ -377,7 +377,7 @@ fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
         [&device.name, &device.uuid, &device.pci].map(|text| is_name(text)) == [true; 3]
     };
     if !devices.iter().all(is_device) {
-        return Err("it reports a device whose name is none".to_owned());
+        return Err("it reports a device with an invalid name".to_owned());
     }
     Ok(())
 }
