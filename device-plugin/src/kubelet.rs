@@ -1,6 +1,6 @@
-//! The plugin's socket, and kubelet's: both are looked at every second. Kubelet removes the plugins' sockets when it
-//! starts, and has a new one of its own then; a plugin that does not notice is a plugin that is not there. Looking costs
-//! two system calls; watches of a folder (inotify) are scarce on nodes with many pods.
+//! The plugin's socket and kubelet's, both checked every second. When kubelet starts it removes the plugins' sockets and
+//! creates a new one of its own; a plugin that does not register again is lost. A check costs two system calls, while
+//! watches of a folder (inotify) are scarce on nodes with many pods.
 
 use crate::api::{Empty, KUBELET_SOCKET, RegisterRequest, VERSION, path};
 use crate::plugin::Plugin;
@@ -22,7 +22,7 @@ use tonic::Status;
 pub const DEFAULT_FOLDER: &str = "/var/lib/kubelet/device-plugins";
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Kubelet comes to listen at once when a plugin has registered. When nobody has for so long, it has lost the plugin.
+/// Kubelet starts to listen as soon as a plugin has registered. If it has not listened for so long, it has lost the plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A registration may take so long.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Parts of GPUs: their names, what some of them come to, and which to prefer.
+//! Parts of GPUs: names, the limits that an allocation amounts to, and preferred allocations.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! What kubelet asks the plugin.
+//! Replies to kubelet's calls.
 
 use crate::api::{
     AllocateRequest, Allocation, CdiDevice, ContainerAllocateRequest, ContainerAllocation,

@@ -186,7 +186,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Takes the pipe directory and listens; from here on nobody's connection fails.
+    /// Takes the pipe directory and listens; from here on connections succeed.
     pub fn open(settings: &Settings, users: Users, manner: Manner) -> Result<Daemon, DaemonError> {
         if users == Users::Together && !nix::unistd::geteuid().is_root() {
             return Err(DaemonError::NotRoot);
@@ -495,7 +495,7 @@ impl Daemon {
         Ok(logging::set_aside(log, directory, "server.log")? || control)
     }
 
-    /// The first process of a container inherits whoever loses its parent and waits for their end. The daemon's own
+    /// The first process of a container inherits orphaned processes and reaps them. The daemon's own
     /// children are left to those who know them.
     fn reap_orphans(&self) {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -667,7 +667,7 @@ impl Daemon {
         }
     }
 
-    /// Whoever may not write control.log may still say something: a line into the pipe `log`.
+    /// Users who may not write to control.log can write lines to the pipe `log`.
     fn read_log_pipe(&mut self) {
         let mut buffer = [0; 4096];
         match self.directory.log_pipe.read(&mut buffer) {

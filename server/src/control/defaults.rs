@@ -1,4 +1,4 @@
-//! What the daemon's settings say of the limits of every server that it starts.
+//! Default limits of the servers that the daemon starts, from its settings.
 
 use crate::limits::Limits;
 use crate::settings::{self, Given, SettingsError};

@@ -1,12 +1,11 @@
-//! The control daemon and what speaks to it.
+//! The control daemon and its clients.
 //!
-//! [`daemon`] waits on its sockets in one thread and passes on what it hears: a client to [`servers`], a
-//! command to [`commands`]. [`directory`] is its place in the file system, [`files`] opens
-//! what is there, [`greeting`] tells the first packet
-//! of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is how a command and its
-//! answer travel, [`parse`] understands a command line, [`listing`] is what some commands list, [`usage`] asks servers
-//! for what their clients have, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the other side of
-//! a command, [`target`] is the file of a trace, [`prompt`] reads commands from a terminal.
+//! [`daemon`] waits on its sockets in one thread and passes on what arrives: clients to [`servers`], commands to
+//! [`commands`]. [`directory`] has the daemon's files in the pipe directory, [`files`] opens them safely, [`greeting`]
+//! parses the first packet of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is the
+//! format of commands and answers, [`parse`] parses command lines, [`listing`] formats lists, [`usage`] queries servers for
+//! the resources of their clients, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] sends it commands,
+//! [`target`] is the file of a trace, [`prompt`] reads commands from a terminal.
 
 pub mod commands;
 pub mod daemon;

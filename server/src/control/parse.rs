@@ -1,4 +1,4 @@
-//! Understanding a command line.
+//! The parser of command lines.
 
 use super::commands::{Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, Whose, find};
 use super::defaults;

@@ -1,7 +1,7 @@
 //! The servers of a daemon and the clients that wait for one.
 //!
-//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after whatever
-//! has happened and brings every waiting client as far as it can go now.
+//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after every
+//! event and takes every waiting client as far as possible.
 
 mod limits;
 mod orphans;

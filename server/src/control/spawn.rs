@@ -36,7 +36,7 @@ pub enum SpawnError {
     Prepare(#[from] io::Error),
 }
 
-/// For whom a server is.
+/// The user or users that a server serves.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     /// User id.

@@ -1,4 +1,4 @@
-//! The other side of a command: what mps-control and mps-run use to speak to a daemon.
+//! The client side of commands, for mps-control and mps-run.
 
 use super::wire::{self, Answer, Mark};
 use crate::seqpacket;

@@ -1,4 +1,4 @@
-//! One server: its process, its link, and what it has said.
+//! One server: its process, its link, and its reports.
 
 use super::traces::Part;
 use crate::control::process::Process;
@@ -81,7 +81,7 @@ pub struct Server {
     pub limits: Limits,
     /// Limits that name devices by their UUIDs were looked up among [`Server::devices`].
     pub(super) knows_uuids: bool,
-    /// Whether its user is one of those that the daemon believes, so that it may have anybody's clients.
+    /// Whether the daemon trusts its user, so that it may get clients of any user.
     trusted: bool,
     /// What it has said of its clients' share and the daemon has not looked at.
     pub(super) usage: Vec<Report>,
@@ -94,7 +94,7 @@ pub struct Server {
     pub(super) remains: Option<String>,
     /// What it has to do with the trace.
     pub(super) part: Part,
-    /// What it has said of its traces and nobody has looked at.
+    /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
 }
 

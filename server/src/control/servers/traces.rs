@@ -1,5 +1,5 @@
-//! The trace that the operator has asked for: every server that is there, or comes, appends to one file. The daemon writes
-//! the first and the last line.
+//! The operator's trace: every server, running or started later, appends to one file. The daemon writes the first and the
+//! last line.
 
 use super::{Server, Servers, State};
 use crate::trace::Totals;
