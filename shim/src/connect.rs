@@ -1,4 +1,4 @@
-//! The way to the daemon: the socket, the handshake, and what a session needs in this process.
+//! Connecting to the daemon: the socket, the handshake, and the setup of a session in this process.
 
 use std::io;
 use std::mem;
@@ -83,7 +83,7 @@ impl Way {
     }
 }
 
-/// The directories in which this process looks for a daemon: the one that is named, or the user's own and then root's.
+/// The directories in which this process looks for a daemon: the one that is set, or the user's own and then root's.
 pub fn directories() -> Vec<PathBuf> {
     match settings::pipe_directory() {
         Some(named) => vec![named],
@@ -95,7 +95,7 @@ pub fn directories() -> Vec<PathBuf> {
     }
 }
 
-/// The directory of the daemon, if there is one: nobody but root and this process's user can have put it there.
+/// The directory of the daemon, if there is one: only root or this process's user can have created it.
 pub fn daemon_directory() -> Option<PathBuf> {
     let named = settings::pipe_directory().is_some();
     let mut usable = directories();
@@ -320,7 +320,7 @@ fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
     CUDA_ERROR_MPS_CONNECTION_FAILED
 }
 
-/// A connection; `None` when nobody listens.
+/// A connection; `None` if no daemon listens.
 fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
     let Some(address) = address_of(path) else {
         tracing::warn!(path = %path.display(), "too long for a socket: not accepted as a daemon");

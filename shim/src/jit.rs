@@ -1,7 +1,7 @@
-//! Options of loads and links (`CUjit_option`), as a program gives them, and what goes back to it.
+//! Options of loads and links (`CUjit_option`) that a program passes, and the values returned to it.
 //!
-//! Numbers travel as they are; lists of names and addresses as their content; logs, times and sizes come back with the
-//! answer and are written where the program said.
+//! Numbers are sent as they are, lists of names and addresses with their content; logs, times and sizes come back with the
+//! answer and are written to the program's buffers.
 
 use std::ffi::{c_char, c_void};
 

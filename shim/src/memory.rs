@@ -1,5 +1,5 @@
-//! The memory a program has: device memory, pinned host memory, globals of its modules, registered memory; and
-//! what kind an address is.
+//! The program's memory: device memory, pinned host memory, globals of its modules, registered memory; and the kind of an
+//! address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;

@@ -1,9 +1,8 @@
-//! What `cuInit` decides: whether this process runs on the genuine driver or through a server.
+//! The decision of `cuInit`: whether this process runs on the genuine driver or through a server.
 //!
-//! The decision is made by the first `cuInit` that succeeds and holds for the life of the process. One that
-//! fails leaves everything undecided, and the next one asks anew. A child that is forked after the decision and
-//! goes on without exec cannot use CUDA, as natively: in pass-through the genuine driver says so, in proxy mode
-//! the child's slots do.
+//! The first `cuInit` that succeeds decides for the life of the process. If it fails, nothing is decided, and the next one
+//! tries again. As natively, a child that is forked after the decision cannot use CUDA without exec: in pass-through the
+//! genuine driver refuses its calls, in proxy mode the child's slots do.
 
 use std::cell::Cell;
 use std::ffi::c_void;

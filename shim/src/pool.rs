@@ -1,4 +1,4 @@
-//! Memory the server granted, carved into the blocks that the program asked for.
+//! The allocator that divides granted memory into the program's blocks.
 //!
 //! Small blocks come from slabs, so that allocating and freeing them needs no message; each larger one has a
 //! grant of its own. A bounded amount of what is freed is kept for the next request. The same code carves device
@@ -331,7 +331,7 @@ impl Pool {
             .is_some_and(|(start, block)| len <= block.len - (address - start))
     }
 
-    /// Bytes granted that nobody uses.
+    /// Bytes granted that are unused.
     pub fn unused(&self) -> u64 {
         let last = self.last.map_or(0, |last| last.len);
         self.kept_bytes + last + self.free.values().map(|(len, _)| len).sum::<u64>()

@@ -1,5 +1,5 @@
-//! The environment variables the shim reads. A program that runs with raised privileges
-//! (set-user-id) has none of them, as the loader ignores its own variables there.
+//! The environment variables that the shim reads. In a program with raised privileges (set-user-id) they are ignored, as
+//! the loader ignores its own variables there.
 
 use mpsshim_proto::direct::{DIRECT, PROXY};
 use std::ffi::OsString;

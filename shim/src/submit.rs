@@ -1,7 +1,7 @@
 //! The session: how a message gets into the ring, and how an answer comes back.
 //!
 //! The ring has one producer, so its lock orders the client's threads, which is the order CUDA promises them.
-//! Whoever changes what a stream has been given (`crate::stream`) does so while it holds that lock.
+//! Code that changes a stream's counts (`crate::stream`) holds that lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;

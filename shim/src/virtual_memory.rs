@@ -1,7 +1,7 @@
-//! Virtual memory management: what the program reserved, allocated and mapped.
+//! Virtual memory management: the program's reservations, allocations and mappings.
 //!
-//! Reservations and mappings are the server's; what is kept here answers questions and stops what would be wrong
-//! before it costs a message. A handle counts its references here, and the server's ends with the last.
+//! Reservations and mappings exist in the server; the client's records answer queries and detect errors without a message.
+//! A handle's references are counted here, and the server's object ends with the last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};

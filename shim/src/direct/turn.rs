@@ -1,4 +1,4 @@
-//! Turns: the gate in front of what submits work, and the thread that gives a turn up.
+//! Turns: the gate in front of entry points that submit work, and the thread that gives up the turn.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
