@@ -1,4 +1,4 @@
-//! What the loader will do with a file: whether it can be preloaded, or preloads.
+//! Predicts the loader: whether a library can be preloaded, and whether a program will preload it.
 
 use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};

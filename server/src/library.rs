@@ -32,7 +32,7 @@ pub enum LibraryError {
     Separator(PathBuf),
 }
 
-/// The library that was named, or the one that was installed with this program; without links in its path.
+/// The library at the path that was given, or the one installed with this program; with links in the path resolved.
 pub fn find(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
     let candidates = match named {
         Some(path) => vec![path.to_owned()],

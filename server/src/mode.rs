@@ -1,4 +1,4 @@
-//! The two modes in which a client may be served, and which it gets that asks for none.
+//! The two modes in which clients are served, and the mode of clients that do not request one.
 
 pub mod by_device;
 

@@ -42,7 +42,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// Reads an answer; nothing was said in one that is too short.
+    /// Reads an answer; one that is too short counts as empty.
     pub fn read(payload: &[u8]) -> Said {
         let Ok((head, logs)) = ImageLoaded::read_from_prefix(payload) else {
             return Said::default();

@@ -17,8 +17,8 @@ pub fn listens() -> bool {
     is_bound(directory.join("control"))
 }
 
-/// Whether there is a socket of this path that somebody has open. Nobody notices being asked: the kernel refuses a
-/// connection of another type before it looks further.
+/// Whether a process has a socket of this path open. The check is not noticed there: the kernel refuses a connection of
+/// another type first.
 fn is_bound(path: PathBuf) -> bool {
     let Some(address) = connect::address_of(&path) else {
         return false;

@@ -69,8 +69,8 @@ pub struct Pool {
     /// Free pieces of slabs: start to length and slab.
     free: BTreeMap<u64, (u64, u64)>,
     by_len: BTreeSet<(u64, u64)>,
-    /// The one freed last. It is not among the free ones, its slab counts it as used, and who wants as much is given it:
-    /// programs often free and allocate in turns.
+    /// The piece freed last. It is not among the free ones, and its slab counts it as used. Reused for the next request of
+    /// the same size, since programs often free and allocate in turns.
     last: Option<Piece>,
     kept: BTreeSet<(u64, u64)>,
     kept_bytes: u64,

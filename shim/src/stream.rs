@@ -212,7 +212,7 @@ impl Stream {
         self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
     }
 
-    /// Counts an operation that was just put into the ring; one that is captured is none.
+    /// Counts an operation that was just put into the ring, unless it is captured.
     #[inline]
     pub fn count(&self, ring: &Ring<'_>) {
         if self.is_capturing() {

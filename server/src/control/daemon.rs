@@ -157,8 +157,8 @@ enum Source {
 pub enum Manner {
     /// On its own; standard error is control.log, for the last words of a bug.
     Detached,
-    /// Under a supervisor or on a terminal: the log goes to standard error too, and whoever set `NOTIFY_SOCKET` is told
-    /// (sd_notify).
+    /// Under a supervisor or on a terminal: the log goes to standard error too, and the supervisor that set
+    /// `NOTIFY_SOCKET` is notified (sd_notify).
     Foreground,
 }
 
@@ -683,8 +683,8 @@ impl Daemon {
     }
 }
 
-/// Where single devices have a mode or a limit, they are looked for at once, so that whoever starts the daemon learns what
-/// is wrong.
+/// If devices are named in modes or limits, they are looked up at startup, so that the user who starts the daemon learns of
+/// mistakes.
 fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devices, DaemonError> {
     let mut devices = Devices::default();
     let modes = launcher.modes();

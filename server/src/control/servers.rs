@@ -52,7 +52,7 @@ impl Failures {
 struct Waiting {
     number: u64,
     client: Arrival,
-    /// For whom its server has to be.
+    /// The user or users that its server must serve.
     owner: Owner,
 }
 
@@ -450,7 +450,7 @@ impl Servers {
         });
     }
 
-    /// The first user who waits and has no server that will take clients.
+    /// The first waiting user without a server that accepts clients.
     fn without_server(&self) -> Option<Owner> {
         let clients = self.waiting.iter().map(|waiting| waiting.owner);
         let wanted = self.wanted.iter().copied();

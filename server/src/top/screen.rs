@@ -177,7 +177,7 @@ fn wait(view: &mut View, found: &Receiver<Result<Look, String>>) -> anyhow::Resu
     }
 }
 
-/// Looks until nobody listens. A daemon that has gone may come again.
+/// Takes samples until the receiver is gone. A daemon that has ended may start again.
 fn keep_looking(
     ui: Ui,
     settings: &Settings,
