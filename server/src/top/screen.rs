@@ -20,16 +20,17 @@ const HELP: &[&str] = &[
     "g    sort by GPU%: time with work on the device, in direct mode with a turn",
     "m    sort by device memory",
     "l    sort by launches per second, in direct mode submissions",
-    "u    sort by queue: operations not yet completed on the device, and deferred ones",
-    "w    sort by WAIT%: time in which messages waited for dispatch, or the client for a turn",
-    "a    sort by GATE%: time in which calls waited at the gate until nothing was in flight",
+    "u    sort by QUEUE: operations not yet completed, and deferred ones",
+    "w    sort by WAIT%: time waiting for dispatch, in direct mode for a turn",
+    "a    sort by GATE%: time waiting at the gate until nothing was in flight",
     "p    sort by process id",
     "r    reverse the order",
     "up, down, page up, page down   scroll",
     "space   refresh now",
     "",
     "THR% is the active-thread percentage; HELD, WAITED and GATED are totals so far.",
-    "CTX: context in use, usually 1; 2 to 4 beside long kernels. BLOCKERS: clients whose long kernels a call waits for.",
+    "CTX: the context in use, usually 1, beside long kernels 2 to 4.",
+    "BLOCKERS: the clients whose long kernels a call waits for.",
 ];
 
 /// What is on the screen.
