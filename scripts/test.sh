@@ -1,15 +1,15 @@
 #!/bin/sh
 # Usage: scripts/test.sh [--all]
 #
-# Runs every check that needs no GPU: format, lints, tests, the models of the ring and of parking. All of them run
-# before it reports which failed; exit status 1 if one did. With a GPU: scripts/gpu-check.sh besides.
+# Runs all checks that need no GPU: format, lints, tests, the models of the ring and of parking. Continues after a
+# failure and reports all failures at the end; the exit status is then 1. With a GPU, run scripts/gpu-check.sh too.
 #
-# Needs a C compiler, make, python3 and cargo; installs the first three with apt where that is allowed. Tests of MPI,
-# Slurm, packages, containers and Kubernetes run where their tools are installed already; one line for each says what
-# is not tested. --all installs those tools too (about 700 MB), and builds the packages for the containers.
+# Needs a C compiler, make, python3 and cargo; installs the first three with apt if it may. Tests of MPI, Slurm,
+# packages, containers and Kubernetes run only if their tools are installed; a line for each says what is not tested.
+# --all installs those tools too (about 700 MB), and builds the packages for the containers.
 #
-# On two cores it takes about 12 minutes the first time, 18 with --all, and 4 GB in target/ (6 GB with --all).
-# Temporary files and container images are removed at the end.
+# Takes about 12 minutes on two cores the first time, 18 with --all, and 4 GB in target/ (6 GB with --all).
+# Removes temporary files and container images at the end.
 set -eu
 all=
 for argument in "$@"; do

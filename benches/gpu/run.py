@@ -46,43 +46,49 @@ def parse_arguments(arguments):
     parser.add_argument(
         "--build",
         default=os.path.join(ROOT, "target", "release"),
-        help="where libmpsshim.so, mps-control and mps-server are (target/release)",
+        help="folder with libmpsshim.so, mps-control and mps-server (default: target/release)",
     )
-    parser.add_argument("--microbench", help="compiled benches/cuda/microbench.cu (compiled into BUILD with nvcc)")
-    parser.add_argument("--nbody", help="an nbody binary (ours in BUILD)")
+    parser.add_argument(
+        "--microbench", help="compiled benches/cuda/microbench.cu (default: compiled into BUILD with nvcc)"
+    )
+    parser.add_argument("--nbody", help="an nbody binary (default: the one in BUILD)")
     parser.add_argument(
         "--results",
         default=os.path.join(ROOT, "docs", "results"),
-        help="where the .json, .md and .svg files go (docs/results)",
+        help="folder for the .json, .md and .svg files (default: docs/results)",
     )
     parser.add_argument(
         "--only",
         type=comma_list(table.MEASUREMENTS),
         default=table.by_importance(table.MEASUREMENTS),
-        help=f"of {','.join(table.MEASUREMENTS)}; measured in the order given",
+        help=f"measurements to run, in this order, from {','.join(table.MEASUREMENTS)}",
     )
-    parser.add_argument("--python", help="a python with PyTorch and transformers (the one that runs this)")
+    parser.add_argument(
+        "--python", help="a Python with PyTorch and transformers (default: the one that runs this program)"
+    )
     names = list(systems.SYSTEM_TITLES)
-    parser.add_argument("--systems", type=comma_list(names), help=f"of {','.join(names)} (those that are there)")
+    parser.add_argument(
+        "--systems", type=comma_list(names), help=f"systems to measure, from {','.join(names)} (default: all available)"
+    )
     parser.add_argument(
         "--server-options",
         metavar="OPTIONS",
         action="append",
         default=[],
-        help="mpsshim once more with these of mps-server's options, such as '--launch-run 1'; may be given again",
+        help="measure mpsshim once more with these options of mps-server, such as '--launch-run 1'; may be repeated",
     )
-    parser.add_argument("--repetitions", type=int, default=None, help="rounds (3; 1 with --quick)")
+    parser.add_argument("--repetitions", type=int, default=None, help="number of rounds (default: 3; 1 with --quick)")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, one round")
     parser.add_argument(
         "--budget",
         type=float,
         default=2400,
-        help="seconds after which no measurement begins; the important ones come first (%(default)s)",
+        help="seconds after which no further measurement is started; important ones come first (default: %(default)s)",
     )
     parser.add_argument(
         "--resume",
         metavar="FILE.json",
-        help="measure what is lacking in the result of an earlier run on this machine, and add it",
+        help="add the missing measurements to the result of an earlier run on this machine",
     )
     options = parser.parse_args(arguments)
     if options.repetitions is None:

@@ -188,22 +188,31 @@ def parse_arguments(arguments):
     parser.add_argument(
         "--build",
         default=os.path.join(bench.ROOT, "target", "release"),
-        help="where libmpsshim.so, mps-control and mps-server are (target/release)",
+        help="folder with libmpsshim.so, mps-control and mps-server (default: target/release)",
     )
-    parser.add_argument("--program", help="compiled benches/cuda/standstill.cu (compiled into BUILD with nvcc)")
+    parser.add_argument(
+        "--program", help="compiled benches/cuda/standstill.cu (default: compiled into BUILD with nvcc)"
+    )
     parser.add_argument(
         "--results",
         default=os.path.join(bench.ROOT, "docs", "results"),
-        help="where the .json and .md files go (docs/results)",
+        help="folder for the .json and .md files (default: docs/results)",
     )
     parser.add_argument(
-        "--only", type=bench.comma_list(SCENARIOS), default=list(SCENARIOS), help=f"of {','.join(SCENARIOS)}, in order"
+        "--only",
+        type=bench.comma_list(SCENARIOS),
+        default=list(SCENARIOS),
+        help=f"scenarios to run, in this order, from {','.join(SCENARIOS)}",
     )
     names = ["native", "nvidia", "mpsshim"]
-    parser.add_argument("--systems", type=bench.comma_list(names), help=f"of {','.join(names)} (those that are there)")
-    parser.add_argument("--seconds", type=float, help="of a stretch (10; 4 with --quick)")
+    parser.add_argument(
+        "--systems",
+        type=bench.comma_list(names),
+        help=f"systems to measure, from {','.join(names)} (default: all available)",
+    )
+    parser.add_argument("--seconds", type=float, help="length of a stretch (default: 10; 4 with --quick)")
     parser.add_argument("--quick", action="store_true", help="shorter stretches, fewer newcomers and programs")
-    parser.add_argument("--budget", type=float, help="seconds for all of it (1500; 280 with --quick)")
+    parser.add_argument("--budget", type=float, help="seconds for the whole run (default: 1500; 280 with --quick)")
     options = parser.parse_args(arguments)
     options.budget = options.budget or (280 if options.quick else 1500)
     options.seconds = options.seconds or (4 if options.quick else 10)

@@ -1,5 +1,5 @@
-//! What makes the programs of a container clients: the library and the daemon's sockets. And a specification of the
-//! Container Device Interface (CDI) by which a container engine gives any container these:
+//! What a container needs for its programs to be clients: the library and the daemon's sockets. And a specification for
+//! the Container Device Interface (CDI) by which container engines provide these:
 //! <https://github.com/cncf-tags/container-device-interface>.
 
 use crate::library::{self, LibraryError};

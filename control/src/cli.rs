@@ -1,5 +1,5 @@
-//! The command lines of the programs, each declared once: parser, help, manual page and completions come from here
-//! and, for the daemon's commands and the environment, from their tables.
+//! The command lines of the programs, each declared once: parser, help, manual page and completions derive from these
+//! types and, for the daemon's commands and the environment, from their tables.
 
 pub mod documents;
 
@@ -16,24 +16,24 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-/// Exit status when mps-run itself fails; 126 and 127 are about the program, as with a shell.
+/// Exit status when mps-run itself fails; 126 and 127 concern the program, as with a shell.
 pub const RUN_FAILURE: u8 = 125;
 
-/// What a program prints of itself instead of doing its work.
+/// Options that print a program's own documentation.
 #[derive(Args, Debug)]
 pub struct Documents {
     /// Print the manual page (troff)
     #[arg(long)]
     pub man: bool,
-    /// Print completions for a shell
+    /// Print the completion script for a shell
     #[arg(long, value_name = "SHELL", conflicts_with = "man")]
     pub completions: Option<Shell>,
 }
 
-/// Starts the mpsshim control daemon, or gives it commands.
+/// Starts the mpsshim control daemon, or sends it commands.
 ///
-/// Without an option, commands are read from standard input, one a line, on a terminal with a prompt; a command given
-/// as arguments is done alone, and the exit status then says whether it succeeded.
+/// Without options or arguments, reads commands from standard input, one per line; on a terminal, with a prompt. A
+/// command can also be given as arguments; the exit status then says whether it succeeded.
 #[derive(Debug, Parser)]
 #[command(name = "mps-control", version, disable_version_flag = true, after_help = control_help())]
 #[command(
@@ -41,32 +41,32 @@ pub struct Documents {
     subcommand_help_heading = "Without a daemon"
 )]
 pub struct Control {
-    /// What needs no daemon
+    /// Commands that need no daemon
     #[command(subcommand)]
     pub own: Option<Own>,
-    /// Start the daemon in the background; return when it listens
+    /// Start the daemon in the background and return once it listens
     #[arg(short = 'd', long, conflicts_with_all = ["foreground", "command"])]
     pub daemon: bool,
-    /// Run the daemon in the foreground and log to standard error too
+    /// Run the daemon in the foreground, and log to standard error as well
     #[arg(short = 'f', long, alias = "forground", conflicts_with = "command")]
     pub foreground: bool,
-    /// With -d or -f: one server for the clients of all users at the same time, run as root
+    /// With -d or -f: serve the clients of all users at the same time, with one server that runs as root
     #[arg(short = 'M', long = "multiuser-server")]
     pub multi_user: bool,
-    /// With -d or -f: find out at once what devices there are, not when a command first asks
+    /// With -d or -f: look up the devices at startup rather than when a command first needs them
     #[arg(short = 'q', long)]
     pub ready_devices: bool,
-    /// With -d or -f: mode of clients that ask for none, proxy or direct, for all devices or single ones, such as
-    /// proxy,1=direct; one device in direct mode that a client sees decides [default: proxy]
+    /// With -d or -f: mode of clients that do not request one, proxy or direct, for all devices or by device, such as
+    /// proxy,1=direct; a client gets direct mode if any device that it sees has it [default: proxy]
     #[arg(long, value_name = "MODES")]
     pub mode: Option<Modes>,
-    /// The file with settings (sets MPSSHIM_CONFIG)
+    /// Configuration file (sets MPSSHIM_CONFIG)
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
-    /// With -d or -f: answer Prometheus at this address and port, such as 127.0.0.1:9400 (sets MPSSHIM_METRICS)
+    /// With -d or -f: serve metrics for Prometheus at this address and port, such as 127.0.0.1:9400 (sets MPSSHIM_METRICS)
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
-    /// How commands list what they list
+    /// Output format of commands that print lists
     #[arg(
         long,
         value_enum,
@@ -80,7 +80,7 @@ pub struct Control {
     /// Print the version
     #[arg(short = 'v', long = "version", action = clap::ArgAction::Version)]
     pub version: (),
-    /// The daemon itself, as `-d` starts it
+    /// The daemon process that `-d` starts
     #[arg(long, hide = true, requires = "daemon")]
     pub detached: bool,
     /// A command and its arguments
@@ -92,27 +92,27 @@ pub struct Control {
     pub command: Vec<String>,
 }
 
-/// What mps-control does without a daemon.
+/// Commands that mps-control executes without a daemon.
 #[derive(Debug, Subcommand)]
 pub enum Own {
-    /// Specifications for container engines (Container Device Interface)
+    /// Write specifications for container engines (Container Device Interface)
     #[command(subcommand, disable_help_subcommand = true)]
     Cdi(Cdi),
 }
 
-/// What there is to do with specifications.
+/// Commands for specifications.
 #[derive(Debug, Subcommand)]
 pub enum Cdi {
-    /// Print the specification of mpsshim.io/gpu=all, which gives a container the library and the daemon's sockets
+    /// Print the specification of the device mpsshim.io/gpu=all, which gives a container the library and the daemon's sockets
     Generate {
-        /// Write it into this file instead
+        /// Write it to this file instead
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
     },
 }
 
 impl Control {
-    /// What `-d` hands on to the daemon itself.
+    /// The options that `-d` passes on to the daemon process.
     pub fn daemon_options(&self) -> Vec<String> {
         let given = [(self.multi_user, "-M"), (self.ready_devices, "-q")];
         let given = given.into_iter().filter(|(given, _)| *given);
@@ -124,7 +124,7 @@ impl Control {
         given.chain(mode).chain(metrics).collect()
     }
 
-    /// Whose clients a server takes.
+    /// Which users' clients one server accepts.
     pub fn users(&self) -> Users {
         if self.multi_user {
             Users::Together
@@ -134,7 +134,7 @@ impl Control {
     }
 }
 
-/// NVIDIA's long option has one dash. What follows a command is the command's.
+/// Accepts NVIDIA's spelling of the long option, with one dash. Arguments behind a command are the command's own.
 pub fn as_long_options(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut command = false;
     let one = |(index, argument): (usize, OsString)| {
@@ -154,24 +154,24 @@ fn control_help() -> String {
 
 /// Runs PROGRAM with the mpsshim library, so that it shares its GPU with other programs run this way.
 ///
-/// Starts a control daemon when none listens in the pipe directory. mps-run becomes the program: process id,
-/// exit status and signals are the program's.
+/// Starts a control daemon if none listens in the pipe directory. mps-run then executes the program in its own process:
+/// process id, exit status and signals are the program's.
 #[derive(Debug, Parser)]
 #[command(name = "mps-run", version, after_help = run_help())]
 pub struct Run {
-    /// The file with settings (sets MPSSHIM_CONFIG)
+    /// Configuration file (sets MPSSHIM_CONFIG)
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
-    /// Pipe directory of the daemon (sets MPSSHIM_PIPE_DIRECTORY)
+    /// The daemon's pipe directory (sets MPSSHIM_PIPE_DIRECTORY)
     #[arg(long, value_name = "DIR")]
     pub pipe_dir: Option<PathBuf>,
     /// The genuine CUDA driver (sets MPSSHIM_CUDA_LIBRARY)
     #[arg(long, value_name = "PATH")]
     pub cuda_library: Option<PathBuf>,
-    /// What is logged (sets MPSSHIM_LOG)
+    /// Log level or filter (sets MPSSHIM_LOG)
     #[arg(long, value_name = "FILTER")]
     pub log: Option<OsString>,
-    /// The library to preload
+    /// Library to preload
     #[arg(long, value_name = "PATH")]
     pub shim: Option<PathBuf>,
     #[command(flatten)]
@@ -202,37 +202,37 @@ pub struct Server {
     /// Descriptor of the link to the control daemon
     #[arg(long, value_name = "FD")]
     pub link_fd: Option<RawFd>,
-    /// Threads that execute clients' calls; 0: chosen from the number of CPUs
+    /// Number of threads that execute clients' calls; 0: derived from the number of CPUs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub dispatch_threads: usize,
-    /// Clients at a time
+    /// Maximum number of clients at a time
     #[arg(long, value_name = "N", default_value_t = settings::DEFAULT_MAX_CLIENTS)]
     pub max_clients: usize,
-    /// Modes of clients that ask for none
+    /// Mode of clients that do not request one, also by device
     #[arg(long, value_name = "MODES", default_value_t)]
     pub mode: Modes,
     /// When clients in direct mode take turns
     #[arg(long, value_enum, default_value_t)]
     pub turns: TurnPolicy,
-    /// How a stream tells that it got to a point
+    /// How completion markers are signalled to waiting clients
     #[arg(long, value_name = "KIND", default_value_t, value_enum)]
     pub marks: MarkKind,
-    /// Kernels that a client launches one after the other that are given to the driver at a time, at most; 1: each by itself
+    /// Maximum number of consecutive kernel launches submitted to the driver as one batch; 1: no batches
     #[arg(long, value_name = "N", default_value_t = LAUNCH_RUN)]
     pub launch_run: usize,
-    /// How long a thread that executes calls looks for the next one before it sleeps, at most, in microseconds
+    /// How long an idle thread polls for calls before it sleeps, at most, in microseconds
     #[arg(long, value_name = "N", default_value_t = settings::DEFAULT_MAX_SPIN_US)]
     pub max_spin_us: u64,
-    /// How long a thread looks at a lock of the driver's that is taken before it sleeps, in microseconds
+    /// How long a thread spins on a contended lock of the driver before it sleeps, in microseconds
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub lock_spin_us: u64,
-    /// How long a device keeps a further context that no client uses, in milliseconds
+    /// How long an unused further context of a device is kept, in milliseconds
     #[arg(long, value_name = "N", default_value_t = 15_000)]
     pub further_context_ms: u64,
-    /// What clients may have until the daemon says otherwise
+    /// Limits of clients until the daemon sends others
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     pub limits: Option<Limits>,
-    /// Print the devices as one line of JSON and end
+    /// Print the devices as one line of JSON and exit
     #[arg(long, conflicts_with = "link_fd")]
     pub list_devices: bool,
     #[command(flatten)]

@@ -1,9 +1,9 @@
-//! Descriptors that strangers sent are closed on threads of their own.
+//! Descriptors received from clients are closed on separate threads.
 //!
-//! `close(2)` can block for as long as whoever opened the file likes: a TCP socket with `SO_LINGER` and unsent data, a file
+//! `close(2)` can block for as long as the file's creator likes: a TCP socket with `SO_LINGER` and unsent data, a file
 //! of a FUSE file system that does not answer. The same holds for the last close of a connection in whose queue such
-//! descriptors lie unread. So no thread that others need closes what came from a stranger; it is handed to a closer. Each
-//! user whose descriptors do not close occupies a few closers and no other user's.
+//! descriptors lie unread. So shared threads never close such descriptors, but hand them to a closer. A user whose
+//! descriptors do not close occupies a few closers of its own, and no other user's.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -151,7 +151,7 @@ impl AsRawFd for Stranger {
 }
 
 impl From<Stranger> for OwnedFd {
-    /// Whoever takes it sees to its end.
+    /// The new owner is responsible for closing it.
     fn from(mut stranger: Stranger) -> OwnedFd {
         stranger.fd.take().expect("until it is dropped")
     }

@@ -1,19 +1,19 @@
-//! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] understands them.
+//! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] parses them.
 
 use mpsshim_model::limits::Quantum;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// What sort of command a row is.
+/// Kinds of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Prints a text.
+    /// Prints text.
     Tells,
-    /// Lists something, in a form that can be chosen.
+    /// Prints a list, in a format that can be chosen.
     Lists,
-    /// Changes something: only for the daemon's owner and root.
+    /// Changes something: reserved for the daemon's owner and root.
     Acts,
-    /// Shows something on and on: mps-control does it itself.
+    /// Displays something continuously: mps-control does this itself.
     Shows,
 }
 
@@ -21,11 +21,11 @@ pub enum Kind {
 pub struct Row {
     /// Name.
     pub name: &'static str,
-    /// What follows the name.
+    /// Its arguments.
     pub arguments: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    /// What sort of command it is.
+    /// Kind of the command.
     pub kind: Kind,
 }
 
@@ -55,7 +55,7 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_server_list",
         "",
-        "process ids of the servers, one a line",
+        "process ids of the servers, one per line",
     ),
     row(
         Kind::Lists,
@@ -67,38 +67,38 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_client_list",
         "PID",
-        "process ids of a server's clients, one a line",
+        "process ids of a server's clients, one per line",
     ),
     row(
         Kind::Lists,
         "get_device_client_list",
         "[PID]",
-        "per device the clients, process id and context id, of one server or of all",
+        "the clients of each device, with process id and context id, of one server or of all",
     ),
     row(
         Kind::Lists,
         "ps",
         "[-p PID]",
-        "a row for each client, of all or of the server or client with this process id: process, context, server, device, PID namespace and program; as csv or json also \
+        "a row for each client, or for those of the server or client with this process id: process, context, server, device, PID namespace and program; as csv or json also \
          user, mode, limits, memory and turns",
     ),
     row(
         Kind::Lists,
         "users",
         "",
-        "a row for each user and device: clients, those that wait for a server, device and pinned host memory of all together",
+        "a row for each user and device: clients, clients waiting for a server, and the device and pinned host memory of all of them",
     ),
     row(
         Kind::Shows,
         "top",
         "[--interval SECONDS] [--sort COLUMN] [--once] [--json]",
-        "what the clients do, looked at again and again: time on the device, memory, launches, queue, waits; top --help says more",
+        "show continuously what the clients do: time on the device, memory, launches, queue, waits; see top --help",
     ),
     row(
         Kind::Lists,
         "device_query",
         "[PID] [--csv]",
-        "the devices, of the daemon and of each server, or of one server",
+        "the devices of the daemon and of each server, or of one server",
     ),
     row(
         Kind::Acts,
@@ -110,43 +110,43 @@ pub const TABLE: &[Row] = &[
         Kind::Acts,
         "shutdown_server",
         "PID [-f]",
-        "end a server when its clients have gone, with -f at once",
+        "end a server once its clients have gone, or at once with -f",
     ),
     row(
         Kind::Acts,
         "terminate_client",
         "SERVER_PID CLIENT_PID",
-        "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED, what it had is freed; prints 0",
+        "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED and its resources are freed; prints 0",
     ),
     row(
         Kind::Lists,
         "get_default_active_thread_percentage",
         "",
-        "share of a device that clients of servers started from now on may use",
+        "percentage of a device's multiprocessors that clients may use, for servers started from now on",
     ),
     row(
         Kind::Acts,
         "set_default_active_thread_percentage",
         "PERCENTAGE",
-        "set it, over 0 to 100; prints what is in force",
+        "set it, above 0 and up to 100; prints the value in force",
     ),
     row(
         Kind::Lists,
         "get_active_thread_percentage",
         "PID",
-        "the same of a running server, for clients that come from now on",
+        "the same for a running server; applies to clients that connect from now on",
     ),
     row(
         Kind::Acts,
         "set_active_thread_percentage",
         "PID PERCENTAGE",
-        "set it; prints what is in force",
+        "set it; prints the value in force",
     ),
     row(
         Kind::Lists,
         "get_active_thread_percentage_all",
         "",
-        "the same of each running server, after its process id",
+        "the same for each running server, preceded by its process id",
     ),
     row(
         Kind::Acts,
@@ -158,19 +158,19 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_default_device_pinned_mem_limit",
         "DEVICE",
-        "device memory that a client of a server started from now on may have; nothing when there is no limit",
+        "device memory that a client may hold, for servers started from now on; prints nothing if there is no limit",
     ),
     row(
         Kind::Acts,
         "set_default_device_pinned_mem_limit",
         "DEVICE AMOUNT",
-        "set it: such as 3G or 512M (a number alone is MiB), or none; a device is an ordinal, a UUID or the beginning of one",
+        "set it, such as 3G or 512M (a number alone is MiB), or none to remove it; a device is an ordinal, a UUID or the beginning of one",
     ),
     row(
         Kind::Lists,
         "get_device_pinned_mem_limit",
         "PID DEVICE",
-        "the same of a running server, for clients that come from now on",
+        "the same for a running server; applies to clients that connect from now on",
     ),
     row(
         Kind::Acts,
@@ -182,19 +182,19 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_user_device_pinned_mem_limit",
         "UID DEVICE",
-        "device memory that all clients of a user together may have; nothing when there is no limit",
+        "device memory that all clients of a user together may hold; prints nothing if there is no limit",
     ),
     row(
         Kind::Acts,
         "set_user_device_pinned_mem_limit",
         "UID DEVICE AMOUNT",
-        "set it, or none, for running servers and those to come, at once",
+        "set it, or none to remove it; takes effect at once, for running and later servers",
     ),
     row(
         Kind::Lists,
         "get_default_client_priority",
         "",
-        "priority of clients of servers started from now on: 0 normal, 1 below normal",
+        "priority of clients, for servers started from now on: 0 normal, 1 below normal",
     ),
     row(
         Kind::Acts,
@@ -206,19 +206,19 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_client_weight",
         "SERVER_PID CLIENT_PID",
-        "share of dispatch, in direct mode of turns, of a running client in relation to the others'",
+        "weight of a running client relative to the others: its share of dispatch, in direct mode of turns",
     ),
     row(
         Kind::Acts,
         "set_client_weight",
         "SERVER_PID CLIENT_PID WEIGHT",
-        "set it, 1 to 10000; 100 where none was set",
+        "set it, 1 to 10000; the default is 100",
     ),
     row(
         Kind::Lists,
         "get_default_quantum",
         "",
-        "milliseconds for which a client in direct mode has its turn while others wait, of servers started from now on",
+        "milliseconds that a client in direct mode keeps its turn while others wait, for servers started from now on",
     ),
     row(
         Kind::Acts,
@@ -230,31 +230,31 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_quantum",
         "PID",
-        "the same of a running server",
+        "the same for a running server",
     ),
     row(
         Kind::Acts,
         "set_quantum",
         "PID MILLISECONDS",
-        "set it, for the clients that are there too",
+        "set it; applies to connected clients too",
     ),
     row(
         Kind::Acts,
         "quit",
         "[-t SECONDS]",
-        "end the servers when their clients have gone, after SECONDS at the latest, then the daemon",
+        "end the servers once their clients have gone, after SECONDS at the latest, then the daemon",
     ),
     row(
         Kind::Acts,
         "trace",
         "start FILE|stop",
-        "write what all clients do, launches, copies and waits, into a file that Perfetto reads",
+        "record the launches, copies and waits of all clients in a file for Perfetto",
     ),
     row(
         Kind::Acts,
         "reopen_logs",
         "",
-        "go on in new log files: the old ones have been renamed",
+        "open new log files, after the old ones have been renamed",
     ),
     row(Kind::Tells, "help", "", "this list"),
 ];
@@ -264,23 +264,23 @@ pub fn find(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.name == name)
 }
 
-/// What a command line names its form with.
+/// Option that selects the format of a list.
 pub const FORMAT_OPTION: &str = "--format=";
 
-/// The form in which a command lists.
+/// Output formats of lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// As NVIDIA's daemon prints it
     #[default]
     Table,
-    /// A header and a line for each row, comma-separated
+    /// A header and one line per row, comma-separated
     Csv,
-    /// An array with an object for each row
+    /// An array with one object per row
     Json,
 }
 
 impl Format {
-    /// As it is written in a command line.
+    /// Its name in a command line.
     pub fn name(self) -> &'static str {
         match self {
             Format::Table => "table",
@@ -290,7 +290,7 @@ impl Format {
     }
 }
 
-/// A command line that asks for this form, if the command lists something and the line names no form itself.
+/// Adds the option for this format to a command line, if the command prints a list and the line has no such option.
 pub fn in_format(line: &str, format: Format) -> String {
     let lists = |name: &str| find(name).is_some_and(|row| row.kind == Kind::Lists);
     let asks = line

@@ -58,7 +58,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Log(#[from] LogError),
     /// A server of all users has to be root's.
-    #[error("a server for all users at the same time (-M) runs as root; start mps-control as root")]
+    #[error("-M needs root, since the server of all users runs as root; start mps-control as root")]
     NotRoot,
     /// A mode for a device that is not there, or two for one.
     #[error("{}={modes}: {why}", settings::MODE)]
@@ -158,8 +158,8 @@ enum Source {
 pub enum Manner {
     /// On its own; standard error is control.log, for the last words of a bug.
     Detached,
-    /// Under a supervisor or on a terminal: the log goes to standard error too, and whoever set `NOTIFY_SOCKET` is told
-    /// (sd_notify).
+    /// Under a supervisor or on a terminal: the log goes to standard error too, and the supervisor that set
+    /// `NOTIFY_SOCKET` is notified (sd_notify).
     Foreground,
 }
 
@@ -187,7 +187,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Takes the pipe directory and listens; from here on nobody's connection fails.
+    /// Takes the pipe directory and listens; from here on connections succeed.
     pub fn open(settings: &Settings, users: Users, manner: Manner) -> Result<Daemon, DaemonError> {
         if users == Users::Together && !nix::unistd::geteuid().is_root() {
             return Err(DaemonError::NotRoot);
@@ -404,7 +404,7 @@ impl Daemon {
                 let (pid, uid) = (peer.who.pid, peer.who.uid);
                 let _guard = limit::caused_by_user(uid);
                 tracing::info!(
-                    "Connection of process {pid} of user {uid} closed: it said nothing for {} s",
+                    "Connection of process {pid} of user {uid} closed: it sent nothing for {} s",
                     SILENCE_LIMIT.as_secs()
                 );
             }
@@ -473,12 +473,14 @@ impl Daemon {
             Ok(false) => {}
             Ok(true) => match self.reopen_logs() {
                 Ok(()) => {
-                    tracing::info!("The logs before this line were set aside for their length")
+                    tracing::info!(
+                        "The logs had grown too long; earlier lines are in the .old files"
+                    )
                 }
                 Err(error) => tracing::error!("The logs stay as they are: {error}"),
             },
             Err(error) => {
-                tracing::error!("A log that has become too long cannot be renamed: {error}");
+                tracing::error!("A log that has grown too long cannot be renamed: {error}");
                 self.look_at_logs = now + LOG_PAUSE;
             }
         }
@@ -494,7 +496,7 @@ impl Daemon {
         Ok(logging::set_aside(log, directory, "server.log")? || control)
     }
 
-    /// The first process of a container inherits whoever loses its parent and waits for their end. The daemon's own
+    /// The first process of a container inherits orphaned processes and reaps them. The daemon's own
     /// children are left to those who know them.
     fn reap_orphans(&self) {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -515,7 +517,7 @@ impl Daemon {
         if self.manner == Manner::Foreground
             && let Err(error) = sd_notify::notify(&[state])
         {
-            tracing::warn!("Cannot tell the supervisor: {error}");
+            tracing::warn!("Cannot notify the supervisor: {error}");
         }
     }
 
@@ -606,7 +608,7 @@ impl Daemon {
                         who,
                     });
                 }
-                _ => tracing::warn!("A user interface that says hello as a client was closed"),
+                _ => tracing::warn!("A user interface that sent a client's hello was closed"),
             },
             Greeting::Server(said) => match self.peers.remove(&number) {
                 Some(Peer {
@@ -618,7 +620,9 @@ impl Daemon {
                     let devices = self.devices.known().map(<[_]>::len);
                     self.servers.meet(connection, who, said, devices);
                 }
-                _ => tracing::warn!("A user interface that says it is a server was closed"),
+                _ => {
+                    tracing::warn!("A user interface that introduced itself as a server was closed")
+                }
             },
             Greeting::Unfit(why) => {
                 let (pid, uid) = (peer.who.pid, peer.who.uid);
@@ -664,7 +668,7 @@ impl Daemon {
         }
     }
 
-    /// Whoever may not write control.log may still say something: a line into the pipe `log`.
+    /// Users who may not write to control.log can write lines to the pipe `log`.
     fn read_log_pipe(&mut self) {
         let mut buffer = [0; 4096];
         match self.directory.log_pipe.read(&mut buffer) {
@@ -680,8 +684,8 @@ impl Daemon {
     }
 }
 
-/// Where single devices have a mode or a limit, they are looked for at once, so that whoever starts the daemon learns what
-/// is wrong.
+/// If devices are named in modes or limits, they are looked up at startup, so that the user who starts the daemon learns of
+/// mistakes.
 fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devices, DaemonError> {
     let mut devices = Devices::default();
     let modes = launcher.modes();

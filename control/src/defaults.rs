@@ -1,4 +1,4 @@
-//! What the daemon's settings say of the limits of every server that it starts.
+//! Default limits of the servers that the daemon starts, from its settings.
 
 use crate::settings::{self, Given, SettingsError};
 use mpsshim_model::limits::Limits;
@@ -116,7 +116,7 @@ mod tests {
             (
                 "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
                 "120",
-                "over 0 and at most 100",
+                "above 0 and at most 100",
             ),
             ("CUDA_MPS_CLIENT_PRIORITY", "2", "must be 0 or 1"),
             (

@@ -1,5 +1,5 @@
-//! The devices of the machine, as the daemon knows them: it opens no driver itself, a server has told it or
-//! `mps-server --list-devices` has.
+//! The devices of the machine, as the daemon knows them: it opens no driver itself, but learns them from a server or from
+//! `mps-server --list-devices`.
 
 use super::spawn::{Launcher, SpawnError};
 use crate::seqpacket;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How long `mps-server --list-devices` may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks of who waits for it.
+/// Poll interval of callers that wait for it.
 const LOOK: Duration = Duration::from_millis(5);
 /// More than any machine's devices take to describe, bytes.
 const OUTPUT_LIMIT: usize = 64 * 1024;

@@ -1,6 +1,6 @@
 //! The daemon's files in the pipe directory: lock, sockets, log pipe, pid file.
 //!
-//! The directory is checked and opened once; every file is then made, opened and removed relative to its descriptor.
+//! The directory is checked and opened once; every file is then created, opened and removed relative to its descriptor.
 
 use super::files::{self, FileError};
 use crate::seqpacket;
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(left, ["control", "control_lock", "control_privileged"]);
     }
 
-    /// A daemon of an earlier release has left a lock that everybody may open, and somebody holds it.
+    /// A daemon of an earlier release has left a lock that every user may open, and another process holds it.
     #[test]
     fn a_lock_that_others_hold_keeps_no_daemon_from_starting() {
         let directory = tempfile::tempdir().expect("directory");
@@ -362,7 +362,7 @@ mod tests {
         assert!(error.contains("symbolic link"), "{error}");
     }
 
-    /// Files that somebody else could have put there: what they lead to stays as it is.
+    /// Files that another user could have put there: their targets are not changed.
     #[test]
     fn links_are_refused() {
         for name in [LOCK, LOG_PIPE, PID_FILE, "control", "control_privileged"] {

@@ -1,4 +1,4 @@
-//! What the loader will do with a file: whether it can be preloaded, or preloads.
+//! Predicts the loader: whether a library can be preloaded, and whether a program will preload it.
 
 use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -26,7 +26,7 @@ fn read(path: &Path) -> Result<Option<Elf>, &'static str> {
     let cache = ReadCache::new(file);
     match FileKind::parse(&cache) {
         Ok(FileKind::Elf64) => {}
-        Ok(FileKind::Elf32) => return Err("it is a 32-bit one"),
+        Ok(FileKind::Elf32) => return Err("it is a 32-bit file"),
         _ => return Ok(None),
     }
     let Ok(header) = FileHeader64::<Endianness>::parse(&cache) else {
@@ -50,7 +50,7 @@ pub fn not_preloadable(library: &Path) -> Option<&'static str> {
     match read(library) {
         Err(why) => Some(why),
         Ok(Some(elf)) if elf.is_library => None,
-        Ok(_) => Some("it is no shared library"),
+        Ok(_) => Some("it is not a shared library"),
     }
 }
 
@@ -101,12 +101,12 @@ mod tests {
         let script = place.path().join("script");
         fs::write(&script, "#!/bin/sh\n").expect("write");
         assert_eq!(not_preloading(script.as_os_str()), None);
-        assert_eq!(not_preloadable(&script), Some("it is no shared library"));
+        assert_eq!(not_preloadable(&script), Some("it is not a shared library"));
         // The same program, as if for others: class, machine.
         let mut program = fs::read(&here).expect("read");
         for (at, byte, why) in [
             (18, 183, "it is for another kind of processor"),
-            (4, 1, "it is a 32-bit one"),
+            (4, 1, "it is a 32-bit file"),
         ] {
             program[at] = byte;
             let other = place.path().join("other");

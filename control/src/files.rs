@@ -1,6 +1,6 @@
-//! Files in a directory that is held open: opened, made and removed relative to its descriptor.
+//! Files in a directory that is held open: opened, created and removed relative to its descriptor.
 //!
-//! None of the calls follows a symbolic link. A file that somebody else could have put there is neither used nor removed.
+//! None of the calls follows a symbolic link. A file that another user could have put there is neither used nor removed.
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat};
@@ -24,7 +24,7 @@ pub enum FileError {
     /// Not root's and not this process's user's.
     #[error("it belongs to user {0}")]
     Owner(u32),
-    /// The file has further names, which may be somebody's whose file this is.
+    /// The file has further names: it may be another user's file.
     #[error("it is one of {0} hard links to a file")]
     Links(u64),
     /// The file system does not let this process.
@@ -53,7 +53,7 @@ fn with_article(kind: SFlag) -> &'static str {
     }
 }
 
-/// Whether this is a file that nobody else than root and this process's user can have put there.
+/// Whether only root or this process's user can have put this file there.
 fn check(found: &FileStat, expected: SFlag) -> Result<(), FileError> {
     let is = kind(SFlag::from_bits_truncate(found.st_mode));
     if is != expected {

@@ -1,5 +1,5 @@
-//! The first packet of a connection: a client's hello, a command, the introduction of a server whose daemon has died,
-//! or nothing known.
+//! The first packet of a connection: a client's hello, a command, the introduction of a server whose daemon has died, or
+//! something invalid.
 
 use crate::takeover::{self, Introduction, MAGIC_SERVER};
 use mpsshim_api::cuda::CUresult;
@@ -8,7 +8,7 @@ use mpsshim_proto::handshake::{
 };
 use zerocopy::FromBytes;
 
-/// What a first packet says.
+/// Kinds of first packets.
 #[derive(Debug)]
 pub enum Greeting<'a> {
     /// A client that speaks this protocol.
@@ -38,7 +38,7 @@ pub enum Unfit {
     Garbage(usize),
 }
 
-/// Tells what a first packet is.
+/// Parses a first packet.
 pub fn read(packet: &[u8]) -> Greeting<'_> {
     if let Some(line) = packet.strip_prefix(&MAGIC_UI) {
         return Greeting::Command(line);

@@ -1,7 +1,7 @@
 //! Starting a daemon in the background.
 //!
-//! The daemon is a process of its own from its first instruction (no fork of a running program): it is started
-//! with its standard output as a pipe, says there that it listens, or why it cannot, and lets go of it.
+//! The daemon is a new process, not the fork of a running program. It is started with a pipe as its standard output,
+//! through which it reports that it listens, or why it cannot; then it closes the pipe.
 
 use super::spawn::{beside_this_executable, without_terminal};
 use crate::seqpacket;

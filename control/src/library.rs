@@ -28,11 +28,11 @@ pub enum LibraryError {
     #[error("{0} cannot be preloaded: {1}")]
     NotLoadable(PathBuf, &'static str),
     /// Not a path for `LD_PRELOAD`.
-    #[error("{0} cannot be preloaded: the loader takes a space or a colon for the end of the path")]
+    #[error("{0} cannot be preloaded: the loader treats a space or a colon as the end of the path")]
     Separator(PathBuf),
 }
 
-/// The library that was named, or the one that was installed with this program; without links in its path.
+/// The library at the path that was given, or the one installed with this program; with links in the path resolved.
 pub fn find(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
     let candidates = match named {
         Some(path) => vec![path.to_owned()],

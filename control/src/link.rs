@@ -224,7 +224,7 @@ impl Link {
         Link::to_user(Stranger::new(socket, uid), uid)
     }
 
-    /// A link to a server of this user, who may have it send whatever there is to send.
+    /// A link to a server of this user, who may control what it sends.
     pub fn to_user(socket: Stranger, uid: u32) -> Link {
         Link { socket, uid }
     }

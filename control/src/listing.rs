@@ -1,4 +1,4 @@
-//! What commands list: as NVIDIA's daemon prints it, or as rows with a name for each column.
+//! Lists that commands print: in the format of NVIDIA's daemon, or as rows with a name for each column.
 
 mod users;
 

@@ -67,7 +67,7 @@ const LONGEST_LOG: u64 = 64 << 20;
 /// Behind the name of a log that was set aside.
 const ASIDE: &str = "old";
 
-/// Renames a log that has become too long; the one that was renamed before is gone then. `true`: it has to be opened anew.
+/// Renames a log that has grown too long, replacing the one renamed before. `true`: the log has to be opened again.
 ///
 /// # Errors
 /// It cannot be renamed.
@@ -193,7 +193,7 @@ where
     )
 }
 
-/// Text that cannot break out of its line, whoever it came from.
+/// Escapes text so that it stays on one line, whatever its source.
 pub fn one_line(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {

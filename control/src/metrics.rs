@@ -1,7 +1,7 @@
-//! What an operator's Prometheus scrapes: clients, users, servers and devices in the OpenMetrics text format.
+//! Metrics for Prometheus: clients, users, servers and devices in the OpenMetrics text format.
 //!
-//! A thread of the daemon's process with a socket of its own. It asks the daemon as any user interface would, so that the
-//! daemon's one thread neither waits for a scrape nor knows of HTTP, and a scrape sees what everyone may see.
+//! A thread of the daemon's process with a socket of its own. It queries the daemon like any user interface, so that the
+//! daemon's main thread neither waits for a scrape nor handles HTTP, and a scrape sees what every user may see.
 
 mod http;
 
@@ -38,7 +38,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens. Port 0: one that is free.
+    /// Listens. Port 0 selects a free port.
     ///
     /// # Errors
     /// The address is another's, or not this machine's.

@@ -1,4 +1,4 @@
-//! Understanding a command line.
+//! The parser of command lines.
 
 use super::commands::{Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, Whose, find};
 use super::defaults;
@@ -27,7 +27,7 @@ pub enum CommandError {
         usage: &'static str,
     },
     /// Not for this user.
-    #[error("{0} is for root and the user who runs the daemon only")]
+    #[error("{0} is reserved for root and the user who runs the daemon")]
     NotPermitted(&'static str),
     /// Not for the daemon.
     #[error("{0} is a command of mps-control, not of the daemon")]

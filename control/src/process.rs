@@ -1,4 +1,4 @@
-//! A server's process as the daemon holds it: a child, or the child of a daemon that has died.
+//! A server's process: a child of this daemon, or of a daemon that has died.
 
 use mpsshim_model::client::Credentials;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -38,7 +38,7 @@ impl Process {
         }
     }
 
-    /// Kills it. Nothing happens to one that has ended.
+    /// Kills it, unless it has ended.
     ///
     /// # Errors
     /// When this process may not.

@@ -1,7 +1,7 @@
 //! The servers of a daemon and the clients that wait for one.
 //!
-//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after whatever
-//! has happened and brings every waiting client as far as it can go now.
+//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after every
+//! event and takes every waiting client as far as possible.
 
 mod limits;
 mod orphans;
@@ -52,7 +52,7 @@ impl Failures {
 struct Waiting {
     number: u64,
     client: Arrival,
-    /// For whom its server has to be.
+    /// The user or users that its server must serve.
     owner: Owner,
 }
 
@@ -168,7 +168,7 @@ impl Servers {
             return false;
         };
         let waiting = self.waiting.remove(index);
-        let reason = "the daemon has no room for so many connections";
+        let reason = "the daemon has too many connections";
         refuse(&waiting.client, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
         true
     }
@@ -450,7 +450,7 @@ impl Servers {
         });
     }
 
-    /// The first user who waits and has no server that will take clients.
+    /// The first waiting user without a server that accepts clients.
     fn without_server(&self) -> Option<Owner> {
         let clients = self.waiting.iter().map(|waiting| waiting.owner);
         let wanted = self.wanted.iter().copied();

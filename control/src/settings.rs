@@ -1,6 +1,6 @@
-//! The settings of the product: environment variables and keys of a file, declared once in [`TABLE`].
+//! The settings of the product: environment variables and keys of the configuration file, declared once in [`TABLE`].
 //!
-//! `--help` of the binaries and docs/settings.md are made from the table.
+//! `--help` of the programs and docs/settings.md are generated from the table.
 
 pub mod file;
 
@@ -30,15 +30,15 @@ const RUNTIME: &str = "XDG_RUNTIME_DIR";
 pub struct Setting {
     /// Environment variable.
     pub name: &'static str,
-    /// Key in the file; `None`: it is not for the file.
+    /// Key in the file; `None`: it cannot be set in the file.
     pub key: Option<&'static str>,
-    /// Value in force when the variable is not set, in words.
+    /// Default, in words.
     pub default: &'static str,
     /// What it does.
     pub meaning: &'static str,
 }
 
-/// The file with further settings.
+/// The configuration file.
 pub const CONFIG: &str = "MPSSHIM_CONFIG";
 /// Pipe directory of the daemon and its clients.
 pub const PIPE_DIRECTORY: &str = "MPSSHIM_PIPE_DIRECTORY";
@@ -50,9 +50,9 @@ pub const CUDA_LIBRARY: &str = "MPSSHIM_CUDA_LIBRARY";
 pub const NVML_LIBRARY: &str = "MPSSHIM_NVML_LIBRARY";
 /// Log filter.
 pub const LOG: &str = "MPSSHIM_LOG";
-/// Pass everything through.
+/// Pass every call through.
 pub const DISABLE: &str = "MPSSHIM_DISABLE";
-/// No program without a session.
+/// Refuse to run programs without a session.
 pub const REQUIRED: &str = "MPSSHIM_REQUIRED";
 /// Threads that help a program copy.
 pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
@@ -60,11 +60,11 @@ pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
 pub const SERVER: &str = "MPSSHIM_SERVER";
 /// The shim.
 pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
-/// Clients that a server takes.
+/// Maximum number of clients of a server.
 pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
-/// How long the server's threads look for calls before they sleep.
+/// How long idle threads of the server poll before they sleep.
 pub const MAX_SPIN: &str = "MPSSHIM_MAX_SPIN_US";
-/// What writes the flags that clients wait for.
+/// How completion markers are signalled.
 pub const MARKS: &str = "MPSSHIM_MARKS";
 
 /// Proxy or direct.
@@ -72,12 +72,12 @@ pub const MODE: &str = "MPSSHIM_MODE";
 /// When clients in direct mode take turns.
 pub const TURNS: &str = "MPSSHIM_TURNS";
 
-/// Where metrics are.
+/// Address of the metrics endpoint.
 pub const METRICS: &str = "MPSSHIM_METRICS";
 
-/// Clients that a server takes when nothing else is set.
+/// Default of [`MAX_CLIENTS`].
 pub const DEFAULT_MAX_CLIENTS: usize = 256;
-/// Microseconds that a thread of the server looks for calls at most when nothing else is set.
+/// Default of [`MAX_SPIN`].
 pub const DEFAULT_MAX_SPIN_US: u64 = 10_000;
 const MOST_SPIN_US: u64 = 1_000_000;
 /// Default active-thread percentage; a client's own.
@@ -92,16 +92,16 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: CONFIG,
         key: None,
-        default: "/etc/mpsshim/config.toml, where there is one",
-        meaning: "File with settings for mps-control and mps-run; what the environment has goes before it.",
+        default: "/etc/mpsshim/config.toml, if it exists",
+        meaning: "Configuration file of mps-control and mps-run. The environment takes precedence over it.",
     },
     Setting {
         name: PIPE_DIRECTORY,
         key: Some("pipe_directory"),
-        default: "/run/mpsshim for root's daemon, for a user's `$XDG_RUNTIME_DIR/mpsshim`, else /tmp/mpsshim-UID",
-        meaning: "Directory of the daemon's sockets. A program finds the daemon there; without this setting it looks \
-                  for one of its user's first, then for root's. Daemons of different directories know nothing of each \
-                  other. It must be root's or the user's own and not writable by others. At most 88 bytes.",
+        default: "/run/mpsshim for root; `$XDG_RUNTIME_DIR/mpsshim` or else /tmp/mpsshim-UID for other users",
+        meaning: "Directory of the daemon's sockets, by which programs find the daemon. Without this setting a program \
+                  looks for its user's daemon first, then for root's. Daemons in different directories are independent. \
+                  The directory must belong to root or the user and must not be writable by others. At most 88 bytes.",
     },
     Setting {
         name: LOG_DIRECTORY,
@@ -112,22 +112,22 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: CUDA_LIBRARY,
         key: Some("cuda_library"),
-        default: "found as the loader would",
+        default: "the one that the loader finds",
         meaning: "Absolute path of the genuine CUDA driver (libcuda.so.1), for server and programs.",
     },
     Setting {
         name: NVML_LIBRARY,
         key: Some("nvml_library"),
-        default: "found as the loader would",
+        default: "the one that the loader finds",
         meaning: "Absolute path of NVIDIA's management library (libnvidia-ml.so.1), which tells the server how much device \
-                  memory a client's process holds in direct mode. Without one, memory of contexts is not counted.",
+                  memory a client's process holds in direct mode. Without it the memory of contexts is not counted.",
     },
     Setting {
         name: LOG,
         key: Some("log"),
-        default: "`info` in daemon and server, silent in programs",
-        meaning: "What is logged: a level (error, warn, info, debug, trace) or a filter such as \
-                  `info,mpsshim_control::link=trace`. In a program the shim logs only when this is set.",
+        default: "`info` for daemon and server; programs log nothing",
+        meaning: "Log level (error, warn, info, debug, trace), or a filter such as `info,mpsshim_control::link=trace`. In a \
+                  program the library logs only if this is set: to standard error, or with `FILTER:/path` to a file.",
     },
     Setting {
         name: DISABLE,
@@ -139,93 +139,92 @@ pub const TABLE: &[Setting] = &[
         name: REQUIRED,
         key: Some("required"),
         default: "0",
-        meaning: "1: a program that gets no session with its limits does not run unshared instead: without a daemon, \
-                  without a server, or where a limit cannot be held, `cuInit` fails with \
-                  CUDA_ERROR_MPS_CONNECTION_FAILED (805) and a line on standard error. Read by the program; from the \
-                  file mps-run hands it to the program.",
+        meaning: "1: a program must not run unshared or without its limits. If there is no daemon or no server, or a limit \
+                  cannot be enforced, `cuInit` fails with CUDA_ERROR_MPS_CONNECTION_FAILED (805) and a line on standard \
+                  error. Read by the program; mps-run passes it on from the configuration file.",
     },
     Setting {
         name: COPY_THREADS,
         key: None,
         default: "a quarter of the processors that the program may use, at most 3",
-        meaning: "Threads that help a program in proxy mode with copies of pageable memory from 512 KiB on: 0 (none) to \
-                  15. They start with the first such copy. Read by the program.",
+        meaning: "Helper threads for copies of 512 KiB and more of pageable memory, in a program in proxy mode: 0 to 15. \
+                  They start with the first such copy. Read by the program.",
     },
     Setting {
         name: SERVER,
         key: Some("server"),
         default: "mps-server next to mps-control",
-        meaning: "Executable that the daemon starts as server. Read by the daemon.",
+        meaning: "Executable that the daemon starts as its server. Read by the daemon.",
     },
     Setting {
         name: LIBRARY,
         key: Some("library"),
         default: "libmpsshim.so next to mps-run, in ../lib/mpsshim or ../lib",
-        meaning: "The library that mps-run preloads.",
+        meaning: "Library that mps-run preloads.",
     },
     Setting {
         name: MAX_CLIENTS,
         key: Some("max_clients"),
         default: "256",
-        meaning: "Clients of one server at a time; one more is refused with CUDA_ERROR_MPS_MAX_CLIENTS_REACHED (808). \
-                  Read by the daemon.",
+        meaning: "Maximum number of clients of a server at a time; further ones are refused with \
+                  CUDA_ERROR_MPS_MAX_CLIENTS_REACHED (808). Read by the daemon.",
     },
     Setting {
         name: MAX_SPIN,
         key: Some("max_spin_us"),
         default: "10000",
-        meaning: "A thread of the server that has nothing to do stays awake for as long as its clients usually pause \
-                  between two calls, at most so many microseconds, 0 to 1000000; it sleeps through most of a pause \
-                  that is long. The clients are then not held up by its waking up, some 30 µs. 0 saves most processor \
+        meaning: "How long an idle thread of the server polls for calls before it sleeps, at most, in microseconds, 0 to \
+                  1000000. It polls for as long as its clients usually pause between two calls, and naps through most \
+                  of a long pause, so that clients do not wait some 30 µs for it to wake up. 0 saves the most processor \
                   time. Read by the daemon.",
     },
     Setting {
         name: MARKS,
         key: Some("marks"),
         default: "auto",
-        meaning: "What tells a waiting client in proxy mode that its stream got to a point. written: an operation of the \
-                  stream. kernel: a kernel of the server's behind the client's, wherever the two can be one graph. auto: \
-                  such a kernel where several clients wait often and for little, in one stream each, and the device has \
-                  room; else as written. asked: a thread of the server asks. A program that waits for a stream beside a \
-                  kernel of another stream that fills the device until the program goes on needs written. Read by the \
-                  daemon.",
+        meaning: "How a waiting client in proxy mode is told that its stream has reached a completion marker. written: by a \
+                  memory write operation in the stream. kernel: by a small kernel of the server's behind the client's, if \
+                  both fit into one graph. auto: by such a kernel if several clients wait often and briefly, in one stream \
+                  each, and the device has room; otherwise as with written. asked: a thread of the server polls events. A \
+                  program that waits for one stream while a kernel in another stream fills the device and waits for the \
+                  program needs written. Read by the daemon.",
     },
     Setting {
         name: MODE,
         key: Some("mode"),
         default: "proxy",
-        meaning: "proxy or direct: in the daemon's environment what clients get that ask for nothing, also by device \
-                  as `proxy,1=direct` (see `--mode`), in a client's environment what it asks for: anything else \
-                  there is an error at `cuInit`.",
+        meaning: "proxy or direct. In the daemon's environment: the mode of clients that do not request one, also by device \
+                  as in `proxy,1=direct` (see `--mode`). In a program's environment: the mode that it requests; any \
+                  other value makes `cuInit` fail.",
     },
     Setting {
         name: TURNS,
         key: Some("turns"),
         default: "auto",
-        meaning: "When clients in direct mode take turns on a device: always, never, or auto, where more gets done so \
-                  than with the driver's time slices and where shares differ. Read by the daemon.",
+        meaning: "When clients in direct mode take turns on a device: always, never, or auto: if clients get more done in \
+                  turns than with the driver's time slices, or if their shares differ. Read by the daemon.",
     },
     Setting {
         name: METRICS,
         key: Some("metrics"),
         default: "none",
-        meaning: "Address and port, such as `127.0.0.1:9400`, at which the daemon answers Prometheus, at /metrics (see \
-                  `--metrics`). Whoever reaches it sees clients and users. Read by the daemon.",
+        meaning: "Address and port, such as `127.0.0.1:9400`, at which the daemon serves metrics for Prometheus, under \
+                  /metrics (see `--metrics`). Anyone who can connect sees clients and users. Read by the daemon.",
     },
     Setting {
         name: ACTIVE_THREAD_PERCENTAGE,
         key: Some("active_thread_percentage"),
         default: "100",
-        meaning: "Share of a device's multiprocessors that a client may use. In the daemon: for servers without a \
-                  command that says otherwise, read at its start. In a program: can only lower that.",
+        meaning: "Percentage of a device's multiprocessors that a client may use. In the daemon's environment: the default \
+                  of servers, which commands can change. In a program's environment: can only lower that.",
     },
     Setting {
         name: PINNED_DEVICE_MEM_LIMIT,
         key: Some("pinned_device_mem_limit"),
         default: "none",
-        meaning: "Device memory that a client may have, such as `0=1G,1=512MB`; a device is an ordinal or a UUID. \
-                  In daemon and program as above. A limit for a device that is not there is an error: the daemon \
-                  does not start, `cuInit` fails.",
+        meaning: "Device memory that a client may hold, such as `0=1G,1=512MB`; a device is an ordinal or a UUID. In \
+                  daemon and program as above. A limit for a device that does not exist is an error: the daemon does not \
+                  start, or `cuInit` fails.",
     },
     Setting {
         name: CLIENT_PRIORITY,
@@ -268,14 +267,14 @@ pub enum SettingsError {
     /// No address.
     #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
     Metrics(String),
-    /// None of the words that there are.
-    #[error("{0} is none of {1}")]
+    /// Not one of the words allowed.
+    #[error("{0} is not one of {1}")]
     NoneOf(String, String),
-    /// The file is not to be understood.
+    /// The file cannot be parsed.
     #[error("{0}")]
     File(String),
-    /// Relative to what, nobody can say.
-    #[error("{0} is no absolute path")]
+    /// A relative path in the file.
+    #[error("{0} is not an absolute path")]
     NotAbsolute(String),
     /// The working directory is gone, so that a relative path means nothing.
     #[error("{0} is relative and the working directory cannot be read; give an absolute path")]
@@ -285,7 +284,7 @@ pub enum SettingsError {
 /// A value that was given for a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// It.
+    /// The value.
     pub value: OsString,
     /// Setting and value as the user finds them: `NAME=VALUE`, or `FILE:LINE: KEY = VALUE`.
     pub told: String,
@@ -330,17 +329,17 @@ pub struct Settings {
     pub turns: TurnPolicy,
     /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`] and [`CLIENT_PRIORITY`].
     pub defaults: Defaults,
-    /// What of these in the environment could not be understood.
+    /// Warnings about values of these in the environment that could not be parsed.
     pub ignored: Vec<String>,
     /// [`METRICS`].
     pub metrics: Option<SocketAddr>,
 }
 
 impl Settings {
-    /// What `lookup` names, which is the environment and what goes before it, and then the file.
+    /// The settings that `lookup` finds, which stands for options and environment, completed from the file.
     ///
     /// # Errors
-    /// A value that makes no sense, and a file that does not.
+    /// A value or the file is invalid.
     pub fn load(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Settings, SettingsError> {
         let environment = |name: &'static str| from_environment(&lookup, name);
         let config = environment(CONFIG).as_ref().map(absolute).transpose()?;
@@ -407,7 +406,8 @@ impl Settings {
         })
     }
 
-    /// For whoever looks for a daemon: where none is named, the directory of the first that listens, the user's own or root's.
+    /// For clients of the daemon: if no directory is set, uses that of the first daemon that listens, the user's own or
+    /// root's.
     pub fn at_daemon(mut self) -> Settings {
         if self.pipe_directory_is_named {
             return self;
@@ -427,7 +427,7 @@ impl Settings {
         self
     }
 
-    /// Gives a program of the product the same file and paths, wherever it is started.
+    /// Passes configuration file and paths on to another program of the product, whatever its working directory.
     pub fn hand_on<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(PIPE_DIRECTORY, &self.pipe_directory);
         command.env(LOG_DIRECTORY, &self.log_directory);
@@ -456,7 +456,7 @@ impl Settings {
     }
 }
 
-/// Where a daemon of this user is that has been named no directory.
+/// The default pipe directory of this user's daemon.
 pub fn own_pipe_directory(is_root: bool) -> PathBuf {
     let uid = if is_root {
         0
@@ -534,7 +534,7 @@ fn word<T: ValueEnum>(given: Given) -> Result<T, SettingsError> {
     })
 }
 
-/// A value as settings and options have it.
+/// The name of a value in settings and options.
 pub fn name_of(value: &impl ValueEnum) -> String {
     let value = value.to_possible_value().expect("none is skipped");
     value.get_name().to_owned()
@@ -577,11 +577,12 @@ pub fn markdown() -> String {
          All settings are environment variables. A relative path is relative to the working directory of the \
          process that reads it; an empty value counts as not set. The variables `CUDA_MPS_*` and \
          `CUDA_VISIBLE_DEVICES` have the meaning that NVIDIA gives them, see [operations](operations.md).\n\n\
-         Those with a key can also be in a file, /etc/mpsshim/config.toml or the one that `--config` or \
-         `MPSSHIM_CONFIG` names, which mps-control and mps-run read: TOML, a line `key = value` each, where a path is \
-         absolute and a value that makes no sense is an error. What the environment has goes before the file. \
-         Programs do not read it: where it sets `pipe_directory` or `cuda_library`, start them with mps-run, which \
-         hands these on, or set the variables for them. `packaging/config.toml` is a sample.\n\n\
+         Settings with a key can also be in the configuration file, /etc/mpsshim/config.toml or the one that \
+         `--config` or `MPSSHIM_CONFIG` names, which mps-control and mps-run read. It is TOML, one line \
+         `key = value` for each; paths are absolute, and an invalid value is an error. The environment takes \
+         precedence over the file. Programs do not read the file: if it sets `pipe_directory` or `cuda_library`, \
+         start them with mps-run, which passes these on, or set the variables for them. \
+         `packaging/config.toml` is a sample.\n\n\
          | variable | key | default | meaning |\n|---|---|---|---|\n",
     );
     for setting in TABLE {
@@ -668,7 +669,7 @@ mod tests {
         let error = mode("both").expect_err("no mode").to_string();
         assert_eq!(
             error,
-            "MPSSHIM_MODE=both: \"both\" is no mode (proxy, direct) and not DEVICE=MODE"
+            "MPSSHIM_MODE=both: \"both\" is neither a mode (proxy, direct) nor DEVICE=MODE"
         );
     }
 
@@ -678,7 +679,7 @@ mod tests {
         assert_eq!(turns(""), Ok(TurnPolicy::Auto));
         assert_eq!(turns("always"), Ok(TurnPolicy::Always));
         let error = turns("1").expect_err("no policy").to_string();
-        assert_eq!(error, "MPSSHIM_TURNS=1 is none of auto, always, never");
+        assert_eq!(error, "MPSSHIM_TURNS=1 is not one of auto, always, never");
     }
 
     #[test]
@@ -691,7 +692,7 @@ mod tests {
             assert_eq!(marks(&name_of(kind)), Ok(*kind));
         }
         let error = marks("no").expect_err("no kind").to_string();
-        let said = "MPSSHIM_MARKS=no is none of auto, written, kernel, asked";
+        let said = "MPSSHIM_MARKS=no is not one of auto, written, kernel, asked";
         assert_eq!(error, said);
     }
 

@@ -36,7 +36,7 @@ pub enum SpawnError {
     Prepare(#[from] io::Error),
 }
 
-/// For whom a server is.
+/// The user or users that a server serves.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     /// User id.
@@ -97,7 +97,7 @@ impl Launcher {
         uid == 0 || uid == geteuid().as_raw()
     }
 
-    /// For whom the server has to be that takes this user's clients.
+    /// The user or users that the server of this user's clients must serve.
     pub fn owner(&self, uid: u32, gid: Option<u32>) -> Owner {
         match self.users {
             Users::OneByOne => Owner { uid, gid },

@@ -1,4 +1,4 @@
-//! How a server whose daemon has died comes to the next one.
+//! How a server whose daemon has died connects to the next daemon.
 //!
 //! As long as it has clients, the server tries to connect to the socket `control` and introduces itself: one packet
 //! of [`MAGIC_SERVER`] and an [`Introduction`]. The daemon answers with one packet, a [`Verdict`]. A connection that
@@ -58,7 +58,7 @@ pub enum Unknown {
     )]
     Version(Versions),
     /// No introduction at all.
-    #[error("no introduction of a server: {0}")]
+    #[error("not a server's introduction: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 
@@ -127,7 +127,7 @@ pub fn seek(control: PathBuf, introduction: &Introduction) -> io::Result<Receive
     Ok(receiver)
 }
 
-/// One try. `None`: nobody listens, or not any more.
+/// One attempt. `None`: no daemon listens, or it has just ended.
 fn ask(control: &Path, packet: &[u8]) -> Result<Option<Link>, String> {
     let Ok(connection) = seqpacket::connect(control) else {
         return Ok(None);

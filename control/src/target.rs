@@ -1,5 +1,5 @@
-//! The file of a trace, which mps-control opens as the user who asks for it: neither daemon nor server, which may be root's,
-//! opens a path that somebody has named.
+//! The file of a trace. mps-control opens it, as the user who runs the command: neither daemon nor server, which may run as
+//! root, opens a path that a user has named.
 
 use super::ui::Ui;
 use super::wire::Answer;

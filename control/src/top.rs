@@ -1,5 +1,5 @@
-//! `mps-control top`: what the clients do, looked at again and again. The daemon is asked what `ps` lists; rates are what
-//! has changed between two looks.
+//! `mps-control top`: a live view of the clients. The daemon is polled with `ps`; rates are differences between two
+//! samples.
 
 mod columns;
 mod screen;
@@ -20,57 +20,58 @@ const FIRST: Duration = Duration::from_millis(500);
 
 /// Shows what the clients do.
 ///
-/// On a terminal until q is typed; h says what other keys do. Elsewhere a table for each look.
+/// Runs on a terminal until q is typed; h lists the other keys. If standard output is no terminal, prints a table for each
+/// sample.
 #[derive(Debug, Parser)]
 #[command(name = "mps-control top", disable_version_flag = true)]
 pub struct Options {
-    /// Seconds between two looks, 0.1 to 3600
+    /// Seconds between two samples, 0.1 to 3600
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub interval: Duration,
-    /// What clients are sorted by
+    /// Sort order of the clients
     #[arg(short, long, value_enum, value_name = "COLUMN", default_value_t)]
     pub sort: Sort,
-    /// Print one table, of one interval, and end
+    /// Print one table, of one interval, and exit
     #[arg(long)]
     pub once: bool,
-    /// Print JSON instead of tables, a line for each look
+    /// Print JSON instead of tables, one line per sample
     #[arg(long)]
     pub json: bool,
 }
 
-/// What an option with a number of seconds takes, 0.1 to 3600.
+/// Parses a number of seconds, 0.1 to 3600.
 ///
 /// # Errors
-/// It is something else.
+/// The text is something else.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = text.parse().ok();
     let seconds = seconds.filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds
         .map(Duration::from_secs_f64)
-        .ok_or_else(|| "it is a number from 0.1 to 3600".into())
+        .ok_or_else(|| "expected a number from 0.1 to 3600".into())
 }
 
-/// What clients are sorted by, the most first.
+/// Sort orders, greatest value first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
-    /// Share of the time with work on the device, or with a turn
+    /// Share of time with work on the device, or with a turn
     #[default]
     Gpu,
     /// Device memory
     Memory,
-    /// Launches a second
+    /// Launches per second
     Launches,
-    /// Operations that are not done
+    /// Operations not yet completed
     Queue,
-    /// Share of the time in which they waited
+    /// Share of time spent waiting
     Wait,
-    /// Share of the time in which they waited at the gate
+    /// Share of time spent waiting at the gate
     Gate,
-    /// Process id, the least first
+    /// Process id, lowest first
     Pid,
 }
 
-/// A client on a device, as the daemon lists it. What is not known is `None`.
+/// A client on a device, as the daemon lists it. Unknown values are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Client {
     pid: i32,
@@ -105,7 +106,7 @@ pub struct Client {
     gate_percentage: Option<f64>,
 }
 
-/// What one look has found.
+/// One sample.
 #[derive(Clone, Debug, Serialize)]
 pub struct Look {
     /// Time of the day.

@@ -130,7 +130,7 @@ enum Event {
 pub struct Totals {
     /// Slices written.
     pub written: u64,
-    /// Slices and operations that nobody had time or room for.
+    /// Slices and operations that were lost for lack of time or room.
     pub lost: u64,
     /// Why writing has failed, if it has.
     pub error: Option<String>,

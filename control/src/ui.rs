@@ -1,4 +1,4 @@
-//! The other side of a command: what mps-control and mps-run use to speak to a daemon.
+//! The client side of commands, for mps-control and mps-run.
 
 use super::wire::{self, Answer, Mark};
 use crate::seqpacket;
@@ -33,7 +33,7 @@ pub enum UiError {
     #[error("a command line may have {} bytes", wire::COMMAND_LIMIT)]
     TooLong,
     /// The connection broke before the answer was there.
-    #[error("the control daemon has gone without an answer")]
+    #[error("the control daemon closed the connection without an answer")]
     Gone,
 }
 

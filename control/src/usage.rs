@@ -1,4 +1,4 @@
-//! Questions to servers on what their clients have. An answer may take a while, or never come.
+//! Queries to servers for the resources of their clients. An answer may take a while, or never come.
 
 use super::servers::Servers;
 use mpsshim_model::limits::Usage;

@@ -1,4 +1,4 @@
-//! Device memory of each user: what its clients of either mode hold together, and how much they may.
+//! Device memory of each user: the total that its clients of both modes hold, and the limit.
 
 use mpsshim_model::limits::Limits;
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
@@ -26,7 +26,7 @@ struct User {
     table: Arc<Table>,
     /// Places that were given, those given back included.
     used: usize,
-    /// Places given back, the one that was longest ago first: whoever had one and still lives may not know it yet.
+    /// Places given back, oldest first: a former holder that still lives may not know of it yet.
     free: VecDeque<usize>,
     /// Where memory counts that the driver still has of clients that are gone.
     rest: Weak<Place>,

@@ -1,4 +1,4 @@
-//! How a command and its answer travel between a user interface and the daemon.
+//! The format of commands and answers between a user interface and the daemon.
 //!
 //! A command is one packet: [`MAGIC_UI`] and the command line. An answer is one or more packets: [`MAGIC_ANSWER`],
 //! a [`Mark`] byte, and text. Several commands may follow each other on one connection.

@@ -1,14 +1,14 @@
 //! Kubernetes' device plugin API, version v1beta1: the messages with the field numbers of its public definition
-//! (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto`), and the paths of its calls. What the plugin has no use for
-//! (device nodes, annotations, NUMA nodes) is left out, as protobuf permits.
+//! (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto`), and the paths of its calls. Fields that the plugin does
+//! not use (device nodes, annotations, NUMA nodes) are omitted, as protobuf permits.
 
 use std::collections::BTreeMap;
 
-/// What the plugin says it speaks.
+/// Version of the API.
 pub const VERSION: &str = "v1beta1";
-/// [`Device::health`] of a device that containers may be given.
+/// [`Device::health`] of a device that may be allocated.
 pub const HEALTHY: &str = "Healthy";
-/// [`Device::health`] of one that they may not.
+/// [`Device::health`] of a device that may not be allocated.
 pub const UNHEALTHY: &str = "Unhealthy";
 /// Name of kubelet's socket in the folder of the plugins' sockets.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";

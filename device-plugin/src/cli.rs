@@ -12,20 +12,20 @@ use std::time::Duration;
 /// More would make the list of a node with many GPUs longer than kubelet takes.
 const MOST_PARTS: i64 = 1000;
 
-/// Tells Kubernetes of parts of a node's GPUs, and makes containers that ask for some clients of its control daemon.
+/// Advertises parts of a node's GPUs to Kubernetes, and makes containers that request them clients of the control daemon.
 ///
-/// Runs beside the control daemon on each node. A container with parts of a GPU is given library, sockets, and the
-/// corresponding part of multiprocessors and memory as its limits. Parts of several GPUs are refused.
+/// Runs beside the control daemon on each node. A container that requests parts of a GPU gets the library, the daemon's
+/// sockets, and the corresponding part of multiprocessors and memory as its limits. Parts of several GPUs are refused.
 #[derive(Debug, Parser)]
 #[command(name = "mps-device-plugin", version, after_help = settings::help_text())]
 pub struct Plugin {
-    /// The file with settings (sets MPSSHIM_CONFIG)
+    /// Configuration file (sets MPSSHIM_CONFIG)
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
-    /// Parts that each GPU has, 1 to 1000
+    /// Number of parts of each GPU, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=MOST_PARTS))]
     pub parts: u32,
-    /// What pods ask for
+    /// Name of the resource that pods request
     #[arg(long, value_name = "NAME", default_value = cdi::KIND, value_parser = resource)]
     pub resource: String,
     /// Do not limit a container to its part of the multiprocessors
@@ -34,18 +34,18 @@ pub struct Plugin {
     /// Do not limit a container to its part of the memory
     #[arg(long)]
     pub no_memory_limit: bool,
-    /// Have the container engine give library and sockets, by the specification of `mps-control cdi generate`, which must
-    /// be on the node
+    /// Have the container engine provide library and sockets, by the specification that `mps-control cdi generate` has
+    /// written on the node
     #[arg(long)]
     pub cdi: bool,
-    /// Have the library loaded by the container's /etc/ld.so.preload, not LD_PRELOAD; writes that file here, in a folder
-    /// that has the same path on the node
+    /// Preload the library through the container's /etc/ld.so.preload rather than LD_PRELOAD; the plugin writes that file to
+    /// PATH, in a folder that has the same path on the node
     #[arg(long, value_name = "PATH", conflicts_with = "cdi")]
     pub ld_so_preload: Option<PathBuf>,
-    /// The folder of kubelet's and its plugins' sockets
+    /// Folder with the sockets of kubelet and its plugins
     #[arg(long, value_name = "DIR", default_value = DEFAULT_FOLDER)]
     pub kubelet_dir: PathBuf,
-    /// Seconds between two questions to the control daemon, 0.1 to 3600
+    /// Interval at which the control daemon is polled, 0.1 to 3600 seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub interval: Duration,
     #[command(flatten)]
@@ -61,7 +61,7 @@ fn resource(name: &str) -> Result<String, String> {
     };
     match name.split_once('/') {
         Some((domain, rest)) if usual(domain) && usual(rest) => Ok(name.to_owned()),
-        _ => Err("it is a domain, a slash and a name, such as mpsshim.io/gpu".into()),
+        _ => Err("expected a domain, a slash and a name, such as mpsshim.io/gpu".into()),
     }
 }
 

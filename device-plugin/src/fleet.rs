@@ -1,4 +1,4 @@
-//! The GPUs of the node and whether they are served, as the control daemon says when it is asked again and again.
+//! The GPUs of the node and whether they are served, polled from the control daemon.
 
 use mpsshim_control::settings::Settings;
 use mpsshim_control::ui::Ui;

@@ -1,6 +1,6 @@
-//! The plugin's socket, and kubelet's: both are looked at every second. Kubelet removes the plugins' sockets when it
-//! starts, and has a new one of its own then; a plugin that does not notice is a plugin that is not there. Looking costs
-//! two system calls; watches of a folder (inotify) are scarce on nodes with many pods.
+//! The plugin's socket and kubelet's, both checked every second. When kubelet starts it removes the plugins' sockets and
+//! creates a new one of its own; a plugin that does not register again is lost. A check costs two system calls, while
+//! watches of a folder (inotify) are scarce on nodes with many pods.
 
 use crate::api::{Empty, KUBELET_SOCKET, RegisterRequest, VERSION, path};
 use crate::plugin::Plugin;
@@ -22,7 +22,7 @@ use tonic::Status;
 pub const DEFAULT_FOLDER: &str = "/var/lib/kubelet/device-plugins";
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Kubelet comes to listen at once when a plugin has registered. When nobody has for so long, it has lost the plugin.
+/// Kubelet starts to listen as soon as a plugin has registered. If it has not listened for so long, it has lost the plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A registration may take so long.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ pub enum KubeletError {
     )]
     NoFolder(PathBuf),
     /// The socket cannot be made.
-    #[error("cannot make the socket {path}: {source}")]
+    #[error("cannot create the socket {path}: {source}")]
     Socket {
         /// The socket.
         path: PathBuf,
@@ -44,7 +44,9 @@ pub enum KubeletError {
         source: io::Error,
     },
     /// Another process answers there.
-    #[error("another device plugin listens at {0}: end it, or give this one another --resource")]
+    #[error(
+        "another device plugin listens at {0}: stop it, or give this one a different --resource"
+    )]
     Taken(PathBuf),
     /// Kubelet does not want the plugin.
     #[error("kubelet refuses {resource}: {why}")]
@@ -191,11 +193,11 @@ impl Kubelet {
                 let outcome = self.register().await?;
                 match (&outcome, kubelet) {
                     (None, Some(kubelet)) => {
-                        tracing::info!("kubelet knows {}", self.request.resource_name);
+                        tracing::info!("registered {} with kubelet", self.request.resource_name);
                         known = Some((kubelet, Instant::now()));
                     }
                     (Some(why), _) if trouble.as_ref() != Some(why) => {
-                        tracing::warn!("kubelet at {}: {why}; trying on", self.socket.display());
+                        tracing::warn!("kubelet at {}: {why}; trying again", self.socket.display());
                     }
                     _ => {}
                 }

@@ -62,7 +62,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let found = devices.wait_for(|fleet| !fleet.gpus.is_empty()).await;
     let gpus = found
-        .context("nobody asks the control daemon any more")?
+        .context("the task that polls the control daemon has ended")?
         .gpus
         .len();
     tracing::info!("GPUs of the control daemon: {gpus}");

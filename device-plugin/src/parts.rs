@@ -1,4 +1,4 @@
-//! Parts of GPUs: their names, what some of them come to, and which to prefer.
+//! Parts of GPUs: names, the limits that an allocation amounts to, and preferred allocations.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,10 +21,10 @@ fn of_id(id: &str) -> Option<(&str, u32)> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareError {
     /// Not one of the plugin's.
-    #[error("{0} is no part of a GPU")]
+    #[error("{0} is not a part of a GPU")]
     NoPart(String),
     /// Nothing is asked for.
-    #[error("no part of a GPU is asked for")]
+    #[error("the request names no part of a GPU")]
     Nothing,
     /// A program's share is of one GPU.
     #[error(

@@ -1,4 +1,4 @@
-//! What kubelet asks the plugin.
+//! Replies to kubelet's calls.
 
 use crate::api::{
     AllocateRequest, Allocation, CdiDevice, ContainerAllocateRequest, ContainerAllocation,
@@ -132,7 +132,10 @@ impl Plugin {
         }
         let mut allocation = self.always.clone();
         allocation.env.extend(self.environment(gpu, count));
-        tracing::info!("{count} of {} parts of {uuid} for a container", self.parts);
+        tracing::info!(
+            "allocated {count} of {} parts of {uuid} to a container",
+            self.parts
+        );
         Ok(allocation)
     }
 

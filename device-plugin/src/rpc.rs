@@ -1,5 +1,4 @@
-//! gRPC without generated code: calls over a Unix socket, and answers to them. A service here is a function that looks
-//! at the path of a request.
+//! gRPC over Unix sockets without generated code. A service is a function that dispatches on the path of a request.
 
 use prost::Message;
 use std::convert::Infallible;

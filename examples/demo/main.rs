@@ -24,8 +24,8 @@ usage: demo [--softgpu]
 
 Runs one copy of the n-body example alone and two together, sharing a device through mpsshim, and prints a table.
 
-  --softgpu    use softgpu, the CUDA driver for the CPU, even where there is a GPU
-  -h, --help   this text
+  --softgpu    use softgpu, the CUDA driver for the CPU, even if there is a GPU
+  -h, --help   show this text
 ";
 
 /// Makes the process a client that prints the bytes in use on device 0: its own view is the server's.

@@ -1,5 +1,5 @@
-//! What a server lets each of its clients have. The daemon decides, the server keeps to it; a client's own
-//! environment can only ask for less.
+//! Limits of the clients of a server. The daemon decides them, the server enforces them; a client's environment can only
+//! lower them.
 
 use crate::mode::Mode;
 use mpsshim_proto::handshake::ClientHello;
@@ -34,9 +34,9 @@ impl Percentage {
     }
 }
 
-/// Not a number over 0 and at most 100.
+/// Not a number above 0 and at most 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a percentage is a number over 0 and at most 100")]
+#[error("a percentage is a number above 0 and at most 100")]
 pub struct NoPercentage;
 
 impl FromStr for Percentage {
@@ -156,7 +156,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Without what concerns other users than this one: nobody's server has to know of it.
+    /// These limits without those of other users, which a user's server need not know.
     pub fn of_user(&self, uid: u32) -> Limits {
         let mut limits = self.clone();
         limits.user_memory.retain(|user, _| *user == uid);

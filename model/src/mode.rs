@@ -1,4 +1,4 @@
-//! The two modes in which a client may be served, and which it gets that asks for none.
+//! The two modes in which clients are served, and the mode of clients that do not request one.
 
 pub mod by_device;
 
@@ -20,7 +20,7 @@ pub enum Mode {
 
 /// A hello asks for a mode that there is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the client asks for mode {0}, and there are 1 (proxy) and 2 (direct)")]
+#[error("the client requests mode {0}; the modes are 1 (proxy) and 2 (direct)")]
 pub struct NoMode(u32);
 
 impl Mode {
@@ -79,13 +79,13 @@ pub struct Modes {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoModes {
     /// Neither of the two, for all devices or one.
-    #[error("\"{0}\" is no mode (proxy, direct) and not DEVICE=MODE")]
+    #[error("\"{0}\" is neither a mode (proxy, direct) nor DEVICE=MODE")]
     Part(String),
     /// Two modes for the same devices.
     #[error("there are two modes for {0}")]
     Twice(String),
     /// Nothing is in it.
-    #[error("there is no mode in it (proxy, direct)")]
+    #[error("it names no mode (proxy, direct)")]
     Empty,
 }
 
@@ -161,14 +161,14 @@ mod tests {
             assert_eq!(whole.parse(), Ok(modes));
         }
         for (text, why) in [
-            ("both", "\"both\" is no mode (proxy, direct)"),
-            ("0=both", "\"0=both\" is no mode"),
-            ("=direct", "\"=direct\" is no mode"),
-            ("direct=0", "\"direct=0\" is no mode"),
+            ("both", "\"both\" is neither a mode (proxy, direct)"),
+            ("0=both", "\"0=both\" is neither a mode"),
+            ("=direct", "\"=direct\" is neither a mode"),
+            ("direct=0", "\"direct=0\" is neither a mode"),
             ("0=direct,0=proxy", "two modes for device 0"),
             ("GPU-ab=direct,gpu-AB=direct", "two modes for device gpu-AB"),
             ("proxy,direct", "two modes for all devices"),
-            (" , ", "no mode in it"),
+            (" , ", "names no mode"),
         ] {
             let error = text.parse::<Modes>().expect_err(text).to_string();
             assert!(error.contains(why), "{error}");

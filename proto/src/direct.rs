@@ -42,7 +42,7 @@ pub const GIVING: u32 = 3;
 
 /// [`Turn::state`]: the server has ended the session; the client may submit nothing any more.
 pub const TERMINATED: u32 = 4;
-/// [`Turn::state`]: the server has gone, says the client to its own threads; nobody writes the page any more.
+/// [`Turn::state`]: the server has ended, as the client tells its own threads; no one writes to the page any more.
 pub const GONE: u32 = 5;
 
 /// [`Turn::asked`]: nobody else wants a turn.

@@ -1,8 +1,8 @@
-//! Where daemon and clients meet, and who may have a hand in a directory that they trust.
+//! The directory in which daemon and clients meet, and the conditions under which a directory is trusted.
 //!
-//! Whoever can write in a directory, or in one above it, can put something else in place of what a process expects there.
+//! A user who can write in a directory, or in one above it, can replace what a process expects there.
 //! [`open`] therefore walks a path from the root, one component at a time and each relative to the one before, and goes
-//! through directories of root and of the process's user only.
+//! only through directories of root and of the process's user.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -35,7 +35,7 @@ pub fn own(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
     runtime.into_iter().chain([temporary]).collect()
 }
 
-/// Where a program of a user looks for a daemon that nobody has named, in this order: the user's own, then root's.
+/// Where a user's program looks for a daemon if no directory is set, in this order: the user's own, then root's.
 pub fn candidates(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
     let mut directories = own(uid, runtime);
     if uid != 0 {
@@ -61,7 +61,7 @@ const MOST_LINKS: usize = 40;
 /// Why a directory is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// It, or one above it, is somebody else's.
+    /// The directory, or one above it, belongs to another user.
     #[error("{} belongs to user {owner}; it must belong to root or to user {uid}", .path.display())]
     Owner {
         /// The directory.
@@ -79,7 +79,7 @@ pub enum Refused {
         /// Its permissions.
         mode: u32,
     },
-    /// A symbolic link that somebody else may have put there.
+    /// A symbolic link that another user may have put there.
     #[error("{} is a symbolic link that is not followed", .path.display())]
     Link {
         /// The link.
@@ -103,7 +103,7 @@ impl Refused {
     }
 }
 
-/// What a directory is for, which decides who may write in it.
+/// The purpose of a directory, which decides who may write in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// It holds the daemon's sockets: nobody but its owner may write there.
@@ -295,7 +295,7 @@ impl Refused {
     }
 }
 
-/// Whether somebody else than the owner may write. A group with the owner's number is the owner's own.
+/// Whether users other than the owner may write. A group with the owner's number is the owner's own.
 fn others_may_write(found: &libc::stat, groups_of_root_may: bool) -> bool {
     let group_is_trusted =
         found.st_gid == found.st_uid || (groups_of_root_may && found.st_uid == 0);
@@ -335,7 +335,7 @@ fn open_at(directory: Option<&OwnedFd>, name: &CStr, flags: libc::c_int) -> io::
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Makes a directory with these permissions, whatever the umask; one that somebody has made meanwhile is opened.
+/// Creates a directory with these permissions, whatever the umask; if it has been created meanwhile, opens it.
 fn make(above: &OwnedFd, name: &CStr, mode: u32) -> io::Result<OwnedFd> {
     // SAFETY: a plain system call with a NUL-ended name.
     let made = check(unsafe { libc::mkdirat(above.as_raw_fd(), name.as_ptr(), 0o700) });

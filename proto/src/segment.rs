@@ -122,7 +122,8 @@ pub struct Header {
     pub posted_error: AtomicU32,
     /// 1 while threads outnumber CPUs: waiting clients had better yield at once. Server, a hint.
     pub crowded: AtomicU32,
-    /// How many of `sleepers` are in use. Client, full fence, then the doorbell when `watcher_idle`.
+    /// How many of `sleepers` are in use. Client: adds 1, full fence, rings the doorbell; a dispatch thread that then reads
+    /// a number other than 0 wakes the server's watcher.
     pub sleeping: Line<AtomicU32>,
     /// The sleeping threads.
     pub sleepers: [Sleeper; SLEEPERS],

@@ -71,9 +71,9 @@ pub fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Whether `fd`, which [`reopen`] gave, is the only description of its file: nobody else has it open or mapped. Asked by
-/// way of a lease, which the kernel grants only then. While it is held, for a moment, somebody who opens the file has the
-/// kernel send SIGIO, which the process must ignore. `false` where there is any doubt.
+/// Whether `fd`, which [`reopen`] gave, is the only description of its file: no other process has it open or mapped.
+/// Checked by taking a lease, which the kernel grants only then. If another process opens the file while the lease is held,
+/// the kernel sends SIGIO, which this process must ignore. `false` in case of doubt.
 pub fn is_sole(fd: BorrowedFd<'_>) -> bool {
     let lease = |kind: i32| {
         // SAFETY: a plain system call on a borrowed descriptor.
@@ -279,7 +279,7 @@ pub fn futex_wake(word: &AtomicU32) {
     };
 }
 
-/// A counter that wakes whoever polls it (`eventfd(2)`), non-blocking.
+/// A counter that wakes the thread that polls it (`eventfd(2)`), non-blocking.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
 

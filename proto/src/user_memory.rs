@@ -1,11 +1,11 @@
 //! Device memory of all clients of one user, in a file that the server shares with those in direct mode.
 //!
-//! Each client has a place in a table and adds to nothing but its own number there; what the user holds is the sum. So a
-//! client that ends in the middle of anything leaves nothing behind once the server has cleared its place, and nobody has
-//! to find out what was whose. The server adds for the clients in proxy mode.
+//! Each client has a place in a table and adds to nothing but its own number there; the user's total is the sum. So
+//! whenever a client ends, nothing of it remains once the server has cleared its place, and no bookkeeping of owners is
+//! needed. The server adds for the clients in proxy mode.
 //!
-//! A client may write whatever it likes into the table, as it may allocate without asking: that is between the clients of
-//! one user. The server relies on nothing in it.
+//! A client may write whatever it likes into the table, as it may allocate without asking: that affects only clients of
+//! the same user. The server relies on nothing in it.
 
 use crate::handshake::MAX_DEVICES;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -81,8 +81,8 @@ impl UserMemory {
 
     /// Counts bytes that are about to be allocated; `false`: that would be more than the limit, and nothing is counted.
     ///
-    /// Each adds first and then looks at the sum, so that two at once do not both pass. Where both see too much, each takes
-    /// back what it added and looks again; whoever took back last then sees only what is really held, and tries anew.
+    /// Each client adds first and then reads the sum, so that two at once do not both pass. If both exceed the limit, each
+    /// subtracts what it added and reads again; the last to subtract then sees only what is really held, and retries.
     pub fn take(&self, device: usize, place: usize, bytes: u64) -> bool {
         for _ in 0..TRIES {
             let limit = self.devices[device].limit.load(Ordering::Relaxed);
@@ -112,7 +112,7 @@ impl UserMemory {
         }
     }
 
-    /// Makes a place nobody's.
+    /// Frees a place.
     pub fn clear(&self, place: usize) {
         for device in &self.devices {
             device.held[place].store(0, Ordering::SeqCst);

@@ -1,5 +1,4 @@
-//! What holds for every new client, in whichever mode: version, number of clients, number of the session, and what its
-//! user has in all.
+//! Checks of new clients in both modes: version, number of clients, number of the session, and the user's totals.
 
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::CUresult;
@@ -87,7 +86,7 @@ pub fn welcome(status: CUresult) -> Welcome {
     welcome
 }
 
-/// Turns a client away, and tells why. One that has gone needs no answer; whoever listened to `events` may have ended.
+/// Refuses a client and reports the reason. The client, and the receiver of `events`, may have ended already.
 pub fn refuse(
     events: &Sender<EngineEvent>,
     socket: &OwnedFd,

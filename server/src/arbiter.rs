@@ -1,5 +1,5 @@
-//! The arbiter of clients in direct mode: it says whose turn it is and how much memory each may hold. It makes no context
-//! and calls no driver.
+//! The arbiter of clients in direct mode: it grants turns and says how much memory each client may hold. It creates no
+//! context and makes no driver call.
 //!
 //! One thread owns everything (`thread.rs`) and waits for doorbells, ended connections, orders and the end of a quantum.
 //! Who goes first is decided in [`turns`], whether turns are taken at all in [`sharing`]; what is shared with a client is in `page.rs`.
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long its thread, which never waits for anybody, may take to say what the clients have.
+/// How long its thread, which never blocks, may take to report the clients' resources.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the arbiter's thread is told.
@@ -101,7 +101,7 @@ impl Arbiter {
         self.order(Order::Add(socket, Box::new(hello), who));
     }
 
-    /// Ends a client's session: its turn is passed on, its connection closed. One that is not there is none's loss.
+    /// Ends a client's session: its turn is passed on, its connection closed. Unknown sessions are ignored.
     pub fn terminate(&self, session: u64) {
         self.order(Order::Terminate(session));
     }
@@ -111,7 +111,7 @@ impl Arbiter {
         self.order(Order::Limits(limits));
     }
 
-    /// Gives a client its share of turns. One that is not there is none's loss.
+    /// Sets a client's weight. Unknown sessions are ignored.
     pub fn set_weight(&self, session: u64, weight: u32) {
         self.order(Order::Weight(session, weight));
     }

@@ -364,7 +364,7 @@ impl Engine {
     }
 
     /// Ends a session: its client's calls return `CUDA_ERROR_MPS_CLIENT_TERMINATED` from now on, what it had is freed
-    /// when its work on the device is done. [`EngineEvent::Gone`] follows. One that is not there is none's loss.
+    /// when its work on the device is done. [`EngineEvent::Gone`] follows. Unknown sessions are ignored.
     pub fn terminate(&self, session: u64) {
         if let Some(session) = self.shared.session(session) {
             session.terminated.store(true, Ordering::SeqCst);
@@ -378,7 +378,7 @@ impl Engine {
         *self.shared.limits.lock() = limits;
     }
 
-    /// Gives a client its share of dispatch. One that is not there is none's loss.
+    /// Sets a client's weight. Unknown sessions are ignored.
     pub fn set_weight(&self, session: u64, weight: u32) {
         if let Some(session) = self.shared.session(session) {
             self.shared.fairness.set_weight(&session.standing, weight);

@@ -1,4 +1,4 @@
-//! Who serves a client: the engine those in proxy mode, the arbiter those in direct mode. Both number their sessions from
+//! Assignment of clients: the engine serves those in proxy mode, the arbiter those in direct mode. Both number their sessions from
 //! one count and report to one channel.
 
 use crate::admission::{self, Admission};

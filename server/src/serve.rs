@@ -38,11 +38,11 @@ pub trait Host {
     fn has_contexts(&self) -> bool {
         true
     }
-    /// Ends a session; its end comes as an event. One that is not there is none's loss.
+    /// Ends a session; an event reports its end. Unknown sessions are ignored.
     fn terminate(&self, session: u64);
     /// What clients that come from now on may have.
     fn set_limits(&self, limits: Limits);
-    /// Gives a client its share. One that is not there is none's loss.
+    /// Sets a client's weight. Unknown sessions are ignored.
     fn set_weight(&self, session: u64, weight: u32);
     /// What the clients have.
     fn usage(&self) -> Vec<Usage>;
@@ -62,7 +62,7 @@ pub trait Host {
 /// How serving has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As told, or because nobody was left.
+    /// As ordered, or because no client was left.
     Orderly,
     /// The context is lost; nothing in this process that concerns the device can be relied upon any more.
     Fault,

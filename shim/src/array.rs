@@ -1,5 +1,5 @@
 //! Arrays, mipmapped arrays, texture and surface objects, as the client knows them: descriptors are kept here, so
-//! that asking for them needs no message.
+//! that queries need no message.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
-//! Stream capture: which streams capture, and what that forbids.
+//! Stream capture: which streams capture, and which calls are forbidden meanwhile.
 //!
-//! The captures are the driver's, in the server, and relaxed. What a mode forbids is checked here, where the threads
-//! are known; a capture that a forbidden call spoils is spoilt in the server too. While nothing captures all this
-//! costs one relaxed load; what is given to a capturing stream is waited for, so that its error comes from the call
-//! that made it, as natively.
+//! The captures are made by the driver in the server, in relaxed mode. The restrictions of other modes are checked here,
+//! where the threads are known; a forbidden call invalidates the capture in the server too. While no stream captures, all
+//! this costs one relaxed load. Calls on a capturing stream wait for the server, so that each returns its own error, as
+//! natively.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -331,7 +331,7 @@ pub fn status(session: &Session, stream: StreamRef) -> Status<u32> {
     Ok(info(session, stream)?.status)
 }
 
-/// What `cuStreamGetCaptureInfo` says.
+/// The result of `cuStreamGetCaptureInfo`.
 pub fn info(session: &Session, stream: StreamRef) -> Status<Info> {
     if !any() || !stream.is_capturing() {
         return Ok(Info::default());
@@ -365,7 +365,7 @@ pub fn info(session: &Session, stream: StreamRef) -> Status<Info> {
         },
         count: shown.nodes.len(),
     };
-    // What the program was shown before is its no longer.
+    // Arrays returned to the program before are no longer valid.
     SHOWN.lock().get_or_insert_default().insert(object, shown);
     Ok(info)
 }

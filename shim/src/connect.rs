@@ -1,4 +1,4 @@
-//! The way to the daemon: the socket, the handshake, and what a session needs in this process.
+//! Connecting to the daemon: the socket, the handshake, and the setup of a session in this process.
 
 use std::io;
 use std::mem;
@@ -61,7 +61,7 @@ impl Way {
     /// `None`: there is no daemon.
     fn first() -> Option<Way> {
         let directory = daemon_directory()?;
-        tracing::info!(directory = %directory.display(), "connecting to the daemon there");
+        tracing::info!(directory = %directory.display(), "connecting to the daemon");
         Some(Way {
             socket: directory.join("control"),
             hello: hello(),
@@ -83,7 +83,7 @@ impl Way {
     }
 }
 
-/// The directories in which this process looks for a daemon: the one that is named, or the user's own and then root's.
+/// The directories in which this process looks for a daemon: the one that is set, or the user's own and then root's.
 pub fn directories() -> Vec<PathBuf> {
     match settings::pipe_directory() {
         Some(named) => vec![named],
@@ -95,7 +95,7 @@ pub fn directories() -> Vec<PathBuf> {
     }
 }
 
-/// The directory of the daemon, if there is one: nobody but root and this process's user can have put it there.
+/// The directory of the daemon, if there is one: only root or this process's user can have created it.
 pub fn daemon_directory() -> Option<PathBuf> {
     let named = settings::pipe_directory().is_some();
     let mut usable = directories();
@@ -104,7 +104,7 @@ pub fn daemon_directory() -> Option<PathBuf> {
             Ok(Ok(_)) => true,
             Ok(Err(refused)) if refused.is_absent() => false,
             Ok(Err(refused)) => {
-                tracing::warn!(directory = %path.display(), "taken for no daemon: {refused}");
+                tracing::warn!(directory = %path.display(), "not accepted as a daemon: {refused}");
                 false
             }
             // The working directory has gone, and what is relative to it.
@@ -181,7 +181,7 @@ fn begin_direct(
 ) -> Result<(), String> {
     let count = (welcome.device_count as usize).min(MAX_DEVICES);
     let devices = device_map(&welcome.devices[..count], own);
-    let user = user.ok_or("the welcome lacks descriptors")?;
+    let user = user.ok_or("descriptors are missing from the welcome")?;
     direct::begin((&page, &user), doorbell, socket, devices)?;
     tracing::info!(
         session = welcome.session,
@@ -320,10 +320,10 @@ fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
     CUDA_ERROR_MPS_CONNECTION_FAILED
 }
 
-/// A connection; `None` when nobody listens.
+/// A connection; `None` if no daemon listens.
 fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
     let Some(address) = address_of(path) else {
-        tracing::warn!(path = %path.display(), "too long for a socket: taken for no daemon");
+        tracing::warn!(path = %path.display(), "too long for a socket: not accepted as a daemon");
         return Ok(None);
     };
     // SAFETY: a plain system call.
@@ -448,7 +448,7 @@ fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
             welcome.protocol, welcome.mode
         )));
     }
-    let lacks = |_| Unwelcome::new(format_args!("the welcome lacks descriptors"));
+    let lacks = |_| Unwelcome::new(format_args!("descriptors are missing from the welcome"));
     if welcome.mode == DIRECT {
         let descriptors: [OwnedFd; DIRECT_DESCRIPTORS.len()] =
             descriptors.try_into().map_err(lacks)?;
@@ -473,7 +473,7 @@ fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
         && shm::is_sealed(segment.as_fd(), SEGMENT_LEN as u64);
     if !sound {
         return Err(Unwelcome::new(format_args!(
-            "the segment is not as it should be"
+            "the segment has a wrong size or is not sealed"
         )));
     }
     Ok((welcome, segment, doorbell, None))
@@ -510,7 +510,7 @@ fn device_map(server: &[[u8; 16]], own: Option<&[CUuuid]>) -> Vec<Option<u32>> {
         .map(|uuid| {
             let found = server.iter().position(|other| *other == uuid.0);
             if found.is_none() {
-                tracing::warn!(?uuid, "a device that the server does not have");
+                tracing::warn!(?uuid, "the server does not have this device");
             }
             found.map(|ordinal| ordinal as u32)
         })

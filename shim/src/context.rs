@@ -1,7 +1,7 @@
 //! Devices, contexts, and each thread's stack of them.
 //!
-//! In the server all of a client's contexts on a device are one. Here they are told apart, so that destroying one
-//! releases what was made in it. A context is never freed, only marked dead: a thread may have it current.
+//! In the server, all contexts of a client on a device are one. The client distinguishes them, so that destroying one
+//! releases the objects created in it. A context is never freed, only marked dead: it may be current in a thread.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,7 +148,7 @@ pub fn ordinal_of(server: u32) -> Option<i32> {
     Some(found as i32)
 }
 
-/// In place of a limit that nobody has asked for.
+/// Placeholder for a limit that was never queried.
 const UNKNOWN: u64 = u64::MAX;
 
 /// A destructor of context-local storage: context, key, value.

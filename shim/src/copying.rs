@@ -1,7 +1,7 @@
-//! Copying by the CPU: large copies with a few threads, and past the caches.
+//! Copies by the CPU: large ones with several threads, bypassing the caches.
 //!
-//! One thread copies 8 to 13 GB/s, where the bus moves 55. The threads start with the first copy that is large enough and
-//! sleep while there is none.
+//! One thread copies 8 to 13 GB/s, while the bus transfers 55. The threads start with the first large copy and sleep while
+//! there is none.
 
 use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 use std::cell::Cell;
@@ -149,7 +149,7 @@ fn start() -> Option<ThreadPool> {
     match thread::without_signals(|| builder.build()) {
         Ok(pool) => Some(pool),
         Err(error) => {
-            tracing::warn!(%error, "no threads to help with large copies");
+            tracing::warn!(%error, "no helper threads for large copies");
             None
         }
     }

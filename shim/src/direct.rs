@@ -1,8 +1,8 @@
-//! Direct mode: the program runs on the genuine driver with contexts of its own. The server says when it may submit
-//! ([`turn`]) and how much memory it may hold ([`memory`]). When the server goes, the program goes on ([`session`]).
+//! Direct mode: the program runs on the genuine driver with contexts of its own. The server grants turns to submit
+//! work ([`turn`]) and limits memory ([`memory`]). If the server ends, the program goes on ([`session`]).
 //!
-//! Every slot leads to the genuine function, except the entry points that these modules wrap and those that submit work,
-//! which have a gate in front ([`crate::exports`]). docs/design/0012-direct-mode.md says why it is done so.
+//! Every slot leads to the genuine function, except for the entry points that these modules wrap and those that submit
+//! work, which have a gate in front ([`crate::exports`]). docs/design/0012-direct-mode.md has the reasons.
 
 mod contexts;
 mod memory;
@@ -42,7 +42,7 @@ pub fn start() {
     }
 }
 
-/// In a child that was forked: the session is the parent's, and nobody says when this process may submit.
+/// In a forked child: the session is the parent's, and no server grants turns to this process.
 pub fn leave() {
     memory::leave();
     if let Some(direct) = direct() {

@@ -1,6 +1,6 @@
 //! `dlopen`, interposed for the names that a SONAME does not catch: `libcuda.so` and any path to a driver.
 //!
-//! Every other name goes on to the real `dlopen` by a jump, so that it sees the program's own return address
+//! Every other name is passed to the real `dlopen` by a jump, so that it sees the program's own return address
 //! and searches with the RUNPATH of the object that called. Nothing here allocates, and nothing runs before the
 //! first call.
 

@@ -1,4 +1,4 @@
-//! Events: what the client knows of them, so that most waits and queries need no answer.
+//! Events: state kept in the client, so that most waits and queries need no request.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -221,7 +221,7 @@ pub fn recorded_by_launch(event: EventRef, stream: StreamRef, _ring: &Ring<'_>) 
     event.complete.store(false, Ordering::Release);
 }
 
-/// Makes a stream wait for an event; one that was never recorded is complete.
+/// Makes a stream wait for an event; an event that was never recorded is complete.
 pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32) -> Status {
     let captured = event.capture.load(Ordering::Relaxed);
     let known =

@@ -2,7 +2,7 @@
 //!
 //! A jump leaves registers and stack as the caller made them, so one form serves every signature. A slot starts
 //! at a stub that asks [`mode::resolve`] where this one call goes; `cuInit` then writes the final target
-//! ([`install`]). Slots are written whole and never point at anything that does not take the call.
+//! ([`install`]). Slots are written atomically and always point at a function that can take the call.
 //!
 //! `build.rs` writes the list of symbols, in the order of [`mpsshim_api::table::symbols`]; a symbol's place in
 //! it is its index everywhere in the shim.

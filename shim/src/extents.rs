@@ -1,5 +1,5 @@
-//! What lies at addresses that are not carved from granted slabs: mappings of the program's own, memory from pools,
-//! memory that another process shares.
+//! Memory at addresses outside of granted slabs: the program's own mappings, memory from pools, memory that another
+//! process shares.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

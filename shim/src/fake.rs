@@ -1,4 +1,4 @@
-//! For tests: a session whose server is played by the test, over a segment on the heap.
+//! For tests: a session over a segment on the heap, in which the test acts as the server.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::os::fd::{FromRawFd, OwnedFd};

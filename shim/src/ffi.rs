@@ -1,8 +1,8 @@
-//! The border to the program: what a handler's arguments may be, and how its result leaves.
+//! The interface to the program: types for the arguments of handlers, and the return of their results.
 //!
 //! A handler is called only by the program, with the arguments of the CUDA function it stands for. These types
-//! have the layout of the pointers in its signature and carry the promise that CUDA documents for them, so that a
-//! handler reads and writes through them without unsafe code of its own. None of them can be made here.
+//! have the layout of the pointers in its signature and carry the guarantees that CUDA documents for them, so that a
+//! handler reads and writes through them without unsafe code of its own. They cannot be constructed in safe code.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};

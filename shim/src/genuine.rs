@@ -1,6 +1,6 @@
 //! The genuine driver: found as the loader would have found it, opened by its absolute path.
 //!
-//! A path is not compared with the SONAMEs of what is loaded, so it leads past the shim. `RTLD_LOCAL` keeps the
+//! The loader does not compare a path with the SONAMEs of loaded libraries, so this bypasses the shim. `RTLD_LOCAL` keeps the
 //! driver's symbols out of the program's sight.
 
 use std::ffi::{CStr, CString, OsStr, c_void};
@@ -14,8 +14,7 @@ use crate::{dlopen, ldcache, settings};
 
 const LIBRARY: &str = "libcuda.so.1";
 
-/// Folders searched after `LD_LIBRARY_PATH` and the loader's cache: the loader's own, then where containers and
-/// WSL put the driver.
+/// Folders searched after `LD_LIBRARY_PATH` and the loader's cache: the loader's own, then those of containers and WSL.
 const FOLDERS: [&str; 8] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",

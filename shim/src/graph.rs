@@ -1,5 +1,5 @@
-//! Graphs: what the client keeps of them. They live in the server, which makes the handles; here is what a launch needs
-//! to know of an instance, and the memory that pointers in a node's parameters lead to.
+//! Graphs: state kept in the client. Graphs exist in the server, which assigns their handles; the client keeps what a
+//! launch needs to know about an instance, and the memory that pointers in a node's parameters refer to.
 
 use std::collections::{HashMap, HashSet};
 

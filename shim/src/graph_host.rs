@@ -1,9 +1,9 @@
 //! Host nodes of graphs: functions of the program that run in the middle of a graph.
 //!
-//! A function is known to the server by a number. Each instance has a slot for each of its host nodes; the GPU writes
+//! The server knows a function by a number. Each instance has a slot for each of its host nodes; the GPU writes
 //! the number into the slot's flag [`ARRIVED`] when it gets there, a thread of this process that belongs to the
-//! instance takes it, runs the function and writes 1 into the flag [`RETURNED`], which the GPU waits for. The flags
-//! are cleared by whoever has seen them, so that the instance can be launched again as it is.
+//! instance takes it, runs the function and writes 1 into the flag [`RETURNED`], which the GPU waits for. Each
+//! flag is cleared by its reader, so that the instance can be launched again unchanged.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 //!
 //! A function travels as a message that names a slot and a value. The GPU writes the value into the slot's flag
 //! [`ARRIVED`] when the stream gets there, a thread of this process runs the function and writes the same value into
-//! the slot's flag [`RETURNED`], and the server, which has held back what follows on the stream, goes on with it.
-//! Each stream with functions has a thread, so a function that blocks stops its stream and no other. The threads end
-//! when there has been nothing to do for a while; at the end of the process nobody waits for them, and functions whose
-//! time has not come never run.
+//! the slot's flag [`RETURNED`], and the server, which has deferred what follows on the stream, goes on with it.
+//! Each stream with functions has a thread, so a function that blocks stops only its own stream. The threads end when
+//! they have been idle for a while; the end of the process does not wait for them, and functions whose turn has not come
+//! never run.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -78,7 +78,7 @@ struct State {
 
 static QUEUES: [OnceLock<Queue>; FLAGS] = [const { OnceLock::new() }; FLAGS];
 
-/// There has been a thread of ours: only then need anybody ask whether he is one.
+/// A thread for host functions has been started: only then is it necessary to check whether the caller is one.
 static ANY_THREAD: AtomicBool = AtomicBool::new(false);
 
 thread_local! {

@@ -1,8 +1,8 @@
-//! How long an image is: the driver takes only a pointer.
+//! The length of an image: the driver's calls take only a pointer.
 //!
 //! A fatbin wrapper (what `nvcc` puts into programs) points at a fatbin; a fatbin and a cubin (ELF) say in their
-//! headers how long they are; anything else is PTX text that ends with a NUL. The program vouches for the memory
-//! only as far as the headers say, so nothing beyond them is read; headers that cannot be right are refused.
+//! headers how long they are; anything else is PTX text that ends with a NUL. The program guarantees only the memory that
+//! the headers describe, so nothing beyond is read; impossible headers are refused.
 
 use std::ffi::CStr;
 

@@ -1,7 +1,7 @@
-//! Options of loads and links (`CUjit_option`), as a program gives them, and what goes back to it.
+//! Options of loads and links (`CUjit_option`) that a program passes, and the values returned to it.
 //!
-//! Numbers travel as they are; lists of names and addresses as their content; logs, times and sizes come back with the
-//! answer and are written where the program said.
+//! Numbers are sent as they are, lists of names and addresses with their content; logs, times and sizes come back with the
+//! answer and are written to the program's buffers.
 
 use std::ffi::{c_char, c_void};
 
@@ -42,7 +42,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// Reads an answer; nothing was said in one that is too short.
+    /// Reads an answer; one that is too short counts as empty.
     pub fn read(payload: &[u8]) -> Said {
         let Ok((head, logs)) = ImageLoaded::read_from_prefix(payload) else {
             return Said::default();

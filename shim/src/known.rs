@@ -1,4 +1,4 @@
-//! Answers of the server that cannot change, under what was asked.
+//! A cache of answers of the server that cannot change.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};

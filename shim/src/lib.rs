@@ -1,9 +1,9 @@
 //! The library that takes the place of the CUDA driver inside a program.
 //!
-//! Its SONAME is `libcuda.so.1`, so that under `LD_PRELOAD` the loader answers every wish for the driver with
-//! it; [`dlopen`] catches the wishes that a SONAME does not: `libcuda.so` and absolute paths.
+//! Its SONAME is `libcuda.so.1`, so that under `LD_PRELOAD` the loader resolves every request for the driver
+//! to it; [`dlopen`] catches the requests that a SONAME does not: `libcuda.so` and absolute paths.
 //!
-//! The way of a call:
+//! The path of a call:
 //!
 //! 1. [`exports`]: the program calls an exported symbol, or the pointer that [`procaddr`] gave out, which is the
 //!    same address. It jumps through the symbol's slot.

@@ -223,7 +223,7 @@ pub fn leave(session: &Session, handle: u64, server: u64, context: &Context) -> 
 }
 
 /// `cuLibraryGetKernel`: the same handle each time. With a current context its function is loaded there as well,
-/// as whoever asks for a kernel is about to use it.
+/// since the program is about to use it.
 pub fn get_kernel(session: &Session, handle: u64, name: &CStr) -> Status<u64> {
     session.check()?;
     let entry = library(handle)?;

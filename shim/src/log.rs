@@ -1,7 +1,7 @@
 //! Logging, silent unless `MPSSHIM_LOG` is set.
 //!
-//! `MPSSHIM_LOG=FILTER` logs to standard error, `MPSSHIM_LOG=FILTER:/path/to/file` appends to a file; an absolute
-//! path, which is how its colon is told from those of a filter. FILTER is a level (`error`, `warn`, `info`,
+//! `MPSSHIM_LOG=FILTER` logs to standard error, `MPSSHIM_LOG=FILTER:/path/to/file` appends to a file; the
+//! path must be absolute, which distinguishes its colon from those of a filter. FILTER is a level (`error`, `warn`, `info`,
 //! `debug`, `trace`) or a list such as `warn,mpsshim::mode=debug`.
 
 use std::fs::{File, OpenOptions};
@@ -13,8 +13,8 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::settings;
 
-/// Sets logging up at the first call. A setting that cannot be followed is the one thing the shim says on
-/// standard error unasked: who set it is waiting for output.
+/// Sets up logging at the first call. An invalid setting is reported on standard error, since the user who set it expects
+/// output.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,5 +1,5 @@
-//! Managed memory. It is pinned memory of the host arena, at one address for the program, the server and the devices:
-//! correct at every moment, but devices reach it over the bus. Advice and prefetches are remembered and move nothing.
+//! Managed memory: pinned memory in the host arena, at one address for the program, the server and the devices. It is
+//! always coherent, but devices access it over the bus. Advice and prefetches are recorded and move nothing.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What streams and events cost in messages, and that nobody waits for what will not come.
+//! Tests of the number of messages that streams and events cost, and that no wait hangs.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The memory a program has: device memory, pinned host memory, globals of its modules, registered memory; and
-//! what kind an address is.
+//! The program's memory: device memory, pinned host memory, globals of its modules, registered memory; and the kind of an
+//! address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -94,7 +94,10 @@ impl Source for DeviceSource<'_> {
         };
         let range: Range = self.session.ask(Op::MemGrant, &body, &[])?.read()?;
         if range.len < len || device_of(range.start) != Some(self.device) {
-            tracing::error!(?range, "the server granted memory that is none");
+            tracing::error!(
+                ?range,
+                "the server granted an invalid range of device memory"
+            );
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
         tracing::debug!(
@@ -140,7 +143,7 @@ impl Source for HostSource<'_> {
                 .is_none_or(|(start, mapping)| start + mapping.len() as u64 <= range.start)
         };
         if !inside || !apart {
-            tracing::error!(?range, "the server granted host memory that is none");
+            tracing::error!(?range, "the server granted an invalid range of host memory");
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
         // SAFETY: the range lies in the arena, which this process reserved, and apart from what is mapped there.
@@ -235,7 +238,7 @@ fn forget_shared(session: &Session, start: u64) -> Status {
     Ok(())
 }
 
-/// Frees device memory once the stream has done what it was given so far. Until then the block is nobody's.
+/// Frees device memory once the stream has done what it was given so far. Until then the block cannot be reused.
 pub fn free_behind(session: &Session, address: u64, stream: StreamRef) -> Status {
     static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
     let id = match device_block(address) {
@@ -308,7 +311,7 @@ pub fn unused(device: u32) -> u64 {
     device_pool(device).map_or(0, |pool| pool.lock().unused())
 }
 
-/// Gives back what was granted and nobody uses, which counts against a limit (host memory too, which may have been
+/// Gives back granted memory that is unused but counts against a limit (host memory too, which may have been
 /// managed memory); whether there was anything.
 pub fn give_back_unused(session: &Session) -> bool {
     let mut source = HostSource {
@@ -390,7 +393,7 @@ pub fn host_give_back(session: &Session, address: u64) -> Status {
 /// Maps part of a pinned block at a second address as well.
 ///
 /// # Safety
-/// `[to, to + len)` are whole pages of the program's that nobody uses meanwhile, and that it expects to keep.
+/// `[to, to + len)` are whole pages of the program's that no thread uses meanwhile, and that it expects to keep.
 pub unsafe fn map_again(arena: u64, to: u64, len: u64) -> Status {
     // SAFETY: `old_size` 0 makes a second mapping of the same shared pages; the target is the caller's.
     let mapped = unsafe {

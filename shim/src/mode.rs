@@ -1,9 +1,8 @@
-//! What `cuInit` decides: whether this process runs on the genuine driver or through a server.
+//! The decision of `cuInit`: whether this process runs on the genuine driver or through a server.
 //!
-//! The decision is made by the first `cuInit` that succeeds and holds for the life of the process. One that
-//! fails leaves everything undecided, and the next one asks anew. A child that is forked after the decision and
-//! goes on without exec cannot use CUDA, as natively: in pass-through the genuine driver says so, in proxy mode
-//! the child's slots do.
+//! The first `cuInit` that succeeds decides for the life of the process. If it fails, nothing is decided, and the next one
+//! tries again. As natively, a child that is forked after the decision cannot use CUDA without exec: in pass-through the
+//! genuine driver refuses its calls, in proxy mode the child's slots do.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -162,7 +161,7 @@ fn decide(flags: u32) -> Result<(), CUresult> {
         (None, _) if settings::required() => Err(no_daemon()),
         (None, Some(driver)) => {
             if !settings::disabled() {
-                tracing::info!(directory = %searched(), "no daemon listens there: on the genuine driver, unshared");
+                tracing::info!(directory = %searched(), "no daemon listens there: running on the genuine driver, unshared");
             }
             install_pass_through(driver);
             Ok(())
@@ -282,7 +281,7 @@ fn overwrite(targets: &mut [Target], entries: &[(&str, Target)]) {
     for (symbol, target) in entries {
         match exports::index_of(symbol) {
             Some(index) => targets[index] = *target,
-            None => tracing::error!(symbol, "is served but is no symbol of the driver"),
+            None => tracing::error!(symbol, "is served but is not a symbol of the driver"),
         }
     }
 }
@@ -349,7 +348,7 @@ pub extern "C" fn resolve(index: usize) -> *const () {
 pub extern "C" fn absent(index: usize) -> CUresult {
     static LOGGED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
     if !LOGGED[index].swap(true, Ordering::Relaxed) {
-        tracing::warn!(symbol = SYMBOLS[index], "called, but not served");
+        tracing::warn!(symbol = SYMBOLS[index], "called, but not supported");
     }
     CUDA_ERROR_NOT_SUPPORTED
 }

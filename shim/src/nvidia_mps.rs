@@ -1,6 +1,6 @@
-//! NVIDIA's own MPS, where the genuine driver of this process will be its client. In direct mode no turns are taken then:
-//! clients' kernels run side by side. What the server grants the process is handed on to it by the environment, which the
-//! genuine `cuInit` reads.
+//! NVIDIA's own MPS, if the genuine driver of this process will be its client. In direct mode no turns are taken then, since
+//! NVIDIA's server runs clients' kernels side by side. The limits that mpsshim's server grants are passed on through the
+//! environment, which the genuine `cuInit` reads.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -17,8 +17,8 @@ pub fn listens() -> bool {
     is_bound(directory.join("control"))
 }
 
-/// Whether there is a socket of this path that somebody has open. Nobody notices being asked: the kernel refuses a
-/// connection of another type before it looks further.
+/// Whether a process has a socket of this path open. The check is not noticed there: the kernel refuses a connection of
+/// another type first.
 fn is_bound(path: PathBuf) -> bool {
     let Some(address) = connect::address_of(&path) else {
         return false;

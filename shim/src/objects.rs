@@ -2,8 +2,8 @@
 //!
 //! A table only grows; its entries are never moved or freed but used again under a handle of the next generation.
 //! So a reference to an entry stays valid for the life of the process, and a stale handle is told from its
-//! successor. Objects keep all they have in atomics and locks: who uses a handle while another thread destroys
-//! it gets a wrong answer, as natively, and nothing worse.
+//! successor. Objects keep all state in atomics and locks: a thread that uses a handle while another destroys it gets
+//! a wrong answer, as natively, but nothing worse.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -19,7 +19,7 @@ const CHUNKS: usize = 4096;
 /// An object and the handle it has now.
 #[derive(Debug, Default)]
 pub struct Entry<T> {
-    /// 0 while nobody holds it.
+    /// 0 while it is free.
     handle: AtomicU64,
     generation: AtomicU32,
     index: AtomicU32,
@@ -80,7 +80,7 @@ impl<T: Default + Sync> Table<T> {
         Some(unsafe { &*chunk.add(index as usize % CHUNK) })
     }
 
-    /// An object nobody has: the caller fills it, then calls [`Table::publish`]. `None`: a million are in use.
+    /// A free object: the caller fills it, then calls [`Table::publish`]. `None`: a million are in use.
     pub fn claim(&self) -> Option<&'static Entry<T>> {
         let mut places = self.places.lock();
         if let Some(index) = places.free.pop_front() {

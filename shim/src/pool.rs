@@ -1,4 +1,4 @@
-//! Memory the server granted, carved into the blocks that the program asked for.
+//! The allocator that divides granted memory into the program's blocks.
 //!
 //! Small blocks come from slabs, so that allocating and freeing them needs no message; each larger one has a
 //! grant of its own. A bounded amount of what is freed is kept for the next request. The same code carves device
@@ -69,8 +69,8 @@ pub struct Pool {
     /// Free pieces of slabs: start to length and slab.
     free: BTreeMap<u64, (u64, u64)>,
     by_len: BTreeSet<(u64, u64)>,
-    /// The one freed last. It is not among the free ones, its slab counts it as used, and who wants as much is given it:
-    /// programs often free and allocate in turns.
+    /// The piece freed last. It is not among the free ones, and its slab counts it as used. Reused for the next request of
+    /// the same size, since programs often free and allocate in turns.
     last: Option<Piece>,
     kept: BTreeSet<(u64, u64)>,
     kept_bytes: u64,
@@ -331,7 +331,7 @@ impl Pool {
             .is_some_and(|(start, block)| len <= block.len - (address - start))
     }
 
-    /// Bytes granted that nobody uses.
+    /// Bytes granted that are unused.
     pub fn unused(&self) -> u64 {
         let last = self.last.map_or(0, |last| last.len);
         self.kept_bytes + last + self.free.values().map(|(len, _)| len).sum::<u64>()

@@ -1,5 +1,5 @@
-//! Memory pools. They are the server's, which has one of the session's own in place of each device's default pool;
-//! what is kept here is which pool is current, and what lies where.
+//! Memory pools. They exist in the server, where each session has its own in place of a device's default pool; the client
+//! records which pool is current, and the allocations by address.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

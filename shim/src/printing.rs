@@ -1,7 +1,7 @@
-//! Device `printf`: what this program's kernels print appears on its standard output when it synchronizes, as it
-//! does natively.
+//! Device `printf`: the output of this program's kernels appears on its standard output when it synchronizes, as
+//! natively.
 //!
-//! The text arises in the server. A program that has launched a function of a module that prints
+//! The text is produced in the server. A program that has launched a function of a module that prints
 //! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) asks for it whenever it has waited for work.
 
 use std::sync::atomic::{AtomicBool, Ordering};

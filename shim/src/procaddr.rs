@@ -1,7 +1,7 @@
 //! `cuGetProcAddress`: which function serves a name for a program of a given CUDA version.
 //!
-//! What is given out is always the shim's own export where it has one, never a function behind it, so that a
-//! pointer taken before `cuInit` is right whatever `cuInit` decides.
+//! The result is always the shim's own export if it has one, never a function behind it, so that a pointer taken before
+//! `cuInit` stays valid whatever `cuInit` decides.
 //!
 //! With a daemon the table answers: what it does not know does not exist. Without one the genuine driver
 //! answers, which may be older or newer than the table.

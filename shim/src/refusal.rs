@@ -1,5 +1,5 @@
-//! Settings that cannot be followed. A program that went on without them would be unlimited or unseen, so `cuInit` fails:
-//! with a line on standard error, whatever `MPSSHIM_LOG` is, and one in the daemon's log.
+//! Settings that cannot be applied. Without them the program would run unlimited or unshared, so `cuInit` fails, with a
+//! line on standard error, whatever `MPSSHIM_LOG` is, and one in the daemon's log.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -33,7 +33,7 @@ pub fn refuse(status: CUresult, why: impl Display) -> CUresult {
     status
 }
 
-/// A line for control.log, by the pipe that is for those who may not write there. Without a daemon nobody reads it.
+/// Writes a line to control.log, through the pipe for users who may not write to that file. Without a daemon it is lost.
 fn tell_daemon(line: &str) {
     let Some(directory) = connect::daemon_directory() else {
         return;

@@ -1,9 +1,9 @@
-//! `cuMemHostRegister`: memory of the program that the server shall reach.
+//! `cuMemHostRegister`: makes memory of the program accessible to the server.
 //!
 //! The server cannot map another process's anonymous memory. So the content of **private** memory moves into a block
 //! of the host arena, and the block's pages are mapped over the program's addresses as well: both addresses then show
-//! the same memory. Between the copy and the new mapping a write of another thread to the range is lost. A program
-//! that registers memory while another thread writes it has this race; none is known.
+//! the same memory. Between the copy and the new mapping a write of another thread to the range is lost. Only a
+//! program that registers memory while another thread writes to it has this race; no such program is known.
 //!
 //! Of a **shared** mapping the file behind it goes to the server, which maps the same part and registers that, at the
 //! same address if it can. The device pointer (`cuMemHostGetDevicePointer`) is valid in kernels in both cases, the

@@ -1,5 +1,5 @@
-//! The environment variables the shim reads. A program that runs with raised privileges
-//! (set-user-id) has none of them, as the loader ignores its own variables there.
+//! The environment variables that the shim reads. In a program with raised privileges (set-user-id) they are ignored, as
+//! the loader ignores its own variables there.
 
 use mpsshim_proto::direct::{DIRECT, PROXY};
 use std::ffi::OsString;
@@ -113,7 +113,7 @@ pub fn copy_threads() -> Option<usize> {
     let threads = value.to_str().and_then(|value| value.trim().parse().ok());
     let threads = threads.filter(|threads| *threads <= 15);
     if threads.is_none() {
-        tracing::warn!(?value, "MPSSHIM_COPY_THREADS is no number from 0 to 15");
+        tracing::warn!(?value, "MPSSHIM_COPY_THREADS is not a number from 0 to 15");
     }
     threads
 }

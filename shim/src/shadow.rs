@@ -1,9 +1,9 @@
-//! Shadows: pinned memory in place of memory that graphs copy from and to, but that the server cannot be given: a
-//! stack, or the pages of a file.
+//! Bounce buffers of graphs (shadows): pinned memory in place of memory that graphs copy from and to, but that cannot be
+//! shared with the server, such as a stack or the pages of a file.
 //!
-//! At a launch the program's memory is copied into the shadow, and where the graph writes, the shadow is copied back
-//! when a wait or a question shows that the launch is complete. So a graph sees such memory as it was at the launch,
-//! not as it is when the copy runs, and nobody sees the result without asking the driver.
+//! At a launch the program's memory is copied into the shadow. If the graph writes to it, the shadow is copied back when a
+//! wait or a query shows that the launch is complete. So a graph sees such memory as it was at the launch, not as it is
+//! when the copy runs, and the program sees the result only after a wait or query.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

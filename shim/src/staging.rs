@@ -1,9 +1,9 @@
 //! Copies between pageable memory and the device, through memory that the server has registered.
 //!
 //! Staging is cut into chunks of four sizes: two in the session's segment, two in pinned buffers that are allocated with
-//! the first copy of that size. A chunk that a copy to the device reads is used
-//! again once a mark behind that copy is reached; the mark is posted only when chunks run short, or every few
-//! chunks of one long copy, since each costs the server more than the copy's message.
+//! the first copy of that size. A chunk that a copy to the device reads is reused
+//! once a completion marker behind that copy is reached; markers are sent only when chunks run short, or every few chunks
+//! of one long copy, since each costs the server more than the copy's message.
 
 use std::collections::VecDeque;
 use std::ptr;

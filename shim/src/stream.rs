@@ -1,12 +1,12 @@
-//! Streams, and the marks by which a thread waits for them.
+//! Streams, and the completion markers (marks) by which threads wait for them.
 //!
-//! A stream counts the operations it was given. A mark is a message that has the GPU write a number into the
-//! stream's completion flag once everything before it is done; the stream remembers what its last mark covers, so
+//! A stream counts its operations. A mark is a message that makes the GPU write a number into the stream's completion
+//! flag once everything before it is done; the stream remembers what its last mark covers, so
 //! that a second wait, or a query, needs no message. Counts and marks change under the ring's lock, so a mark
-//! covers exactly what stands before it in the ring and the numbers rise in ring order.
+//! covers exactly what is before it in the ring, and the numbers rise in ring order.
 //!
-//! The legacy default stream is ordered after the work of its context's blocking streams: for it the count that
-//! matters is the context's.
+//! The legacy default stream is ordered after the work of its context's blocking streams: for it the context's count is
+//! used.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -212,7 +212,7 @@ impl Stream {
         self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
     }
 
-    /// Counts an operation that was just put into the ring; one that is captured is none.
+    /// Counts an operation that was just put into the ring, unless it is captured.
     #[inline]
     pub fn count(&self, ring: &Ring<'_>) {
         if self.is_capturing() {

@@ -1,7 +1,7 @@
 //! The session: how a message gets into the ring, and how an answer comes back.
 //!
 //! The ring has one producer, so its lock orders the client's threads, which is the order CUDA promises them.
-//! Whoever changes what a stream has been given (`crate::stream`) does so while it holds that lock.
+//! Code that changes a stream's counts (`crate::stream`) holds that lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -282,7 +282,7 @@ impl Session {
                 return Err(self.ended());
             }
             if len != size_of::<DescriptorNote>() || note.token != *asking {
-                tracing::warn!(len, token = note.token, "packet for no call of ours");
+                tracing::warn!(len, token = note.token, "packet that belongs to no call");
                 continue;
             }
             let descriptor = descriptors.pop().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;

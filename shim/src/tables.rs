@@ -1,9 +1,9 @@
-//! Export tables of our own: undocumented tables that speak of contexts and modules, of which the genuine driver has
-//! none here.
+//! Export tables of our own: undocumented tables that refer to contexts and modules, of which the genuine driver has none
+//! in this process.
 //!
 //! What their slots do was observed with cudart 13.0, cuBLASLt 13.1 and cuFFT 12.0. In tables that are ours alone,
-//! slots never seen called answer `CUDA_ERROR_NOT_SUPPORTED`; others are the genuine driver's tables with a few slots
-//! replaced.
+//! slots that were never seen called return `CUDA_ERROR_NOT_SUPPORTED`; the others are the genuine driver's tables with a
+//! few slots replaced.
 
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;

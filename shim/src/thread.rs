@@ -1,4 +1,4 @@
-//! What belongs to one thread of the program: its default streams, and the stream on which it waits for events.
+//! State of a thread of the program: its default streams, and the stream on which it waits for events.
 
 use std::cell::RefCell;
 

@@ -1,8 +1,8 @@
-//! User objects: a destructor of the program's that runs when nobody holds a reference any more.
+//! User objects: a destructor of the program's that runs when no reference is left.
 //!
-//! The references are counted here; the server knows nothing of them. A graph holds what it was given, its clones and
-//! instances hold what it held, and a child node holds what its graph did. An instance's references are given up when
-//! what it was launched for is done.
+//! References are counted in the client; the server does not know of them. A graph holds the references given to it, its
+//! clones and instances hold the same ones, and a child node holds those of its graph. An instance's references are
+//! released when its launches are complete.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;

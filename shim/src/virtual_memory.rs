@@ -1,7 +1,7 @@
-//! Virtual memory management: what the program reserved, allocated and mapped.
+//! Virtual memory management: the program's reservations, allocations and mappings.
 //!
-//! Reservations and mappings are the server's; what is kept here answers questions and stops what would be wrong
-//! before it costs a message. A handle counts its references here, and the server's ends with the last.
+//! Reservations and mappings exist in the server; the client's records answer queries and detect errors without a message.
+//! A handle's references are counted here, and the server's object ends with the last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -124,7 +124,7 @@ pub fn reserve(session: &Session, len: u64, alignment: u64, hint: u64, flags: u6
         && range.len == len
         && len <= arena::VIRTUAL_ARENA_LEN - (range.start - arena::VIRTUAL_ARENA);
     if !inside {
-        tracing::error!(?range, "the server reserved addresses that are none");
+        tracing::error!(?range, "the server reserved an invalid range of addresses");
         return Err(CUDA_ERROR_MPS_RPC_FAILURE);
     }
     RESERVATIONS.lock().insert(range.start, len);

@@ -21,7 +21,7 @@ pub enum Policy {
     Yield,
     /// `CU_CTX_SCHED_BLOCKING_SYNC`, `CU_EVENT_BLOCKING_SYNC`.
     Block,
-    /// Of a thread that runs host functions: nobody knows how long the stream takes to get there.
+    /// Of a thread that runs host functions: it is unknown how long the stream takes to get there.
     HostFunction,
 }
 

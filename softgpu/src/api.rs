@@ -1,4 +1,4 @@
-//! What every exported function shares: the macros that make them, arguments from C, the log.
+//! Common to all exported functions: the macros that define them, arguments from C, the log.
 
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! Arrays as plain memory, copies of two and three dimensions, texture and surface objects as mere values.
+//! Arrays as plain memory, copies of two and three dimensions, texture and surface objects as opaque values.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How many objects of each kind callers hold, for tests that look for leaks; how many calls stand (`driver_locks`).
+//! Counts of the objects of each kind that callers hold, for leak tests, and of the calls that are blocked (`driver_locks`).
 
 use crate::api::Out;
 use crate::driver::driver;

@@ -1,4 +1,4 @@
-//! Devices: how many there are, who they are, what they can do; primary contexts.
+//! Devices: number, identity, attributes; primary contexts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

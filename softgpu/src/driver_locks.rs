@@ -1,24 +1,23 @@
 //! The lock of a context that its calls take, and the calls that hold it until all work in flight has ended.
 //!
-//! Some calls of the genuine driver wait until everything in flight in their context has come to its end, and most of
-//! these keep every other call out meanwhile that puts work into a stream: a kernel that runs for seconds then stops all
-//! streams of the context, and one that waits for what another stream brings stops them for good. With
-//! SOFTGPU_DRIVER_LOCKS=1 the calls here do the same, so that such a standstill shows without a GPU. Which calls they
-//! are was measured on driver 580 (an H200; one process, a long kernel in one stream, small ones in another).
+//! Some calls of the genuine driver wait until all work in flight in their context has ended, and most of these block
+//! every other call that submits work to a stream meanwhile: a kernel that runs for seconds then stops all streams of the
+//! context, and a kernel that waits for another stream's work stops them forever. With SOFTGPU_DRIVER_LOCKS=1 the calls
+//! here do the same, so that such standstills can be reproduced without a GPU. The calls were determined on driver 580 (an H200; one process, a long kernel in one stream, small ones in another).
 //!
 //! | call | [`Wait`] |
 //! |---|---|
 //! | `cuModuleLoad` and its kind | `Holds` |
 //! | a library becomes a module of the context: `cuLibraryGetModule`, `cuLibraryGetGlobal`, `cuLibraryGetManaged`, `cuKernelGetParamInfo`, the first `cuKernelGetFunction`, the first launch by `CUkernel` | `Holds` |
-//! | the next launch by anybody after another function of a loaded library was asked for | `Holds` |
+//! | the next launch in the context after another function of a loaded library was requested | `Holds` |
 //! | a launch with more local memory than any before and than the limit of the stack | `Holds` |
 //! | `cuCtxSetLimit` of the stack; the context then has so much local memory, be it less than before | `Holds` |
 //! | `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` | `Holds` |
 //! | `cuGreenCtxCreate`, `cuGreenCtxStreamCreate`, `cuGraphInstantiate` of a graph with kernels | `Holds` |
 //! | `cuModuleUnload`, `cuLibraryUnload`, `cuArrayDestroy` | `Only` |
 //!
-//! Kept out: work for a stream, by whatever call (`Stream::put`), and what else takes the lock for a moment
-//! ([`Context::waits_its_turn`]): streams and events that come and go, `cuMemHostRegister`, stream-ordered memory. Queries,
+//! Blocked are submissions of work to a stream, by any call (`Stream::put`), and other calls that take the lock briefly
+//! ([`Context::waits_its_turn`]): creation and destruction of streams and events, `cuMemHostRegister`, stream-ordered memory. Queries,
 //! captured work and other contexts never wait for it; synchronization does for the legacy stream only, into which it
 //! puts work here.
 
@@ -76,7 +75,7 @@ impl Drop for Counted {
 /// How a call waits for everything in flight.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// With the context's lock: nobody adds work meanwhile.
+    /// With the context's lock held: no work can be added meanwhile.
     Holds,
     /// Without it.
     Only,
@@ -141,7 +140,7 @@ impl Context {
         self.waits_for_all(wait)
     }
 
-    /// A library that is loaded here was asked for a function that nobody asked for before.
+    /// A function of a library that is loaded here was requested for the first time.
     pub fn has_new_function(&self) {
         if on() {
             self.locks.has_new_function.store(true, Ordering::Release);

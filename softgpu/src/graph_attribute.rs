@@ -1,4 +1,4 @@
-//! Attributes of kernels' nodes. They are kept and change nothing: nodes run one after the other, and none is more urgent.
+//! Attributes of kernel nodes. They are stored but have no effect: nodes run one after the other, without priorities.
 
 use std::collections::HashMap;
 

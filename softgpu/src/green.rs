@@ -1,6 +1,6 @@
 //! Green contexts: parts of a device, whose streams' kernels see the part's multiprocessors as theirs (`%smid`).
 //!
-//! A part has its device's primary context in all else. With `SOFTGPU_GREEN=0` the driver has none of this.
+//! In all other respects a part uses its device's primary context. With `SOFTGPU_GREEN=0` the driver has no green contexts.
 
 use std::sync::Arc;
 

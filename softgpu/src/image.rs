@@ -1,4 +1,4 @@
-//! What a caller hands in as a module: PTX text, or a fatbin with PTX in it.
+//! Images that callers load: PTX text, or a fatbin that contains PTX.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

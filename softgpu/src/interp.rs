@@ -1,4 +1,4 @@
-//! Runs kernels: block by block, the threads of a block one after the other to where they meet.
+//! Runs kernels: block by block, the threads of a block one after the other up to the next barrier.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant, UNIX_EPOCH};

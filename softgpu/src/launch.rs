@@ -1,4 +1,4 @@
-//! Launches, and how many blocks fit.
+//! Launches and occupancy.
 
 use std::sync::Arc;
 

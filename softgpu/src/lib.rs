@@ -1,7 +1,7 @@
 //! A small CUDA driver for the CPU, for the demo and the tests.
 //!
-//! `libsoftgpu.so` has the SONAME of the genuine driver and exports its entry points as far as the demo and
-//! the tests need them; what it lacks it does not export. A launch goes `launch` (parameters packed, limits
+//! `libsoftgpu.so` has the SONAME of the genuine driver and exports those of its entry points that the demo and the
+//! tests need. A launch goes `launch` (parameters packed, limits
 //! checked) -> `stream` (queued; the stream's thread takes it) -> `interp` (blocks and threads run) over the
 //! code that `module` had `ptx` make from the text that `image` found.
 //!

@@ -1,4 +1,4 @@
-//! Libraries: programs of no context, and the modules they become in those where they are used.
+//! Libraries: code that belongs to no context, and the modules that they become in the contexts that use them.
 
 use std::collections::HashMap;
 use std::ffi::CString;

@@ -1,4 +1,4 @@
-//! The linker: PTX texts become one, of which declarations that another text defines are left out.
+//! The linker: merges PTX texts, leaving out declarations of symbols that another text defines.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Device memory: which addresses are valid, and the calls that make and unmake them.
+//! Device memory: which addresses are valid, and the calls that allocate and free them.
 //!
 //! A device address is an address of this process. Pages of ranges that can go away while kernels run are
 //! replaced, not unmapped, so that a kernel that still looks at them reads zeros instead of ending the process.
@@ -32,7 +32,7 @@ pub enum Kind {
     Pooled(Arc<Pool>),
     /// What a node of a graph gives; memory while that says so.
     Node(Weak<NodeMemory>),
-    /// From a pool and freed: nobody can name it, but kernels queued before still find it.
+    /// From a pool and freed: no longer valid in calls, but still accessible to kernels queued before.
     Freed,
     /// A variable, or all variables, of a module.
     Module,

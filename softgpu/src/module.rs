@@ -44,7 +44,7 @@ pub struct Kernel {
     pub index: usize,
     name: CString,
     dynamic_shared: AtomicU32,
-    /// Kept for whoever asks; memory is not divided here.
+    /// Only reported by queries; memory is not divided here.
     carveout: AtomicI32,
 }
 

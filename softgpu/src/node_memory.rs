@@ -1,5 +1,5 @@
-//! Memory of graphs: what an allocation in a capture gives. Its address is known at once; it is memory from a launch of the
-//! graph until it is freed.
+//! Memory of graphs: allocations in captures. The address is known at once; the memory exists from a launch of the graph
+//! until it is freed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! Memory pools: stream-ordered allocation.
 //!
-//! What is freed stays the pool's until it is trimmed or destroyed, and is used again by the same stream at once.
+//! Freed memory stays in the pool until it is trimmed or destroyed; the same stream can reuse it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

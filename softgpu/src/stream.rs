@@ -472,7 +472,7 @@ fn one(stream: CUstream, own: bool, operation: u32, address: u64, value: u64, fl
     batch(stream, own, &[operation])
 }
 
-/// Polls until `done`, ever more seldom: this is the one wait that nobody can signal.
+/// Polls until `done`, at growing intervals: this is the only wait that cannot be signalled.
 fn poll(context: &Context, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() && context.status() == 0 {

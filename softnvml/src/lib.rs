@@ -1,7 +1,7 @@
-//! What NVIDIA's management library says of processes, for tests on machines without a GPU.
+//! A stand-in for NVIDIA's management library that reports processes, for tests on machines without a GPU.
 //!
 //! Environment: SOFTNVML_PROCESSES, a file with a line `UUID PID BYTES` for each process and device, or with `*` for every
-//! process there is, read anew at each question; SOFTNVML_ASKED, a file that gets a line for each question.
+//! existing process, read at each query; SOFTNVML_ASKED, a file to which each query appends a line.
 
 #![allow(non_snake_case)]
 

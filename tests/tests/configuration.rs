@@ -93,15 +93,15 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
         ),
         (
             "marks = 1",
-            "marks = 1 is none of auto, written, kernel, asked",
+            "marks = 1 is not one of auto, written, kernel, asked",
         ),
         (
             "turns = \"no\"",
-            "turns = no is none of auto, always, never",
+            "turns = no is not one of auto, always, never",
         ),
         (
             "cuda_library = \"libcuda.so.1\"",
-            "cuda_library = libcuda.so.1 is no absolute path",
+            "cuda_library = libcuda.so.1 is not an absolute path",
         ),
         (
             "active_thread_percentage = 120",

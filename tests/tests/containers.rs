@@ -373,7 +373,8 @@ fn who_is_not_served_is_told_why() {
     let log = ["--env", "MPSSHIM_LOG=info"];
     let unserved = client(&log, &nbody());
     is_correct(&unserved);
-    let said = "no daemon listens there: on the genuine driver, unshared directory=/run/mpsshim";
+    let said =
+        "no daemon listens there: running on the genuine driver, unshared directory=/run/mpsshim";
     assert!(unserved.err.contains(said), "{}", unserved.err);
     let quiet = client(&[], &nbody());
     is_correct(&quiet);

@@ -286,7 +286,7 @@ fn one_who_takes_all_connections_keeps_nobody_out() {
     let log = place.log("control.log");
     for line in [
         format!(" of user {user} closed to make room"),
-        format!(" from user {user} refused with status 805: the daemon has no room for"),
+        format!(" from user {user} refused with status 805: the daemon has too many"),
     ] {
         assert!(log.contains(&line), "{line} in {log}");
     }

@@ -419,7 +419,7 @@ fn a_kubelet_that_starts_anew_is_told_again() {
     // The plugin may be there first.
     let plugin = Plugin::start(&place, folder.path(), &["--parts", "1"]);
     wait_until("it has looked for kubelet", || {
-        plugin.said().contains("trying on")
+        plugin.said().contains("trying again")
     });
     let mut kubelet = Kubelet::start_in(folder.path());
     for _ in 0..3 {

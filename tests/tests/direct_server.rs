@@ -82,7 +82,7 @@ fn both_modes_are_served_at_once_and_an_unknown_one_is_refused() {
     wait_until("the refusal is logged", || {
         place
             .log("server.log")
-            .contains("the client asks for mode 7")
+            .contains("the client requests mode 7")
     });
 }
 
@@ -489,10 +489,7 @@ fn the_mode_of_the_environment_is_the_daemon_s_own() {
     );
     let done = place.control(&["--mode", "direct", "ps"]);
     assert_eq!(
-        (
-            done.code,
-            done.err.contains("--mode is an option of the daemon")
-        ),
+        (done.code, done.err.contains("--mode is a daemon option")),
         (2, true)
     );
 }

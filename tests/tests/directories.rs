@@ -94,10 +94,7 @@ fn a_user_s_daemon_and_programs_meet_in_the_runtime_directory() {
     assert!(control(&["info"]).out.starts_with(&line));
 
     let log = said(&mut unnamed(program(&pipe)));
-    let found = format!(
-        "connecting to the daemon there directory={}",
-        pipe.display()
-    );
+    let found = format!("connecting to the daemon directory={}", pipe.display());
     assert!(log.contains(&found) && log.contains("connected"), "{log}");
 
     // `mps-run` starts no second daemon, and names the directory for the program.
@@ -114,7 +111,7 @@ fn a_directory_that_others_could_have_changed_is_taken_for_no_daemon() {
     let refused = |why: &str| {
         let log = said(&mut program(place.pipe()));
         assert!(
-            log.contains("taken for no daemon") && log.contains(why),
+            log.contains("not accepted as a daemon") && log.contains(why),
             "{log}"
         );
         assert!(log.contains("on the genuine driver, unshared"), "{log}");

@@ -131,6 +131,53 @@ fn what_documents_name_is_there() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Crates that the Cargo.toml files of the packages name, the project's own aside.
+fn dependencies() -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for entry in fs::read_dir(root()).expect("the project") {
+        let path = entry.expect("entry").path().join("Cargo.toml");
+        let Ok(text) = fs::read_to_string(path) else {
+            continue;
+        };
+        let mut listed = false;
+        for line in text.lines() {
+            if line.starts_with('[') {
+                listed = line.ends_with("dependencies]");
+            } else if listed && line.starts_with(|letter: char| letter.is_ascii_lowercase()) {
+                all.extend(line.split([' ', '.', '=']).next().map(str::to_owned));
+            }
+        }
+    }
+    all.retain(|name| !name.starts_with("mpsshim-"));
+    all
+}
+
+#[test]
+fn every_dependency_is_documented() {
+    let page = Page::read("docs/dependencies.md");
+    let rows = page.text.lines().filter_map(|line| line.strip_prefix("| "));
+    let mut documented: BTreeSet<String> = rows
+        .filter_map(|row| row.split(' ').next())
+        .map(str::to_owned)
+        .collect();
+    // The header, and the crate that std has replaced.
+    for row in ["crate", "once_cell"] {
+        assert!(documented.remove(row), "no row {row}");
+    }
+    let used = dependencies();
+    assert!(used.len() > 40, "{used:?}");
+    let missing: Vec<_> = used.difference(&documented).collect();
+    assert!(
+        missing.is_empty(),
+        "not in docs/dependencies.md: {missing:?}"
+    );
+    let stale: Vec<_> = documented.difference(&used).collect();
+    assert!(
+        stale.is_empty(),
+        "docs/dependencies.md has what is not used: {stale:?}"
+    );
+}
+
 /// Statuses that a text names.
 fn statuses(text: &str) -> BTreeSet<&str> {
     let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));

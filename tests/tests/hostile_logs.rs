@@ -135,6 +135,6 @@ fn a_log_that_is_too_long_is_set_aside() {
     assert!(
         place
             .log("control.log")
-            .contains("were set aside for their length")
+            .contains("had grown too long; earlier lines")
     );
 }

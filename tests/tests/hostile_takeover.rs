@@ -164,7 +164,7 @@ fn reports_that_no_server_makes_end_it() {
         (&stranger, format!("it reports a client of user {two}")),
         (
             &on_terminals,
-            "it reports a device whose name is none".to_owned(),
+            "it reports a device with an invalid name".to_owned(),
         ),
     ] {
         let (mut impostor, answer) = introduced(&place, one, &Limits::default());

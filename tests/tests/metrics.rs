@@ -337,10 +337,7 @@ fn an_address_that_cannot_be_used_is_said() {
     }
     let done = place.control(&["--metrics", FREE, "get_server_list"]);
     assert_eq!(
-        (
-            done.code,
-            done.err.contains("--metrics is an option of the daemon")
-        ),
+        (done.code, done.err.contains("--metrics is a daemon option")),
         (2, true)
     );
     assert!(!place.pipe().join("mps-control.pid").exists());

@@ -257,7 +257,7 @@ fn what_cannot_be_preloaded_is_refused() {
     let done: Done = command.output().expect("run").into();
     assert_eq!(done.code, 125);
     let expected = format!(
-        "mps-run: {} cannot be preloaded: it is no shared library\n",
+        "mps-run: {} cannot be preloaded: it is not a shared library\n",
         text.display()
     );
     assert_eq!(done.err, expected);

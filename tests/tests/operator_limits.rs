@@ -44,7 +44,7 @@ fn default_percentages_hold_for_servers_started_later() {
         let set = place.control(&["set_default_active_thread_percentage", value]);
         assert_eq!(outcome(&set), (1, "50.0\n"), "{value}");
         let expected = format!(
-            "\"{value}\": a percentage is a number over 0 and at most 100; nothing is changed\n"
+            "\"{value}\": a percentage is a number above 0 and at most 100; nothing is changed\n"
         );
         assert_eq!(set.err, expected);
     }

@@ -111,7 +111,7 @@ fn the_file_has_mps_run_ask_for_it() {
     let done = run(&["true"]);
     assert_eq!(done.code, 125);
     assert!(
-        done.err.contains("required = 2 is none of 0 and 1"),
+        done.err.contains("required = 2 is not one of 0 and 1"),
         "{}",
         done.err
     );

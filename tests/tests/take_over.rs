@@ -311,8 +311,8 @@ fn a_server_of_another_release_is_refused() {
             &br#"MPSV{"versions":{"protocol":1,"link":9},"anything":[]}"#[..],
             "the server speaks protocol version 1.9, this daemon ",
         ),
-        (b"MPSV", "no introduction of a server: "),
-        (b"MPSV{\"versions\":", "no introduction of a server: "),
+        (b"MPSV", "not a server's introduction: "),
+        (b"MPSV{\"versions\":", "not a server's introduction: "),
     ] {
         let connection = seqpacket::connect(&place.pipe().join("control")).expect("connect");
         seqpacket::send(connection.as_fd(), said, None).expect("send");

@@ -122,7 +122,7 @@ fn the_screen_and_its_keys() {
     session.displays("1 client, 1 server");
     session.displays("LAUNCH/S");
     session.displays(&run.pid().to_string());
-    session.displays("sorted by gpu; h: help, q: end");
+    session.displays("sorted by gpu; h: help, q: quit");
     session.types("m");
     session.displays("sorted by memory");
     session.types("?");

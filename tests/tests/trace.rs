@@ -283,7 +283,7 @@ fn what_cannot_be_traced_is_said() {
             "{arguments:?}"
         );
     };
-    says(&["trace", "stop"], "no trace goes on");
+    says(&["trace", "stop"], "no trace is being recorded");
     let missing = path("no/such/folder");
     let why = format!("cannot write {missing}: No such file or directory (os error 2)");
     says(&["trace", "start", &missing], &why);
@@ -308,19 +308,19 @@ fn what_cannot_be_traced_is_said() {
     let (first, second) = (path("first"), path("second"));
     fs::write(&first, "what was there before").expect("write");
     assert_eq!(ok(&place.control(&["trace", "start", &first])), "");
-    let why = format!("a trace goes on already, into {first}; \"trace stop\" ends it");
+    let why = format!("a trace is being recorded already, to {first}; \"trace stop\" ends it");
     says(&["trace", "start", &second], &why);
     assert!(!PathBuf::from(&second).exists());
     ok(&place.control(&["trace", "stop"]));
     Trace::read(&PathBuf::from(&first));
-    says(&["trace", "stop"], "no trace goes on");
+    says(&["trace", "stop"], "no trace is being recorded");
     // The file is opened by who asks, who must be the owner or root.
     if let Some(user) = other_user() {
         let done = place.control_as(user, &["trace", "start", &second]);
         assert_eq!(done.code, 1);
         assert!(
             done.out
-                .contains("trace is for root and the user who runs the daemon only"),
+                .contains("trace is reserved for root and the user who runs the daemon"),
             "{}",
             done.out
         );

@@ -277,7 +277,9 @@ fn every_refusal_names_user_and_process() {
         for command in commands {
             let name = command[0];
             assert_eq!(place.control_as(user, command).code, 1);
-            expected.push(format!(" of user {user} refused: {name} is for root and "));
+            expected.push(format!(
+                " of user {user} refused: {name} is reserved for root and "
+            ));
         }
     }
     wait_until("all are logged", || {
@@ -304,7 +306,7 @@ fn the_privileged_socket_asks_who_comes() {
         let refused = place.control_as(user, command);
         assert_eq!(refused.code, 1, "{command:?}");
         assert!(
-            refused.out.contains("is for root and "),
+            refused.out.contains("is reserved for root and "),
             "{command:?}: {} {}",
             refused.out,
             refused.err

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 /// The program that has the daemon's commands.
 const CONTROL: &str = "mps-control";
 
-/// Prints what was asked for; `false`: nothing was.
+/// Prints the requested documentation; `false` if none was requested.
 ///
 /// # Errors
 /// Those of standard output.
@@ -65,9 +65,9 @@ fn commands(roff: &mut Roff) {
     }
     roff.control("PP", []);
     roff.text([
-        roman("What changes something is for root and for the user who runs the daemon. A command that lists takes "),
+        roman("Commands that change something are reserved for root and the user who runs the daemon. Commands that print lists accept "),
         bold(FORMAT_OPTION),
-        roman("table, csv or json at its end."),
+        roman("table, csv or json as their last argument."),
     ]);
 }
 
@@ -104,19 +104,18 @@ fn environment(roff: &mut Roff) {
 fn exit_status(roff: &mut Roff, program: &str) {
     let text = match program {
         "mps-control" => {
-            "0: done; for commands on standard input also when one of them failed, as with NVIDIA's. 1: no daemon, a \
-             second daemon, a daemon that cannot start, or a failed command given as arguments. 2: options that do \
-             not exist."
+            "0: success; for commands read from standard input also if one of them failed, as with NVIDIA's. 1: there is no \
+             daemon, a daemon runs already or cannot start, or a command given as arguments failed. 2: unknown option."
                 .to_owned()
         }
         "mps-run" => format!(
-            "The program's; 127 if there is no such program, 126 if it cannot be run, {RUN_FAILURE} if mps-run itself \
-             fails."
+            "The program's; 127 if there is no such program, 126 if it cannot be executed, {RUN_FAILURE} if mps-run \
+             itself fails."
         ),
         "mps-device-plugin" => {
-            "0: ended by a signal. 1: it cannot start, or kubelet refuses it. 2: options that do not exist.".to_owned()
+            "0: ended by a signal. 1: it cannot start, or kubelet refuses it. 2: unknown option.".to_owned()
         }
-        _ => "0: ended as told. 1: it could not start or has lost its context.".to_owned(),
+        _ => "0: ended as ordered. 1: it could not start or has lost its context.".to_owned(),
     };
     roff.control("SH", ["EXIT STATUS"]);
     roff.text([roman(text)]);
@@ -135,7 +134,7 @@ fn see_also(roff: &mut Roff, program: &str) {
     roff.text(words);
 }
 
-/// Completions for a shell; those of mps-control know the daemon's commands and what they take.
+/// The completion script for a shell; that of mps-control completes the daemon's commands and their options.
 pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
     let name = program.get_name().to_owned();
     let mut described = program.clone();
@@ -156,7 +155,7 @@ pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
     text
 }
 
-/// A command of the daemon as completions see it: its name, and those of its words that are not the user's.
+/// A command of the daemon for completions: its name and its options.
 fn subcommand(row: &'static Row) -> Command {
     let mut command = Command::new(row.name)
         .about(row.meaning)
@@ -203,7 +202,7 @@ mod tests {
         [Control::command(), Run::command(), Server::command()]
     }
 
-    /// What a page says, without what troff needs.
+    /// The text of a page, without troff's escapes.
     fn page(program: &Command) -> String {
         let mut text = Vec::new();
         manual(program, &mut text).expect("memory");

@@ -1,4 +1,4 @@
-//! The daemon's side of a command: done at once, or when what it waits for has come.
+//! The daemon's side of a command: answered at once, or when the event that it waits for has occurred.
 
 use super::{Awaiting, Daemon, Until};
 use crate::closers::Stranger;
@@ -22,7 +22,7 @@ const TRACE_PATIENCE: Duration = Duration::from_secs(10);
 /// Commands of a connection that are logged once, however often they are given.
 const REMEMBERED: usize = 8;
 
-/// What comes of a command that is done at once, as an error the answer to one that cannot be.
+/// Result of a command that completes at once; the error is the answer to a command that fails.
 type Outcome = Result<Answer, Answer>;
 
 impl Daemon {
@@ -117,7 +117,7 @@ impl Daemon {
                     begun.map(|()| until).map_err(Answer::failed)
                 }
                 None => Err(Answer::failed(
-                    "trace start: mps-control sends the file with the command; none came",
+                    "trace start: mps-control must send the file with the command, and sent none",
                 )),
             },
             Command::TraceStop => {

@@ -1,4 +1,4 @@
-//! Room for connections: a daemon without descriptors serves nobody, so whoever has the most has to give one up.
+//! Room for connections: when descriptors run out, a connection of the user who has the most is closed.
 
 use super::Daemon;
 use crate::logging::limit;

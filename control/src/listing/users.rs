@@ -1,4 +1,4 @@
-//! `users`: what each user has, over all clients and servers.
+//! `users`: the resources of each user, summed over all clients and servers.
 
 use super::{Listing, user_name};
 use crate::servers::Server;

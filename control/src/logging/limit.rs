@@ -28,7 +28,7 @@ const MOST: usize = 1024;
 pub enum Author {
     /// A process of this user.
     User(u32),
-    /// Whoever writes into the pipe `log`.
+    /// All writers to the pipe `log`.
     LogPipe,
     /// Users beyond those that are told apart, and those that are not known.
     Others,
@@ -64,7 +64,7 @@ impl Drop for Guard {
     }
 }
 
-/// Whether this process serves clients: then its own user is one like others, and so are warnings that nobody is named for.
+/// Whether this process serves clients: then its own user is limited like others, and so are warnings without an author.
 static SERVES: AtomicBool = AtomicBool::new(false);
 
 /// This process is a server: its user is the clients', not the one who keeps the log.
@@ -137,7 +137,7 @@ struct Limiter {
 struct Account {
     /// When as many lines as possible may be written at once again.
     full_at: Instant,
-    /// Suppressed lines that nobody has been told of, and when to say so.
+    /// Suppressed lines that have not been reported, and when to report them.
     suppressed: u64,
     tell_at: Option<Instant>,
 }

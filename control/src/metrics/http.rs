@@ -172,7 +172,7 @@ fn answer(request: &[u8], scrape: &mut impl FnMut() -> anyhow::Result<String>) -
         .parse(request)
         .is_ok_and(|status| status.is_complete());
     let (Some(method), Some(path), true) = (parsed.method, parsed.path, whole) else {
-        return ("400 Bad Request", TEXT, "this is no request\n".into());
+        return ("400 Bad Request", TEXT, "not an HTTP request\n".into());
     };
     let path = path.split('?').next().unwrap_or_default();
     match (method, path) {

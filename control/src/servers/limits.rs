@@ -153,7 +153,7 @@ impl Servers {
                 Ok(ordinal) => ordinal,
                 Err(why) => {
                     // It was looked for when the daemon started, and not found because nothing was.
-                    tracing::error!("A limit of device memory is for no device: {why}");
+                    tracing::error!("A device memory limit matches no device: {why}");
                     continue;
                 }
             };
@@ -170,7 +170,7 @@ impl Servers {
 }
 
 impl Server {
-    /// Has the server note in its log that somebody has asked for the devices, as NVIDIA's does.
+    /// Makes the server log a query of the devices, as NVIDIA's does.
     pub fn log_device_query(&self) {
         // A server that is ending, or has no room for this, has more important things to note.
         let _ = self.link.as_ref().map(|link| link.tell_device_query());

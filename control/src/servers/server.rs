@@ -1,4 +1,4 @@
-//! One server: its process, its link, and what it has said.
+//! One server: its process, its link, and its reports.
 
 use super::traces::Part;
 use crate::link::{Link, ToDaemon};
@@ -82,7 +82,7 @@ pub struct Server {
     pub limits: Limits,
     /// Limits that name devices by their UUIDs were looked up among [`Server::devices`].
     pub(super) knows_uuids: bool,
-    /// Whether its user is one of those that the daemon believes, so that it may have anybody's clients.
+    /// Whether the daemon trusts its user, so that it may get clients of any user.
     trusted: bool,
     /// What it has said of its clients' share and the daemon has not looked at.
     pub(super) usage: Vec<Report>,
@@ -95,7 +95,7 @@ pub struct Server {
     pub(super) remains: Option<String>,
     /// What it has to do with the trace.
     pub(super) part: Part,
-    /// What it has said of its traces and nobody has looked at.
+    /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
 }
 
@@ -243,10 +243,10 @@ impl Server {
         let why = match outcome {
             Ok(()) => String::from(
                 "it was killed and still has not ended: it waits within the kernel, most likely in the GPU's driver, \
-                 whose messages dmesg shows; if it does not end by and by, restart the machine to be rid of it",
+                 whose messages dmesg shows; if it does not end, restart the machine",
             ),
             Err(error) => format!(
-                "this daemon may not kill it ({error}), since it has not the capability CAP_KILL; end it as root or \
+                "this daemon may not kill it ({error}), since it lacks the capability CAP_KILL; end it as root or \
                  as that user with \"kill -9 {pid}\", and give the daemon that capability (in a container: KILL)"
             ),
         };
@@ -378,7 +378,7 @@ fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
         [&device.name, &device.uuid, &device.pci].map(|text| is_name(text)) == [true; 3]
     };
     if !devices.iter().all(is_device) {
-        return Err("it reports a device whose name is none".to_owned());
+        return Err("it reports a device with an invalid name".to_owned());
     }
     Ok(())
 }

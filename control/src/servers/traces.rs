@@ -1,5 +1,5 @@
-//! The trace that the operator has asked for: every server that is there, or comes, appends to one file. The daemon writes
-//! the first and the last line.
+//! The operator's trace: every server, running or started later, appends to one file. The daemon writes the first and the
+//! last line.
 
 use super::{Server, Servers, State};
 use crate::trace::Totals;
@@ -63,7 +63,7 @@ impl Servers {
         if let Some(trace) = &self.trace {
             let other = &trace.path;
             return Err(format!(
-                "a trace goes on already, into {other}; \"trace stop\" ends it"
+                "a trace is being recorded already, to {other}; \"trace stop\" ends it"
             ));
         }
         let regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -122,7 +122,7 @@ impl Servers {
     /// # Errors
     /// There is none.
     pub fn stop_trace(&mut self) -> Result<(), String> {
-        let trace = self.trace.as_mut().ok_or("no trace goes on")?;
+        let trace = self.trace.as_mut().ok_or("no trace is being recorded")?;
         trace.ending = true;
         for server in &mut self.running {
             if matches!(server.part, Part::Ordered | Part::Writes) {
@@ -162,7 +162,7 @@ impl Servers {
         {
             let pid = server.pid;
             trace.troubles.push(format!(
-                "server {pid} has ended before it had written everything"
+                "server {pid} ended before it had written everything"
             ));
         }
     }
@@ -198,7 +198,7 @@ impl Servers {
             return Some((true, text));
         }
         let troubles = trace.troubles.join("; ");
-        Some((false, format!("{text}, which is not whole: {troubles}")))
+        Some((false, format!("{text}; the file is incomplete: {troubles}")))
     }
 }
 

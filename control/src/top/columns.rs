@@ -1,4 +1,4 @@
-//! The table: columns, and the line above it.
+//! The table: its columns, and the summary line above it.
 
 use super::{Client, Look};
 

@@ -1,4 +1,4 @@
-//! `top` on a terminal: one thread looks, this one draws and reads keys.
+//! `top` on a terminal: one thread polls the daemon, this one draws and reads keys.
 
 use super::{FIRST, Look, Options, Sort, columns};
 use crate::settings::Settings;
@@ -16,20 +16,21 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_millis(50);
 
 const HELP: &[&str] = &[
-    "q    end",
+    "q    quit",
     "g    sort by GPU%: time with work on the device, in direct mode with a turn",
     "m    sort by device memory",
-    "l    sort by launches a second, in direct mode submissions",
-    "u    sort by queue: operations on the device that are not done, and held back",
-    "w    sort by WAIT%: time in which a message waited for dispatch, or a turn was waited for",
-    "a    sort by GATE%: time in which a call waited at the gate until nothing was in flight",
+    "l    sort by launches per second, in direct mode submissions",
+    "u    sort by QUEUE: operations not yet completed, and deferred ones",
+    "w    sort by WAIT%: time waiting for dispatch, in direct mode for a turn",
+    "a    sort by GATE%: time waiting at the gate until nothing was in flight",
     "p    sort by process id",
     "r    reverse the order",
-    "up, down, page up, page down   other rows",
-    "space   look now",
+    "up, down, page up, page down   scroll",
+    "space   refresh now",
     "",
-    "THR% is the active-thread percentage; HELD, WAITED and GATED are the whole time so far.",
-    "CTX: 1 usually, more beside long kernels. BLOCKERS: whose long kernels a call waits for now.",
+    "THR% is the active-thread percentage; HELD, WAITED and GATED are totals so far.",
+    "CTX: the context in use, usually 1, beside long kernels 2 to 4.",
+    "BLOCKERS: the clients whose long kernels a call waits for.",
 ];
 
 /// What is on the screen.
@@ -116,7 +117,7 @@ impl View {
         frame.render_widget(Paragraph::new(lines), rows);
         let order = if self.reversed { ", reversed" } else { "" };
         let sort = format!("{:?}", self.sort).to_lowercase();
-        frame.render_widget(format!("sorted by {sort}{order}; h: help, q: end"), bottom);
+        frame.render_widget(format!("sorted by {sort}{order}; h: help, q: quit"), bottom);
     }
 }
 
@@ -177,7 +178,7 @@ fn wait(view: &mut View, found: &Receiver<Result<Look, String>>) -> anyhow::Resu
     }
 }
 
-/// Looks until nobody listens. A daemon that has gone may come again.
+/// Takes samples until the receiver is gone. A daemon that has ended may start again.
 fn keep_looking(
     ui: Ui,
     settings: &Settings,
@@ -266,19 +267,19 @@ mod tests {
         );
         assert!(lines[1].trim_start().starts_with("PID"), "{lines:?}");
         assert!(lines[2].ends_with("program9"), "{lines:?}");
-        assert_eq!(lines[7], "sorted by gpu; h: help, q: end");
+        assert_eq!(lines[7], "sorted by gpu; h: help, q: quit");
         press(&mut view, KeyCode::Char('p'));
         press(&mut view, KeyCode::Char('r'));
         press(&mut view, KeyCode::PageDown);
         let lines = shown(&mut view);
-        assert_eq!(lines[7], "sorted by pid, reversed; h: help, q: end");
+        assert_eq!(lines[7], "sorted by pid, reversed; h: help, q: quit");
         assert!(lines[2].ends_with("program4"), "{lines:?}");
         for _ in 0..20 {
             press(&mut view, KeyCode::Down);
         }
         assert!(shown(&mut view)[2].ends_with("program1"));
         press(&mut view, KeyCode::Char('h'));
-        assert!(shown(&mut view)[2].starts_with("q    end"));
+        assert!(shown(&mut view)[2].starts_with("q    quit"));
         assert_eq!(press(&mut view, KeyCode::Esc), Wish::Nothing);
         assert_eq!(press(&mut view, KeyCode::Char(' ')), Wish::Look);
         assert_eq!(press(&mut view, KeyCode::Char('q')), Wish::End);

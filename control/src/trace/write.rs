@@ -41,7 +41,7 @@ impl Timeline {
     }
 }
 
-/// Until nobody has anything more to say.
+/// Writes events until all senders are gone.
 pub fn run(mut file: File, events: &Receiver<Event>, time: &Timeline) -> Totals {
     let mut totals = Totals::default();
     let mut lines = Vec::with_capacity(2 * CHUNK);

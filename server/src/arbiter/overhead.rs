@@ -1,8 +1,8 @@
-//! What clients in direct mode hold of their devices besides what they count: contexts, code, what pools keep. NVML says
-//! what a process holds; the client's own number is taken off, and what is left is written into its page.
+//! Device memory of clients in direct mode that they do not count themselves: contexts, code, memory kept by pools. NVML
+//! reports what a process holds; the client's own count is subtracted, and the rest is written into its page.
 //!
-//! A thread of its own does this, since NVML may take its time. It looks at the pages, which costs next to nothing, and
-//! asks NVML only about clients whose pages have changed.
+//! This has a thread of its own, since NVML can be slow. The thread polls the pages, which costs almost nothing, and
+//! queries NVML only for clients whose pages have changed.
 
 use super::page::{Counts, SharedPage};
 use crate::nvml::{Device, Nvml};

@@ -51,7 +51,7 @@ impl SharedPage {
         self.page().turn.submissions.load(Ordering::Relaxed)
     }
 
-    /// Has a client that is asked for nothing write what it has submitted, for whoever asks next.
+    /// Makes a client that is not asked for its turn report its submissions, for the next query.
     pub fn want_count(&self) {
         shm::futex_wake(&self.page().turn.asked.0);
     }

@@ -1,10 +1,10 @@
 //! Whether turns pay: one client at a time on a device, or all at once with the driver's own time slices.
 //!
-//! Both can be the better one by a multiple. Clients that wait for each small kernel lose most of a device to the driver's
-//! switches between contexts, and nothing when they take turns. Clients that are slow to submit leave a device idle in
-//! their turn, which others could use meanwhile. So it is tried: from time to time the clients of a device are served the
-//! other way for a moment, and what they get done is compared, each client with itself. What is counted are submissions;
-//! each stretch that counts begins and ends when nothing is in flight, so that what was submitted has been done.
+//! Either can be better by a multiple. Clients that wait for each small kernel lose most of a device to the driver's
+//! context switches, and nothing when they take turns. Clients that are slow to submit leave a device idle in their turn,
+//! which others could use meanwhile. Therefore both are tried: from time to time the clients of a device are served the
+//! other way for a moment, and their progress is compared, each client's with its own. Progress is measured in
+//! submissions; each measured stretch begins and ends with nothing in flight, so that all submissions have completed.
 
 use super::turns::Nanoseconds;
 use std::collections::BTreeMap;

@@ -132,7 +132,7 @@ impl Arbiting {
                 Ok(count) => count,
                 Err(Errno::EINTR) => continue,
                 Err(error) => {
-                    tracing::error!("The arbiter of direct clients cannot wait: {error}");
+                    tracing::error!("The arbiter of direct mode cannot wait: {error}");
                     break;
                 }
             };
@@ -254,7 +254,7 @@ impl Arbiting {
         if hello.nvidia_mps != 0 {
             page.set_free();
             let pid = who.pid;
-            tracing::info!("NVIDIA's MPS serves process {pid}, which takes no turns");
+            tracing::info!("Process {pid} is served by NVIDIA's MPS and takes no turns");
         }
         page.set_place(place.number());
         let client = Client {

@@ -1,4 +1,4 @@
-//! What the arbiter tells a trace: who had a turn, and who waited for one, when.
+//! Trace events of the arbiter: turns, and waits for turns.
 
 use super::turns::{Standing, Turns};
 use mpsshim_control::trace::{Detail, Process, Run, Slice, Track};

@@ -1,12 +1,12 @@
-//! Who has the turn: the policy, without clocks and descriptors of its own.
+//! The policy of turns, without clocks and descriptors of its own.
 //!
 //! Virtual time, as in start-time fair queueing. A client has a clock for each device that goes on by the time it held a
-//! turn there over its share. Of those who wait, the one that is least ahead of its devices' [`Turns::floor`] goes first.
-//! The floor is the least clock of those who wait or hold there: it only rises, and who comes to wait is lifted to it, so
-//! that a client that was idle has saved nothing up. Clocks are by device because devices are not equally sought after: on
-//! one that a single client uses, its clock runs at full speed, and would mean nothing on another.
+//! turn there over its share. The waiting client that is least ahead of its devices' [`Turns::floor`] goes first. The
+//! floor is the least clock of the clients that wait or hold there: it only rises, and a client that begins to wait is
+//! lifted to it, so that idle clients save up nothing. Clocks are by device because demand differs between devices: where
+//! a single client uses a device, its clock runs at full speed, and would mean nothing on another device.
 //!
-//! Where turns do not pay (see [`super::sharing`]) all who wait for a device are granted it at once, and keep it.
+//! If turns do not pay (see [`super::sharing`]), all clients that wait for a device are granted it at once, and keep it.
 
 use super::sharing::{Kind, Sharing, TRIAL_QUANTUM, User};
 use mpsshim_model::policy::TurnPolicy;

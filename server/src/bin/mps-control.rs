@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         (options.metrics.is_some(), "--metrics"),
     ] {
         if given && !starts {
-            eprintln!("{name} is an option of the daemon: give -d or -f with it");
+            eprintln!("{name} is a daemon option; use it with -d or -f");
             return ExitCode::from(2);
         }
     }

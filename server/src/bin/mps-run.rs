@@ -86,7 +86,7 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     if let Some(driver) = &settings.cuda_library
         && !driver.is_file()
     {
-        bail!("there is no CUDA driver {}", driver.display());
+        bail!("there is no CUDA driver at {}", driver.display());
     }
     let shim = library::find(options.shim.as_deref().or(settings.library.as_deref()))?;
     if !settings.disable {

@@ -114,7 +114,7 @@ fn take_link(fd: RawFd) -> anyhow::Result<Link> {
     let given = unsafe { BorrowedFd::borrow_raw(fd) };
     ensure!(
         getsockopt(&given, sockopt::SockType) == Ok(SockType::SeqPacket),
-        "descriptor {fd} is no link"
+        "descriptor {fd} is not a link"
     );
     let link = given.try_clone_to_owned()?;
     // The end of the link must be seen when `link` is dropped.

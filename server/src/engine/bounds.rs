@@ -99,7 +99,7 @@ bounds! {
     RESERVATIONS: usize = 1 << 14, Count, "reservations of addresses",
         "one for each segment of an allocator is usual";
     RESERVED: u64 = 8 << 40, Bytes, "bytes of addresses reserved",
-        "an eighth of the arena, so that it is there for others too";
+        "half of the arena, so that others find room too";
     POOLS: usize = 1 << 12, Count, "memory pools",
         "a program has one or a few for each device";
     POOL_BLOCKS: usize = 1 << 22, Count, "allocations from pools",

@@ -1,5 +1,5 @@
-//! What the driver refuses of a launch's attributes, checked before the launch is posted, so that the status comes
-//! from the launch itself.
+//! Validation of launch attributes as the driver does it, before the launch is sent, so that the launch itself returns
+//! the error.
 
 use mpsshim_api::cuda::*;
 

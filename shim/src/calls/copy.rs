@@ -1,4 +1,4 @@
-//! One-dimensional copies. What an address is decides the way of a copy, not the name of the call.
+//! One-dimensional copies. The kinds of the addresses decide how a copy is done, not the name of the call.
 
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult,

@@ -1,4 +1,4 @@
-//! Devices: the genuine driver knows them, and asking it makes no context. Primary contexts are ours.
+//! Devices: the genuine driver answers queries, which create no context. Primary contexts are handled here.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;

@@ -106,7 +106,7 @@ pub unsafe extern "C" fn get_param_info(
     guard(|| param_info(of_handle(function)?.layout(), index, offset, size))
 }
 
-/// `cuFuncIsLoaded`: whoever has its handle has it loaded.
+/// `cuFuncIsLoaded`: a function with a handle is always loaded.
 pub unsafe extern "C" fn is_loaded(out: Out<u32>, function: u64) -> CUresult {
     guard(|| {
         of_handle(function)?;

@@ -1,4 +1,4 @@
-//! Graphs: made, looked at, instantiated, launched. What their nodes do is in `graph_node`.
+//! Graphs: creation, queries, instantiation, launches. `graph_node` has the parameters of nodes.
 
 use std::ffi::c_char;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! What nodes of graphs do: added, changed in a graph or in an instance, and asked for.
+//! Nodes of graphs: adding them, and setting and querying their parameters, in a graph or in an instance.
 
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::{

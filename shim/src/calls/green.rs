@@ -1,7 +1,7 @@
 //! Green contexts, and the multiprocessors they are made of.
 //!
-//! A resource in the program's hands has the fields that CUDA documents and, among the internal ones, its place in
-//! the server's list: the driver's own structure stays there.
+//! A resource that the program holds has the fields that CUDA documents and, among the internal ones, its index in the
+//! server's list: the driver's own structure stays in the server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Device memory shared between processes, and with the world by descriptor.
+//! Device memory shared between processes, by handle or by descriptor.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};

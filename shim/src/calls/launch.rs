@@ -1,4 +1,4 @@
-//! Kernel launches: one message, no answer.
+//! Kernel launches: one asynchronous message each.
 
 use std::ptr;
 

@@ -1,6 +1,6 @@
 //! Libraries and their kernels.
 //!
-//! A kernel's handle serves wherever a function's does, and means the kernel in the current context.
+//! A kernel's handle is valid wherever a function's is, and denotes the kernel in the current context.
 
 use std::ffi::{c_char, c_void};
 

@@ -1,4 +1,4 @@
-//! The linker: it runs in the server, its inputs go there, what it makes comes back.
+//! The linker: it runs in the server, which receives its inputs and returns the result.
 
 use std::ffi::{OsStr, c_void};
 use std::fs::{self, File};

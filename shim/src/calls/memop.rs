@@ -111,7 +111,7 @@ fn submit(
     let session = session()?;
     let stream = stream::resolve(stream, per_thread)?;
     if stream.is_capturing() {
-        tracing::warn!("a wait or write of a word was to be captured; not served");
+        tracing::warn!("capturing a wait or write of a word is not supported");
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let messages: Vec<MemOp> = (0..count as usize)

@@ -1,7 +1,7 @@
 //! The driver calls that proxy mode serves, one file per subject.
 //!
-//! A handler has the signature of the symbol it stands for; what its pointers may be is said by their types
-//! ([`crate::ffi`]). Where a symbol exists for both flavours of the default stream one generic handler serves both.
+//! A handler has the signature of its symbol; the types of its pointers ([`crate::ffi`]) carry their guarantees. If a
+//! symbol exists for both flavours of the default stream, one generic handler serves both.
 
 mod array;
 mod attributes;

@@ -1,5 +1,5 @@
-//! The launch calls of CUDA 3: a function remembers its block's shape, its shared memory and its parameters. And the
-//! cooperative launch on several devices.
+//! The launch calls of CUDA 3, with which a function stores its block's shape, its shared memory and its parameters; and
+//! the cooperative launch on several devices.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Several devices: access to each other's memory. And batches of copies, which may go anywhere.
+//! Peer access between devices, and batches of copies between any kinds of memory.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What a pointer is.
+//! Attributes of pointers.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;

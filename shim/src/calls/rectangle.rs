@@ -1,5 +1,5 @@
-//! Two- and three-dimensional copies: one message for all of them. As with one-dimensional ones, what an address is
-//! decides the way; pageable memory goes through staging, its rows packed tightly.
+//! Two- and three-dimensional copies: one message for all of them. As with one-dimensional ones, the kinds of the
+//! addresses decide how a copy is done; pageable memory goes through staging, with its rows packed tightly.
 
 use mpsshim_api::cuda::{
     CU_MEMCPY_OPERAND_TYPE_ARRAY, CU_MEMCPY_OPERAND_TYPE_POINTER, CU_MEMCPY_SRC_ACCESS_ORDER_ANY,

@@ -1,4 +1,4 @@
-//! Services that a process has of its driver without work on a device: notifications, core dump settings, the
+//! Services of the driver that submit no work to a device: notifications, core dump settings, the
 //! profiler, remote writes.
 
 use std::collections::{BTreeMap, BTreeSet};

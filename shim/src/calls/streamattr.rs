@@ -1,4 +1,4 @@
-//! Attributes of streams. They are kept here; those that change how the device works go to the server too.
+//! Attributes of streams. They are kept here; those that affect execution are sent to the server too.
 
 use mpsshim_api::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT,

@@ -1,4 +1,4 @@
-//! Tensor maps. The genuine driver makes them only with a context, which is the server's; what it made is kept, since
+//! Tensor maps. The genuine driver encodes them only with a context, so the server does it; results are cached, since
 //! programs describe the same tensors before every launch.
 
 use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};

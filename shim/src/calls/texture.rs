@@ -1,4 +1,4 @@
-//! Texture and surface objects. Kernels use the driver's own value, so the program gets that one.
+//! Texture and surface objects. Kernels use the driver's own handle, so the program gets that handle.
 
 use mpsshim_api::cuda::{CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUresult};
 

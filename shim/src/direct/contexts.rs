@@ -1,4 +1,4 @@
-//! The contexts that the program has, whose work is drained when a turn is given up, and the streams that capture.
+//! The program's contexts, whose work is drained when a turn is given up, and the streams that capture.
 
 use std::ffi::c_void;
 

@@ -1,8 +1,9 @@
-//! Memory in direct mode: every way to allocate is counted in the page before the driver is called, and refused over the
-//! limit. What the driver refuses is taken back; an address or handle that nobody counted goes to the driver as it is.
+//! Memory accounting in direct mode: every allocation is counted in the page before the driver is called, and refused if
+//! it exceeds the limit. If the driver fails, the count is taken back. Addresses and handles that were not counted are
+//! passed to the driver unchanged.
 //!
-//! What a table knows is taken out before the driver is asked to free it, since afterwards the driver may give the same
-//! address or handle to another thread, and put back if the driver refuses.
+//! An entry is removed from its table before the driver is called to free it, since afterwards the driver may give the
+//! same address or handle to another thread; it is put back if the driver fails.
 
 mod account;
 mod blocks;
@@ -211,7 +212,7 @@ fn rounded(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(GRAIN).unwrap_or(u64::MAX)
 }
 
-/// An array, or one with levels. One that is sparse or mapped later has no memory of its own.
+/// An array, or one with levels. Sparse arrays and arrays that are mapped later have no memory of their own.
 fn array(
     out: *const u64,
     descriptor: Option<CUDA_ARRAY3D_DESCRIPTOR>,

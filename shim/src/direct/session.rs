@@ -1,7 +1,7 @@
-//! The session: what there is of a server in this process, and another one when the server has gone.
+//! The session with a server, and its replacement when the server has ended.
 //!
-//! A program does not end with its server. A thread waits for the end of the connection; the gate is open from then on, and
-//! the daemon is asked for a session with the next server. What the program holds and uses goes over into the new page.
+//! A program does not end with its server. A thread waits for the end of the connection; then it opens the gate and
+//! requests a session with the next server from the daemon. The program's memory and devices are entered in the new page.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -96,7 +96,7 @@ pub fn watch(direct: &'static Direct) {
             .spawn(move || keep_sessions(direct))
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "no thread to see the server go; no turns are taken");
+        tracing::error!(%error, "no thread to watch the server; no turns are taken");
         turn::lost(direct);
     }
 }
@@ -117,7 +117,7 @@ fn keep_sessions(mut direct: &'static Direct) {
             Ok(Some(next)) => next,
             Ok(None) => return,
             Err(reason) => {
-                tracing::warn!("no turns are taken any more: {reason}");
+                tracing::warn!("no turns are taken from now on: {reason}");
                 return;
             }
         };

@@ -1,4 +1,4 @@
-//! Turns: the gate in front of what submits work, and the thread that gives a turn up.
+//! Turns: the gate in front of entry points that submit work, and the thread that gives up the turn.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -135,7 +135,7 @@ pub fn start(direct: &'static Direct) {
     });
     if let Err(error) = spawned {
         // Others wait until this process ends.
-        tracing::error!(%error, "no thread to give turns up");
+        tracing::error!(%error, "no thread to give up turns");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which operation a mnemonic means. The table is the arithmetic: each line says what an instruction does.
+//! Mnemonics and their operations. The table is the arithmetic: each line defines an instruction.
 
 // The same expression serves types of all sizes, for one of which a cast does nothing.
 #![allow(clippy::unnecessary_cast)]

@@ -1,6 +1,6 @@
 //! The form that kernels run in: instructions over numbered 64-bit registers.
 //!
-//! A register holds its value in the low bits; whoever reads it takes as many bits as its type has.
+//! A register holds its value in the low bits; a reader takes as many bits as its type has.
 //! Constants and special registers (thread index, block index, window bases) are ordinary registers that
 //! are written before the function starts, so an operand is always a register number.
 
@@ -327,7 +327,7 @@ impl Program {
     pub fn meets(&self, function: usize) -> bool {
         self.reaches(function, |f| !f.meetings.is_empty())
     }
-    /// Whether `test` holds for the function or one that it can call.
+    /// Whether `test` holds for the function or any function that it can call.
     pub fn reaches(&self, function: usize, test: impl Fn(&Function) -> bool) -> bool {
         let (mut seen, mut todo) = (vec![false; self.functions.len()], vec![function]);
         while let Some(index) = todo.pop() {

@@ -1,4 +1,4 @@
-//! Words and punctuation of PTX, with their lines.
+//! Tokens of PTX, with their line numbers.
 
 use super::PtxError;
 

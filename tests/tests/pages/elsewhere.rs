@@ -90,7 +90,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/operations.md",
-        "Command of process 4711 of user 1000 refused: quit is for root and the user who runs the daemon only\n",
+        "Command of process 4711 of user 1000 refused: quit is reserved for root and the user who runs the daemon\n",
         Test("users.rs::every_refusal_names_user_and_process"),
     ),
     (

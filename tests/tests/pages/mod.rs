@@ -143,14 +143,14 @@ pub fn target(page: &str, link: &str) -> String {
     parts.join("/")
 }
 
-/// What the list of docs/README.md has under "For who runs it", the examples' pages and those in front of everything.
+/// The pages that docs/README.md lists for operators, those of the examples, and those in the project's root.
 pub fn for_users() -> Vec<Page> {
     let list = file("docs/README.md");
     let (_, list) = list
-        .split_once("\nFor who runs it:\n")
-        .expect("a list for users");
+        .split_once("\nFor operators:\n")
+        .expect("a list for operators");
     let (list, _) = list
-        .split_once("\nFor who changes it:\n")
+        .split_once("\nFor developers:\n")
         .expect("a list for developers");
     let mut names: Vec<String> = Vec::new();
     for event in Parser::new(list) {

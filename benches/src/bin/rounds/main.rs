@@ -14,37 +14,37 @@ use std::thread;
 use std::time::{Duration, Instant};
 use way::{Mark, Round};
 
-/// Rounds of a kernel and a wait for it, in several streams of one process
+/// Measures rounds of a kernel launch and the wait for it, in several streams of one process
 #[derive(Debug, Parser)]
 struct Options {
-    /// Streams, each with one round at a time
+    /// Number of streams, each with one round at a time
     #[arg(long, default_value_t = 8)]
     streams: usize,
-    /// Threads that submit; each looks after an equal part of the streams
+    /// Number of threads that submit; each serves an equal part of the streams
     #[arg(long, default_value_t = 4)]
     threads: usize,
-    /// How the end of a round is learnt
+    /// How the end of a round is detected
     #[arg(long, value_enum, default_value_t = Mark::Operation)]
     mark: Mark,
     /// Length of a kernel, in microseconds of 1,700 clock cycles
     #[arg(long, default_value_t = 50)]
     us: u64,
-    /// Blocks of 128 threads of a kernel
+    /// Number of blocks of a kernel, of 128 threads each
     #[arg(long, default_value_t = 8)]
     blocks: u32,
     /// Bytes of each of two pieces that are copied to the device before the kernel and from it afterwards; 0: none
     #[arg(long, default_value_t = 0)]
     copy: usize,
-    /// Copies are made by a kernel, for both pieces at once, instead of a copy engine
+    /// Copy both pieces at once by a kernel instead of a copy engine
     #[arg(long)]
     copy_kernel: bool,
-    /// Threads of a block of a flood beside it that fills the device; 0: no flood
+    /// Threads per block of a competing flood of kernels that fills the device; 0: no flood
     #[arg(long, default_value_t = 0)]
     flood: u32,
     /// Length of a block of the flood, in microseconds of 1,700 clock cycles
     #[arg(long, default_value_t = 1000)]
     flood_us: u64,
-    /// How often a kernel of the flood fills the device
+    /// How many times over a kernel of the flood fills the device
     #[arg(long, default_value_t = 1.0)]
     flood_waves: f64,
     /// How long to measure

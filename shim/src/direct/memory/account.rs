@@ -1,4 +1,4 @@
-//! What is held of a device's memory, in the page and among the user's clients, and how much may be.
+//! Device memory held, by this client (in the page) and by all clients of its user, and the limits.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! What is allocated by address, and arrays by handle.
+//! Allocations by address, and arrays by handle.
 
 use std::collections::BTreeMap;
 

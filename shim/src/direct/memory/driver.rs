@@ -1,4 +1,4 @@
-//! The driver's own functions that the accounting asks.
+//! The driver's functions that the accounting calls.
 
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUresult};
 

@@ -1,5 +1,5 @@
-//! Memory that the nodes of graphs allocate. A node's address is fixed when it is made; its memory counts from the
-//! instantiation on, until there is no instance and no launch has left it.
+//! Memory that the nodes of graphs allocate. A node's address is fixed when the node is created; its memory counts from
+//! instantiation until no instance exists and no launch has left it allocated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -113,7 +113,7 @@ struct Counted {
     block: Block,
     /// Instances that allocate it.
     execs: u32,
-    /// A launch has left it, and nobody has freed it.
+    /// A launch has left it allocated, and it has not been freed.
     left: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Physical memory (`cuMemCreate`): it is there as long as a handle or a mapping is.
+//! Physical memory (`cuMemCreate`): it exists as long as a handle or a mapping does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

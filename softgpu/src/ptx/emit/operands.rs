@@ -1,4 +1,4 @@
-//! Operands: what stands between the commas, and the register or the address that it means.
+//! Operands: their text, and the register or address that it denotes.
 
 use super::super::alu::Mnemonic;
 use super::super::code::*;
