@@ -424,6 +424,11 @@ impl Op {
         matches!(self.kind(), Kind::Request)
     }
 
+    /// Whether what is in it decides where and when it is executed.
+    pub const fn is_judged(self) -> bool {
+        !matches!(self.gate(), Gate::Never) || matches!(self.lane(), Lane::SlowForGraphs)
+    }
+
     /// Whether it may take long or wait inside the driver, whatever is in it.
     pub const fn is_slow(self) -> bool {
         matches!(self.lane(), Lane::Slow | Lane::SlowSubmits)

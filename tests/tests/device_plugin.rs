@@ -218,7 +218,7 @@ fn kubelet_learns_of_the_parts_and_is_told_what_a_container_needs() {
     for (ids, code, why) in [
         (several, Code::InvalidArgument, "parts of one GPU only"),
         (vec![], Code::InvalidArgument, "no part of a GPU"),
-        (vec!["x".into()], Code::InvalidArgument, "x is no part"),
+        (vec!["x".into()], Code::InvalidArgument, "x is not a part"),
         (ids("GPU-x", 0..1), Code::NotFound, "no GPU GPU-x"),
     ] {
         let refused = allocate(&connection, ids).expect_err(why);

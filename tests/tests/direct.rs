@@ -101,7 +101,10 @@ fn under_nvidia_s_mps_limits_are_handed_on_and_no_turns_are_taken() {
     let served = Running::start_until(&mut command, "busy");
     let other = Running::start_until(&mut client(&place, &["work"]), "busy");
     let log = place.log("server.log");
-    assert!(log.contains("NVIDIA's MPS serves process"), "{log}");
+    assert!(
+        log.contains("is served by NVIDIA's MPS and takes no turns"),
+        "{log}"
+    );
     let rows = clients(&place);
     assert_eq!(number(&rows[&served.pid()], "turns"), 0.0, "{rows:?}");
     assert_eq!(number(&rows[&other.pid()], "turns"), 1.0, "{rows:?}");

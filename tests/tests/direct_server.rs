@@ -552,7 +552,10 @@ fn modes_that_mean_nothing_are_refused_by_the_daemon() {
     let server = mpsshim_tests::artifacts::artifact("mps-server");
     let driver = mpsshim_tests::artifacts::driver();
     for (modes, why) in [
-        ("1=both", "\"1=both\" is no mode (proxy, direct)"),
+        (
+            "1=both",
+            "\"1=both\" is neither a mode (proxy, direct) nor DEVICE=MODE",
+        ),
         ("direct,direct", "two modes for all devices"),
         ("0=direct,0=proxy", "two modes for device 0"),
         ("7=direct", "Device 7 not found"),

@@ -178,7 +178,7 @@ fn what_cannot_be_done_is_said() {
             assert_eq!(done.code, 1);
             assert!(
                 done.out
-                    .contains("for root and the user who runs the daemon only")
+                    .contains("reserved for root and the user who runs the daemon")
             );
         }
         assert_eq!(place.control_as(user, &["ps"]).code, 0);

@@ -396,7 +396,7 @@ fn only_the_owner_changes_anything() {
     ] {
         let done = place.control_as(user, command);
         assert_eq!(done.code, 1, "{command:?}");
-        let refusal = "for root and the user who runs the daemon only";
+        let refusal = "reserved for root and the user who runs the daemon";
         assert!(done.out.contains(refusal), "{}", done.out);
     }
     for command in [

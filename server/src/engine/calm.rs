@@ -12,7 +12,7 @@ use super::streams::Point;
 use mpsshim_proto::segment::reached;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 /// Who wants a moment of calm, and whether there is one.
@@ -38,7 +38,14 @@ pub struct Calm {
     stuck: AtomicBool,
     /// How long the work of an ended session has gone on since, in milliseconds.
     dying_for: AtomicU32,
+    /// Who has begun to work, or wanted to, since the last moment began: a session's number, [`NOBODY`] or [`SEVERAL`].
+    workers: AtomicU64,
 }
+
+/// [`Calm::workers`]: nobody. Sessions count from 1.
+const NOBODY: u64 = 0;
+/// [`Calm::workers`]: more than one.
+const SEVERAL: u64 = u64::MAX;
 
 /// A moment in which nobody submits anything; it is over with this.
 #[derive(Debug)]
@@ -57,6 +64,7 @@ impl Calm {
     /// Holds back what anybody would submit. What is in flight goes on.
     pub fn hush(&self) -> Hush<'_> {
         let turn = self.turn.lock();
+        self.workers.store(NOBODY, Ordering::Relaxed);
         self.hushed.store(true, Ordering::SeqCst);
         // Partner: [`Session::may_work`]. Either it sees the hush, or the session is seen to be at work.
         fence(Ordering::SeqCst);
@@ -64,6 +72,21 @@ impl Calm {
             calm: self,
             _turn: turn,
         }
+    }
+
+    /// A session begins to work, or would.
+    fn note_worker(&self, session: u64) {
+        match self.workers.load(Ordering::Relaxed) {
+            known if known == session || known == SEVERAL => {}
+            NOBODY => self.workers.store(session, Ordering::Relaxed),
+            _ => self.workers.store(SEVERAL, Ordering::Relaxed),
+        }
+    }
+    /// Whether nobody but this session has worked, or wanted to, since the last moment began. A moment now would keep nobody
+    /// from anything, however many there were before.
+    pub fn is_left_to(&self, session: Option<u64>) -> bool {
+        let worker = self.workers.load(Ordering::Relaxed);
+        worker == NOBODY || Some(worker) == session
     }
 
     /// A session is over.
@@ -174,6 +197,10 @@ impl Session {
     #[inline]
     pub fn may_work(&mut self, shared: &Shared) -> bool {
         if !self.shared.at_work.load(Ordering::Relaxed) {
+            if self.moment.is_none() {
+                let session = self.shared.info.session;
+                shared.calm(self.side).note_worker(session);
+            }
             if self.is_hushed(shared) {
                 return false;
             }

@@ -46,7 +46,7 @@ impl KeptStreams {
     }
 
     /// Whether one was kept.
-    fn has(&self, priority: i32) -> bool {
+    pub fn has(&self, priority: i32) -> bool {
         let kept = self.0.lock();
         kept.get(&priority).is_some_and(|kept| !kept.is_empty())
     }

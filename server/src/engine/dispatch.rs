@@ -358,6 +358,10 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     let Some(op) = Op::from_u16(message.op) else {
         return Step::Violation(format!("unknown opcode {}", message.op));
     };
+    let message = match op.is_judged() {
+        true => session.take_copy(&message),
+        false => message,
+    };
     if session.held.any() {
         match session.order(op, &message) {
             Order::Now => {}

@@ -235,6 +235,11 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         let mut all = gate.waiting.lock();
         all.append(&mut waiting);
         let idle = all.is_empty();
+        let only = match &all[..] {
+            [one] => Some(one.session.shared.info.session),
+            _ => None,
+        };
+        let nobody_else = calm.is_left_to(only);
         if idle && !calm.is_overdue() {
             return;
         }
@@ -244,8 +249,8 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             shared.slow.ring();
         }
         let may = !busy && !shared.has_long_work(side);
-        // Where nobody works nobody is held back.
-        if may && (now >= tries.next || shared.is_quiet(side)) {
+        // Where nobody else works nobody is held back.
+        if may && (now >= tries.next || nobody_else && shared.is_quiet(side)) {
             let made = try_moment(shared, side, tries.moment);
             tries.note(made, now.elapsed());
             if made {
@@ -294,7 +299,8 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         .into_iter()
         .partition(|one| one.session.wants_local().is_some());
     // Whoever has called may have submitted something.
-    if calls.is_empty() || make(shared, calls) && shared.is_quiet(side) {
+    let quiet = calls.is_empty() || make(shared, calls) && shared.is_quiet(side);
+    if quiet {
         // What the greatest cannot have, others may.
         launches.sort_by_key(|one| one.session.wants_local().map(|(_, local)| local));
         for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
@@ -317,7 +323,11 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     // What a launch begins is in the next one's way.
     let first = (!must_grow.is_empty()).then(|| must_grow.remove(0));
     gate.waiting.lock().append(&mut must_grow);
-    make(shared, first.into_iter().collect());
+    if quiet {
+        make(shared, first.into_iter().collect());
+    } else {
+        gate.waiting.lock().extend(first);
+    }
     drop(hush);
     gate.opened.fetch_add(1, Ordering::Relaxed);
     let took = began.elapsed();
@@ -403,6 +413,8 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     // What the client has written there meanwhile is another matter.
     let may = session.wants.is_some() || session.wants_moment || session.calls_next(shared);
     session.moment = Some(moment.clone());
+    // Whatever it does now, others are to find it at work.
+    let _ = session.may_work(shared);
     let mut violation = None;
     let ready = !may || session.get_ready(shared);
     if std::mem::take(&mut session.wants_moment) {
@@ -610,8 +622,18 @@ impl Session {
             return false;
         };
         let priority = self.raw_priority_of(body.priority);
-        let device = shared.device(body.device);
-        body.green == 0 && device.is_ok_and(|device| !device.has_stream(priority))
+        let Ok(device) = shared.device(body.device) else {
+            return false;
+        };
+        let part = self.places.get(device.ordinal.index());
+        !match (body.green, part.and_then(Option::as_ref)) {
+            (0, None) => device.has_stream(priority),
+            (0, Some(part)) => part.has_stream(priority),
+            (green, _) => match self.greens.get(green) {
+                Ok(green) => green.has_stream(priority),
+                Err(_) => true,
+            },
+        }
     }
 
     fn enumerates_unloaded(&self, message: &Message) -> bool {

@@ -82,6 +82,12 @@ impl Green {
         }
     }
 
+    /// Whether one was kept.
+    pub fn has_stream(&self, priority: i32) -> bool {
+        let lasting = self.lasting.as_ref();
+        lasting.is_some_and(|lasting| lasting.streams.has(priority))
+    }
+
     fn create_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
         let mut stream = CUstream::NULL;
         let functions = &driver.context;

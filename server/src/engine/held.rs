@@ -19,13 +19,13 @@ use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::{Launch, Op};
 use mpsshim_proto::ops::{Ordering, Touch};
 use mpsshim_proto::ring::Message;
-use mpsshim_proto::segment::{RING_LEN, reached};
+use mpsshim_proto::segment::reached;
 use std::collections::{BTreeSet, VecDeque};
 use std::mem::{offset_of, take};
 use std::time::{Duration, Instant};
 
-/// [`Message::offset`] of a message that was held back: its bytes are in [`Held::replay`].
-const REPLAY: u64 = RING_LEN as u64;
+/// [`Message::offset`] of a message that is not in the ring: its bytes are in [`Held::replay`].
+const REPLAY: u64 = u64::MAX;
 /// Pauses between two looks at a word in memory: a wait of long ago is looked at more seldom.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
@@ -178,7 +178,7 @@ pub struct Held {
     bytes: usize,
     /// What later messages must not overtake.
     blocked: BTreeSet<Object>,
-    /// The message that is executed, if it was held back.
+    /// The message that is executed, if it is not in the ring.
     replay: Vec<u8>,
     /// The message at the ring's tail has to wait for the backlog.
     stalled: bool,
@@ -291,6 +291,19 @@ impl Session {
         self.held.blocked.insert(Object::Stream(stream));
     }
 
+    /// Takes a message out of the ring, to be judged and executed by what it says now: its client may change it there at any
+    /// time.
+    pub fn take_copy(&mut self, message: &Message) -> Message {
+        let mut bytes = take(&mut self.held.replay);
+        bytes.resize(message.len as usize, 0);
+        let _ = self.consumer.copy_out(message, 0, &mut bytes);
+        self.held.replay = bytes;
+        Message {
+            offset: REPLAY,
+            ..*message
+        }
+    }
+
     /// Decides about the next message while something is held back.
     pub fn order(&mut self, op: Op, message: &Message) -> Order {
         let touches = self.touches(op, message);
@@ -309,7 +322,7 @@ impl Session {
             return Order::Stays;
         }
         let mut bytes = vec![0; len];
-        let _ = self.consumer.copy_out(message, 0, &mut bytes);
+        let _ = self.copy_out(message, 0, &mut bytes);
         self.held.bytes += len;
         self.held.block(touches);
         self.held.backlog.push_back(Deferred {
@@ -355,7 +368,15 @@ impl Session {
             };
             if !waits {
                 self.held.replay = take(&mut next.bytes);
-                match calls::execute(shared, self, next.op, &next.message) {
+                let outcome = if self.moment.as_ref().is_some_and(|moment| moment.is_over()) {
+                    Err(Undone::Later)
+                } else if self.must_be_alone(shared, next.op, &next.message) {
+                    self.wants = None;
+                    Err(Undone::Alone)
+                } else {
+                    calls::execute(shared, self, next.op, &next.message)
+                };
+                match outcome {
                     Ok(()) => {
                         self.held.bytes -= self.held.replay.len();
                         worked = true;
@@ -494,9 +515,7 @@ impl Session {
             .iter()
             .any(|object| !matches!(object, Object::Stream(_)));
         let mut count = [0; 4];
-        let _ = self
-            .consumer
-            .copy_out(message, offset_of!(Launch, attributes), &mut count);
+        let _ = self.copy_out(message, offset_of!(Launch, attributes), &mut count);
         events && count != [0; 4]
     }
 }

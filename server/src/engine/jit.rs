@@ -75,10 +75,16 @@ impl JitOptions {
                     if entries != head.value {
                         return Err(format!("a list of {entries} instead of {}", head.value));
                     }
+                    if this.names.contains(option) {
+                        return Err(format!("option {option} twice"));
+                    }
                     let address = this.lists.last().map_or(0, |list| list.as_ptr() as u64);
                     this.push(*option, address);
                     if !this.names.contains(counted_by) {
                         this.push(*counted_by, entries);
+                    } else if this.value(*counted_by) != entries {
+                        // The driver reads as many entries of each list as one of them says.
+                        return Err(format!("lists of {entries} and of another length"));
                     }
                 }
                 None if NUMBERS.contains(&head.option) => {
@@ -88,6 +94,9 @@ impl JitOptions {
                 None => {}
             }
         }
+        // The driver reads both by one count, and would find only one.
+        this.refused |= this.names.contains(&CU_JIT_GLOBAL_SYMBOL_NAMES)
+            != this.names.contains(&CU_JIT_GLOBAL_SYMBOL_ADDRESSES);
         Ok((this, rest))
     }
 
@@ -221,5 +230,36 @@ mod tests {
         bytes.extend(b"a\0");
         assert!(JitOptions::read(&bytes, 1).is_err());
         assert!(JitOptions::read(&option(18, u32::MAX, 1), 1).is_err());
+    }
+
+    /// Names and addresses of symbols with the list of names that many names long, and so on; whether the driver gets them.
+    fn symbols(lists: &[(u32, usize)]) -> Option<bool> {
+        let (mut heads, mut behind) = (Vec::new(), Vec::new());
+        for &(list, entries) in lists {
+            let entry: &[u8] = match list {
+                CU_JIT_GLOBAL_SYMBOL_ADDRESSES => &[1; 8],
+                _ => b"a\0",
+            };
+            let list_bytes = entry.repeat(entries);
+            heads.extend(option(list, list_bytes.len() as u32, entries as u64));
+            behind.extend(list_bytes);
+        }
+        heads.extend(behind);
+        let (mut read, _) = JitOptions::read(&heads, lists.len() as u32).ok()?;
+        Some(read.raw().is_ok())
+    }
+
+    #[test]
+    fn lists_with_one_count_have_one_length() {
+        const NAMES: u32 = CU_JIT_GLOBAL_SYMBOL_NAMES;
+        const ADDRESSES: u32 = CU_JIT_GLOBAL_SYMBOL_ADDRESSES;
+        assert_eq!(symbols(&[(NAMES, 2), (ADDRESSES, 2)]), Some(true));
+        for (names, addresses) in [(2, 0), (0, 2), (2, 1), (1, 2)] {
+            assert_eq!(symbols(&[(NAMES, names), (ADDRESSES, addresses)]), None);
+            assert_eq!(symbols(&[(ADDRESSES, addresses), (NAMES, names)]), None);
+        }
+        assert_eq!(symbols(&[(NAMES, 2), (ADDRESSES, 2), (NAMES, 0)]), None);
+        assert_eq!(symbols(&[(NAMES, 2)]), Some(false));
+        assert_eq!(symbols(&[(ADDRESSES, 2)]), Some(false));
     }
 }

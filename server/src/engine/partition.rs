@@ -175,6 +175,13 @@ impl Place {
         made.insert(self.pieces.clone(), green.clone());
         Ok(green)
     }
+
+    /// Whether it is made and has a stream that was kept. Does not wait while one is made.
+    pub fn has_stream(&self, priority: i32) -> bool {
+        let made = self.partition.made.try_lock();
+        let green = made.as_ref().and_then(|made| made.get(&self.pieces));
+        green.is_some_and(|green| green.has_stream(priority))
+    }
 }
 
 impl Shared {

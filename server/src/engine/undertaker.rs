@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long clients are held back for one lot of objects.
 const LOT: Duration = Duration::from_millis(2);
+/// All go on for so many times as long as they were held back for a lot.
+const AFTER: u32 = 4;
 /// Objects that wait here at a time; with more, clients get no further registered memory.
 const MOST_BURIED: usize = 16 << 10;
 /// Bytes of registered memory that wait here at a time; with more, clients get no further registered memory.
@@ -203,10 +205,8 @@ impl Shared {
 }
 
 /// What waits on one side to be ended.
-#[derive(Default)]
 pub struct Graves(Mutex<Lots>);
 
-#[derive(Default)]
 struct Lots {
     side: Side,
     objects: Vec<Buried>,
@@ -214,6 +214,8 @@ struct Lots {
     since: Option<Instant>,
     asked: Option<Instant>,
     pause: Duration,
+    /// When the others may be held back again.
+    next: Instant,
 }
 
 impl Graves {
@@ -221,8 +223,11 @@ impl Graves {
     pub fn new(side: Side) -> Graves {
         Graves(Mutex::new(Lots {
             side,
+            objects: Vec::new(),
+            since: None,
+            asked: None,
             pause: PATIENCE,
-            ..Lots::default()
+            next: Instant::now(),
         }))
     }
 
@@ -276,11 +281,14 @@ impl Lots {
         if !waits {
             return;
         }
-        if shared.is_quiet(self.side) {
+        let may = Instant::now() >= self.next || calm.is_left_to(None);
+        if may && shared.is_quiet(self.side) {
+            let began = Instant::now();
             let _hush = calm.hush();
             if shared.is_quiet(self.side) {
                 self.end_some(shared);
             }
+            self.next = Instant::now() + AFTER * began.elapsed();
             return;
         }
         let over = |then: Option<Instant>, time| then.is_none_or(|then| then.elapsed() > time);

@@ -138,7 +138,8 @@ impl Session {
     pub fn begin_wait(&mut self, shared: &Shared) {
         let next = self.consumer.next_op().and_then(Op::from_u16);
         let op = match self.wants_moment {
-            // Of deferred messages only launches come to the gate.
+            // Of deferred messages only launches and new streams come to the gate.
+            true if self.wants.is_none() => Op::StreamCreate,
             true => Op::Launch,
             false => next.unwrap_or(Op::Launch),
         };
