@@ -262,6 +262,37 @@ fn what_a_stream_did_before_it_joined_a_capture_comes_to_its_end() {
 }
 
 #[test]
+fn an_external_record_leaves_an_event_in_its_capture() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let memory = peer.memory(4096).expect("memory");
+    let (origin, joins) = (peer.stream().unwrap(), peer.stream().unwrap());
+    let event = event(&mut peer);
+    peer.post(Op::Memset, &memset(memory.start, 7, 16, joins), &[])
+        .expect("posted");
+    capture(&mut peer, origin);
+    on_stream(&mut peer, Op::EventRecord, event, origin);
+    let external = EventOnStream {
+        event,
+        stream: origin,
+        flags: CU_EVENT_RECORD_EXTERNAL,
+        ..EventOnStream::default()
+    };
+    peer.post(Op::EventRecord, &external, &[]).expect("posted");
+    on_stream(&mut peer, Op::StreamWaitEvent, event, joins);
+    assert!(captures(&mut peer, joins));
+    // This waits until nothing is in flight.
+    let range = Range {
+        start: memory.start,
+        len: 4096,
+    };
+    let answer = peer.ask_as(0, Op::UnmapMemory, &range, &[]);
+    assert_eq!(answer, Err(CUDA_ERROR_INVALID_VALUE));
+    end(&engine, peer, &before);
+}
+
+#[test]
 fn a_graph_is_never_inside_itself() {
     let (engine, before) = engine();
     let mut peer = engine.connect().expect("a session");
