@@ -393,6 +393,93 @@ mod tests {
         }
     }
 
+    /// Starts of a daemon while somebody swaps one place.
+    const STARTS: usize = 1000;
+
+    /// Puts a file of the right kind there, or leaves the daemon's, and links to `victim` in its place.
+    fn swap_file(place: &Path, victim: &Path) {
+        let link = place.with_extension("link");
+        // Some of it fails where the daemon was faster.
+        for hard in [false, true] {
+            let _ = File::create_new(place);
+            let _ = match hard {
+                true => fs::hard_link(victim, &link),
+                false => std::os::unix::fs::symlink(victim, &link),
+            };
+            let _ = fs::rename(&link, place);
+            let _ = fs::remove_file(&link);
+            let _ = fs::remove_file(place);
+        }
+    }
+
+    /// Puts a link to `outside` in the place of a directory.
+    fn swap_directory(directory: &Path, outside: &Path) {
+        let aside = directory.with_extension("aside");
+        fs::rename(directory, &aside).expect("away");
+        let _ = std::os::unix::fs::symlink(outside, directory);
+        let _ = fs::remove_file(directory);
+        while fs::rename(&aside, directory).is_err() {
+            // Something was made there meanwhile.
+            let _ = fs::remove_dir_all(directory);
+        }
+    }
+
+    /// Somebody swaps files and directories for links all the time: what they lead to stays as it is.
+    #[test]
+    fn links_that_come_between_check_and_use_lead_nowhere() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let above = tempfile::tempdir().expect("directory");
+        // As in /tmp: no link in it is followed, whoever owns it.
+        fs::set_permissions(above.path(), Permissions::from_mode(0o1777)).expect("mode");
+        let [pipe, logs, outside] = ["pipe", "logs", "outside"].map(|name| {
+            let path = above.path().join(name);
+            fs::create_dir(&path).expect("create");
+            path
+        });
+        let victim = above.path().join("victim");
+        fs::write(&victim, "precious").expect("write");
+        fs::set_permissions(&victim, Permissions::from_mode(0o640)).expect("mode");
+        fs::set_permissions(&outside, Permissions::from_mode(0o777)).expect("mode");
+        let settings = settings(&pipe);
+        let start = || {
+            if let Ok(mut log) = crate::logging::open(&logs, "control.log") {
+                writeln!(log, "a line").expect("written");
+            }
+            PipeDirectory::take(&settings)
+        };
+        let unchanged = || {
+            let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode();
+            assert_eq!(fs::read_to_string(&victim).expect("read"), "precious");
+            assert_eq!(mode(&victim) & 0o7777, 0o640);
+            assert_eq!(mode(&outside) & 0o7777, 0o777);
+            assert_eq!(fs::read_dir(&outside).expect("list").count(), 0);
+        };
+        let mut files: Vec<PathBuf> = [LOCK, LOG_PIPE, PID_FILE, CONTROL, "control_privileged"]
+            .map(|name| pipe.join(name))
+            .into();
+        files.push(logs.join("control.log"));
+        for place in files.iter().chain([&pipe, &logs]) {
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        match files.contains(place) {
+                            true => swap_file(place, &victim),
+                            false => swap_directory(place, &outside),
+                        }
+                    }
+                });
+                for _ in 0..STARTS {
+                    drop(start());
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            unchanged();
+        }
+        assert!(start().is_ok(), "nobody swaps any more");
+        unchanged();
+    }
+
     #[test]
     fn a_directory_that_cannot_be_made_is_named() {
         let error = PipeDirectory::take(&settings(Path::new("/proc/none")))

@@ -527,7 +527,11 @@ impl Shared {
             (status, Raw::Module(module))
         }
     }
-    fn discard_image(&self, image: Image) {
+    /// Unloads an image that nothing of its session refers to any more.
+    fn discard_image(&self, mut image: Image) {
+        if let Some(charge) = &mut image.charge {
+            charge.leave();
+        }
         self.bury(Buried::Image(image));
     }
 

@@ -72,8 +72,8 @@ impl Does {
     fn run(&self, context: &Context) -> R<()> {
         match self {
             Does::Kernel(_, launch) => launch.run(context)?,
-            Does::Copy(copy) => run_copy(copy),
-            Does::Set(set) => run_set(set),
+            Does::Copy(copy) => run_copy(copy)?,
+            Does::Set(set) => run_set(set)?,
             Does::Empty | Does::Allocate(_) | Does::Free(_) => {}
             Does::Child(graph) => {
                 for (_, does) in graph.in_order()? {
@@ -85,7 +85,10 @@ impl Does {
             Does::Host(function, data) => function(*data as *mut c_void),
             Does::Batch(operations) => {
                 for operation in operations {
-                    if let Some(operation) = MemOp::new(operation)? {
+                    // Its word has gone since the graph was made.
+                    let operation =
+                        MemOp::new(operation).map_err(|_| CUDA_ERROR_ILLEGAL_ADDRESS)?;
+                    if let Some(operation) = operation {
                         operation.run(context);
                     }
                 }
@@ -95,7 +98,15 @@ impl Does {
     }
 }
 
-fn run_copy(copy: &CUDA_MEMCPY3D) {
+/// A node's memory may have gone since the node was made.
+fn still_device(address: u64, bytes: u64) -> R<()> {
+    match is_device(address, bytes)? {
+        true => Ok(()),
+        false => Err(CUDA_ERROR_ILLEGAL_ADDRESS),
+    }
+}
+
+fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
     let side = |kind: u32, host: u64, device: u64| if kind == 1 { host } else { device };
     let from = side(copy.src_type, copy.src_host, copy.src_device);
     let to = side(copy.dst_type, copy.dst_host, copy.dst_device);
@@ -108,24 +119,32 @@ fn run_copy(copy: &CUDA_MEMCPY3D) {
             let target = [copy.dst_x, copy.dst_y, copy.dst_z];
             let from = row(from, source, copy.src_pitch, copy.src_height, [y, z]);
             let to = row(to, target, copy.dst_pitch, copy.dst_height, [y, z]);
-            // SAFETY: device sides were checked when the node was made; host sides are, by the driver API's contract,
-            // the caller's memory for as long as the graph runs.
+            for (kind, address) in [(copy.src_type, from), (copy.dst_type, to)] {
+                if kind == 2 {
+                    still_device(address, copy.width)?;
+                }
+            }
+            // SAFETY: device sides were checked just now; host sides are, by the driver API's contract, the caller's memory
+            // for as long as the graph runs.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, copy.width as usize) }
         }
     }
+    Ok(())
 }
 
-fn run_set(set: &CUDA_MEMSET_NODE_PARAMS) {
+fn run_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<()> {
+    still_device(set.to, set_len(set))?;
     let value = set.value.to_le_bytes();
     for row in 0..set.height {
         for at in 0..set.width {
             let to = set.to + row * set.pitch + at * u64::from(set.element);
-            // SAFETY: the rectangle was checked when the node was made.
+            // SAFETY: the rectangle was checked just now.
             unsafe {
                 std::ptr::copy_nonoverlapping(value.as_ptr(), to as *mut u8, set.element as usize)
             }
         }
     }
+    Ok(())
 }
 
 #[derive(Clone)]

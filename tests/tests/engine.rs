@@ -3,9 +3,11 @@
 use mpsshim_api::cuda::*;
 use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::array::ArrayCreate;
+use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::graph::{
     CaptureBegin, CaptureState, GraphCreate, GraphInstantiate, GraphNode, GraphNodeAdded,
-    node_flags,
+    KernelNode, node_flags,
 };
 use mpsshim_proto::message::memory::FileRegister;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken, MemOp};
@@ -14,10 +16,12 @@ use mpsshim_proto::message::{
 };
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
-use mpsshim_tests::peer::{PTX, Peer, Status, copy, fill_params, launch, memory_file, memset};
+use mpsshim_tests::peer::{
+    PTX, Peer, Status, copy, fill_params, launch, memory_file, memset, spinning_ptx,
+};
 use std::os::fd::AsFd;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -258,6 +262,37 @@ fn what_a_stream_did_before_it_joined_a_capture_comes_to_its_end() {
 }
 
 #[test]
+fn an_external_record_leaves_an_event_in_its_capture() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let memory = peer.memory(4096).expect("memory");
+    let (origin, joins) = (peer.stream().unwrap(), peer.stream().unwrap());
+    let event = event(&mut peer);
+    peer.post(Op::Memset, &memset(memory.start, 7, 16, joins), &[])
+        .expect("posted");
+    capture(&mut peer, origin);
+    on_stream(&mut peer, Op::EventRecord, event, origin);
+    let external = EventOnStream {
+        event,
+        stream: origin,
+        flags: CU_EVENT_RECORD_EXTERNAL,
+        ..EventOnStream::default()
+    };
+    peer.post(Op::EventRecord, &external, &[]).expect("posted");
+    on_stream(&mut peer, Op::StreamWaitEvent, event, joins);
+    assert!(captures(&mut peer, joins));
+    // This waits until nothing is in flight.
+    let range = Range {
+        start: memory.start,
+        len: 4096,
+    };
+    let answer = peer.ask_as(0, Op::UnmapMemory, &range, &[]);
+    assert_eq!(answer, Err(CUDA_ERROR_INVALID_VALUE));
+    end(&engine, peer, &before);
+}
+
+#[test]
 fn a_graph_is_never_inside_itself() {
     let (engine, before) = engine();
     let mut peer = engine.connect().expect("a session");
@@ -318,5 +353,127 @@ fn launch_attributes_that_are_not_known_are_refused() {
     for unknown in [15, CU_LAUNCH_ATTRIBUTE_MAX, 99, u32::MAX] {
         assert_eq!(launched(unknown), Err(CUDA_ERROR_INVALID_VALUE));
     }
+    end(&engine, peer, &before);
+}
+
+/// As long waits one allocation, in whole, for memory that its session gave back (`PATIENCE` in calls/memory.rs); the
+/// undertaker takes a second less to ask for a moment.
+const MEMORY_WAIT: Duration = Duration::from_secs(6);
+/// Allocations of a test that must not wait so long: together they would take several times [`MEMORY_WAIT`].
+const ALLOCATIONS: u32 = 4;
+/// Bytes of device memory that a session of such a test may have.
+const LIMIT: u64 = 32 << 20;
+
+fn limited(engine: &InProcess) -> Peer {
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let limit = LimitMemory {
+        bytes: LIMIT,
+        ..LimitMemory::default()
+    };
+    peer.post(Op::LimitMemory, &limit, &[]).expect("posted");
+    peer
+}
+
+/// An array of 16 MiB.
+fn array(peer: &mut Peer) -> u64 {
+    let array = peer.handle(Kind::Array);
+    let create = ArrayCreate {
+        array,
+        size: [1024, 1024, 0],
+        format: 0x20,
+        channels: 4,
+        ..ArrayCreate::default()
+    };
+    peer.ask_as(0, Op::ArrayCreate, &create, &[])
+        .expect("an array");
+    array
+}
+
+#[test]
+fn who_waits_for_memory_does_not_keep_it_from_coming_back() {
+    let (engine, before) = engine();
+    let mut peer = limited(&engine);
+    let began = Instant::now();
+    for _ in 0..ALLOCATIONS {
+        let object = array(&mut peer);
+        peer.post(Op::ArrayDestroy, &Object { object }, &[])
+            .expect("posted");
+        // The driver's array goes in a moment in which nobody is at work.
+        let memory = peer.memory(LIMIT - (8 << 20)).expect("memory");
+        peer.post(Op::MemRelease, &memory, &[]).expect("posted");
+    }
+    assert!(began.elapsed() < MEMORY_WAIT, "{:?}", began.elapsed());
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn an_image_that_a_graph_keeps_is_not_waited_for() {
+    let (engine, before) = engine();
+    let mut peer = limited(&engine);
+    let module = peer.module(PTX.as_bytes()).expect("a module");
+    let function = peer.function(module, "fill").expect("a function");
+    let graph: Value = peer
+        .ask(Op::GraphCreate, &GraphCreate::default(), &[])
+        .expect("a graph");
+    let params = fill_params(0, 0, 0);
+    let body = GraphNode {
+        object: graph.value,
+        kind: CU_GRAPH_NODE_TYPE_KERNEL,
+        ..GraphNode::default()
+    };
+    let kernel = KernelNode {
+        function,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        param_len: params.len() as u32,
+    };
+    let does = [kernel.as_bytes(), &params].concat();
+    let added: Status<GraphNodeAdded> = peer.ask(Op::GraphNode, &body, &does);
+    added.expect("a node");
+    peer.post(Op::ImageUnload, &Object { object: module }, &[])
+        .expect("posted");
+    peer.memory(LIMIT / 2).expect("the first half");
+    let began = Instant::now();
+    for _ in 0..ALLOCATIONS {
+        let refused = peer.memory(LIMIT).map(drop);
+        assert_eq!(refused, Err(CUDA_ERROR_OUT_OF_MEMORY));
+    }
+    assert!(began.elapsed() < MEMORY_WAIT, "{:?}", began.elapsed());
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn what_can_never_be_had_is_not_waited_for() {
+    let (engine, before) = engine();
+    // Somebody is at work all the time.
+    let mut busy = engine.connect().expect("a session");
+    busy.attach().expect("attach");
+    let module = busy.module(spinning_ptx().as_bytes()).expect("a module");
+    let spin = busy.function(module, "spin").expect("a function");
+    let words = busy.memory(4096).expect("memory").start;
+    let (stream, other) = (busy.stream().unwrap(), busy.stream().unwrap());
+    busy.post(Op::Memset, &memset(words, 0, 2, stream), &[])
+        .expect("posted");
+    let params = [&words.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
+    busy.post(Op::Launch, &launch(spin, stream, 1, params.len()), &params)
+        .expect("posted");
+    while busy.read(other, words + 4, 4) != Ok(vec![1, 0, 0, 0]) {}
+
+    let mut peer = limited(&engine);
+    let object = array(&mut peer);
+    peer.post(Op::ArrayDestroy, &Object { object }, &[])
+        .expect("posted");
+    let began = Instant::now();
+    for len in [1 << 40, u64::MAX, LIMIT + 1, 1 << 63] {
+        let refused = peer.memory(len).map(drop);
+        assert_eq!(refused, Err(CUDA_ERROR_OUT_OF_MEMORY));
+    }
+    assert!(began.elapsed() < MEMORY_WAIT, "{:?}", began.elapsed());
+    busy.write(other, words, &1u32.to_le_bytes())
+        .expect("posted");
+    assert_eq!(busy.finish(stream), Ok(()));
+    drop(busy);
     end(&engine, peer, &before);
 }

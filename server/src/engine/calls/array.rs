@@ -138,7 +138,9 @@ impl Session {
         let levels = if mipmapped { body.levels } else { 1 };
         let memory = Memory::Device(device.ordinal);
         let bytes = descriptor.bytes(levels);
-        let charge = self.with_room(shared, |session| session.account.take(memory, bytes))?;
+        let charge = self.with_room(shared, (memory, bytes), |session| {
+            session.account.take(memory, bytes)
+        })?;
         self.make_array(shared, device.ordinal, &body, &mut descriptor, charge)?;
         Ok(info(&descriptor))
     }
@@ -224,12 +226,12 @@ impl Session {
             _ => self.arrays.remove(body.object)?,
         };
         self.arrays.retain(|part| part.parent != body.object);
-        if let Some(charge) = &mut array.charge {
-            charge.leave();
-        }
         if array.bound {
             self.bound_arrays.push(array);
         } else {
+            if let Some(charge) = &mut array.charge {
+                charge.leave();
+            }
             shared.bury(Buried::Array(array));
         }
         Ok(())

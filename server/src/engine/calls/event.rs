@@ -55,7 +55,9 @@ impl Session {
         if external {
             self.graphs.refer_to(body.event);
         }
-        self.events.get_mut(body.event)?.note_recorded(captured);
+        let event = self.events.get_mut(body.event)?;
+        // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
+        event.note_recorded(captured || external && event.captured);
         self.submitted(shared, index, 1)
     }
 

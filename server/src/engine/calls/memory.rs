@@ -27,7 +27,8 @@ impl Session {
     /// A mapping of device memory for the client to carve.
     pub fn mem_grant(&mut self, shared: &Shared, body: MemGrant) -> Reply {
         let device = shared.device(body.device)?;
-        let grant = self.with_room(shared, |session| {
+        let memory = Memory::Device(device.ordinal);
+        let grant = self.with_room(shared, (memory, body.len), |session| {
             device.grant(&shared.driver, &session.account, body.len)
         })?;
         let range = Range {
@@ -64,21 +65,24 @@ impl Session {
         Ok(())
     }
 
-    /// Has memory allocated. Where there is no room, and memory that the client gave back is not the driver's yet, that
-    /// goes first: the message waits for it, as `cuMemFree` waits for work natively, though not for ever.
+    /// Has this many bytes of memory allocated. Where there is no room, and memory that the client gave back is not the
+    /// driver's yet, that goes first: the message waits for it, as `cuMemFree` waits for work natively, though not for
+    /// ever. A request for more than there can ever be does not wait.
     ///
     /// # Errors
     /// [`CallError::Full`], or what the attempt says.
     pub fn with_room<T>(
         &mut self,
         shared: &Shared,
+        (memory, bytes): (Memory, u64),
         attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
     ) -> Result<T, CallError> {
         let first = attempt(self);
         if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.is_short() {
             shared.give_up_residents();
         }
-        if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !self.gives_back() {
+        let may_wait = || self.gives_back() && bytes <= self.most(shared, memory);
+        if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
             self.short_since = None;
             return Ok(first?);
         }
@@ -92,10 +96,21 @@ impl Session {
         }
         let since = *self.short_since.get_or_insert_with(Instant::now);
         if since.elapsed() < PATIENCE {
+            // Nothing was submitted: what it waits for may need a moment in which nobody is at work.
+            self.say_whether_at_work(shared);
             return Err(CallError::Full);
         }
         self.short_since = None;
         Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+    }
+
+    /// Bytes that the session can have at most, however much is given back.
+    fn most(&self, shared: &Shared, memory: Memory) -> u64 {
+        let installed = match memory {
+            Memory::Device(device) => shared.devices[device].memory,
+            Memory::Host => u64::MAX,
+        };
+        installed.min(self.account.most(memory).unwrap_or(u64::MAX))
     }
 
     /// Whether memory that the client gave back is still counted.
@@ -176,9 +191,11 @@ impl Session {
         // Counted where it would be, were it to move there.
         let charge = match body.flags & MANAGED {
             0 => None,
-            _ => Some(self.with_room(shared, |session| {
-                session.account.take(Memory::Device(device.ordinal), len)
-            })?),
+            _ => {
+                let memory = Memory::Device(device.ordinal);
+                let attempt = |session: &mut Session| session.account.take(memory, len);
+                Some(self.with_room(shared, (memory, len), attempt)?)
+            }
         };
         let mut block = match self.host_spare.iter().position(|block| block.len() == len) {
             Some(at) => self.host_spare.swap_remove(at),

@@ -1,6 +1,7 @@
 //! Memory pools and stream-ordered allocation.
 
 use super::super::Shared;
+use super::super::account::Memory;
 use super::super::devices::Ordinal;
 use super::super::pools;
 use super::super::session::{CallError, Session};
@@ -74,7 +75,9 @@ impl Session {
         if self.streams.at(index)?.capturing {
             return self.pool_alloc_node(shared, &body, pool, device);
         }
-        let charge = self.with_room(shared, |session| session.pools.take(body.pool, body.len))?;
+        let charge = self.with_room(shared, (Memory::Device(device), body.len), |session| {
+            session.pools.take(body.pool, body.len)
+        })?;
         let (index, stream) = match self.prepare(shared, body.stream) {
             Ok(ready) => ready,
             Err(error) => {

@@ -88,7 +88,9 @@ impl Session {
         let device = shared.device(body.properties.location.id as u32)?;
         device.make_current(&shared.driver)?;
         let memory = Memory::Device(device.ordinal);
-        let charge = self.with_room(shared, |session| session.account.take(memory, body.len))?;
+        let charge = self.with_room(shared, (memory, body.len), |session| {
+            session.account.take(memory, body.len)
+        })?;
         let mut raw = CUmemGenericAllocationHandle::NULL;
         shared
             .driver

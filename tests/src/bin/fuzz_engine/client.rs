@@ -177,8 +177,14 @@ impl Client {
         self.token
     }
 
-    /// Sends a message, waits for its answer if that tells something, and remembers what it does.
-    pub fn send(&mut self, draft: Draft, common: &mut Common, rng: &mut SmallRng) -> Sent {
+    /// Sends a message, waits for its answer if that tells something, and remembers what it does. The
+    /// answer's status, if it was awaited.
+    pub fn send(
+        &mut self,
+        draft: Draft,
+        common: &mut Common,
+        rng: &mut SmallRng,
+    ) -> (Sent, Option<CUresult>) {
         self.take_descriptors(common, rng);
         if let Some(fd) = &draft.descriptor {
             let note = DescriptorNote {
@@ -188,8 +194,8 @@ impl Client {
             if shm::send_packet(self.peer.socket.as_fd(), note.as_bytes(), &[fd.as_fd()]).is_err() {
                 // Full, or gone: the message would be one without its descriptor.
                 return match self.peer.ended() {
-                    Some(status) => Sent::Ended(status),
-                    None => Sent::Fine,
+                    Some(status) => (Sent::Ended(status), None),
+                    None => (Sent::Fine, None),
                 };
             }
         }
@@ -199,7 +205,7 @@ impl Client {
             && (!matches!(draft.gives, Gives::Nothing | Gives::Own(_)) || rng.random_ratio(1, 8));
         // What earlier asks are still to be answered would be taken for this one's answer.
         if waits && self.settle() == Sent::Stuck {
-            return Sent::Stuck;
+            return (Sent::Stuck, None);
         }
         let before = self.peer.answers();
         let number = draft.sent_as.unwrap_or(draft.op as u16);
@@ -208,7 +214,7 @@ impl Client {
                 .then_some(())
         }) {
             Ok(()) => {}
-            Err(sent) => return sent,
+            Err(sent) => return (sent, None),
         }
         if let Some(handle) = draft.drops {
             self.forget(handle, rng);
@@ -217,17 +223,17 @@ impl Client {
             if let Gives::Own(handle) = draft.gives {
                 self.keep(handle, common, rng);
             }
-            return Sent::Fine;
+            return (Sent::Fine, None);
         }
         match self.within(|peer| (peer.answers() != before).then_some(())) {
             Ok(()) => {}
-            Err(sent) => return sent,
+            Err(sent) => return (sent, None),
         }
         let (status, payload) = self.peer.answer();
         if status.is_ok() {
             self.learn(&draft.gives, &payload, common, rng);
         }
-        Sent::Fine
+        (Sent::Fine, Some(status))
     }
 
     /// Waits until the server has taken all that there is in the ring.

@@ -7,6 +7,7 @@ mod client;
 mod images;
 mod message;
 mod oracle;
+mod summary;
 
 use anyhow::Context;
 use clap::Parser;
@@ -25,6 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
+use summary::{Part, Summary};
 
 /// How long a message may wait for a session of which no stream waits for its client. Far longer than the server needs:
 /// the machine may be busy with other things.
@@ -58,9 +60,12 @@ struct Options {
     /// Seconds that sessions which are over may take to go, and what they had to come back
     #[arg(long, default_value_t = 60)]
     patience: u64,
-    /// Print each message
+    /// Print each message, and what the server refuses
     #[arg(long)]
     verbose: bool,
+    /// Print at the end what was sent of each kind, how it went and what took the time
+    #[arg(long)]
+    summary: bool,
     /// Messages that earlier processes of this run have sent
     #[arg(long, default_value_t = 0, hide = true)]
     sent: u64,
@@ -97,6 +102,10 @@ fn run(options: Options) -> anyhow::Result<()> {
         Duration::from_secs(options.patience),
         options.verbose,
     )?;
+    if options.summary || options.verbose {
+        Summary::listen(options.verbose);
+    }
+    let mut summary = Summary::default();
     let began = Instant::now();
     let mut told = began;
     let mut sent = 0;
@@ -107,18 +116,24 @@ fn run(options: Options) -> anyhow::Result<()> {
             .is_none_or(|cases| case - options.from < cases)
     {
         Progress::begin(options.seed, case);
-        sent += run_case(&options, case, &images, &mut oracle)?;
+        sent += run_case(&options, case, &images, &mut oracle, &mut summary)?;
         case += 1;
         if oracle.is_lost() {
+            if options.summary {
+                print!("{}", summary.text());
+            }
             return go_on(&options, case, options.sent + sent);
         }
-        oracle.look()?;
+        summary.time(Part::Look, || oracle.look())?;
         if told.elapsed() > Duration::from_secs(10) {
             told = Instant::now();
             tell(&options, case, sent, began, &oracle);
         }
     }
     tell(&options, case, sent, began, &oracle);
+    if options.summary {
+        print!("{}", summary.text());
+    }
     let total = options.sent + sent;
     println!("fuzz_engine: passed, {total} messages");
     oracle.finish();
@@ -156,6 +171,9 @@ fn go_on(options: &Options, case: u64, sent: u64) -> anyhow::Result<()> {
     if let Some(driver) = &options.driver {
         command.arg("--driver").arg(driver);
     }
+    if options.summary {
+        command.arg("--summary");
+    }
     if options.verbose {
         command.arg("--verbose");
     }
@@ -175,6 +193,7 @@ fn run_case(
     number: u64,
     images: &Images,
     oracle: &mut Oracle,
+    summary: &mut Summary,
 ) -> anyhow::Result<u64> {
     let rng = &mut SmallRng::seed_from_u64(
         options
@@ -201,7 +220,10 @@ fn run_case(
     let mut common = Common::default();
     let mut clients = Vec::new();
     for _ in 0..rng.random_range(2..5) {
-        clients.push(connect(&case, oracle, &mut common, rng)?);
+        clients.extend(summary.time(Part::Connect, || connect(&case, oracle, &mut common, rng))?);
+    }
+    if oracle.is_lost() {
+        return Ok(0);
     }
     let messages = rng.random_range(500..6000);
     let mut sent = 0;
@@ -230,7 +252,7 @@ fn run_case(
             }
             _ => {
                 sent += 1;
-                match exchange(&case, &mut clients[at], &mut common, rng) {
+                match exchange(&case, &mut clients[at], &mut common, summary, rng) {
                     Sent::Fine => None,
                     Sent::Ended(_) => {
                         oracle.ended += 1;
@@ -257,7 +279,8 @@ fn run_case(
             if oracle.is_lost() {
                 break;
             }
-            clients.push(connect(&case, oracle, &mut common, rng)?);
+            clients
+                .extend(summary.time(Part::Connect, || connect(&case, oracle, &mut common, rng))?);
         }
         if sent != before && sent % 64 == 0 {
             oracle.glance()?;
@@ -269,13 +292,15 @@ fn run_case(
     if !oracle.is_lost() && !case.rules.waits {
         // Half of them wait for the end of what they have sent.
         for client in &mut clients {
-            if rng.random_ratio(1, 2) && client.settle() == Sent::Stuck {
+            if rng.random_ratio(1, 2)
+                && summary.time(Part::Settle, || client.settle()) == Sent::Stuck
+            {
                 return Err(oracle.hung("a session's ring was not emptied"));
             }
         }
     }
     drop(clients);
-    oracle.end_case()?;
+    summary.time(Part::End, || oracle.end_case())?;
     Ok(sent)
 }
 
@@ -284,12 +309,15 @@ fn connect(
     oracle: &mut Oracle,
     common: &mut Common,
     rng: &mut SmallRng,
-) -> anyhow::Result<Client> {
+) -> anyhow::Result<Option<Client>> {
     let patience = match case.rules.waits {
         true => SHORT_PATIENCE,
         false => PATIENCE,
     };
-    let mut client = Client::new(oracle.connect()?, patience)?;
+    let Some(peer) = oracle.connect()? else {
+        return Ok(None);
+    };
+    let mut client = Client::new(peer, patience)?;
     if rng.random_ratio(9, 10)
         && let Err(status) = client.prepare(common, rng)
         && !oracle.is_lost()
@@ -299,10 +327,16 @@ fn connect(
             return Err(oracle.hung(&format!("a new session could not be made ready: {status}")));
         }
     }
-    Ok(client)
+    Ok(Some(client))
 }
 
-fn exchange(case: &Case<'_>, client: &mut Client, common: &mut Common, rng: &mut SmallRng) -> Sent {
+fn exchange(
+    case: &Case<'_>,
+    client: &mut Client,
+    common: &mut Common,
+    summary: &mut Summary,
+    rng: &mut SmallRng,
+) -> Sent {
     let draft = Maker {
         client,
         common,
@@ -315,7 +349,9 @@ fn exchange(case: &Case<'_>, client: &mut Client, common: &mut Common, rng: &mut
         eprintln!("{} {draft:?}", client.peer.welcome.session);
     }
     Progress::message(draft.op as u16);
-    let sent = client.send(draft, common, rng);
+    let (op, began) = (draft.op, Instant::now());
+    let (sent, status) = client.send(draft, common, rng);
+    summary.count(op, &sent, status, began.elapsed());
     if case.verbose && sent != Sent::Fine {
         eprintln!("  {sent:?}");
     }

@@ -47,6 +47,9 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 /// A page, and the driver's unit of device memory.
 const PAGE: u64 = 4096;
 const UNIT: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+/// More pinned memory than this is always refused.
+const MOST_HOST: u64 = 1 << 40;
 
 /// Whether streams and graphs wait for words in memory, too. A graph that waits for a word that nobody writes keeps its
 /// session for ever.
@@ -268,6 +271,14 @@ impl Maker<'_> {
             1 => self.pick(&[16 * UNIT, 8 * UNIT + 1, 64 * UNIT]),
             2..10 => self.pick(&[UNIT, UNIT - 1, UNIT + 1, 2 * UNIT]),
             _ => self.pick(&[1, 8, 256, PAGE - 1, PAGE, PAGE + 1, 16 * PAGE]),
+        }
+    }
+    /// Bytes of pinned memory. What is granted is taken from the system and cleared, so that gigabytes are left out.
+    fn host_bytes(&mut self) -> u64 {
+        match self.bytes() {
+            bytes @ GIB..MOST_HOST if self.once_in(50) => bytes / 16,
+            GIB..MOST_HOST => 16 * UNIT,
+            bytes => bytes,
         }
     }
     /// Bytes of something that is touched.
@@ -847,7 +858,7 @@ impl Maker<'_> {
             }
             Op::HostAlloc => {
                 let alloc = HostAlloc {
-                    len: self.bytes(),
+                    len: self.host_bytes(),
                     flags: self.pick(&[0, 2, 3, MANAGED, MANAGED | 1, u32::MAX]),
                     device: self.device(),
                 };

@@ -1,7 +1,7 @@
 //! What must hold while anything is sent: nobody panics, nothing hangs, a bystander computes as ever, limits hold, and
 //! everything comes back.
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use mpsshim_model::client::EngineEvent;
 use mpsshim_model::limits::Limits;
 use mpsshim_tests::in_process::{Counts, InProcess, open_descriptors, resident_bytes, threads};
@@ -253,10 +253,25 @@ impl Oracle {
         Ok(last)
     }
 
-    pub fn connect(&mut self) -> anyhow::Result<Peer> {
-        let peer = self.engine.connect().with_context(Progress::text)?;
-        self.alive.insert(peer.welcome.session);
-        Ok(peer)
+    /// A session; none once the context is lost.
+    pub fn connect(&mut self) -> anyhow::Result<Option<Peer>> {
+        match self.engine.connect() {
+            Ok(peer) => {
+                self.alive.insert(peer.welcome.session);
+                Ok(Some(peer))
+            }
+            Err(error) => {
+                self.await_loss()?;
+                ensure!(self.lost, "{error}: {}", Progress::text());
+                Ok(None)
+            }
+        }
+    }
+
+    /// The news of a lost context may come after what comes of it.
+    fn await_loss(&mut self) -> anyhow::Result<()> {
+        std::thread::sleep(Duration::from_millis(200));
+        self.take_events()
     }
 
     pub fn terminate(&self, session: u64) {
@@ -337,9 +352,7 @@ impl Oracle {
         if let Some(error) = self.bystander.error()
             && !self.lost
         {
-            // The news of a lost context may come after it.
-            std::thread::sleep(Duration::from_millis(200));
-            self.take_events()?;
+            self.await_loss()?;
             ensure!(
                 self.lost,
                 self.hung(&format!("the bystander failed with {error}"))
@@ -349,12 +362,12 @@ impl Oracle {
     }
 
     /// Memory of a session that has gone counts a moment longer.
-    fn limits_hold(&self) -> anyhow::Result<()> {
+    fn limits_hold(&mut self) -> anyhow::Result<()> {
         let Some(limit) = self.limit.filter(|_| self.earlier == 0) else {
             return Ok(());
         };
         let began = Instant::now();
-        loop {
+        while !self.lost {
             let found = self.engine.counts();
             let over = (0..2)
                 .map(|device| format!("bytes-of-device-{device}"))
@@ -374,7 +387,9 @@ impl Oracle {
                 Progress::text()
             );
             std::thread::sleep(Duration::from_millis(5));
+            self.take_events()?;
         }
+        Ok(())
     }
 
     /// Waits until all sessions of the case are gone.
