@@ -6,9 +6,13 @@ mod scene;
 
 use control_daemon::wait_until;
 use mpsshim_control::seqpacket;
-use mpsshim_proto::handle::Kind;
+use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::ClientHello;
-use mpsshim_proto::message::{EventCreate, EventOnStream, Launch, MarkEvent, Op};
+use mpsshim_proto::message::stream::HostFunction;
+use mpsshim_proto::message::{
+    EventCreate, EventOnStream, Launch, MarkEvent, Object, Op, StreamCreate,
+};
+use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use mpsshim_proto::shm::{self, Mapping};
 use mpsshim_tests::peer::{
     Loaded, PTX, Peer, Worker, counting_ptx, deep_ptx, hello, launch, new_ptx, spinning_ptx,
@@ -386,6 +390,49 @@ fn a_kernel_may_wait_for_what_a_newcomer_loads() {
     spinner.launch();
     spinner.end(2);
     spinner.await_begun(2);
+}
+
+/// A stream that has to be made waits at the gate also where its message was held back behind another one.
+#[test]
+fn a_stream_that_was_held_back_waits_at_the_gate() {
+    const SLOT: u32 = 40;
+    /// Of which nobody has left a stream.
+    const PRIORITY: i32 = -5;
+    let _alone = alone();
+    let scene = Scene::new();
+    let bystander = Bystander::start(scene.worker());
+    let mut client = bound(&scene);
+    let (session, stream) = (client.peer.welcome.session, client.stream);
+    let spinner = Spinner::running(&scene);
+    let function = HostFunction {
+        stream,
+        slot: SLOT,
+        value: 1,
+    };
+    let peer = &mut client.peer;
+    peer.post(Op::HostFunction, &function, &[]).expect("post");
+    peer.wait(|peer| (peer.flag(SLOT + ARRIVED).load(Ordering::Acquire) == 1).then_some(()))
+        .expect("the stream waits");
+    let destroy = Object { object: stream };
+    peer.post(Op::StreamDestroy, &destroy, &[]).expect("post");
+    let before = Handle(stream);
+    let create = StreamCreate {
+        stream: Handle::new(Kind::Stream, before.generation() + 1, before.index()).0,
+        priority: PRIORITY,
+        ..StreamCreate::default()
+    };
+    peer.post(Op::StreamCreate, &create, &[]).expect("post");
+    peer.mem_info().expect("what is held back keeps nobody");
+    peer.flag(SLOT + RETURNED).store(1, Ordering::Release);
+    peer.ring();
+    wait_until("the stream waits at the gate", || {
+        row(&scene, session)["gate_ms"].as_f64() > Some(0.0)
+    });
+    spinner.end(1);
+    client.peer.mem_info().expect("it goes on");
+    client.peer.posted_error().expect("the stream is there");
+    let rounds = bystander.stop();
+    assert!(!rounds.stood_still(), "{rounds:?}");
 }
 
 #[test]
