@@ -55,6 +55,8 @@ const UNSURE: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_millis(600);
 /// The same where nobody knows when that ends.
 const PATIENCE_UNSURE: Duration = Duration::from_millis(50);
+/// Whether a session could move is not looked at more often: that looks at all that it has.
+const STAYS: Duration = Duration::from_millis(100);
 /// An annex is not looked at more often.
 const LEAST_UNUSED: Duration = Duration::from_millis(100);
 /// Who waits longer is named in the log.
@@ -73,6 +75,8 @@ pub struct Gate {
 struct Waiting {
     session: Box<Session>,
     since: Instant,
+    /// When it could not move.
+    stayed: Option<Instant>,
     /// The log has it.
     told: bool,
 }
@@ -133,6 +137,7 @@ impl Gate {
         self.waiting.lock().push(Waiting {
             session,
             since: Instant::now(),
+            stayed: None,
             told: false,
         });
         self.came.notify_one();
@@ -224,7 +229,13 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         let moves = |one: &mut Waiting| {
             let waited = now.duration_since(one.since);
             let late = waited > PATIENCE || unsure && waited > PATIENCE_UNSURE;
-            blocked && late && !one.session.stays && one.session.may_move(shared)
+            let stayed = one.stayed.is_some_and(|stayed| now.duration_since(stayed) < STAYS);
+            if !blocked || !late || stayed || one.session.stays {
+                return false;
+            }
+            let may = one.session.may_move(shared);
+            one.stayed = (!may).then_some(now);
+            may
         };
         let way_out = blocked.then(|| shared.way_out(side)).flatten();
         if let Some(to) = way_out {

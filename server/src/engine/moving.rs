@@ -21,6 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// Streams and events of a session that goes to another side, at most.
+const MOST_STREAMS: usize = 64;
+const MOST_EVENTS: usize = 1024;
+
 impl Shared {
     /// Where a session can load that cannot where it is; where there is a context already, if there is one.
     pub fn way_out(&self, from: Side) -> Option<Side> {
@@ -77,7 +81,10 @@ impl Session {
         let timed = self.events.iter().filter(timed).count();
         let bound = timed > 1 || self.events.iter().any(|event| event.shared.is_some());
         let waits = self.held.any() || self.marks.is_waiting() || self.prints();
-        let stays = loaded || parted || special || bound || waits || !self.helpers.is_empty();
+        // They are made there while others work.
+        let many = self.streams.len() > MOST_STREAMS || self.events.len() > MOST_EVENTS;
+        let stays =
+            loaded || parted || special || bound || waits || many || !self.helpers.is_empty();
         !stays && !self.has_work_in_flight(shared)
     }
 
