@@ -229,7 +229,9 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         let moves = |one: &mut Waiting| {
             let waited = now.duration_since(one.since);
             let late = waited > PATIENCE || unsure && waited > PATIENCE_UNSURE;
-            let stayed = one.stayed.is_some_and(|stayed| now.duration_since(stayed) < STAYS);
+            let stayed = one
+                .stayed
+                .is_some_and(|stayed| now.duration_since(stayed) < STAYS);
             if !blocked || !late || stayed || one.session.stays {
                 return false;
             }
