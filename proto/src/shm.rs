@@ -38,8 +38,9 @@ pub fn sealed_memfd(name: &std::ffi::CStr, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether a memory file is sealed against shrinking and has at least `len` bytes: only then may its mapping be
-/// read without fear of SIGBUS.
+/// Whether a memory file is sealed against shrinking and has at least `len` bytes: then they can be read at any time.
+/// The mapping of one that another process made may still raise SIGBUS, where that process takes out pages and none are
+/// left: see [`read_sealed`].
 pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
     // SAFETY: plain system calls on a borrowed descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -57,6 +58,42 @@ pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
         stat.assume_init().st_size
     };
     size >= 0 && size as u64 >= len
+}
+
+/// Fills `bytes` from the beginning of a memory file that another process made. Where the file has no pages there are
+/// zeros, and it gets none; a mapping would add them, could fail for lack of them (`MFD_HUGETLB`), and would have to be
+/// unmapped in units of them.
+///
+/// # Errors
+/// `InvalidInput` unless [`is_sealed`], since other files may keep the reader waiting; those of `pread(2)`.
+pub fn read_sealed(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<()> {
+    if !is_sealed(fd, bytes.len() as u64) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &mut bytes[at..];
+        // SAFETY: writes at most as many bytes as `rest` has.
+        let read = unsafe {
+            libc::pread(
+                fd.as_raw_fd(),
+                rest.as_mut_ptr().cast(),
+                rest.len(),
+                at as libc::off_t,
+            )
+        };
+        match read {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            1.. => at += read as usize,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Opens a memory file anew: the description has nothing in common with `fd` but the file.
@@ -528,6 +565,22 @@ mod tests {
         assert!(!is_sealed(program.as_fd(), 1));
         let bell = Doorbell::new().unwrap();
         assert!(!is_sealed(bell.fd(), 0));
+    }
+
+    #[test]
+    fn only_a_sealed_file_is_read_and_holes_are_zeros() {
+        let file = sealed_memfd(c"test", 12288).unwrap();
+        // SAFETY: a plain system call that reads five bytes of a constant.
+        let written = unsafe { libc::pwrite(file.as_raw_fd(), c"hello".as_ptr().cast(), 5, 4096) };
+        assert_eq!(written, 5);
+        let mut bytes = [7; 5000];
+        read_sealed(file.as_fd(), &mut bytes).unwrap();
+        assert_eq!(&bytes[4090..4105], b"\0\0\0\0\0\0hello\0\0\0\0");
+        assert!(bytes[..4096].iter().all(|byte| *byte == 0));
+        let error = read_sealed(file.as_fd(), &mut [0; 12289]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let program = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(read_sealed(program.as_fd(), &mut [0]).is_err());
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod images;
 mod instances;
 mod jit;
 mod marks;
+mod memory_file;
 mod moving;
 mod open;
 mod pace;

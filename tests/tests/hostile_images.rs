@@ -6,17 +6,20 @@ mod scene;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::image::LinkCreate;
+use mpsshim_proto::message::image::{LinkAdd, LinkCreate};
 use mpsshim_proto::message::{ImageLoad, Named, Object, Op};
 use mpsshim_tests::lingering::lingering;
 use mpsshim_tests::peer::{PTX, Peer, Status, Worker, memory_file};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, ftruncate};
 use scene::{Scene, control, reconnect};
-use std::fs;
+use std::fs::{self, File};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
@@ -56,6 +59,72 @@ fn an_image_for_a_device_that_is_not_there_is_refused() {
         peer.post(Op::ImageLeave, &leave, &[]).expect("a session");
         let stream = peer.stream().expect("a stream");
         assert_eq!(peer.finish(stream), Err(CUDA_ERROR_INVALID_DEVICE));
+    });
+}
+
+/// A sealed memory file of holes; of huge pages with `MFD_HUGETLB`, if the kernel knows such.
+fn holes(flags: MFdFlags) -> nix::Result<File> {
+    let flags = flags | MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create(c"holes", flags)?;
+    ftruncate(&file, HUGE_PAGE)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))?;
+    Ok(file.into())
+}
+
+const HUGE_PAGE: i64 = 2 << 20;
+
+/// Whether a file of holes is refused as what it holds, zeros, with its holes left as they are.
+fn zeros_are_refused(peer: &mut Peer, file: &File, len: usize) {
+    let zeros = vec![0; len];
+    let body = peer.image_load(&zeros);
+    let loaded = peer.load(&body, &[], file.as_fd());
+    assert_eq!(loaded, Err(CUDA_ERROR_INVALID_IMAGE), "{len} bytes");
+    let create = LinkCreate {
+        link: peer.handle(Kind::Link),
+        ..LinkCreate::default()
+    };
+    peer.ask_as(0, Op::LinkCreate, &create, &[])
+        .expect("a linker");
+    let add = LinkAdd {
+        link: create.link,
+        len: len as u64,
+        kind: CU_JIT_INPUT_PTX,
+        ..LinkAdd::default()
+    };
+    peer.send_descriptor(1, file.as_fd()).expect("sent");
+    let added = peer.ask_as(1, Op::LinkAdd, &add, b"zeros\0").map(drop);
+    assert_eq!(added, Err(CUDA_ERROR_INVALID_IMAGE), "{len} bytes");
+    let object = create.link;
+    peer.post(Op::LinkDestroy, &Object { object }, &[])
+        .expect("a session");
+    assert_eq!(file.metadata().expect("metadata").blocks(), 0);
+}
+
+/// The server does not map what a client can take pages out of. Only the client's own files are as large as they say.
+#[test]
+fn images_in_files_of_holes_are_refused() {
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        peer.attach().expect("attach");
+        let file = holes(MFdFlags::empty()).expect("a memory file");
+        for len in [1, 5000, HUGE_PAGE as usize] {
+            zeros_are_refused(&mut peer, &file, len);
+        }
+    });
+}
+
+#[test]
+fn images_in_huge_pages_are_refused_without_them() {
+    let file = match holes(MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB) {
+        Ok(file) => file,
+        Err(error) => return println!("not tested: huge pages ({error})"),
+    };
+    Scene::new().beside_a_worker(|scene| {
+        let mut peer = scene.peer();
+        peer.attach().expect("attach");
+        for len in [1, 5000, HUGE_PAGE as usize] {
+            zeros_are_refused(&mut peer, &file, len);
+        }
     });
 }
 

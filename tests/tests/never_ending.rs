@@ -11,10 +11,13 @@ use mpsshim_proto::message::graph::{
 };
 use mpsshim_proto::message::stream::MemOp;
 use mpsshim_proto::message::{Object, Op, Value};
+use mpsshim_proto::segment;
 use mpsshim_proto::shm::Mapping;
 use mpsshim_tests::peer::{Loaded, PTX, Peer, Worker, endless_ptx, fill_params, launch};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::stat::fstat;
 use scene::{Bystander, Scene, control, daemon_with};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use zerocopy::IntoBytes;
 
 /// Leaves a kernel running that never ends; the number of the session.
@@ -281,6 +284,74 @@ fn a_client_that_keeps_its_descriptors_shares_nothing_with_the_next() {
         "the first client writes there"
     );
     second.round().expect("its segment is its own");
+    bystander.stop();
+}
+
+/// The segment and the pinned memory of a client, by the numbers of their files.
+fn numbers(worker: &Worker, file: &OwnedFd) -> [u64; 2] {
+    [&worker.peer.segment, file].map(|fd| fstat(fd).expect("a file").st_ino)
+}
+
+#[test]
+fn memory_that_lost_pages_is_not_given_to_the_next() {
+    const LEN: u64 = 64 << 10;
+    let scene = Scene::new();
+    let bystander = Bystander::start(scene.worker());
+    // Nothing is unregistered beside it.
+    let stuck = leave_endless(&scene);
+    wait_until("it is over", || {
+        let log = scene.place.log("server.log");
+        log.contains(&format!("Context ID: {stuck}}} has ended, but its work"))
+    });
+    let client = || {
+        let mut worker = scene.worker();
+        let (range, file) = worker.peer.pinned(LEN).expect("pinned memory");
+        worker.round().expect("a round");
+        (worker, range, file)
+    };
+    let leave = |worker: Worker| {
+        let session = worker.peer.welcome.session;
+        drop(worker);
+        wait_until("its session is over", || is_gone(&scene, session));
+    };
+    let mut spoiled = Vec::new();
+    for refilled in [false, true] {
+        let (worker, range, file) = client();
+        spoiled.extend(numbers(&worker, &file));
+        let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let flags = segment::REGISTERED as i64;
+        fallocate(&worker.peer.segment, punch, flags, 4096).expect("a hole");
+        let memory = Mapping::new(file.as_fd(), range.len as usize).expect("mapping");
+        // SAFETY: the mapping's first page, which nobody else uses.
+        unsafe {
+            let removed = libc::madvise(memory.base().cast(), 4096, libc::MADV_REMOVE);
+            assert_eq!(removed, 0);
+            if refilled {
+                worker.peer.scribble(segment::REGISTERED, &[0; 4096]);
+                std::ptr::write_bytes(memory.base(), 1, 4096);
+            }
+        }
+        drop((memory, file));
+        leave(worker);
+    }
+    // What a client leaves as it was is used again, by one of the next; what came before it has been seen by then.
+    let (worker, _, file) = client();
+    let proper = numbers(&worker, &file);
+    assert!(proper.iter().all(|number| !spoiled.contains(number)));
+    drop(file);
+    leave(worker);
+    let mut again = [false; 2];
+    wait_until("what is whole is used again", || {
+        let (worker, _, file) = client();
+        let got = numbers(&worker, &file);
+        assert!(got.iter().all(|number| !spoiled.contains(number)));
+        for (again, (got, proper)) in again.iter_mut().zip(got.iter().zip(&proper)) {
+            *again |= got == proper;
+        }
+        drop(file);
+        leave(worker);
+        again == [true; 2]
+    });
     bystander.stop();
 }
 

@@ -9,6 +9,7 @@ use super::driver::Driver;
 use super::host::{HostArena, is_affordable};
 use super::rations::Ration;
 use mpsshim_api::cuda::*;
+use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const PAGE: u64 = 4096;
@@ -30,6 +31,8 @@ pub enum Wish {
 pub struct FileRegistration {
     start: u64,
     len: u64,
+    /// Bytes that are mapped: whole pages of the file, which may be huge.
+    mapped: u64,
     /// Bytes taken from the host arena, if it lies there.
     room: Option<u64>,
     /// Devices may write to it, and not only read.
@@ -55,8 +58,8 @@ impl FileRegistration {
     }
 }
 
-/// What the kernel knows of a client's descriptor. Nothing here asks its file system, which may be the client's own (FUSE)
-/// and never answer: `fstat` and `fstatfs` would.
+/// What the kernel knows of a client's descriptor. Nothing here asks a file system that may be the client's own (FUSE) and
+/// never answer: `fstat` and `fstatfs` would.
 #[derive(Debug)]
 pub struct Looked {
     /// `S_IFREG` or another.
@@ -66,6 +69,8 @@ pub struct Looked {
     /// It is a file in memory: tmpfs, hugetlbfs, a memfd.
     pub in_memory: bool,
     len: u64,
+    /// Unit in which it is mapped and unmapped.
+    page: u64,
 }
 
 impl Looked {
@@ -85,20 +90,35 @@ impl Looked {
         // Only files in memory have seals; the kernel answers for the others itself.
         // SAFETY: a plain system call on a descriptor that lives through it.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        let in_memory = seals >= 0;
         Some(Looked {
             kind: u32::from(found.stx_mode) & libc::S_IFMT,
             device_major: found.stx_rdev_major,
-            in_memory: seals >= 0,
+            in_memory,
             len: found.stx_size,
+            page: if in_memory { page_of(fd)? } else { PAGE },
         })
     }
 }
 
-/// Whether a descriptor is a file in memory that has these bytes. Pages of any other file system could keep the
-/// thread that pins them for ever.
-fn is_in_memory(fd: &OwnedFd, end: u64) -> bool {
-    Looked::at(fd)
-        .is_some_and(|found| found.kind == libc::S_IFREG && found.in_memory && end <= found.len)
+/// The unit in which a file in memory is mapped. `mmap` rounds lengths up to it; `munmap` refuses others.
+fn page_of(fd: &OwnedFd) -> Option<u64> {
+    let found = fstatfs(fd).ok()?;
+    match found.filesystem_type() {
+        HUGETLBFS_MAGIC => u64::try_from(found.block_size()).ok(),
+        _ => Some(PAGE),
+    }
+}
+
+/// Bytes to map for `len` bytes from `offset` on, if the descriptor is a file in memory that has them. Pages of any other
+/// file system could keep the thread that pins them for ever.
+fn mapped_len(fd: &OwnedFd, offset: u64, len: u64) -> Option<u64> {
+    let found = Looked::at(fd).filter(|found| found.kind == libc::S_IFREG && found.in_memory)?;
+    let mapped = len.checked_next_multiple_of(found.page)?;
+    let fits = offset
+        .checked_add(mapped)
+        .is_some_and(|end| end <= found.len);
+    (fits && offset.is_multiple_of(found.page)).then_some(mapped)
 }
 
 fn map(at: u64, len: u64, flags: i32, writable: bool, fd: &OwnedFd, offset: u64) -> Option<u64> {
@@ -142,22 +162,31 @@ impl HostArena {
             Wish::Rather(address) => (address, false),
             Wish::Only(address) => (address, true),
         };
-        let end = offset.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let whole = (offset | len | wish).is_multiple_of(PAGE) && len > 0;
-        if !whole || !is_in_memory(fd, end) {
+        if !(offset | len | wish).is_multiple_of(PAGE) || len == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let mapped = mapped_len(fd, offset, len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let fits = CLIENT_MAPPINGS.contains(&wish) && len <= CLIENT_MAPPINGS.end - wish;
+        let fits = CLIENT_MAPPINGS.contains(&wish) && mapped <= CLIENT_MAPPINGS.end - wish;
         let at_wish = fits
-            .then(|| map(wish, len, libc::MAP_FIXED_NOREPLACE, writable, fd, offset))
+            .then(|| {
+                map(
+                    wish,
+                    mapped,
+                    libc::MAP_FIXED_NOREPLACE,
+                    writable,
+                    fd,
+                    offset,
+                )
+            })
             .flatten();
         let file = match at_wish {
             Some(start) if start == wish => FileRegistration {
                 start,
                 len,
+                mapped,
                 room: None,
                 writable,
                 _charge: charge,
@@ -165,19 +194,20 @@ impl HostArena {
             },
             elsewhere => {
                 if let Some(start) = elsewhere {
-                    unmap(start, len);
+                    unmap(start, mapped);
                 }
                 if only {
                     return Err(CUDA_ERROR_NOT_SUPPORTED);
                 }
-                let (start, room) = self.take(len)?;
-                if map(start, len, libc::MAP_FIXED, writable, fd, offset).is_none() {
+                let (start, room) = self.take(mapped)?;
+                if map(start, mapped, libc::MAP_FIXED, writable, fd, offset).is_none() {
                     self.retire(start, room);
                     return Err(CUDA_ERROR_OUT_OF_MEMORY);
                 }
                 FileRegistration {
                     start,
                     len,
+                    mapped,
                     room: Some(room),
                     writable,
                     _charge: charge,
@@ -215,7 +245,7 @@ impl HostArena {
     }
 
     fn unmap_file(&self, file: &FileRegistration) {
-        unmap(file.start, file.len);
+        unmap(file.start, file.mapped);
         if let Some(room) = file.room {
             self.retire(file.start, room);
         }
@@ -226,16 +256,20 @@ impl HostArena {
 mod tests {
     use super::*;
     use mpsshim_proto::shm::sealed_memfd;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
     use std::fs::File;
 
     #[test]
     fn only_files_in_memory_are_taken_for_such() {
         let memory = sealed_memfd(c"test", 8192).expect("a memory file");
-        assert!(is_in_memory(&memory, 8192) && !is_in_memory(&memory, 8193));
+        assert_eq!(mapped_len(&memory, 4096, 4096), Some(4096));
+        assert_eq!(mapped_len(&memory, 0, 12288), None);
+        assert_eq!(mapped_len(&memory, u64::MAX - 4095, 4096), None);
         let others = ["/dev/null", "/proc/self/maps", "/proc/self/exe", "/"];
         for path in others {
             let other = File::open(path).expect(path).into();
-            assert!(!is_in_memory(&other, 0), "{path}");
+            assert_eq!(mapped_len(&other, 0, 0), None, "{path}");
             let found = Looked::at(&other).expect(path);
             let device = path == "/dev/null";
             assert_eq!(found.kind == libc::S_IFCHR, device, "{path}");
@@ -244,5 +278,22 @@ mod tests {
         let (pipe, _) = std::io::pipe().expect("a pipe");
         let found = Looked::at(&pipe.into()).expect("a pipe");
         assert_eq!((found.kind, found.in_memory), (libc::S_IFIFO, false));
+    }
+
+    #[test]
+    fn files_of_huge_pages_are_mapped_in_whole_pages() {
+        const HUGE: u64 = 2 << 20;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
+        let made = memfd_create(c"test", flags);
+        let made = made.and_then(|fd| ftruncate(&fd, 2 * HUGE as i64).map(|()| fd));
+        let file = match made {
+            Ok(file) => file,
+            Err(error) => return println!("not tested: huge pages ({error})"),
+        };
+        assert_eq!(mapped_len(&file, 0, 4096), Some(HUGE));
+        assert_eq!(mapped_len(&file, HUGE, HUGE), Some(HUGE));
+        assert_eq!(mapped_len(&file, 0, HUGE + 4096), Some(2 * HUGE));
+        assert_eq!(mapped_len(&file, HUGE, HUGE + 4096), None);
+        assert_eq!(mapped_len(&file, 4096, 4096), None);
     }
 }

@@ -3,14 +3,15 @@
 use super::account::{Account, Charge, Memory};
 use super::devices::Device;
 use super::driver::Driver;
+use super::memory_file::MemoryFile;
 use super::ranges::RangeAllocator;
 use super::rations::{Holder, Part, Ration, Rations};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::segment::FLAG_STRIDE;
-use mpsshim_proto::shm::{self, Mapping, Reservation, sealed_memfd};
+use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
 use parking_lot::Mutex;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -80,16 +81,8 @@ impl Registration {
 pub struct Segment {
     /// The mapping, registered from [`mpsshim_proto::segment::REGISTERED`] on.
     pub registration: Registration,
-    /// The memory file. Its client gets a description of its own ([`shm::reopen`]).
-    pub file: OwnedFd,
-}
-
-/// Makes a sealed memory file whose other descriptions can be told from ours.
-///
-/// # Errors
-/// When there is no memory or no descriptor.
-pub fn memory_file(name: &std::ffi::CStr, len: u64) -> std::io::Result<OwnedFd> {
-    shm::reopen(sealed_memfd(name, len)?.as_fd())
+    /// The memory file.
+    pub file: MemoryFile,
 }
 
 /// Whether the machine has this much memory to spare (`MemAvailable`): the pages of a mapping are taken at once,
@@ -110,8 +103,8 @@ pub fn is_affordable(bytes: u64) -> bool {
 pub struct HostBlock {
     /// The registered mapping, at an address of the arena.
     pub registration: Registration,
-    /// The memory file. The client gets a description of its own ([`shm::reopen`]).
-    pub fd: OwnedFd,
+    /// The memory file.
+    pub file: MemoryFile,
     /// Device memory that managed memory counts as.
     pub charge: Option<Charge>,
     /// Its length; `None` while nobody has it.
@@ -173,20 +166,21 @@ impl HostArena {
         }
         let host = account.take(Memory::Host, bytes)?;
         let (start, room) = self.take(bytes)?;
-        let made = memory_file(c"mpsshim-pinned", bytes).and_then(|fd| {
+        let made = MemoryFile::new(c"mpsshim-pinned", bytes).and_then(|file| {
             // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
-            let mapping = unsafe { Mapping::at(start, fd.as_fd(), bytes as usize) }?;
-            Ok((fd, mapping))
+            let mapping = unsafe { Mapping::at(start, file.as_fd(), bytes as usize) }?;
+            Ok((file, mapping))
         });
         let registered = made.map_err(|error| {
             tracing::warn!("pinned memory of {bytes} bytes: {error}");
             CUDA_ERROR_OUT_OF_MEMORY
         });
-        match registered.and_then(|(fd, mapping)| Ok((fd, Registration::new(driver, mapping, 0)?)))
+        match registered
+            .and_then(|(file, mapping)| Ok((file, Registration::new(driver, mapping, 0)?)))
         {
-            Ok((fd, registration)) => Ok(HostBlock {
+            Ok((file, registration)) => Ok(HostBlock {
                 registration,
-                fd,
+                file,
                 charge: None,
                 host: Some(host),
                 place,

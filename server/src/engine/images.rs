@@ -3,7 +3,7 @@
 use super::bounds;
 use super::host::is_affordable;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::shm::{Mapping, is_sealed};
+use mpsshim_proto::shm::{is_sealed, read_sealed};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -40,20 +40,17 @@ impl ImageCache {
         if let Some(content) = self.get(hash) {
             return Ok(content);
         }
-        // The client's file, whose holes the mapping fills, the copy, and the shared content.
-        if !is_affordable(3 * len) {
+        if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let mapping = Mapping::new(fd, len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        let mut bytes = vec![0u8; len as usize + 1];
-        // SAFETY: the mapping has `len` bytes and cannot shrink (sealed); the client may change them meanwhile, so
-        // only the copy is hashed, checked and used.
-        unsafe { std::ptr::copy_nonoverlapping(mapping.base(), bytes.as_mut_ptr(), len as usize) };
-        let actual: [u8; 32] = Sha256::digest(&bytes[..len as usize]).into();
-        if actual != *hash || !is_whole(&bytes[..len as usize]) {
+        // The client may change its file meanwhile, so only the copy is hashed, checked and used.
+        let mut content: Content = std::iter::repeat_n(0, len as usize + 1).collect();
+        let bytes = &mut Arc::make_mut(&mut content)[..len as usize];
+        read_sealed(fd, bytes).map_err(|_| CUDA_ERROR_INVALID_IMAGE)?;
+        let actual: [u8; 32] = Sha256::digest(&*bytes).into();
+        if actual != *hash || !is_whole(bytes) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
-        let content: Content = bytes.into();
         let mut cache = self.0.lock();
         cache.retain(|_, content| content.strong_count() > 0);
         cache.insert(actual, Arc::downgrade(&content));

@@ -5,7 +5,8 @@ use super::activity::Published;
 use super::dispatch::{self, Step};
 use super::fairness::Standing;
 use super::gate::{self, Moment, Waits};
-use super::host::{Registration, Segment, memory_file};
+use super::host::{Registration, Segment};
+use super::memory_file::MemoryFile;
 use super::partition::Place;
 use super::rations::Holder;
 use super::session::{Session, SessionShared};
@@ -296,7 +297,7 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
         (CUDA_ERROR_OUT_OF_MEMORY, why)
     };
     if let Some(segment) = shared.spare.take_segment(uid) {
-        return match shm::reopen(segment.file.as_fd()) {
+        return match segment.file.description() {
             Ok(file) => Ok((segment, file)),
             Err(error) => {
                 shared.spare.put_segment(uid, segment);
@@ -304,10 +305,10 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
             }
         };
     }
-    let made = || -> std::io::Result<(OwnedFd, OwnedFd, Mapping)> {
-        let own = memory_file(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
+    let made = || -> std::io::Result<(OwnedFd, MemoryFile, Mapping)> {
+        let own = MemoryFile::new(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
         let mapping = Mapping::new(own.as_fd(), segment::SEGMENT_LEN)?;
-        Ok((shm::reopen(own.as_fd())?, own, mapping))
+        Ok((own.description()?, own, mapping))
     };
     let (file, own, mapping) = made().map_err(impossible)?;
     let registered = shared

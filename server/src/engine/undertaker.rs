@@ -15,14 +15,13 @@ use super::files::FileRegistration;
 use super::green::{self, GreenRef};
 use super::host::{HostBlock, Segment};
 use super::instances::{Image, Instance};
+use super::memory_file::MemoryFile;
 use super::rations::{Part, Ration};
 use super::session::SessionShared;
 use super::side::{self, Side};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
-use mpsshim_proto::shm;
 use parking_lot::Mutex;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -71,7 +70,7 @@ pub enum Buried {
 /// Registered memory that nobody uses: taken by sessions that come, unregistered when all is quiet.
 ///
 /// It goes to clients of the same user only, and only when nobody has it open or mapped any more, since the one who had it
-/// cannot be made to let go.
+/// cannot be made to let go, and has lost no pages ([`MemoryFile::pass_on`]).
 #[derive(Debug, Default)]
 pub struct Spare {
     kept: Mutex<Kept>,
@@ -91,26 +90,26 @@ impl Kept {
     }
 }
 
-fn take_sole<T>(
+fn take_unshared<T>(
     kept: &mut Vec<(u32, T)>,
     uid: u32,
     fits: impl Fn(&T) -> bool,
-    file: impl Fn(&T) -> std::os::fd::BorrowedFd<'_>,
+    file: impl Fn(&mut T) -> &mut MemoryFile,
 ) -> Option<T> {
     let found = kept
-        .iter()
-        .position(|(of, one)| *of == uid && fits(one) && shm::is_sole(file(one)))?;
+        .iter_mut()
+        .position(|(of, one)| *of == uid && fits(one) && file(one).pass_on())?;
     Some(kept.swap_remove(found).1)
 }
 
 impl Spare {
     /// A block of exactly `len` bytes for a client of this user, all zero.
     fn take_block(&self, uid: u32, len: u64) -> Option<HostBlock> {
-        let block = take_sole(
+        let block = take_unshared(
             &mut self.kept.lock().blocks,
             uid,
             |block| block.len() == len,
-            |block| block.fd.as_fd(),
+            |block| &mut block.file,
         )?;
         block.registration.clear();
         Some(block)
@@ -118,11 +117,11 @@ impl Spare {
 
     /// A segment for a client of this user, all zero.
     pub fn take_segment(&self, uid: u32) -> Option<Segment> {
-        let segment = take_sole(
+        let segment = take_unshared(
             &mut self.kept.lock().segments,
             uid,
             |_| true,
-            |segment| segment.file.as_fd(),
+            |segment| &mut segment.file,
         )?;
         segment.registration.clear();
         Some(segment)

@@ -12,7 +12,7 @@ use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::image::{LinkAdd, LinkCreate};
 use mpsshim_proto::ring::Message;
-use mpsshim_proto::shm::{self, Mapping, is_sealed};
+use mpsshim_proto::shm::{self, is_sealed, read_sealed};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -194,14 +194,13 @@ fn received(fd: BorrowedFd<'_>, len: u64) -> Result<Vec<u8>, CUresult> {
     if len == 0 || len > bounds::LINK_INPUT || !is_sealed(fd, len) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if !is_affordable(2 * len) {
+    if !is_affordable(len) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
-    let mapping = Mapping::new(fd, len as usize).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
     let mut bytes = vec![0u8; len as usize + 1];
-    // SAFETY: the mapping has `len` bytes and cannot shrink (sealed); only the copy is looked at.
-    unsafe { std::ptr::copy_nonoverlapping(mapping.base(), bytes.as_mut_ptr(), len as usize) };
-    if !is_whole(&bytes[..len as usize]) {
+    let input = &mut bytes[..len as usize];
+    read_sealed(fd, input).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    if !is_whole(input) {
         return Err(CUDA_ERROR_INVALID_IMAGE);
     }
     Ok(bytes)

@@ -206,7 +206,9 @@ impl Session {
             token: message.token,
             len,
         };
-        let sent = shm::reopen(block.fd.as_fd())
+        let sent = block
+            .file
+            .description()
             .and_then(|fd| shm::send_packet(self.shared.socket(), note.as_bytes(), &[fd.as_fd()]));
         let range = Range {
             start: block.start(),

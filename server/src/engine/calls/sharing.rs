@@ -213,7 +213,7 @@ impl Session {
         let file = side::on_main(|| {
             device.make_current(driver)?;
             let arena = &shared.arena;
-            arena.register_file(driver, &block.fd, part, wish, true, paid)
+            arena.register_file(driver, block.file.fd(), part, wish, true, paid)
         })?;
         self.files.insert(file.start(), file);
         Ok(Vec::new())
