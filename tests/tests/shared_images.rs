@@ -5,8 +5,11 @@ mod scene;
 
 use control_daemon::Place;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::message::{FunctionAttribute, Named, Op, Range, Value};
-use mpsshim_tests::peer::{Loaded, PTX, Status, fill_params, launch};
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::{
+    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, Named, Op, Range, Value,
+};
+use mpsshim_tests::peer::{Loaded, PTX, Peer, Status, fill_params, launch};
 use scene::{control, daemon_with};
 
 const SHARED: CUfunction_attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -200,4 +203,64 @@ fn code_with_variables_is_not_shared() {
         first.variable("counter").start,
         second.variable("counter").start
     );
+}
+
+/// An entry of a fatbin: text for the driver's compiler.
+fn entry(content: &[u8], whole: usize, target: u32, flags: u64) -> Vec<u8> {
+    let size = content.len().next_multiple_of(8);
+    let mut bytes = vec![0; 64];
+    bytes[..2].copy_from_slice(&1u16.to_le_bytes());
+    bytes[4..8].copy_from_slice(&64u32.to_le_bytes());
+    bytes[8..16].copy_from_slice(&(size as u64).to_le_bytes());
+    bytes[16..20].copy_from_slice(&(content.len() as u32).to_le_bytes());
+    bytes[28..32].copy_from_slice(&target.to_le_bytes());
+    bytes[40..48].copy_from_slice(&flags.to_le_bytes());
+    bytes[56..64].copy_from_slice(&(whole as u64).to_le_bytes());
+    bytes.extend_from_slice(content);
+    bytes.resize(64 + size, 0);
+    bytes
+}
+
+#[test]
+fn printing_code_is_not_shared_though_it_is_compressed() {
+    const ZSTD: u64 = 0x8000;
+    let place = place();
+    for (name, expected) in [("vprintf", FUNCTION_PRINTS), ("vanished", 0)] {
+        // softgpu runs the newer text, which is not compressed.
+        let older = format!("// vpri_ vprin_ rintf {name}\n{PTX}");
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let packed = ruzstd::encoding::compress_to_vec(older.as_bytes(), level);
+        let plain = packed.windows(name.len()).any(|at| at == name.as_bytes());
+        assert!(!plain, "the name has to be packed");
+        let entries = [
+            entry(&packed, older.len(), 50, ZSTD),
+            entry(PTX.as_bytes(), 0, 70, 0),
+        ]
+        .concat();
+        let mut image = vec![0; 16];
+        image[..4].copy_from_slice(&0xBA55_ED50u32.to_le_bytes());
+        image[6..8].copy_from_slice(&16u16.to_le_bytes());
+        image[8..16].copy_from_slice(&(entries.len() as u64).to_le_bytes());
+        image.extend(entries);
+
+        let before = loads(&place);
+        let mut clients = [(); 2].map(|()| {
+            let mut peer = Peer::connect(&control(&place)).expect("a session");
+            peer.attach().expect("attach");
+            let module = peer.module(&image).expect("a module");
+            (peer, module)
+        });
+        let shared = usize::from(expected == 0);
+        assert_eq!(loads(&place), (before.0 + 2 - shared, before.1 + shared));
+        for (peer, module) in &mut clients {
+            let body = GetFunction {
+                parent: *module,
+                function: peer.handle(Kind::Function),
+                device: 0,
+                pad: 0,
+            };
+            let info: FunctionInfo = peer.ask(Op::GetFunction, &body, b"fill\0").expect("it");
+            assert_eq!(info.flags, expected);
+        }
+    }
 }

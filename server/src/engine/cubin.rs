@@ -1,4 +1,5 @@
-//! What the code in an image can write: whether clients that load the same content may have one copy of it.
+//! What the code in an image can write, and whether clients that load the same content may have one copy of it; whether
+//! it prints.
 //!
 //! The layout of a fatbin's entries is NVIDIA's own and not documented; it is as `nvcc -fatbin` of CUDA 11 to 13 writes
 //! it. What is not as expected here is not shared, so that a mistake costs memory only.
@@ -24,6 +25,7 @@ pub(super) struct Entry<'a> {
     whole: u64,
 }
 
+const ELF: &[u8] = b"\x7fELF";
 const FATBIN: u32 = 0xBA55_ED50;
 /// Bytes of a fatbin's header, and of an entry's, at the least: whatever an image says, each step through it is as long.
 const HEADER: usize = 16;
@@ -115,6 +117,11 @@ pub(super) fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
 }
 
 impl<'a> Entry<'a> {
+    /// Whether it is code that a device of a compute capability (`10 * major + minor`) runs.
+    fn fits(&self, arch: u32) -> bool {
+        self.kind == KIND_CUBIN && self.arch / 10 == arch / 10 && self.arch <= arch
+    }
+
     pub fn content(&self, budget: &mut Budget) -> Option<Cow<'a, [u8]>> {
         if self.whole == 0 {
             return Some(Cow::Borrowed(self.code));
@@ -291,7 +298,7 @@ fn of_all_code(
     of_cubin: impl Fn(&[u8]) -> Option<bool>,
     of_text: impl Fn(&[u8]) -> bool,
 ) -> bool {
-    if image.starts_with(b"\x7fELF") {
+    if image.starts_with(ELF) {
         return of_cubin(image).unwrap_or(false);
     }
     let Some(entries) = entries(image) else {
@@ -300,10 +307,7 @@ fn of_all_code(
     if entries.is_empty() {
         return of_text(image);
     }
-    let runs = |entry: &Entry<'_>| {
-        let fits = entry.arch / 10 == arch / 10 && entry.arch <= arch;
-        entry.kind == KIND_CUBIN && fits
-    };
+    let runs = |entry: &Entry<'_>| entry.fits(arch);
     // The driver compiles where no cubin fits, and any may be the one it takes.
     let compiled = !entries.iter().any(runs);
     let mut code = entries
@@ -325,6 +329,35 @@ fn of_all_code(
                 false => of_cubin(&bytes).unwrap_or(false),
             })
         })
+}
+
+/// Whether kernels that devices of these compute capabilities (`10 * major + minor`) would run of an image may call
+/// device `printf`. Code that cannot be read, or only beyond the [`Budget`], counts as printing.
+pub fn prints(image: &[u8], archs: &[u32]) -> bool {
+    let calls = |code: &[u8]| memchr::memmem::find(code, b"vprintf").is_some();
+    if calls(image) {
+        return true;
+    }
+    if image.starts_with(ELF) {
+        return false;
+    }
+    let Some(entries) = entries(image) else {
+        return true;
+    };
+    let mut budget = Budget::of_code(image);
+    let runs = |arch: &u32| entries.iter().any(|entry| entry.fits(*arch));
+    entries.iter().any(|entry| match entry.kind {
+        // The driver may compile it even where code fits: the client can ask for that.
+        KIND_TEXT => entry
+            .content(&mut budget)
+            .is_none_or(|text| !text.is_ascii() || calls(&text)),
+        KIND_CUBIN if archs.iter().any(|arch| entry.fits(*arch)) => entry
+            .content(&mut budget)
+            .is_none_or(|code| !code.starts_with(ELF) || calls(&code)),
+        KIND_CUBIN => false,
+        // An intermediate language, which is compiled where no code fits.
+        _ => !archs.iter().all(runs),
+    })
 }
 
 #[cfg(test)]
@@ -419,6 +452,70 @@ mod tests {
             let image = fatbin(text.as_bytes(), 0, 0, KIND_TEXT, 75);
             assert_eq!(keeps_nothing(&image, 90), expected);
         }
+    }
+
+    #[test]
+    fn printing_code_is_found_however_it_is_packed() {
+        // Parts of the name come before it, so that packed code does not have it as it is.
+        const NAME: &str = "vpri_ vprin_ rintf vprintf";
+        let text = format!("{}// {NAME} {NAME}\n", KERNEL.repeat(9));
+        let code = [ELF, NAME.as_bytes(), &[0; 600]].concat();
+        for (kind, printing) in [(KIND_TEXT, text.as_bytes()), (KIND_CUBIN, &code)] {
+            let quiet = String::from_utf8(printing.to_vec()).expect("UTF-8");
+            let quiet = quiet.replace("vprintf", "vanished");
+            for (content, expected) in [(printing, true), (quiet.as_bytes(), false)] {
+                let lz4 = lz4_flex::block::compress(content);
+                let level = ruzstd::encoding::CompressionLevel::Fastest;
+                let zstd = ruzstd::encoding::compress_to_vec(content, level);
+                for (packed, flags) in [(&content.to_vec(), 0), (&lz4, LZ4), (&zstd, ZSTD)] {
+                    let whole = if flags == 0 { 0 } else { content.len() };
+                    let plain = memchr::memmem::find(packed, b"vprintf").is_some();
+                    assert_eq!(plain, expected && flags == 0);
+                    let image = fatbin(packed, flags, whole, kind, 80);
+                    assert_eq!(prints(&image, &[86]), expected, "{kind} {flags:#x}");
+                    let behind = [fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75), image].concat();
+                    assert_eq!(prints(&behind, &[100, 86]), expected, "{kind} {flags:#x}");
+                }
+                // What no device runs prints nothing, however it is packed.
+                let other = fatbin(&lz4, LZ4, content.len(), KIND_CUBIN, 80);
+                if kind == KIND_CUBIN {
+                    assert!(!prints(&other, &[90, 75]));
+                }
+            }
+        }
+        assert!(!prints(KERNEL.as_bytes(), &[90]));
+        assert!(!prints(&[ELF, &[0; 100]].concat(), &[90]));
+    }
+
+    #[test]
+    fn code_that_cannot_be_read_counts_as_printing() {
+        let lz4 = lz4_flex::block::compress(KERNEL.as_bytes());
+        let packed = |flags, whole, kind| fatbin(&lz4, flags, whole, kind, 75);
+        assert!(!prints(&packed(LZ4, KERNEL.len(), KIND_TEXT), &[75]));
+        for unreadable in [
+            // Of another length than it says, or packed in another way.
+            packed(LZ4, KERNEL.len() - 1, KIND_TEXT),
+            packed(ZSTD, KERNEL.len(), KIND_TEXT),
+            packed(0x1000, KERNEL.len(), KIND_CUBIN),
+            packed(LZ4, 1 << 40, KIND_CUBIN),
+            // A kind that is not known.
+            packed(LZ4, KERNEL.len(), 0x10),
+            fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75)[..120].to_vec(),
+        ] {
+            assert!(prints(&unreadable, &[75]));
+        }
+        // Beyond the budget.
+        let whole = vec![b' '; 16 << 20];
+        let bomb = fatbin(
+            &lz4_flex::block::compress(&whole),
+            LZ4,
+            whole.len(),
+            KIND_TEXT,
+            75,
+        );
+        assert!(!prints(&bomb, &[75]));
+        let entries = 6 + 64 * bomb.len() * 6 / whole.len();
+        assert!(prints(&bomb.repeat(entries), &[75]));
     }
 
     #[test]

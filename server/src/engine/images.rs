@@ -112,11 +112,6 @@ pub fn is_whole(bytes: &[u8]) -> bool {
     whole().unwrap_or(false)
 }
 
-/// Whether some kernel in the image calls device `printf`.
-pub fn prints(bytes: &[u8]) -> bool {
-    memchr::memmem::find(bytes, b"vprintf").is_some()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

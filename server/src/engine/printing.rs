@@ -3,12 +3,15 @@
 //! The driver writes the text to the standard output of the process that owns the context, when a stream is
 //! synchronized or a kernel launched, without a word on which kernel printed it. So the server's standard output
 //! is a memory file, and one session at a time has printing kernels in flight: whatever is in the file when its
-//! streams are idle is its own. Sessions whose modules never name `vprintf` are not concerned.
+//! streams are idle is its own. Sessions whose images have no code that names `vprintf` ([`cubin::prints`]) are not concerned.
 
 use super::Shared;
+use super::cubin;
+use super::images::Content;
 use super::session::Session;
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
@@ -16,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// What one session's kernels may leave unread; more is dropped, oldest first.
 const KEPT: usize = 16 << 20;
+/// Images about which it is remembered whether they print; then all are forgotten.
+const MOST_KNOWN: usize = 16 << 10;
 /// How long a client that asks for its text is held up at most while its streams still work.
 const SETTLING: Duration = Duration::from_millis(1);
 
@@ -24,6 +29,8 @@ const SETTLING: Duration = Duration::from_millis(1);
 pub struct Printing {
     output: Mutex<File>,
     holder: Mutex<Option<u64>>,
+    /// Which images print, by SHA-256.
+    images: Mutex<HashMap<[u8; 32], bool>>,
 }
 
 /// A session's side of it.
@@ -60,12 +67,26 @@ impl Printing {
         Ok(Printing {
             output: Mutex::new(file),
             holder: Mutex::new(None),
+            images: Mutex::default(),
         })
     }
 
+    /// Drops what was printed while nobody had the turn: it is nobody's.
+    fn drop_unclaimed(&self) {
+        if self.holder.lock().is_none() {
+            self.drop_output();
+        }
+    }
+
+    fn drop_output(&self) {
+        flush();
+        if let Err(error) = self.output.lock().set_len(0) {
+            tracing::warn!("unclaimed printed text stays: {error}");
+        }
+    }
+
     fn take_output(&self) -> Vec<u8> {
-        // SAFETY: flushes the C library's streams; the driver prints through one of them.
-        unsafe { libc::fflush(std::ptr::null_mut()) };
+        flush();
         let mut file = self.output.lock();
         let mut text = Vec::new();
         if file
@@ -80,6 +101,31 @@ impl Printing {
     }
 }
 
+/// Has the C library write out what it has; the driver prints through one of its streams.
+fn flush() {
+    // SAFETY: a plain call; no stream is named.
+    unsafe { libc::fflush(std::ptr::null_mut()) };
+}
+
+impl Shared {
+    /// Whether an image may print on some device. Its content is looked into once.
+    pub fn image_prints(&self, hash: &[u8; 32], content: &Content) -> bool {
+        let images = &self.printing.images;
+        let known = images.lock().get(hash).copied();
+        if let Some(prints) = known {
+            return prints;
+        }
+        let archs: Vec<u32> = self.devices.iter().map(|one| one.capability).collect();
+        let prints = cubin::prints(&content[..content.len() - 1], &archs);
+        let mut images = images.lock();
+        if images.len() >= MOST_KNOWN {
+            images.clear();
+        }
+        images.insert(*hash, prints);
+        prints
+    }
+}
+
 impl Session {
     /// Whether this session may launch a kernel that prints now; takes the turn if it is free.
     pub fn may_print(&mut self, shared: &Shared) -> bool {
@@ -88,6 +134,7 @@ impl Session {
         }
         let mut holder = shared.printing.holder.lock();
         if holder.is_none() {
+            shared.printing.drop_output();
             *holder = Some(self.shared.info.session);
             self.printed.holds = true;
         }
@@ -110,7 +157,7 @@ impl Session {
     /// not matter: work that no flag covers would count as being in flight for ever.
     pub fn surrender_printing(&mut self, shared: &Shared) {
         if !self.printed.holds {
-            return;
+            return shared.printing.drop_unclaimed();
         }
         // What it has printed nobody will ask for, and it must not be taken for the next holder's.
         if let Err(status) = self.fetch_printed(shared) {

@@ -4,7 +4,7 @@ use super::super::Shared;
 use super::super::account::{Charge, Memory};
 use super::super::devices::Ordinal;
 use super::super::footprint::footprint;
-use super::super::images::{Content, prints};
+use super::super::images::Content;
 use super::super::instances::{self, Family, Image, Raw};
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Function, Global, Session};
@@ -63,7 +63,8 @@ impl Session {
             true => None,
             false => Some(shared.free_memory(body.device)?),
         };
-        let what = (content.clone(), device.ordinal, prints(&content));
+        let prints = shared.image_prints(&body.hash, &content);
+        let what = (content.clone(), device.ordinal, prints);
         let (image, payload) = Image::load(shared, body.image, what, family, options);
         self.forget_offer(shared);
         let mut image = match image {
