@@ -5,9 +5,11 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
+use mpsshim_api::cuda::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::ClientHello;
+use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::message::{
     EventCreate, EventOnStream, Launch, MarkEvent, Object, Op, StreamCreate,
@@ -15,7 +17,8 @@ use mpsshim_proto::message::{
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use mpsshim_proto::shm::{self, Mapping};
 use mpsshim_tests::peer::{
-    Loaded, PTX, Peer, Worker, counting_ptx, deep_ptx, hello, launch, new_ptx, spinning_ptx,
+    Loaded, PTX, Peer, Worker, counting_ptx, deep_ptx, hello, launch, memory_file, new_ptx,
+    spinning_ptx,
 };
 use scene::{Bystander, Scene, control, server_with};
 use serde_json::{Value, json};
@@ -590,4 +593,52 @@ fn beside_long_kernels_in_two_contexts_there_is_a_third() {
         let text = scene.place.log("server.log");
         text.matches("works in context").count() == before
     });
+}
+
+/// A session with a library whose kernels `fill` and `count` nobody has asked for; the library.
+fn with_library(scene: &Scene, text: &str) -> (Peer, u64) {
+    let mut peer = scene.peer();
+    peer.attach().expect("attach");
+    let mut body = peer.image_load(text.as_bytes());
+    body.image = peer.handle(Kind::Library);
+    let file = memory_file(text.as_bytes()).expect("a file");
+    let library = peer.load(&body, &[], file.as_fd()).expect("a library");
+    (peer, library)
+}
+
+#[test]
+fn functions_of_another_clients_instance_are_not_ones_own() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let bystander = Bystander::start(scene.worker());
+    // Kernels write a variable: each client has the library for itself. They are too many to be all asked for at once.
+    let many = (0..10_000).map(|n| format!(".visible .entry k{n}() {{ ret; }}\n"));
+    let many = format!(".global .u32 runs;\n{}", many.collect::<String>());
+    let text = counting_ptx().replace(".global .u32 runs;\n", &many);
+    let (mut first, of_first) = with_library(&scene, &text);
+    let (mut second, of_second) = with_library(&scene, &text);
+    first.function(of_first, "count").expect("its function");
+    second.function(of_second, "stray").expect("another one");
+    let spinner = Spinner::running(&scene);
+    let session = second.welcome.session;
+    let sets = std::thread::spawn(move || {
+        let body = KernelAttribute {
+            library: of_second,
+            attribute: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            value: 60_000,
+            device: 0,
+            set: 1,
+        };
+        let done = second.ask_as(0, Op::KernelAttribute, &body, b"count\0");
+        done.expect("an attribute");
+        second
+    });
+    let line = format!("Context ID: {session}}} waits to load");
+    wait_until("it waits", || log_has(&scene, &line));
+    assert!(!sets.is_finished(), "it has not waited");
+    assert_eq!(spinner.begun(), 1);
+    spinner.end(1);
+    sets.join().expect("the attribute");
+    let rounds = bystander.stop();
+    assert!(!rounds.stood_still(), "{rounds:?}");
 }

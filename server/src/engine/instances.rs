@@ -326,6 +326,14 @@ impl Chosen {
     }
 }
 
+/// The instance that an image takes a function from.
+enum Picked {
+    /// Of its own ones, by number.
+    Own(usize),
+    /// Of other clients.
+    Others(Arc<Instance>),
+}
+
 /// A module or library of a session.
 #[derive(Debug)]
 pub struct Image {
@@ -417,6 +425,13 @@ impl Families {
             .get(family)
             .and_then(|members| members.keeps_nothing);
         known.unwrap_or(true)
+    }
+
+    /// Whether it was found that the kernels of a family keep nothing.
+    fn is_known_to_keep_nothing(&self, family: &Family) -> bool {
+        let known = self.known.lock();
+        let members = known.get(family);
+        members.is_some_and(|members| members.keeps_nothing == Some(true))
     }
 
     /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
@@ -628,48 +643,85 @@ impl Image {
         }
     }
 
-    /// The function as the session uses it from now on.
+    /// The instance that serves a function with these attributes, if one does: the one that does so already and the image's
+    /// others come before those of other clients, which only images have whose kernels keep nothing. With `known`, only one
+    /// that was asked for the function before: the driver waits for nothing then.
+    fn pick(&self, shared: &Shared, key: &Key, wanted: &Attributes, known: bool) -> Option<Picked> {
+        let fits = |one: &Instance| (!known || one.knows(key)) && one.suits(self.id, key, wanted);
+        // One that was separated has its variables in the first; the others are there for what is in flight.
+        let own = match self.family {
+            Some(_) => &self.instances[..],
+            None => &self.instances[..1],
+        };
+        let here = self.chosen.get(key).and_then(|chosen| chosen.instance);
+        let mut order = here.into_iter().chain(0..own.len());
+        if let Some(at) = order.find(|at| own.get(*at).is_some_and(|one| fits(one))) {
+            return Some(Picked::Own(at));
+        }
+        let family = self.family.as_ref()?;
+        if !shared.families.is_known_to_keep_nothing(family) {
+            return None;
+        }
+        let mut picked = None;
+        for other in shared.families.all(shared, family) {
+            let is_own = own.iter().any(|one| Arc::ptr_eq(one, &other));
+            if picked.is_none() && !is_own && fits(&other) {
+                picked = Some(other);
+            } else {
+                let_go(shared, other);
+            }
+        }
+        picked.map(Picked::Others)
+    }
+
+    /// The function as the session uses it from now on. It is asked for, or loaded once more, where [`Image::loads_to_take`]
+    /// says so.
+    ///
+    /// # Errors
+    /// The driver's.
     pub fn take(&mut self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
-        let chosen = self.chosen.entry(key.clone()).or_default();
-        let wanted = chosen.wanted();
-        let here = chosen.instance.unwrap_or(0);
-        let order = std::iter::once(here).chain((0..self.instances.len()).filter(|at| *at != here));
-        for at in order {
-            if let Some(taken) = self.instances[at].take(shared, self.id, key, &wanted) {
-                chosen.instance = Some(at);
+        let wanted = self.chosen.entry(key.clone()).or_default().wanted();
+        for known in [true, false] {
+            let picked = self.pick(shared, key, &wanted, known);
+            // Another client may have come before.
+            let taken = picked.and_then(|picked| self.take_from(shared, picked, key, &wanted));
+            if let Some(taken) = taken {
                 return taken;
             }
         }
-        let family = self.family.as_ref();
-        let others = family.map(|family| shared.families.all(shared, family));
-        let mut done = None;
-        for other in others.into_iter().flatten() {
-            let known = self.instances.iter().any(|one| Arc::ptr_eq(one, &other));
-            if !known && done.is_none() {
-                done = other.take(shared, self.id, key, &wanted);
-                if done.is_some() {
-                    shared.residents.take(&other);
-                    chosen.instance = Some(self.instances.len());
-                    self.instances.push(other);
-                    continue;
-                }
-            }
-            let_go(shared, other);
-        }
-        if let Some(done) = done {
-            return done;
-        }
         let more = self.load_again(shared, self.family.clone())?;
         shared.families.add(&more);
-        let chosen = self.chosen.entry(key.clone()).or_default();
-        chosen.instance = Some(self.instances.len());
-        self.instances.push(more.clone());
-        more.take(shared, self.id, key, &wanted)
+        let at = self.instances.len();
+        self.instances.push(more);
+        self.take_from(shared, Picked::Own(at), key, &wanted)
             .unwrap_or(Err(CUDA_ERROR_UNKNOWN))
     }
 
-    /// Whether the image has to be loaded once more for [`Image::take`], or for [`Image::set`] of an attribute, of the kernel
-    /// or of the function.
+    fn take_from(
+        &mut self,
+        shared: &Shared,
+        picked: Picked,
+        key: &Key,
+        wanted: &Attributes,
+    ) -> Option<Result<CUfunction, CUresult>> {
+        let (at, taken) = match picked {
+            Picked::Own(at) => (at, self.instances[at].take(shared, self.id, key, wanted)?),
+            Picked::Others(other) => {
+                let Some(taken) = other.take(shared, self.id, key, wanted) else {
+                    let_go(shared, other);
+                    return None;
+                };
+                shared.residents.take(&other);
+                self.instances.push(other);
+                (self.instances.len() - 1, taken)
+            }
+        };
+        self.chosen.entry(key.clone()).or_default().instance = Some(at);
+        Some(taken)
+    }
+
+    /// Whether [`Image::take`], or [`Image::set`] of an attribute, of the kernel or of the function, has the driver load
+    /// something, or asks for a function that nobody has asked for: others wait for that too.
     pub fn loads_to_take(
         &self,
         shared: &Shared,
@@ -685,17 +737,12 @@ impl Image {
                 wanted.insert(attribute, value);
             }
         }
-        // To ask for a function that nobody has asked for has others wait too.
-        let suits = |one: &Arc<Instance>| one.knows(key) && one.suits(self.id, key, &wanted);
-        if self.instances.iter().any(suits) {
-            return false;
+        match self.pick(shared, key, &wanted, true) {
+            Some(Picked::Others(other)) => let_go(shared, other),
+            Some(Picked::Own(_)) => {}
+            None => return true,
         }
-        let family = self.family.as_ref();
-        let others = family.map(|family| shared.families.all(shared, family));
-        let others = others.unwrap_or_default();
-        let found = others.iter().any(suits);
-        others.into_iter().for_each(|one| let_go(shared, one));
-        !found
+        false
     }
 
     fn load_again(
