@@ -530,9 +530,7 @@ impl Shared {
     }
     /// Unloads an image that nothing of its session refers to any more.
     fn discard_image(&self, mut image: Image) {
-        if let Some(charge) = &mut image.charge {
-            charge.leave();
-        }
+        image.leave_charge();
         self.bury(Buried::Image(image));
     }
 

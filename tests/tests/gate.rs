@@ -5,10 +5,13 @@ mod control_daemon;
 mod scene;
 
 use control_daemon::wait_until;
-use mpsshim_api::cuda::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use mpsshim_api::cuda::{
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_ERROR_OUT_OF_MEMORY,
+};
 use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::ClientHello;
+use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::message::{
@@ -641,4 +644,41 @@ fn functions_of_another_clients_instance_are_not_ones_own() {
     sets.join().expect("the attribute");
     let rounds = bystander.stop();
     assert!(!rounds.stood_still(), "{rounds:?}");
+}
+
+#[test]
+fn an_unloaded_image_counts_until_the_driver_has_its_memory() {
+    const MIB: u64 = 1 << 20;
+    let _alone = alone();
+    let scene = Scene::new();
+    // What kernels keep, and what is too large to be kept for others.
+    for variable in ["big", "$str"] {
+        let declared = format!(".visible .global .align 4 .b8 {variable}[671088640];\n");
+        let text = new_ptx().replace(
+            ".visible .entry fill",
+            &format!("{declared}.visible .entry fill"),
+        );
+        let mut client = Loaded::connect(&control(&scene.place), &new_ptx());
+        let bytes = 1024 * MIB;
+        let limit = LimitMemory {
+            device: 0,
+            pad: 0,
+            bytes,
+        };
+        client
+            .peer
+            .post(Op::LimitMemory, &limit, &[])
+            .expect("a limit");
+        let module = client.peer.module(text.as_bytes()).expect("a module");
+        let spinner = Spinner::running(&scene);
+        let unload = Object { object: module };
+        client
+            .peer
+            .post(Op::ImageUnload, &unload, &[])
+            .expect("unload");
+        let refused = client.peer.memory(512 * MIB);
+        assert_eq!(refused.err(), Some(CUDA_ERROR_OUT_OF_MEMORY), "{variable}");
+        spinner.end(1);
+        client.peer.memory(512 * MIB).expect("what was given back");
+    }
 }

@@ -6,6 +6,7 @@ mod scene;
 use control_daemon::Place;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::{
     FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, Named, Op, Range, Value,
 };
@@ -34,6 +35,26 @@ struct Client(Loaded);
 impl Client {
     fn new(place: &Place, text: &str) -> Client {
         Client(Loaded::connect(&control(place), text))
+    }
+
+    /// One with a limit of device memory.
+    fn limited(place: &Place, text: &str, bytes: u64) -> Client {
+        let mut peer = Peer::connect(&control(place)).expect("a session");
+        peer.attach().expect("attach");
+        let limit = LimitMemory {
+            device: 0,
+            pad: 0,
+            bytes,
+        };
+        peer.post(Op::LimitMemory, &limit, &[]).expect("a limit");
+        let module = peer.module(text.as_bytes()).expect("a module");
+        Client(Loaded {
+            module,
+            function: peer.function(module, "fill").expect("a function"),
+            memory: peer.memory(2 << 20).expect("memory"),
+            stream: peer.stream().expect("a stream"),
+            peer,
+        })
     }
 
     /// Runs the kernel and looks at what it wrote.
@@ -205,6 +226,25 @@ fn code_with_variables_is_not_shared() {
     );
 }
 
+#[test]
+fn what_is_loaded_once_more_for_a_client_is_within_its_limit() {
+    let place = place();
+    let text = with(".global .align 4 .b8 $str[16777216];");
+    let mut first = Client::new(&place, &text);
+    let mut second = Client::limited(&place, &text, 24 << 20);
+    assert_eq!(loads(&place).1, 1, "they share it");
+    first.computes(3);
+    let before = loads(&place);
+    assert_eq!(second.set(SHARED, 60_000), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    assert_eq!(loads(&place), before);
+    second.computes(5);
+    // The other one may.
+    let usual = second.attribute(SHARED);
+    assert_eq!(first.set(SHARED, 60_000), Ok(()));
+    assert_eq!(second.attribute(SHARED), usual);
+    first.computes(7);
+}
+
 /// An entry of a fatbin: text for the driver's compiler.
 fn entry(content: &[u8], whole: usize, target: u32, flags: u64) -> Vec<u8> {
     let size = content.len().next_multiple_of(8);
@@ -227,7 +267,8 @@ fn printing_code_is_not_shared_though_it_is_compressed() {
     let place = place();
     for (name, expected) in [("vprintf", FUNCTION_PRINTS), ("vanished", 0)] {
         // softgpu runs the newer text, which is not compressed.
-        let older = format!("// vpri_ vprin_ rintf {name}\n{PTX}");
+        let older =
+            format!("// 0123456789abcdefvprin 0123456789abcdefvanis 0123456789abcdef{name}\n{PTX}");
         let level = ruzstd::encoding::CompressionLevel::Fastest;
         let packed = ruzstd::encoding::compress_to_vec(older.as_bytes(), level);
         let plain = packed.windows(name.len()).any(|at| at == name.as_bytes());

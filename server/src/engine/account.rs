@@ -84,6 +84,13 @@ impl Charge {
         Ok(())
     }
 
+    /// Counts as many bytes, whatever the limit: the memory is there.
+    pub fn grow_to(&mut self, bytes: u64) {
+        self.account
+            .add(self.memory, bytes.saturating_sub(self.bytes));
+        self.bytes = self.bytes.max(bytes);
+    }
+
     /// Another account pays from now on, whatever its limit: the memory is there.
     pub fn move_to(&mut self, account: &Account) {
         debug_assert!(!self.leaving);

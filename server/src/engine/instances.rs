@@ -13,6 +13,7 @@ use super::cubin;
 use super::devices::Ordinal;
 use super::images::Content;
 use super::jit::JitOptions;
+use super::residents::Counted;
 use super::side::{self, SIDES, Side};
 use super::undertaker::Buried;
 use mpsshim_api::cuda::*;
@@ -68,6 +69,12 @@ struct State {
     found: HashMap<Key, CUfunction>,
     /// Devices whose functions were all asked for.
     looked_ahead: HashSet<Ordinal>,
+    /// Images that have it. Each pays for it.
+    payers: usize,
+    /// What the last of them paid, until the driver has unloaded it, or it is kept for others.
+    owed: Option<Charge>,
+    /// It is counted as one that was kept for others, until the driver has unloaded it.
+    counted: Option<Counted>,
 }
 
 /// How a function of an instance is used.
@@ -229,6 +236,40 @@ impl Instance {
         Some(taken)
     }
 
+    /// An image has it, and pays for it.
+    fn join(&self) {
+        let mut state = self.state.lock();
+        state.payers += 1;
+        (state.owed, state.counted) = (None, None);
+    }
+
+    /// An image has it no longer; what that one paid for it.
+    fn part(&self, image: u64, paid: Option<Charge>) {
+        self.leave(image, |_| true);
+        let mut state = self.state.lock();
+        state.payers = state.payers.saturating_sub(1);
+        if state.payers == 0 {
+            state.owed = paid;
+            if let Some(owed) = &mut state.owed {
+                owed.leave();
+            }
+        }
+    }
+
+    /// It is kept for others: nobody pays for it any more.
+    pub fn forgive(&self) {
+        let mut state = self.state.lock();
+        (state.owed, state.counted) = (None, None);
+    }
+
+    /// It is not kept any longer, if nobody has it.
+    pub fn count(&self, counted: Counted) {
+        let mut state = self.state.lock();
+        if state.payers == 0 {
+            state.counted = Some(counted);
+        }
+    }
+
     /// Whether an image may use a function with these attributes.
     fn suits(&self, image: u64, key: &Key, wanted: &Attributes) -> bool {
         let state = self.state.lock();
@@ -351,8 +392,10 @@ pub struct Image {
     pub device: Ordinal,
     /// Its kernels print.
     pub prints: bool,
-    /// What it takes on its device, until the driver has it back or the server keeps it.
-    pub charge: Option<Charge>,
+    /// What its instances take on its device; it passes to each of them when the image is left.
+    charge: Option<Charge>,
+    /// What each takes, bytes.
+    each: u64,
     /// Nobody keeps what is left of it.
     retired: bool,
 }
@@ -546,9 +589,37 @@ impl Image {
             device,
             prints,
             charge: None,
+            each: 0,
             retired: false,
         };
+        image.instances[0].join();
         (Ok(image), said)
+    }
+
+    /// What it takes on its device was counted.
+    pub fn pay(&mut self, charge: Charge) {
+        self.each = charge.bytes();
+        self.charge = Some(charge);
+    }
+
+    /// The client has given it back.
+    pub fn leave_charge(&mut self) {
+        if let Some(charge) = &mut self.charge {
+            charge.leave();
+        }
+    }
+
+    /// Counts one instance more than it has.
+    fn pay_for_another(&mut self) -> Result<(), CUresult> {
+        let each = self.each;
+        let charge = self.charge.as_mut();
+        charge.map_or(Ok(()), |charge| charge.resize(charge.bytes() + each))
+    }
+
+    /// What it pays for one instance.
+    fn part_of_charge(&mut self) -> Option<Charge> {
+        let each = self.each;
+        self.charge.as_mut().map(|charge| charge.split(each))
     }
 
     /// Where it is loaded.
@@ -689,7 +760,7 @@ impl Image {
                 return taken;
             }
         }
-        let more = self.load_again(shared, self.family.clone())?;
+        let more = self.load_another(shared, self.family.clone())?;
         shared.families.add(&more);
         let at = self.instances.len();
         self.instances.push(more);
@@ -707,11 +778,17 @@ impl Image {
         let (at, taken) = match picked {
             Picked::Own(at) => (at, self.instances[at].take(shared, self.id, key, wanted)?),
             Picked::Others(other) => {
+                if let Err(status) = self.pay_for_another() {
+                    let_go(shared, other);
+                    return Some(Err(status));
+                }
                 let Some(taken) = other.take(shared, self.id, key, wanted) else {
+                    drop(self.part_of_charge());
                     let_go(shared, other);
                     return None;
                 };
                 shared.residents.take(&other);
+                other.join();
                 self.instances.push(other);
                 (self.instances.len() - 1, taken)
             }
@@ -743,6 +820,21 @@ impl Image {
             None => return true,
         }
         false
+    }
+
+    /// Has one instance more, for which it pays as for the first.
+    fn load_another(
+        &mut self,
+        shared: &Shared,
+        family: Option<Family>,
+    ) -> Result<Arc<Instance>, CUresult> {
+        self.pay_for_another()?;
+        let more = self.load_again(shared, family);
+        match &more {
+            Ok(more) => more.join(),
+            Err(_) => drop(self.part_of_charge()),
+        }
+        more
     }
 
     fn load_again(
@@ -827,7 +919,7 @@ impl Image {
                 return Ok(false);
             }
         }
-        let own = self.load_again(shared, None)?;
+        let own = self.load_another(shared, None)?;
         for other in &self.instances {
             other.leave(self.id, |_| true);
         }
@@ -865,8 +957,14 @@ impl Image {
     /// Takes this instance, which is on another side, in the place of those it has, none of whose functions it uses. The
     /// side of these is entered.
     pub fn move_to(&mut self, shared: &Shared, to: Side, instance: Arc<Instance>) {
-        for old in std::mem::replace(&mut self.instances, vec![instance]) {
-            old.leave(self.id, |_| true);
+        instance.join();
+        for (n, old) in std::mem::replace(&mut self.instances, vec![instance])
+            .into_iter()
+            .enumerate()
+        {
+            // It goes on to pay for one.
+            let paid = if n == 0 { None } else { self.part_of_charge() };
+            old.part(self.id, paid);
             let_go(shared, old);
         }
         for chosen in self.chosen.values_mut() {
@@ -893,8 +991,9 @@ impl Image {
     /// Ends the session's use of what others have too; gives the image back if it has anything besides.
     pub fn leave_shared(mut self, shared: &Shared) -> Option<Image> {
         let others_have = |instance: &mut Arc<Instance>| Arc::strong_count(instance) > 1;
-        for instance in self.instances.extract_if(.., others_have) {
-            instance.leave(self.id, |_| true);
+        let left: Vec<_> = self.instances.extract_if(.., others_have).collect();
+        for instance in left {
+            instance.part(self.id, self.part_of_charge());
             // The others may have left meanwhile.
             let_go(shared, instance);
         }
@@ -906,7 +1005,7 @@ impl Image {
         if !self.retired {
             self.retired = true;
             for instance in std::mem::take(&mut self.instances) {
-                instance.leave(self.id, |_| true);
+                instance.part(self.id, self.part_of_charge());
                 self.instances.extend(shared.assess(instance));
             }
         }

@@ -14,7 +14,7 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Instances at most.
 const MOST: usize = 1024;
@@ -23,12 +23,30 @@ pub const MOST_ASSESSED: usize = 256;
 /// The part of the smallest device's memory that they may take, together.
 const PART: u64 = 256;
 
+/// How many times [`PART`] they may take with those that were given up and the driver has not unloaded yet.
+const WITH_LEAVING: u64 = 2;
+
 /// Loaded instances without clients, the one that was left first at the front.
 #[derive(Debug, Default)]
 pub struct Residents {
     kept: Mutex<Kept>,
     /// Those about which it is being decided.
     assessed: AtomicUsize,
+    /// Bytes of those that were given up and the driver has not unloaded yet: nobody pays for them.
+    leaving: Arc<AtomicU64>,
+}
+
+/// Bytes of one that was given up, until the driver has unloaded it or a client has it.
+#[derive(Debug)]
+pub struct Counted {
+    bytes: u64,
+    among: Arc<AtomicU64>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.among.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -44,10 +62,10 @@ struct Resident {
 }
 
 impl Kept {
-    fn pop(&mut self) -> Option<Arc<Instance>> {
+    fn pop(&mut self) -> Option<Resident> {
         let first = self.instances.pop_front()?;
         self.bytes -= first.bytes;
-        Some(first.instance)
+        Some(first)
     }
 }
 
@@ -70,7 +88,7 @@ pub fn run(shared: &Arc<Shared>, left: &Receiver<Arc<Instance>>) {
     for instance in left {
         side::enter(instance.side);
         if let Some(refused) = shared.keep_resident(instance) {
-            shared.unload(vec![refused]);
+            shared.unload(refused);
         }
         shared.residents.assessed.fetch_sub(1, Ordering::AcqRel);
     }
@@ -116,6 +134,11 @@ impl Shared {
             _ => return Some(instance),
         };
         let mut kept = self.residents.kept.lock();
+        let leaving = self.residents.leaving.load(Ordering::Acquire);
+        if kept.bytes + leaving + bytes > WITH_LEAVING * most {
+            return Some(instance);
+        }
+        instance.forgive();
         kept.bytes += bytes;
         kept.instances.push_back(Resident { instance, bytes });
         let mut over = Vec::new();
@@ -123,7 +146,7 @@ impl Shared {
             over.extend(kept.pop());
         }
         drop(kept);
-        self.unload(over);
+        self.give_up(over);
         None
     }
 
@@ -137,33 +160,36 @@ impl Shared {
         let mut kept = self.residents.kept.lock();
         let over: Vec<_> = std::iter::from_fn(|| kept.pop()).collect();
         drop(kept);
-        self.unload(over);
+        self.give_up(over);
     }
 
     /// Gives up those of a side; whether there were any.
     pub fn give_up_residents_of(&self, side: Side) -> bool {
         let mut kept = self.residents.kept.lock();
-        let mut over = Vec::new();
-        kept.instances.retain(|one| {
-            let stays = one.instance.side != side;
-            if !stays {
-                over.push((one.instance.clone(), one.bytes));
-            }
-            stays
-        });
-        kept.bytes -= over.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let (over, stay) = std::mem::take(&mut kept.instances)
+            .into_iter()
+            .partition(|one: &Resident| one.instance.side == side);
+        kept.instances = stay;
+        kept.bytes -= over.iter().map(|one: &Resident| one.bytes).sum::<u64>();
         drop(kept);
         let any = !over.is_empty();
-        self.unload(over.into_iter().map(|(instance, _)| instance).collect());
+        self.give_up(over.into());
         any
     }
 
-    fn unload(&self, instances: Vec<Arc<Instance>>) {
-        for instance in instances {
-            // A client may have found it meanwhile, and leaves it later.
-            if let Some(last) = Arc::into_inner(instance) {
-                self.bury(Buried::Instance(last));
-            }
+    fn give_up(&self, residents: Vec<Resident>) {
+        for Resident { instance, bytes } in residents {
+            let among = self.residents.leaving.clone();
+            among.fetch_add(bytes, Ordering::AcqRel);
+            instance.count(Counted { bytes, among });
+            self.unload(instance);
+        }
+    }
+
+    fn unload(&self, instance: Arc<Instance>) {
+        // A client may have found it meanwhile, and leaves it later.
+        if let Some(last) = Arc::into_inner(instance) {
+            self.bury(Buried::Instance(last));
         }
     }
 

@@ -75,11 +75,14 @@ impl Session {
             let taken = before.saturating_sub(shared.free_memory(body.device)?);
             let bytes = taken.max(charge.charge.bytes());
             if let Err(status) = charge.charge.resize(bytes) {
+                // It is there until it is unloaded.
+                charge.charge.grow_to(bytes);
+                image.pay(charge.charge);
                 shared.discard_image(image);
                 return Ok((Err(status), payload));
             }
         }
-        image.charge = Some(charge.charge);
+        image.pay(charge.charge);
         let table = match image.raw() {
             Raw::Module(_) => &mut self.images,
             Raw::Library(_) => &mut self.libraries,
