@@ -27,9 +27,6 @@ pub enum FileError {
     /// The file has further names: it may be another user's file.
     #[error("it is one of {0} hard links to a file")]
     Links(u64),
-    /// The name led to another file by the time that it was open.
-    #[error("it was replaced while it was opened")]
-    Swapped,
     /// The file system does not let this process.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -77,22 +74,6 @@ fn check(found: &FileStat, expected: SFlag) -> Result<(), FileError> {
     Ok(())
 }
 
-/// The same of a file that was opened by this name. Its links are counted while the name is one of them: another user's file
-/// that was linked here for a moment only has as many links as any other by then.
-fn check_opened(
-    directory: BorrowedFd<'_>,
-    name: &str,
-    file: &OwnedFd,
-    expected: SFlag,
-) -> Result<(), FileError> {
-    let opened = fstat(file)?;
-    let named = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
-    if (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino) {
-        return Err(FileError::Swapped);
-    }
-    check(&named, expected)
-}
-
 /// What flags are always given: no link is followed, and no pipe waited for.
 fn safely(flags: OFlag) -> OFlag {
     flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK
@@ -108,7 +89,7 @@ pub fn open(
     // What it is, is found out first: opening a device may do something.
     find(directory, name, expected)?;
     let file = openat(directory, name, safely(flags), Mode::empty())?;
-    check_opened(directory, name, &file, expected)?;
+    check(&fstat(&file)?, expected)?;
     Ok(file.into())
 }
 
@@ -116,7 +97,7 @@ pub fn open(
 pub fn find(directory: BorrowedFd<'_>, name: &str, expected: SFlag) -> Result<OwnedFd, FileError> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = openat(directory, name, flags, Mode::empty())?;
-    check_opened(directory, name, &file, expected)?;
+    check(&fstat(&file)?, expected)?;
     Ok(file)
 }
 

@@ -5,7 +5,7 @@ use super::account::{Account, Charge, Memory};
 use super::activity::{Counts, Published};
 use super::arrays::{Array, Objects, Reference};
 use super::bounds;
-use super::calls::LinkThread;
+use super::calls::{LinkThread, Prepared};
 use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
@@ -434,6 +434,8 @@ pub struct Session {
     pub left_images: bool,
     /// What others have of the image that its next message loads.
     pub offered: Option<Arc<Instance>>,
+    /// The image that it waits to load.
+    pub prepared: Option<Prepared>,
     /// Something that was held back has to be done in such a moment.
     pub wants_moment: bool,
     /// What its next launch needs before it can be made.
@@ -499,6 +501,7 @@ impl Session {
             images_of: None,
             left_images: false,
             offered: None,
+            prepared: None,
             wants_moment: false,
             wants: None,
             classed: false,

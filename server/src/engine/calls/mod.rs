@@ -21,6 +21,7 @@ mod tensor_map;
 mod virtual_memory;
 
 pub use link::LinkThread;
+pub use module::Prepared;
 
 use super::Shared;
 use super::session::{CallError, Session};

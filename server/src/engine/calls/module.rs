@@ -18,7 +18,39 @@ use mpsshim_proto::ring::Message;
 use std::os::fd::AsFd;
 use zerocopy::{FromZeros, IntoBytes};
 
+/// An image that was taken in before its load, which waits at the gate.
+#[derive(Debug)]
+pub struct Prepared {
+    body: ImageLoad,
+    token: u64,
+    outcome: Result<Ready, CallError>,
+}
+
+impl Prepared {
+    fn new(body: &ImageLoad, message: &Message, outcome: Result<Ready, CallError>) -> Prepared {
+        Prepared {
+            body: *body,
+            token: message.token,
+            outcome,
+        }
+    }
+
+    fn is_for(&self, body: &ImageLoad, message: &Message) -> bool {
+        self.body == *body && self.token == message.token
+    }
+}
+
+/// What a load needs besides the driver.
+#[derive(Debug)]
+struct Ready {
+    content: Content,
+    charge: ImageCharge,
+    /// Some kernel of it calls device `printf`.
+    prints: bool,
+}
+
 /// What counts of an image.
+#[derive(Debug)]
 struct ImageCharge {
     charge: Charge,
     /// Its content says what it takes.
@@ -38,16 +70,23 @@ impl Shared {
 impl Session {
     /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
     pub fn image_load(&mut self, shared: &Shared, body: ImageLoad, message: &Message) -> Logged {
-        let device = shared.device(body.device);
-        let content = match message.token {
-            0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
-            token => {
-                let fd = self.receive_descriptor(token)?;
-                shared.images.receive(fd.as_fd(), body.len, &body.hash)?
-            }
+        let ready = match self.prepared.take() {
+            Some(prepared) if prepared.is_for(&body, message) => prepared.outcome?,
+            _ => self.take_in(shared, &body, message)?,
         };
-        // Not before the descriptor was taken in: another message is to get its own.
-        let device = device?;
+        // What takes long in the driver must not begin when others work again.
+        let is_late = self.moment.as_ref().is_some_and(|moment| moment.is_over());
+        if is_late && self.offered.is_none() && Handle(body.image).kind() != Some(Kind::Library) {
+            let outcome = Ok(ready);
+            self.prepared = Some(Prepared::new(&body, message, outcome));
+            return Err(CallError::Alone);
+        }
+        let Ready {
+            content,
+            mut charge,
+            prints,
+        } = ready;
+        let device = shared.device(body.device)?;
         match Handle(body.image).kind() {
             // A library belongs to no context.
             Some(Kind::Library) => shared.use_any_device(),
@@ -58,12 +97,10 @@ impl Session {
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         let family = self.family_of(&body, device.ordinal, &behind);
         options.want(body.info_log, body.error_log);
-        let mut charge = self.image_charge(shared, body.device, &content)?;
         let before = match charge.is_whole {
             true => None,
             false => Some(shared.free_memory(body.device)?),
         };
-        let prints = shared.image_prints(&body.hash, &content);
         let what = (content.clone(), device.ordinal, prints);
         let (image, payload) = Image::load(shared, body.image, what, family, options);
         self.forget_offer(shared);
@@ -129,7 +166,45 @@ impl Session {
         self.forget_offer(shared);
         // Held until the message is executed: it must not go meanwhile.
         self.offered = family.and_then(|family| shared.families.offer(shared, &family));
-        self.offered.is_none()
+        self.offered.is_none() && self.prepare_ahead(shared, &body, message)
+    }
+
+    /// Does before the moment what the load needs besides the driver; whether there is anything to load then.
+    fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: &Message) -> bool {
+        let done = self.prepared.take_if(|done| done.is_for(body, message));
+        let prepared = done.unwrap_or_else(|| {
+            self.go_away(shared);
+            let outcome = self.take_in(shared, body, message);
+            self.come_back();
+            Prepared::new(body, message, outcome)
+        });
+        let is_ready = prepared.outcome.is_ok();
+        self.prepared = Some(prepared);
+        is_ready
+    }
+
+    /// Takes in what the client sent, and finds out what its load takes.
+    fn take_in(
+        &self,
+        shared: &Shared,
+        body: &ImageLoad,
+        message: &Message,
+    ) -> Result<Ready, CallError> {
+        let content = match message.token {
+            0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
+            token => {
+                let fd = self.receive_descriptor(token)?;
+                shared.images.receive(fd.as_fd(), body.len, &body.hash)?
+            }
+        };
+        // Not before the descriptor was taken in: another message is to get its own.
+        let charge = self.image_charge(shared, body.device, &content)?;
+        let prints = shared.image_prints(&body.hash, &content);
+        Ok(Ready {
+            content,
+            charge,
+            prints,
+        })
     }
 
     /// What was offered is had, or not wanted any more.
