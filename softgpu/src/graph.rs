@@ -106,6 +106,38 @@ fn still_device(address: u64, bytes: u64) -> R<()> {
     }
 }
 
+/// Copies from or to host or unified memory, which may have been unmapped since the node was made: the kernel copies,
+/// and reports a fault instead of raising a signal.
+fn copy_checked(from: u64, to: u64, bytes: usize) -> R<()> {
+    let mut done = 0;
+    while done < bytes {
+        let part = |base: u64| libc::iovec {
+            iov_base: (base as usize + done) as *mut libc::c_void,
+            iov_len: bytes - done,
+        };
+        let (source, target) = (part(from), part(to));
+        // SAFETY: this process's own memory, in ranges that the caller named; the kernel checks that both are mapped.
+        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &target, 1, &source, 1, 0) };
+        match usize::try_from(copied) {
+            Ok(0) => return Err(CUDA_ERROR_ILLEGAL_ADDRESS),
+            // A call moves at most 2 GiB, and ends early at a page that is not mapped.
+            Ok(copied) => done += copied,
+            Err(_) => match std::io::Error::last_os_error().raw_os_error() {
+                // Some containers forbid the call.
+                Some(libc::EPERM | libc::ENOSYS) => {
+                    // SAFETY: by the driver API's contract, the caller's memory for as long as the graph runs.
+                    unsafe {
+                        std::ptr::copy(source.iov_base, target.iov_base, source.iov_len);
+                    }
+                    return Ok(());
+                }
+                _ => return Err(CUDA_ERROR_ILLEGAL_ADDRESS),
+            },
+        }
+    }
+    Ok(())
+}
+
 fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
     let side = |kind: u32, host: u64, device: u64| if kind == 1 { host } else { device };
     let from = side(copy.src_type, copy.src_host, copy.src_device);
@@ -124,9 +156,12 @@ fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
                     still_device(address, copy.width)?;
                 }
             }
-            // SAFETY: device sides were checked just now; host sides are, by the driver API's contract, the caller's memory
-            // for as long as the graph runs.
-            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, copy.width as usize) }
+            if copy.src_type == 2 && copy.dst_type == 2 {
+                // SAFETY: both sides were checked just now.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, copy.width as usize) }
+            } else {
+                copy_checked(from, to, copy.width as usize)?;
+            }
         }
     }
     Ok(())

@@ -943,3 +943,34 @@ fn arithmetic_is_the_gpus() {
     );
     ok("cuCtxDestroy_v2", &[context]);
 }
+
+#[test]
+fn a_copy_of_a_graph_from_memory_that_was_unmapped_is_an_error() {
+    let (_turn, context) = context();
+    let stream = get("cuStreamCreate", &[1]);
+    let device = get("cuMemAlloc_v2", &[64]);
+    let host = get("cuMemAllocHost_v2", &[1 << 20]);
+    let graph = get("cuGraphCreate", &[0]);
+    let copy = CUDA_MEMCPY3D {
+        src_type: CU_MEMORYTYPE_HOST,
+        src_host: host,
+        dst_type: CU_MEMORYTYPE_DEVICE,
+        dst_device: device,
+        width: 64,
+        height: 1,
+        depth: 1,
+        ..CUDA_MEMCPY3D::default()
+    };
+    let copy = &copy as *const CUDA_MEMCPY3D as u64;
+    get("cuGraphAddMemcpyNode", &[graph, 0, 0, copy, context]);
+    let exec = get("cuGraphInstantiateWithFlags", &[graph, 0]);
+    ok("cuGraphLaunch", &[exec, stream]);
+    ok("cuStreamSynchronize", &[stream]);
+    ok("cuMemFreeHost", &[host]);
+    ok("cuGraphLaunch", &[exec, stream]);
+    let status = call("cuStreamSynchronize", &[stream]);
+    assert_eq!(status, CUDA_ERROR_ILLEGAL_ADDRESS);
+    ok("cuGraphExecDestroy", &[exec]);
+    ok("cuGraphDestroy", &[graph]);
+    let _ = call("cuCtxDestroy_v2", &[context]);
+}
