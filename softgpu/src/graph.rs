@@ -197,8 +197,10 @@ pub struct Graph {
     handle: u64,
     /// Of its nodes, in the order of their making.
     nodes: Mutex<Vec<u64>>,
-    /// It is a node's, or a capture's.
+    /// It is a node's.
     owned: AtomicBool,
+    /// A capture fills it.
+    filling: AtomicBool,
 }
 
 struct Exec {
@@ -258,6 +260,7 @@ impl Graph {
             handle: new_handle(),
             nodes: Mutex::default(),
             owned: AtomicBool::new(false),
+            filling: AtomicBool::new(false),
         });
         GRAPHS.insert(graph.handle, graph.clone());
         graph
@@ -281,8 +284,11 @@ impl Graph {
             original,
             attributes: Attributes::new(),
         };
+        let mut nodes = self.nodes.lock();
+        // Under the lock: `destroy` takes what is there once the graph has gone.
+        graph(self.handle)?;
         NODES.insert(handle, Arc::new(Mutex::new(made)));
-        self.nodes.lock().push(handle);
+        nodes.push(handle);
         Ok(handle)
     }
 
@@ -321,6 +327,16 @@ impl Graph {
 
     fn duplicate(&self) -> R<Arc<Graph>> {
         let clone = Graph::new();
+        match self.copy_into(&clone) {
+            Ok(()) => Ok(clone),
+            Err(status) => {
+                clone.destroy();
+                Err(status)
+            }
+        }
+    }
+
+    fn copy_into(&self, clone: &Graph) -> R<()> {
         let mut twins = HashMap::new();
         for (handle, does) in self.in_order()? {
             let before: Vec<u64> = node(handle)?
@@ -333,12 +349,16 @@ impl Graph {
                 Does::Child(graph) => Does::Child(graph.duplicate()?),
                 other => other,
             };
-            let twin = clone.add(does, &before, handle)?;
+            let twin = clone.add(does.clone(), &before, handle).inspect_err(|_| {
+                if let Does::Child(child) = &does {
+                    child.destroy();
+                }
+            })?;
             let attributes = node(handle)?.lock().attributes.clone();
             node(twin)?.lock().attributes = attributes;
             twins.insert(handle, twin);
         }
-        Ok(clone)
+        Ok(())
     }
 
     fn destroy(&self) {
@@ -379,7 +399,7 @@ impl Part {
     fn goes_on(&self) -> bool {
         GRAPHS
             .get(self.capture.graph.handle)
-            .is_ok_and(|graph| graph.owned.load(Ordering::Relaxed))
+            .is_ok_and(|graph| graph.filling.load(Ordering::Relaxed))
     }
 
     /// What a question about an event of the capture is answered with.
@@ -397,7 +417,9 @@ impl Capture {
         self.invalid.store(true, Ordering::Release);
     }
     fn sound(&self) -> R<()> {
-        if self.invalid.load(Ordering::Acquire) {
+        // Its graph may have gone with the node that had it.
+        let gone = GRAPHS.get(self.graph.handle).is_err();
+        if gone || self.invalid.load(Ordering::Acquire) {
             return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
         Ok(())
@@ -492,7 +514,10 @@ fn begin(stream: CUstream, own: bool, mode: u32, into: Option<(Arc<Graph>, Vec<u
         return Err(CUDA_ERROR_ILLEGAL_STATE);
     }
     let (graph, last) = into.unwrap_or_else(|| (Graph::new(), Vec::new()));
-    graph.owned.store(true, Ordering::Relaxed);
+    // As the genuine driver: one capture at a time fills a graph.
+    if graph.filling.swap(true, Ordering::Relaxed) {
+        return Err(CUDA_ERROR_ILLEGAL_STATE);
+    }
     let capture = Capture {
         id: new_handle(),
         graph,
@@ -535,7 +560,7 @@ fn end(stream: CUstream, own: bool) -> R<u64> {
             unjoined = true;
         }
     }
-    capture.graph.owned.store(false, Ordering::Relaxed);
+    capture.graph.filling.store(false, Ordering::Relaxed);
     let sound = capture.sound();
     if unjoined || sound.is_err() {
         capture.graph.destroy();
@@ -1115,6 +1140,7 @@ api! { TABLE;
     }
     fn cuGraphDestroy(of: u64) {
         let graph = graph(of)?;
+        if graph.filling.load(Ordering::Relaxed) { return Err(CUDA_ERROR_ILLEGAL_STATE); }
         if graph.owned.load(Ordering::Relaxed) { return Err(CUDA_ERROR_INVALID_VALUE); }
         graph.destroy();
         Ok(())
