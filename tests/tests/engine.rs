@@ -477,3 +477,80 @@ fn what_can_never_be_had_is_not_waited_for() {
     drop(busy);
     end(&engine, peer, &before);
 }
+
+/// Begins a capture into a graph.
+fn capture_to(peer: &mut Peer, stream: u64, graph: u64) -> Status<()> {
+    let begin = CaptureBegin {
+        stream,
+        graph,
+        ..CaptureBegin::default()
+    };
+    peer.ask_as(0, Op::CaptureBegin, &begin, &[]).map(drop)
+}
+
+#[test]
+fn one_capture_at_a_time_fills_a_graph() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let memory = peer.memory(4096).expect("memory").start;
+    let (origin, other) = (peer.stream().unwrap(), peer.stream().unwrap());
+    capture(&mut peer, origin);
+    let object = Object { object: origin };
+    let state: CaptureState = peer.ask(Op::CaptureState, &object, &[]).expect("a state");
+    let second = capture_to(&mut peer, other, state.graph);
+    assert_eq!(second, Err(CUDA_ERROR_ILLEGAL_STATE));
+    // Its end would free what the first capture goes on to fill.
+    let object = Object { object: other };
+    peer.post(Op::StreamDestroy, &object, &[]).expect("posted");
+    for value in 0..5 {
+        let set = memset(memory, value, 16, origin);
+        peer.post(Op::Memset, &set, &[]).expect("posted");
+    }
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_graph_inside_that_a_capture_fills_is_not_freed() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let memory = peer.memory(4096).expect("memory").start;
+    let stream = peer.stream().unwrap();
+    let [outer, inner] = [0; 2].map(|_| {
+        let made: Value = peer
+            .ask(Op::GraphCreate, &GraphCreate::default(), &[])
+            .expect("a graph");
+        made.value
+    });
+    let body = GraphNode {
+        object: outer,
+        kind: CU_GRAPH_NODE_TYPE_GRAPH,
+        ..GraphNode::default()
+    };
+    let does = CUDA_CHILD_GRAPH_NODE_PARAMS {
+        graph: inner,
+        ownership: CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE,
+        ..CUDA_CHILD_GRAPH_NODE_PARAMS::default()
+    };
+    let added: GraphNodeAdded = peer
+        .ask(Op::GraphNode, &body, does.as_bytes())
+        .expect("moved");
+    capture_to(&mut peer, stream, inner).expect("a capture");
+    // The genuine driver would crash at the next command of the stream.
+    for (op, object) in [
+        (Op::GraphNodeDestroy, added.node),
+        (Op::GraphDestroy, outer),
+    ] {
+        let refused = peer.ask_as(0, op, &Object { object }, &[]);
+        assert_eq!(refused.map(drop), Err(CUDA_ERROR_INVALID_VALUE));
+    }
+    let set = memset(memory, 7, 16, stream);
+    peer.post(Op::Memset, &set, &[]).expect("posted");
+    let object = Object { object: stream };
+    let _: Value = peer.ask(Op::CaptureEnd, &object, &[]).expect("its end");
+    let object = Object { object: outer };
+    peer.ask_as(0, Op::GraphDestroy, &object, &[])
+        .expect("destroyed");
+    end(&engine, peer, &before);
+}

@@ -444,6 +444,18 @@ impl Graphs {
         true
     }
 
+    /// Whether a capture fills a graph or one inside it. The driver would go on to fill it after it was freed.
+    pub fn is_filled(&self, graph: u64) -> bool {
+        let filled = |capture: &Capture| self.is_inside(capture.graph, graph);
+        self.captures.iter().any(filled) || self.graphs.get(graph).is_ok_and(|graph| graph.filling)
+    }
+
+    /// Whether a capture fills a graph inside a node.
+    pub fn is_filled_inside(&self, node: u64) -> bool {
+        let filled = |node: &Node| node.graphs.iter().any(|graph| self.is_filled(*graph));
+        self.nodes.get(node).is_ok_and(filled)
+    }
+
     /// The graph belongs to a node from now on.
     pub fn move_into(&mut self, graph: u64, node: u64) {
         if let Ok(moved) = self.graphs.get(graph) {

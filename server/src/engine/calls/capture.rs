@@ -107,7 +107,12 @@ impl Session {
         if body.graph == 0 {
             driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
         } else {
-            let graph = self.graphs.graphs.get(body.graph)?.raw;
+            let graph = self.graphs.graphs.get(body.graph)?;
+            // The first of two captures to end would free what the other one fills.
+            if graph.filling {
+                return Err(CUDA_ERROR_ILLEGAL_STATE.into());
+            }
+            let graph = graph.raw;
             let nodes = self.graphs.raw_nodes(&behind.nodes)?;
             driver.begin_capture_to(
                 raw,
@@ -163,10 +168,10 @@ impl Session {
             // The graph that was being made is gone, and what was captured into the client's own may be.
             match self.graphs.graphs.get(known).map(|g| (g.owner, g.raw)) {
                 Ok((Owner::Capture, _)) => self.graphs.forget_graph(known),
-                Ok((_, raw)) => {
-                    let now = all_nodes(shared, raw).unwrap_or_default();
-                    self.graphs.keep_nodes(known, &now);
-                }
+                Ok((_, raw)) => match all_nodes(shared, raw) {
+                    Ok(now) => self.graphs.keep_nodes(known, &now),
+                    Err(_) => self.graphs.forget_graph(known),
+                },
                 Err(_) => {}
             }
             return ended.map(|()| 0);
@@ -401,7 +406,7 @@ impl Session {
             let into = self.graphs.captures.iter().find(|c| c.stream == handle);
             let given = into
                 .and_then(|capture| self.graphs.graphs.get(capture.graph).ok())
-                .is_some_and(|graph| graph.owner == Owner::Client);
+                .is_some_and(|graph| graph.owner != Owner::Capture);
             if let Ok(graph) = self.end_capture(shared, handle, raw, device)
                 && let Ok(object) = self.graphs.graphs.get(graph)
                 && !given

@@ -91,7 +91,7 @@ impl Session {
     pub fn graph_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (raw, _) = self.graph_ready(shared, body.object)?;
         let graph = self.graphs.graphs.get(body.object)?;
-        if graph.owner != Owner::Client || graph.filling {
+        if graph.owner != Owner::Client || self.graphs.is_filled(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         shared.driver.graph.destroy(raw)?;
@@ -256,7 +256,8 @@ impl Session {
     /// `cuGraphDestroyNode`.
     pub fn graph_node_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
-        if self.graphs.graphs.get(graph)?.filling {
+        let filling = self.graphs.graphs.get(graph)?.filling;
+        if filling || self.graphs.is_filled_inside(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         shared.driver.graph.node_destroy(node)?;

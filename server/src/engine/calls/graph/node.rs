@@ -150,6 +150,9 @@ impl Session {
             }
             self.part_current(shared, body.kind, body.device)?;
             if body.exec == 0 {
+                if self.graphs.is_filled_inside(body.object) {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
                 let grown = self.replace_size(body.object, described.inside)?;
                 driver
                     .node_set(node, &mut described.params)
