@@ -163,6 +163,7 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     let mut tries = Tries {
         moment: FIRST_MOMENT,
         next: Instant::now(),
+        made: false,
     };
     loop {
         let mut waiting = gate.waiting.lock();
@@ -186,6 +187,8 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
 struct Tries {
     moment: Duration,
     next: Instant,
+    /// In the last one calls were made.
+    made: bool,
 }
 
 impl Tries {
@@ -195,7 +198,7 @@ impl Tries {
             true => (FIRST_MOMENT, AFTER_CALLS),
             false => (LONGEST_MOMENT.min(2 * self.moment), AFTER_VAIN),
         };
-        self.moment = moment;
+        (self.moment, self.made) = (moment, made);
         self.next = Instant::now() + pause * time;
     }
 }
@@ -262,8 +265,9 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             shared.slow.ring();
         }
         let may = !busy && !shared.has_long_work(side);
-        // Where nobody else works nobody is held back.
-        if may && (now >= tries.next || nobody_else && shared.is_quiet(side)) {
+        // Where nobody else works nobody is held back; nor, after a try in vain, where nobody works just now.
+        let free = nobody_else || !tries.made;
+        if may && (now >= tries.next || free && shared.is_quiet(side)) {
             let made = try_moment(shared, side, tries.moment);
             tries.note(made, now.elapsed());
             if made {
