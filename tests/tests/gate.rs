@@ -445,7 +445,8 @@ fn a_stream_that_was_held_back_waits_at_the_gate() {
 fn who_loads_gets_in_between_long_kernels() {
     let _alone = alone();
     let scene = Scene::new();
-    let mut loads = scene.worker();
+    // It cannot go elsewhere.
+    let mut loads = bound(&scene);
     // The first kernel is measured: such a kernel takes that long.
     let mut spinner = Spinner::running(&scene);
     std::thread::sleep(Duration::from_secs(1));

@@ -53,7 +53,7 @@ const SHORT_LOOK: Duration = Duration::from_micros(20);
 const UNSURE: Duration = Duration::from_millis(250);
 /// Who has waited longer goes to another side, if something in flight goes on for as long.
 const PATIENCE: Duration = Duration::from_millis(600);
-/// The same where nobody knows when that ends.
+/// The same where nobody knows when that ends, or it is known to go on for longer.
 const PATIENCE_UNSURE: Duration = Duration::from_millis(50);
 /// Whether a session could move is not looked at more often: that looks at all that it has.
 const STAYS: Duration = Duration::from_millis(100);
@@ -216,10 +216,9 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         for one in waiting.extract_if(.., over) {
             one.leave(shared);
         }
-        let (blocked, unsure) = (
-            shared.is_blocked(side, PATIENCE),
-            shared.is_unsure(side, PATIENCE),
-        );
+        let unsure = shared.is_unsure(side, PATIENCE);
+        let certain = shared.is_known_to_last(side, PATIENCE);
+        let blocked = certain || shared.is_blocked(side, PATIENCE);
         for one in &mut waiting {
             one.session.say_whether_at_work(shared);
             one.session.publish_pace(shared, now);
@@ -231,7 +230,7 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         }
         let moves = |one: &mut Waiting| {
             let waited = now.duration_since(one.since);
-            let late = waited > PATIENCE || unsure && waited > PATIENCE_UNSURE;
+            let late = waited > PATIENCE || (unsure || certain) && waited > PATIENCE_UNSURE;
             let stayed = one
                 .stayed
                 .is_some_and(|stayed| now.duration_since(stayed) < STAYS);
@@ -514,6 +513,13 @@ impl Shared {
     /// Whether nobody knows when something in flight ends that has taken longer than this.
     fn is_unsure(&self, side: Side, time: Duration) -> bool {
         self.has_work(side, time, |waited, rest| waited > time && rest.is_none())
+    }
+
+    /// Whether something in flight is known to take longer than this from now on.
+    fn is_known_to_last(&self, side: Side, time: Duration) -> bool {
+        self.has_work(side, Duration::MAX, |_, rest| {
+            rest.is_some_and(|rest| rest > time)
+        })
     }
 
     /// Whether something in flight has taken longer than this, and is likely to take as long again.
