@@ -200,15 +200,6 @@ mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
-    fn device(uuid: &str) -> DeviceInfo {
-        DeviceInfo {
-            name: "A device".into(),
-            uuid: uuid.into(),
-            pci: "0000:00:06.0".into(),
-            memory: 1 << 30,
-        }
-    }
-
     fn search(script: &str, patience: Duration) -> Devices {
         let child = Command::new("sh")
             .args(["-c", script])
@@ -233,7 +224,12 @@ mod tests {
 
     #[test]
     fn what_a_search_finds() {
-        let one = vec![device("GPU-aa00")];
+        let one = [DeviceInfo {
+            name: "A device".into(),
+            uuid: "GPU-aa00".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+        }];
         let json = serde_json::to_string(&one).expect("json");
         let minute = Duration::from_secs(60);
         let found = wait(search(&format!("echo some notice; echo '{json}'"), minute));

@@ -237,27 +237,52 @@ fn the_legacy_stream_does_not_join_a_capture() {
     end(&engine, peer, &before);
 }
 
+/// A capture in which an event was recorded, and another stream, which has worked before.
+struct Capture {
+    memory: Range,
+    origin: u64,
+    joins: u64,
+    event: u64,
+}
+
+impl Capture {
+    fn begin(peer: &mut Peer) -> Capture {
+        let memory = peer.memory(4096).expect("memory");
+        let (origin, joins) = (peer.stream().unwrap(), peer.stream().unwrap());
+        let event = event(peer);
+        peer.post(Op::Memset, &memset(memory.start, 7, 16, joins), &[])
+            .expect("posted");
+        capture(peer, origin);
+        on_stream(peer, Op::EventRecord, event, origin);
+        Capture {
+            memory,
+            origin,
+            joins,
+            event,
+        }
+    }
+
+    /// The other stream waits for the event, and so joins the capture; what it did before is known to be done.
+    fn is_joined(&self, peer: &mut Peer) {
+        on_stream(peer, Op::StreamWaitEvent, self.event, self.joins);
+        assert!(captures(peer, self.joins));
+        // This waits until nothing is in flight.
+        let range = Range {
+            start: self.memory.start,
+            len: 4096,
+        };
+        let answer = peer.ask_as(0, Op::UnmapMemory, &range, &[]);
+        assert_eq!(answer, Err(CUDA_ERROR_INVALID_VALUE));
+    }
+}
+
 #[test]
 fn what_a_stream_did_before_it_joined_a_capture_comes_to_its_end() {
     let (engine, before) = engine();
     let mut peer = engine.connect().expect("a session");
     peer.attach().expect("attach");
-    let memory = peer.memory(4096).expect("memory");
-    let (origin, joins) = (peer.stream().unwrap(), peer.stream().unwrap());
-    let event = event(&mut peer);
-    peer.post(Op::Memset, &memset(memory.start, 7, 16, joins), &[])
-        .expect("posted");
-    capture(&mut peer, origin);
-    on_stream(&mut peer, Op::EventRecord, event, origin);
-    on_stream(&mut peer, Op::StreamWaitEvent, event, joins);
-    assert!(captures(&mut peer, joins));
-    // This waits until nothing is in flight.
-    let range = Range {
-        start: memory.start,
-        len: 4096,
-    };
-    let answer = peer.ask_as(0, Op::UnmapMemory, &range, &[]);
-    assert_eq!(answer, Err(CUDA_ERROR_INVALID_VALUE));
+    let capture = Capture::begin(&mut peer);
+    capture.is_joined(&mut peer);
     end(&engine, peer, &before);
 }
 
@@ -266,29 +291,15 @@ fn an_external_record_leaves_an_event_in_its_capture() {
     let (engine, before) = engine();
     let mut peer = engine.connect().expect("a session");
     peer.attach().expect("attach");
-    let memory = peer.memory(4096).expect("memory");
-    let (origin, joins) = (peer.stream().unwrap(), peer.stream().unwrap());
-    let event = event(&mut peer);
-    peer.post(Op::Memset, &memset(memory.start, 7, 16, joins), &[])
-        .expect("posted");
-    capture(&mut peer, origin);
-    on_stream(&mut peer, Op::EventRecord, event, origin);
+    let capture = Capture::begin(&mut peer);
     let external = EventOnStream {
-        event,
-        stream: origin,
+        event: capture.event,
+        stream: capture.origin,
         flags: CU_EVENT_RECORD_EXTERNAL,
         ..EventOnStream::default()
     };
     peer.post(Op::EventRecord, &external, &[]).expect("posted");
-    on_stream(&mut peer, Op::StreamWaitEvent, event, joins);
-    assert!(captures(&mut peer, joins));
-    // This waits until nothing is in flight.
-    let range = Range {
-        start: memory.start,
-        len: 4096,
-    };
-    let answer = peer.ask_as(0, Op::UnmapMemory, &range, &[]);
-    assert_eq!(answer, Err(CUDA_ERROR_INVALID_VALUE));
+    capture.is_joined(&mut peer);
     end(&engine, peer, &before);
 }
 

@@ -515,7 +515,8 @@ impl Shared {
         self.has_work(side, time, |waited, rest| waited > time && rest.is_none())
     }
 
-    /// Whether something in flight is known to take longer than this from now on.
+    /// Whether something in flight is known to take longer than this from now on. Nobody knows that of what ended sessions
+    /// have left.
     fn is_known_to_last(&self, side: Side, time: Duration) -> bool {
         self.has_work(side, Duration::MAX, |_, rest| {
             rest.is_some_and(|rest| rest > time)
@@ -599,9 +600,7 @@ impl Session {
 
     /// Who wants a variable has an instance of the image for itself from then on.
     fn loads_for_variable(&self, message: &Message, handle_at: usize) -> bool {
-        let mut handle = [0; 8];
-        let _ = self.copy_out(message, handle_at, &mut handle);
-        let image = self.image(u64::from_le_bytes(handle));
+        let image = self.image(self.word(message, handle_at));
         image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
     }
 

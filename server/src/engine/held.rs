@@ -475,13 +475,10 @@ impl Session {
             }
             // They may name events.
             Ordering::Launch(_) if self.launch_has_attributes(message) => Touches::Everything,
-            Ordering::Launch(stream) => {
-                Touches::Objects([Some(self.touched(message, stream)), None])
-            }
             Ordering::Optional(stream) if self.handle_in(message, stream).0 == 0 => {
                 Touches::Nothing
             }
-            Ordering::Optional(stream) => {
+            Ordering::Launch(stream) | Ordering::Optional(stream) => {
                 Touches::Objects([Some(self.touched(message, stream)), None])
             }
             Ordering::Instances if self.held.has_launches() => Touches::Everything,
@@ -502,10 +499,7 @@ impl Session {
 
     fn handle_in(&self, message: &Message, touch: Touch) -> Handle {
         let (Touch::Stream(at) | Touch::Event(at) | Touch::Read(at)) = touch;
-        let mut handle = [0; 8];
-        // A message that is too short breaks the protocol when it is executed.
-        let _ = self.copy_out(message, at, &mut handle);
-        Handle(u64::from_le_bytes(handle))
+        Handle(self.word(message, at))
     }
 
     fn launch_has_attributes(&self, message: &Message) -> bool {

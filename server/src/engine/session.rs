@@ -543,6 +543,14 @@ impl Session {
         })
     }
 
+    /// The 64-bit word of a message, `at` bytes behind its header; 0 where the message is shorter, which breaks the protocol
+    /// when it is executed.
+    pub fn word(&self, message: &Message, at: usize) -> u64 {
+        let mut word = [0; 8];
+        let _ = self.copy_out(message, at, &mut word);
+        u64::from_le_bytes(word)
+    }
+
     /// Copies what follows a `T` out of the ring.
     ///
     /// # Errors

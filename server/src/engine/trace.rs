@@ -379,11 +379,7 @@ impl Session {
 
     /// What a message is about. The client may change it in the meantime, and its own trace with it.
     fn subject(&self, op: Op, message: &Message) -> Subject {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            let _ = self.copy_out(message, at, &mut word);
-            u64::from_le_bytes(word)
-        };
+        let word = |at| self.word(message, at);
         let operation = |stream, kind, amount| Ok(Subject::operation(word(stream), kind, amount));
         let found = match op.traced() {
             Traced::Nothing => Ok(Subject::Nothing),

@@ -374,7 +374,7 @@ impl Session {
             .is_ok_and(|stream| stream.capturing)
     }
 
-    /// Nothing but to be answered: whoever waits for it finds the error of what the stream was given.
+    /// Does nothing. The client's wait for the answer returns the first failure of the asynchronous operations before it.
     #[expect(clippy::unnecessary_wraps, reason = "as all handlers of requests")]
     pub fn show_failure(&mut self, _: &Shared, _: Object) -> Reply {
         Ok(Vec::new())

@@ -36,7 +36,7 @@ use zerocopy::IntoBytes;
 /// Payload of an answer.
 pub type Reply = Result<Vec<u8>, CallError>;
 
-/// What a load answers beside its status: the logs of a failure are wanted too.
+/// Status and payload of a load or a link: a failure has logs too.
 pub type Logged = Result<(Result<(), CUresult>, Vec<u8>), CallError>;
 
 /// Payload of an answer that is one number.
