@@ -212,6 +212,7 @@ def parse_arguments(arguments):
     )
     parser.add_argument("--seconds", type=float, help="length of a stretch (default: 10; 4 with --quick)")
     parser.add_argument("--quick", action="store_true", help="shorter stretches, fewer newcomers and programs")
+    parser.add_argument("--logs", metavar="FOLDER", help="keep the daemons' and servers' logs here")
     parser.add_argument("--budget", type=float, help="seconds for the whole run (default: 1500; 280 with --quick)")
     options = parser.parse_args(arguments)
     options.budget = options.budget or (280 if options.quick else 1500)
@@ -295,6 +296,8 @@ def main(arguments):
         for system in usable:
             system.stop()
         processes.end_all()
+        if options.logs:
+            systems.keep_logs(usable, options.logs)
         shutil.rmtree(directory, ignore_errors=True)
     stem = report.save(options.results)
     print(f"\n{report.markdown()}\n\nwritten to {stem}.md and .json")

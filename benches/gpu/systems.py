@@ -418,3 +418,10 @@ def give_up(system, failure, report, given):
 def show_log(system):
     if isinstance(system, Daemon):
         print(system.log_tail(), file=sys.stderr)
+
+
+def keep_logs(given, folder):
+    """Copies the logs of each daemon and its servers to a folder, one folder below it for each system."""
+    for system in given:
+        if isinstance(system, Daemon) and os.path.isdir(system.log):
+            shutil.copytree(system.log, os.path.join(folder, system.name), dirs_exist_ok=True)
