@@ -15,6 +15,7 @@ mod devices;
 mod dispatch;
 mod driver;
 mod fairness;
+mod families;
 mod files;
 mod flag_kernel;
 mod footprint;
@@ -50,6 +51,7 @@ mod slow;
 mod streams;
 mod trace;
 mod undertaker;
+mod variables;
 mod virtual_memory;
 mod watcher;
 
@@ -63,10 +65,11 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use devices::{Device, Devices, Grant};
 use driver::{Driver, is_sticky};
 use fairness::Fairness;
+use families::Families;
 use gate::Gate;
 use host::{HostArena, ServerFlags};
 use images::ImageCache;
-use instances::{Families, Image, Instance, Raw};
+use instances::{Image, Instance, Raw};
 use jit::JitOptions;
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
@@ -95,6 +98,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use trace::Traces;
 use undertaker::{Buried, Graves, Spare};
+use variables::KnownVariables;
 use virtual_memory::VirtualArena;
 
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
@@ -151,6 +155,7 @@ struct Shared {
     virtual_arena: VirtualArena,
     images: ImageCache,
     families: Families,
+    variables: KnownVariables,
     residents: Residents,
     shares: Shares,
     printing: Printing,
@@ -267,6 +272,7 @@ impl Engine {
             virtual_arena,
             images: ImageCache::default(),
             families: Families::default(),
+            variables: KnownVariables::default(),
             residents: Residents::default(),
             shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,

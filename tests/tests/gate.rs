@@ -540,6 +540,28 @@ fn what_kernels_keep_stays_where_it_is() {
 }
 
 #[test]
+fn a_program_with_a_variable_is_started_again_beside_a_long_kernel() {
+    let _alone = alone();
+    let scene = Scene::with(&[("MPSSHIM_LOG", "debug")]);
+    let text = counting_ptx();
+    let start = || {
+        let mut client = Loaded::connect(&control(&scene.place), &text);
+        let count = client.peer.function(client.module, "count").expect("it");
+        [(); 3].map(|()| result(&mut client, count))
+    };
+    let first = start();
+    wait_until("its image is kept", || {
+        log_has(&scene, "an image: kept for the next client")
+    });
+    let spinner = Spinner::running(&scene);
+    // It waits for nobody, and counts from the beginning.
+    assert_eq!(start(), first);
+    assert!(!log_has(&scene, "works in context"));
+    assert_eq!(spinner.begun(), 1);
+    spinner.end(1);
+}
+
+#[test]
 fn local_memory_is_there_before_the_launch() {
     let _alone = alone();
     let scene = Scene::new();

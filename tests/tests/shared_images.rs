@@ -3,7 +3,7 @@
 mod control_daemon;
 mod scene;
 
-use control_daemon::Place;
+use control_daemon::{Place, wait_until};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::context::LimitMemory;
@@ -12,6 +12,7 @@ use mpsshim_proto::message::{
 };
 use mpsshim_tests::peer::{Loaded, PTX, Peer, Status, fill_params, launch};
 use scene::{control, daemon_with};
+use std::collections::HashSet;
 
 const SHARED: CUfunction_attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 const CARVEOUT: CUfunction_attribute = CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
@@ -224,6 +225,97 @@ fn code_with_variables_is_not_shared() {
         first.variable("counter").start,
         second.variable("counter").start
     );
+}
+
+/// How many images were kept after their last client had left.
+fn kept(place: &Place) -> usize {
+    place
+        .log("server.log")
+        .matches("an image: kept for the next client")
+        .count()
+}
+
+#[test]
+fn a_variable_is_as_new_for_the_next_client() {
+    const DECLARED: &str = ".visible .global .align 4 .u32 counter = 7;
+        .visible .global .align 4 .b8 zeros[100000];
+        .visible .const .align 4 .b8 table[4] = {1, 2, 3, 4};";
+    let place = place();
+    let text = with(DECLARED);
+    // One client stays, so that its server does.
+    let _stays = Client::new(&place, PTX);
+    let mut addresses = Vec::new();
+    for round in 1..=3 {
+        let before = loads(&place);
+        let mut client = Client::new(&place, &text);
+        let found = match round {
+            1 => (before.0 + 1, before.1),
+            _ => (before.0, before.1 + 1),
+        };
+        assert_eq!(loads(&place), found, "round {round}");
+        assert_ne!(client.attribute(SHARED), 50_000);
+        let ranges = ["counter", "zeros", "table"].map(|name| client.variable(name));
+        let [counter, zeros, table] = &ranges;
+        let mut read = |range: &Range| {
+            let peer = &mut client.0.peer;
+            let read = peer.read(client.0.stream, range.start, range.len as usize);
+            read.expect("a variable's content")
+        };
+        assert_eq!(read(counter), 7u32.to_le_bytes());
+        assert!(read(zeros).iter().all(|byte| *byte == 0) && zeros.len == 100_000);
+        assert_eq!(read(table), [1, 2, 3, 4]);
+        for range in &ranges {
+            let peer = &mut client.0.peer;
+            for at in [range.start, range.start + range.len - 4] {
+                let written = peer.write(client.0.stream, at, &[round; 4]);
+                written.expect("a variable is written");
+            }
+        }
+        assert_eq!(client.set(SHARED, 50_000), Ok(()));
+        client.computes(round.into());
+        addresses.push(ranges.map(|range| range.start));
+        let before = kept(&place);
+        drop(client);
+        wait_until("it is kept", || kept(&place) > before);
+    }
+    assert!(addresses.iter().all(|one| *one == addresses[0]));
+}
+
+#[test]
+fn several_clients_at_a_time_have_their_own_variables() {
+    let place = place();
+    let text = with(".visible .global .align 4 .u32 counter = 7;");
+    let _stays = Client::new(&place, PTX);
+    for round in 0..2 {
+        let before = loads(&place);
+        let mut clients: Vec<_> = (0..3).map(|_| Client::new(&place, &text)).collect();
+        let found = loads(&place);
+        match round {
+            0 => assert_eq!(found, (before.0 + 3, before.1)),
+            _ => assert_eq!(found, (before.0, before.1 + 3)),
+        }
+        let addresses: HashSet<u64> = clients
+            .iter_mut()
+            .map(|client| client.variable("counter").start)
+            .collect();
+        assert_eq!(addresses.len(), 3);
+        let before = kept(&place);
+        drop(clients);
+        wait_until("they are kept", || kept(&place) == before + 3);
+    }
+}
+
+#[test]
+fn what_may_still_run_is_not_the_next_clients() {
+    let place = place();
+    let text = with(".visible .global .align 4 .u32 counter = 7;");
+    let mut first = Client::new(&place, &text);
+    first.computes(3);
+    first.0.unload();
+    let before = loads(&place);
+    let second = Client::new(&place, &text);
+    assert_eq!(loads(&place), (before.0 + 1, before.1));
+    drop((first, second));
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(super) struct Entry<'a> {
 }
 
 const ELF: &[u8] = b"\x7fELF";
+/// The ELF machine of a cubin.
+pub(super) const EM_CUDA: u16 = 190;
 const FATBIN: u32 = 0xBA55_ED50;
 /// Bytes of a fatbin's header, and of an entry's, at the least: whatever an image says, each step through it is as long.
 const HEADER: usize = 16;
@@ -60,7 +62,7 @@ pub(super) struct Budget(u64);
 
 impl Budget {
     /// For names in an image: they may overlap a little.
-    fn of_names(image: &[u8]) -> Budget {
+    pub fn of_names(image: &[u8]) -> Budget {
         Budget(4 * image.len() as u64)
     }
 
@@ -70,7 +72,7 @@ impl Budget {
     }
 
     /// `None` when it is spent.
-    fn spend(&mut self, bytes: u64) -> Option<()> {
+    pub fn spend(&mut self, bytes: u64) -> Option<()> {
         self.0 = self.0.checked_sub(bytes)?;
         Some(())
     }
@@ -118,7 +120,7 @@ pub(super) fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
 
 impl<'a> Entry<'a> {
     /// Whether it is code that a device of a compute capability (`10 * major + minor`) runs.
-    fn fits(&self, arch: u32) -> bool {
+    pub fn fits(&self, arch: u32) -> bool {
         self.kind == KIND_CUBIN && self.arch / 10 == arch / 10 && self.arch <= arch
     }
 
@@ -146,7 +148,7 @@ impl<'a> Entry<'a> {
 
 /// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
 /// empty objects that NVIDIA's C++ libraries define in each file that includes them.
-fn is_constant(name: &str, size: u64) -> bool {
+pub(super) fn is_constant(name: &str, size: u64) -> bool {
     const LITERALS: [&str; 2] = ["$str", "__unnamed_"];
     const TABLES: [&str; 5] = [
         "__cudart_i2opi_",
@@ -168,7 +170,6 @@ fn is_constant(name: &str, size: u64) -> bool {
 
 /// Whether no kernel of a cubin can change what another kernel sees of the cubin.
 fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
-    const EM_CUDA: u16 = 190;
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
         return Some(false);

@@ -45,30 +45,46 @@ fn of_cubin(bytes: &[u8]) -> Option<u64> {
 
 /// Bytes of all variables that a text declares in global memory.
 fn of_text(bytes: &[u8]) -> Option<u64> {
-    const WORD: &[u8] = b".global";
     let text = without_comments(bytes);
-    let (mut at, mut sum) = (0, 0u64);
-    while let Some(found) = memchr::memmem::find(&text[at..], WORD) {
-        let begin = at + found;
-        let behind = begin + WORD.len();
-        at = behind;
-        // Behind a dot it is part of an instruction, behind `.ptr` it says where a parameter points.
-        let before = &text[..begin];
-        let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'{' | b'}');
-        if before.last().is_some_and(|byte| !ends(byte))
-            || before.trim_ascii_end().ends_with(b".ptr")
-        {
-            continue;
-        }
-        let len = memchr::memchr(b';', &text[behind..])?;
-        sum = sum.checked_add(of_declaration(&text[behind..behind + len])?)?;
-        at = behind + len;
+    let mut sum = 0u64;
+    for declaration in declarations(&text, b".global") {
+        sum = sum.checked_add(of_declaration(declaration?)?)?;
     }
     Some(sum)
 }
 
+/// What stands behind a state space's name up to the semicolon, for each declaration of variables in it; `None` for one that
+/// does not end. The text has no comments.
+pub(super) fn declarations<'a>(
+    text: &'a [u8],
+    space: &'a [u8],
+) -> impl Iterator<Item = Option<&'a [u8]>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        loop {
+            let begin = at + memchr::memmem::find(&text[at..], space)?;
+            let behind = begin + space.len();
+            at = behind;
+            // Behind a dot it is part of an instruction, behind `.ptr` it says where a parameter points.
+            let before = &text[..begin];
+            let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'{' | b'}');
+            if before.last().is_some_and(|byte| !ends(byte))
+                || before.trim_ascii_end().ends_with(b".ptr")
+            {
+                continue;
+            }
+            let Some(len) = memchr::memchr(b';', &text[behind..]) else {
+                at = text.len();
+                return Some(None);
+            };
+            at = behind + len;
+            return Some(Some(&text[behind..at]));
+        }
+    })
+}
+
 /// The text with a space for each comment.
-fn without_comments(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn without_comments(bytes: &[u8]) -> Vec<u8> {
     let (mut text, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {
         let rest = &bytes[at..];
@@ -88,7 +104,7 @@ fn without_comments(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Bytes of what stands between `.global` and the semicolon: attributes, a type, names with dimensions and initializers.
-fn of_declaration(words: &[u8]) -> Option<u64> {
+pub(super) fn of_declaration(words: &[u8]) -> Option<u64> {
     let words = std::str::from_utf8(words).ok()?;
     let (mut width, mut vector, mut sum) = (None, 1, 0u64);
     for (n, variable) in at_top(words, ',').into_iter().enumerate() {
@@ -123,7 +139,7 @@ fn of_declaration(words: &[u8]) -> Option<u64> {
 }
 
 /// Parts that are separated outside of braces, brackets and parentheses.
-fn at_top(text: &str, separator: char) -> Vec<&str> {
+pub(super) fn at_top(text: &str, separator: char) -> Vec<&str> {
     let mut depth = 0;
     text.split(|letter| {
         match letter {

@@ -11,18 +11,20 @@ use super::Shared;
 use super::account::Charge;
 use super::cubin;
 use super::devices::Ordinal;
+use super::families::Family;
 use super::images::Content;
 use super::jit::JitOptions;
 use super::residents::Counted;
-use super::side::{self, SIDES, Side};
+use super::side::{self, Side};
 use super::undertaker::Buried;
+use super::variables::{AsLoaded, Variables};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_char};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Which kind of object an image became.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +56,8 @@ pub struct Instance {
     family: Option<Family>,
     /// Kept as long as the driver may look at it.
     content: Content,
+    /// What clients can change in it. `None`: it cannot be told, or nobody but its first client is to have it.
+    variables: Variables,
     /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
     /// says that the driver has forgotten them by then.
     _options: Box<JitOptions>,
@@ -75,6 +79,12 @@ struct State {
     owed: Option<Charge>,
     /// It is counted as one that was kept for others, until the driver has unloaded it.
     counted: Option<Counted>,
+    /// What its variables held when it was loaded, by device; `None` where that is not known.
+    before: BTreeMap<Ordinal, Option<AsLoaded>>,
+    /// Something of it was changed that cannot be put back.
+    altered: bool,
+    /// All that its last client had in flight is over.
+    drained: bool,
 }
 
 /// How a function of an instance is used.
@@ -95,17 +105,87 @@ impl Instance {
         content: &Content,
         options: JitOptions,
     ) -> Arc<Instance> {
-        let alive = &shared.families.alive[side::entered().index()];
-        alive.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Instance {
+        shared.families.count(side::entered());
+        let hash = family.as_ref().map(|family| &family.hash);
+        let variables = hash.and_then(|hash| shared.variables_of(hash, content));
+        let instance = Arc::new(Instance {
             raw,
             device,
             side: side::entered(),
             family,
             content: content.clone(),
+            variables,
             _options: Box::new(options),
             state: Mutex::default(),
-        })
+        });
+        if let Raw::Module(_) = raw {
+            instance.note_loaded(shared, device);
+        }
+        instance
+    }
+
+    /// The driver has loaded it on a device just now, or had done so before it was said here.
+    pub fn note_loaded(&self, shared: &Shared, device: Ordinal) {
+        self.remember(shared, &mut self.state.lock().before, device);
+    }
+
+    fn remember(
+        &self,
+        shared: &Shared,
+        before: &mut BTreeMap<Ordinal, Option<AsLoaded>>,
+        device: Ordinal,
+    ) {
+        before.entry(device).or_insert_with(|| {
+            let variables = self.variables.as_ref()?;
+            AsLoaded::read(shared, self.raw, device, variables).ok()
+        });
+    }
+
+    /// Has its variables hold again what they held at first, for the next client; whether nothing of the last one is left
+    /// in it. Nobody has it.
+    pub fn renew(&self, shared: &Shared) -> bool {
+        let mut state = self.state.lock();
+        if !state.may_be_renewed() {
+            return false;
+        }
+        let put_back = state.before.iter().all(|(device, before)| {
+            let before = before.as_ref();
+            before.is_some_and(|before| before.put_back(shared, *device).is_ok())
+        });
+        if put_back {
+            state.closed = false;
+        }
+        put_back
+    }
+
+    /// Whether what its clients have left in it can be undone.
+    pub fn may_be_renewed(&self) -> bool {
+        self.state.lock().may_be_renewed()
+    }
+
+    /// Something of it is changed that cannot be put back.
+    pub fn note_altered(&self) {
+        self.state.lock().altered = true;
+    }
+
+    /// Clients that come may have it with those that do.
+    pub fn is_open(&self) -> bool {
+        !self.state.lock().closed
+    }
+
+    /// From now on it is one client's own.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+    }
+
+    /// Of which family, if others may have it.
+    pub fn family(&self) -> Option<&Family> {
+        self.family.as_ref()
+    }
+
+    /// What it was loaded from.
+    pub fn content(&self) -> &Content {
+        &self.content
     }
 
     /// One of its functions, to ask about it.
@@ -113,13 +193,18 @@ impl Instance {
     /// # Errors
     /// The driver's.
     pub fn function(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
-        self.find(shared, &mut self.state.lock().found, key)
+        let mut state = self.state.lock();
+        let State { found, before, .. } = &mut *state;
+        self.find(shared, (found, before), key)
     }
 
     fn find(
         &self,
         shared: &Shared,
-        found: &mut HashMap<Key, CUfunction>,
+        (found, before): (
+            &mut HashMap<Key, CUfunction>,
+            &mut BTreeMap<Ordinal, Option<AsLoaded>>,
+        ),
         key: &Key,
     ) -> Result<CUfunction, CUresult> {
         if let Some(known) = found.get(key) {
@@ -136,6 +221,7 @@ impl Instance {
                 let mut kernel = CUkernel::NULL;
                 driver.library_get_kernel(&mut kernel, library, name)?;
                 driver.kernel_get_function(&mut function, kernel)?;
+                self.remember(shared, before, *device);
             }
         }
         found.insert(key.clone(), function);
@@ -151,6 +237,22 @@ impl Instance {
         matches!(self.raw, Raw::Module(_)) || !self.state.lock().found.is_empty()
     }
 
+    /// Has the driver load a library of which nothing was asked for yet, if it may.
+    fn load_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
+        let mut state = self.state.lock();
+        let loaded = state.before.contains_key(&device) || !state.found.is_empty();
+        if loaded || self.content.len() > AHEAD_MOST || !may() {
+            return;
+        }
+        let names = self.names(shared).unwrap_or_default();
+        if let Some(name) = names.first() {
+            let key = (name.to_bytes_with_nul().into(), device);
+            let State { found, before, .. } = &mut *state;
+            // One that cannot be had fails when it is asked for.
+            let _ = self.find(shared, (found, before), &key);
+        }
+    }
+
     /// Asks for its functions, as long as it may.
     fn look_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
@@ -164,7 +266,8 @@ impl Instance {
             }
             let key = (name.to_bytes_with_nul().into(), device);
             // One that cannot be had fails when it is asked for.
-            let Ok(function) = self.find(shared, &mut state.found, &key) else {
+            let State { found, before, .. } = &mut *state;
+            let Ok(function) = self.find(shared, (found, before), &key) else {
                 continue;
             };
             let mut local = 0;
@@ -220,13 +323,17 @@ impl Instance {
     ) -> Option<Result<CUfunction, CUresult>> {
         let mut state = self.state.lock();
         let State {
-            functions, found, ..
+            functions,
+            found,
+            before,
+            ..
         } = &mut *state;
         let used = functions.entry(key.clone()).or_default();
         if used.set != *wanted && used.by.iter().any(|user| *user != image) {
             return None;
         }
-        let taken = self.find(shared, found, key).and_then(|function| {
+        let found = self.find(shared, (found, before), key);
+        let taken = found.and_then(|function| {
             if used.set != *wanted {
                 used.change(shared, function, wanted)?;
             }
@@ -240,15 +347,17 @@ impl Instance {
     fn join(&self) {
         let mut state = self.state.lock();
         state.payers += 1;
+        state.drained = false;
         (state.owed, state.counted) = (None, None);
     }
 
-    /// An image has it no longer; what that one paid for it.
-    fn part(&self, image: u64, paid: Option<Charge>) {
+    /// An image has it no longer; what that one paid for it, and whether nothing of it is in flight.
+    fn part(&self, image: u64, paid: Option<Charge>, drained: bool) {
         self.leave(image, |_| true);
         let mut state = self.state.lock();
         state.payers = state.payers.saturating_sub(1);
         if state.payers == 0 {
+            state.drained = drained;
             state.owed = paid;
             if let Some(owed) = &mut state.owed {
                 owed.leave();
@@ -287,15 +396,6 @@ impl Instance {
         }
     }
 
-    /// What of it others may have, if they may: its family and its content.
-    pub fn to_share(&self) -> Option<(&Family, &Content)> {
-        let open = !self.state.lock().closed;
-        self.family
-            .as_ref()
-            .filter(|_| open)
-            .map(|family| (family, &self.content))
-    }
-
     /// Unloads it.
     pub fn end(self, shared: &Shared) {
         side::enter(self.side);
@@ -307,8 +407,14 @@ impl Instance {
         if let Err(status) = ended {
             shared.note_status(status);
         }
-        let alive = &shared.families.alive[self.side.index()];
-        alive.fetch_sub(1, Ordering::AcqRel);
+        shared.families.discount(self.side);
+    }
+}
+
+impl State {
+    fn may_be_renewed(&self) -> bool {
+        let known = self.before.values().all(Option::is_some);
+        known && self.drained && !self.altered && self.payers == 0
     }
 }
 
@@ -398,146 +504,16 @@ pub struct Image {
     each: u64,
     /// Nobody keeps what is left of it.
     retired: bool,
-}
-
-/// Contents that are the same, loaded the same way.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Family {
-    /// SHA-256 of the content.
-    pub hash: [u8; 32],
-    /// The device of a module, `None` for a library.
-    pub device: Option<Ordinal>,
-    /// The side that it is loaded on.
-    pub side: Side,
-    /// Options, as the message had them.
-    pub options: Vec<u8>,
-}
-
-#[derive(Debug, Default)]
-struct Members {
-    instances: Vec<Weak<Instance>>,
-    keeps_nothing: Option<bool>,
-}
-
-/// All instances that clients may have together.
-#[derive(Debug, Default)]
-pub struct Families {
-    known: Mutex<HashMap<Family, Members>>,
-    /// Instances in the driver, of each side, whoever has them.
-    alive: [AtomicUsize; SIDES],
+    /// Nothing that the session had in flight is left.
+    drained: bool,
 }
 
 static NEXT_IMAGE: AtomicU64 = AtomicU64::new(1);
-
-impl Families {
-    /// How many instances of a side there are in the driver.
-    pub fn alive(&self, side: Side) -> usize {
-        self.alive[side.index()].load(Ordering::Acquire)
-    }
-
-    /// An instance that may be had together with those who have it, if there is one. Only now, when a second client
-    /// wants it, the content is looked into.
-    fn another(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
-        self.known.lock().retain(|_, members| {
-            members.instances.retain(|one| one.strong_count() > 0);
-            !members.instances.is_empty()
-        });
-        let found = self.offer(shared, family)?;
-        shared.residents.take(&found);
-        Some(found)
-    }
-
-    /// The same, for a client that is yet to take it.
-    pub fn offer(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
-        let mut open = self.all(shared, family).into_iter();
-        let first = open.next();
-        open.for_each(|one| let_go(shared, one));
-        let first = first?;
-        if self.keeps_nothing(shared, family, &first.content) {
-            return Some(first);
-        }
-        let_go(shared, first);
-        None
-    }
-
-    /// Whether nothing says that the kernels of a family keep something.
-    fn may_keep_nothing(&self, family: &Family) -> bool {
-        let known = self
-            .known
-            .lock()
-            .get(family)
-            .and_then(|members| members.keeps_nothing);
-        known.unwrap_or(true)
-    }
-
-    /// Whether it was found that the kernels of a family keep nothing.
-    fn is_known_to_keep_nothing(&self, family: &Family) -> bool {
-        let known = self.known.lock();
-        let members = known.get(family);
-        members.is_some_and(|members| members.keeps_nothing == Some(true))
-    }
-
-    /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
-    pub fn keeps_nothing(&self, shared: &Shared, family: &Family, content: &Content) -> bool {
-        let members = self
-            .known
-            .lock()
-            .get(family)
-            .map(|known| known.keeps_nothing);
-        if let Some(Some(known)) = members {
-            return known;
-        }
-        let found = shared.keeps_nothing(family, content);
-        tracing::debug!(
-            bytes = content.len(),
-            "what an image keeps was looked into: {}",
-            if found { "shared" } else { "not shared" }
-        );
-        if let Some(members) = self.known.lock().get_mut(family) {
-            members.keeps_nothing = Some(found);
-        }
-        found
-    }
-
-    /// The open instances of a family. Whoever does not keep one lets go of it.
-    fn all(&self, shared: &Shared, family: &Family) -> Vec<Arc<Instance>> {
-        let alive: Vec<_> = {
-            let families = self.known.lock();
-            let members = families.get(family).map(|members| &members.instances[..]);
-            let members = members.unwrap_or(&[]).iter();
-            members.filter_map(Weak::upgrade).collect()
-        };
-        let (open, closed): (Vec<_>, Vec<_>) =
-            alive.into_iter().partition(|one| !one.state.lock().closed);
-        closed.into_iter().for_each(|one| let_go(shared, one));
-        open
-    }
-
-    /// Those who come may have it.
-    pub fn add(&self, instance: &Arc<Instance>) {
-        let Some(family) = &instance.family else {
-            return;
-        };
-        let mut families = self.known.lock();
-        let members = families.entry(family.clone()).or_default();
-        members.instances.push(Arc::downgrade(instance));
-    }
-}
 
 /// Gives up a hold of an instance; the last one to do so leaves it to [`super::residents`]. Nothing else may drop one.
 pub fn let_go(shared: &Shared, instance: Arc<Instance>) {
     if let Some(last) = Arc::into_inner(instance) {
         shared.bury(Buried::Left(last));
-    }
-}
-
-impl Shared {
-    fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
-        let bytes = &content[..content.len() - 1];
-        self.devices.iter().all(|device| {
-            let other = family.device.is_some_and(|of| of != device.ordinal);
-            other || cubin::keeps_nothing(bytes, device.capability)
-        })
     }
 }
 
@@ -548,13 +524,23 @@ impl Image {
         shared: &Shared,
         handle: u64,
         (content, device, prints): (Content, Ordinal, bool),
-        family: Option<Family>,
+        (family, offered): (Option<Family>, Option<Arc<Instance>>),
         mut options: JitOptions,
     ) -> (Result<Image, CUresult>, Vec<u8>) {
         let family = family.filter(|_| !prints);
-        let found = family
-            .as_ref()
-            .and_then(|family| shared.families.another(shared, family));
+        let found = match (&family, offered) {
+            (Some(family), Some(offered)) if offered.family() == Some(family) => {
+                shared.residents.take(&offered);
+                Some(offered)
+            }
+            (family, offered) => {
+                if let Some(offered) = offered {
+                    let_go(shared, offered);
+                }
+                let family = family.as_ref();
+                family.and_then(|family| shared.families.another(shared, family))
+            }
+        };
         tracing::debug!(
             bytes = content.len(),
             "an image: {}",
@@ -591,6 +577,7 @@ impl Image {
             charge: None,
             each: 0,
             retired: false,
+            drained: false,
         };
         image.instances[0].join();
         (Ok(image), said)
@@ -625,6 +612,21 @@ impl Image {
     /// Where it is loaded.
     pub fn side(&self) -> Side {
         self.instances[0].side
+    }
+
+    /// All that its session had in flight is over.
+    pub fn note_drained(&mut self) {
+        self.drained = true;
+    }
+
+    /// The driver has loaded what names are looked for in, on a device.
+    pub fn note_loaded(&self, shared: &Shared, device: Ordinal) {
+        self.instances[0].note_loaded(shared, device);
+    }
+
+    /// The session changes something of it that cannot be put back.
+    pub fn note_altered(&self) {
+        self.instances[0].note_altered();
     }
 
     /// Whether a client finds it as new wherever it is loaded, as far as can be told without looking at the content: of one
@@ -679,6 +681,11 @@ impl Image {
     /// Whether the driver has loaded what names are looked for in.
     pub fn is_loaded(&self) -> bool {
         self.instances[0].is_loaded()
+    }
+
+    /// Has the driver load a library of which nothing was asked for yet, if it may.
+    pub fn load_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
+        self.instances[0].load_ahead(shared, device, may);
     }
 
     /// Asks for its functions, as long as it may.
@@ -906,9 +913,10 @@ impl Image {
 
     /// Gives the image an instance of its own, where its variables are; says whether functions are others now.
     pub fn separate(&mut self, shared: &Shared) -> Result<bool, CUresult> {
-        if self.family.is_none() {
+        let Some(family) = &self.family else {
             return Ok(false);
-        }
+        };
+        shared.families.note_asked(family);
         if let [only] = &self.instances[..] {
             let mut state = only.state.lock();
             // Whoever is about to have it too holds it already.
@@ -919,7 +927,8 @@ impl Image {
                 return Ok(false);
             }
         }
-        let own = self.load_another(shared, None)?;
+        let own = self.load_another(shared, self.family.clone())?;
+        own.close();
         for other in &self.instances {
             other.leave(self.id, |_| true);
         }
@@ -964,7 +973,7 @@ impl Image {
         {
             // It goes on to pay for one.
             let paid = if n == 0 { None } else { self.part_of_charge() };
-            old.part(self.id, paid);
+            old.part(self.id, paid, false);
             let_go(shared, old);
         }
         for chosen in self.chosen.values_mut() {
@@ -993,7 +1002,7 @@ impl Image {
         let others_have = |instance: &mut Arc<Instance>| Arc::strong_count(instance) > 1;
         let left: Vec<_> = self.instances.extract_if(.., others_have).collect();
         for instance in left {
-            instance.part(self.id, self.part_of_charge());
+            instance.part(self.id, self.part_of_charge(), false);
             // The others may have left meanwhile.
             let_go(shared, instance);
         }
@@ -1005,7 +1014,7 @@ impl Image {
         if !self.retired {
             self.retired = true;
             for instance in std::mem::take(&mut self.instances) {
-                instance.part(self.id, self.part_of_charge());
+                instance.part(self.id, self.part_of_charge(), self.drained);
                 self.instances.extend(shared.assess(instance));
             }
         }

@@ -9,6 +9,7 @@
 
 use super::Shared;
 use super::awaited::Release;
+use super::instances::Image;
 use super::session::{Session, SessionShared};
 use super::side::Side;
 use super::undertaker::Buried;
@@ -194,16 +195,16 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
         link.end(shared);
     }
     let (images, events) = session.graphs.release(shared);
-    graves.extend(images.into_iter().map(Buried::Image));
+    let drained = |mut image: Image| {
+        image.note_drained();
+        Buried::Image(image)
+    };
+    graves.extend(images.into_iter().map(drained));
     for event in events {
         let _ = shared.driver.event_destroy(event.raw);
     }
-    let images = session
-        .images
-        .drain()
-        .chain(session.libraries.drain())
-        .map(Buried::Image);
-    graves.extend(images);
+    let images = session.images.drain().chain(session.libraries.drain());
+    graves.extend(images.map(drained));
     graves.extend(session.take_arrays(shared));
     let host = std::mem::take(&mut session.host)
         .into_values()

@@ -1,11 +1,13 @@
 //! Instances of images that no client has at the moment, kept loaded for the next one that wants them.
 //!
 //! A load waits until nothing is in flight ([`super::gate`]). A program that is started again, or a further worker of the
-//! same program, finds its images loaded and waits for nobody. What kernels keep between launches, and what a client has
-//! had for itself, is not kept: the next one must find it as new.
+//! same program, finds its images loaded and waits for nobody. The next client must find an image as new: one that keeps
+//! something between launches, or that a client had for itself, stays only if its variables can be given the content again
+//! that they had at first ([`super::variables`]).
 
 use super::Shared;
 use super::devices::Device;
+use super::families::Family;
 use super::footprint::footprint;
 use super::instances::Instance;
 use super::side::{self, Side};
@@ -81,6 +83,16 @@ impl Residents {
             kept.bytes -= found.bytes;
         }
     }
+
+    /// One of a family, the one that was left last; it is kept no longer.
+    pub fn take_of(&self, family: &Family) -> Option<Arc<Instance>> {
+        let mut kept = self.kept.lock();
+        let of_family = |one: &Resident| one.instance.family() == Some(family);
+        let found = kept.instances.iter().rposition(of_family)?;
+        let found = kept.instances.remove(found)?;
+        kept.bytes -= found.bytes;
+        Some(found.instance)
+    }
 }
 
 /// The body of the thread that decides which images stay: to look into one takes time, and a client decides how much.
@@ -99,10 +111,10 @@ impl Shared {
     pub fn assess(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
         let residents = &self.residents;
         let most = self.most_resident();
-        let shared = instance
-            .to_share()
-            .is_some_and(|(_, content)| content.len() as u64 <= most);
-        if !shared || self.is_lost() {
+        let may_stay = instance.family().is_some()
+            && instance.content().len() as u64 <= most
+            && (instance.is_open() || instance.may_be_renewed());
+        if !may_stay || self.is_lost() {
             return Some(instance);
         }
         residents.assessed.fetch_add(1, Ordering::AcqRel);
@@ -139,6 +151,8 @@ impl Shared {
             return Some(instance);
         }
         instance.forgive();
+        self.families.add(&instance);
+        tracing::debug!(bytes, "an image: kept for the next client");
         kept.bytes += bytes;
         kept.instances.push_back(Resident { instance, bytes });
         let mut over = Vec::new();
@@ -195,8 +209,9 @@ impl Shared {
 
     /// Bytes that an instance takes, on a device or in the server's own memory; `None` for one that cannot be had again.
     fn resident_bytes(&self, instance: &Instance) -> Option<u64> {
-        let (family, content) = instance.to_share()?;
-        if !self.families.keeps_nothing(self, family, content) {
+        let (family, content) = (instance.family()?, instance.content());
+        let is_as_new = || instance.is_open() && self.families.keeps_nothing(self, family, content);
+        if !is_as_new() && !instance.renew(self) {
             return None;
         }
         let bytes = &content[..content.len() - 1];

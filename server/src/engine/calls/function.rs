@@ -51,6 +51,8 @@ fn local(attributes: &[i32; 16]) -> u32 {
 
 /// How long may be spent on asking for functions that nobody has asked for yet.
 const AHEAD: Duration = Duration::from_millis(2);
+/// The same on loading libraries of which nothing was asked for yet.
+const LOADS_AHEAD: Duration = Duration::from_millis(5);
 
 /// Parameters a kernel can have at most: one per byte of its parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
@@ -117,8 +119,14 @@ impl Session {
         let Some(moment) = &self.moment else {
             return;
         };
-        let until = Instant::now() + AHEAD;
-        let may = || !moment.is_over() && Instant::now() < until;
+        // The calling thread may wait for others that load just now.
+        let began = Instant::now();
+        let may_load = || !moment.is_over() && began.elapsed() < LOADS_AHEAD;
+        for library in self.libraries.iter() {
+            library.load_ahead(shared, device, &may_load);
+        }
+        let began = Instant::now();
+        let may = || !moment.is_over() && began.elapsed() < AHEAD;
         if let Ok(first) = self.image(first) {
             first.look_ahead(shared, device, &may);
         }

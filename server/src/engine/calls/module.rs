@@ -3,9 +3,10 @@
 use super::super::Shared;
 use super::super::account::{Charge, Memory};
 use super::super::devices::Ordinal;
+use super::super::families::Family;
 use super::super::footprint::footprint;
 use super::super::images::Content;
-use super::super::instances::{self, Family, Image, Raw};
+use super::super::instances::{self, Image, Raw};
 use super::super::jit::JitOptions;
 use super::super::session::{CallError, Function, Global, Session};
 use super::{Logged, Reply};
@@ -102,8 +103,8 @@ impl Session {
             false => Some(shared.free_memory(body.device)?),
         };
         let what = (content.clone(), device.ordinal, prints);
-        let (image, payload) = Image::load(shared, body.image, what, family, options);
-        self.forget_offer(shared);
+        let offered = self.offered.take();
+        let (image, payload) = Image::load(shared, body.image, what, (family, offered), options);
         let mut image = match image {
             Ok(image) => image,
             Err(status) => return Ok((Err(status), payload)),
@@ -200,6 +201,8 @@ impl Session {
         // Not before the descriptor was taken in: another message is to get its own.
         let charge = self.image_charge(shared, body.device, &content)?;
         let prints = shared.image_prints(&body.hash, &content);
+        // Known by the time that the image is loaded.
+        shared.variables_of(&body.hash, &content);
         Ok(Ready {
             content,
             charge,
@@ -384,9 +387,11 @@ impl Session {
         };
         let (raw, device, _) = self.image_ready(shared, body.parent, body.device)?;
         let mut found = look(raw)?;
+        self.image(body.parent)?.note_loaded(shared, device);
         if self.separate(shared, body.parent)? {
             let (raw, ..) = self.image_ready(shared, body.parent, body.device)?;
             found = look(raw)?;
+            self.image(body.parent)?.note_loaded(shared, device);
         }
         let (start, len) = found;
         let global = Global {

@@ -34,6 +34,7 @@ impl Session {
         } else {
             // What is bound to it stays.
             self.separate(shared, body.module)?;
+            self.image(body.module)?.note_altered();
             let (raw, device, _) = self.image_ready(shared, body.module, body.device)?;
             let Raw::Module(module) = raw else {
                 return Err(CUDA_ERROR_INVALID_HANDLE.into());
