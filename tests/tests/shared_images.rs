@@ -306,16 +306,31 @@ fn several_clients_at_a_time_have_their_own_variables() {
 }
 
 #[test]
-fn what_may_still_run_is_not_the_next_clients() {
+fn what_is_unloaded_is_the_next_clients_once_nothing_of_it_runs() {
     let place = place();
     let text = with(".visible .global .align 4 .u32 counter = 7;");
     let mut first = Client::new(&place, &text);
+    let mut load = |client: &mut Client, expected: (usize, usize)| {
+        let before = loads(&place);
+        let module = client.0.peer.module(text.as_bytes()).expect("a module");
+        let found = loads(&place);
+        assert_eq!((found.0 - before.0, found.1 - before.1), expected);
+        client.0.module = module;
+        client.0.function = client.0.peer.function(module, "fill").expect("a function");
+    };
+    // As programs unload at their end, all done.
     first.computes(3);
+    let before = kept(&place);
     first.0.unload();
-    let before = loads(&place);
-    let second = Client::new(&place, &text);
-    assert_eq!(loads(&place), (before.0 + 1, before.1));
-    drop((first, second));
+    wait_until("it is kept", || kept(&place) > before);
+    load(&mut first, (0, 1));
+    // What runs may write to its variables.
+    let params = fill_params(first.0.memory.start, 3, 100_000);
+    let body = launch(first.0.function, first.0.stream, 1, params.len());
+    let peer = &mut first.0.peer;
+    peer.post(Op::Launch, &body, &params).expect("launch");
+    first.0.unload();
+    load(&mut first, (1, 0));
 }
 
 #[test]

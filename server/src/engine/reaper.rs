@@ -14,7 +14,6 @@ use super::session::{Session, SessionShared};
 use super::side::Side;
 use super::undertaker::Buried;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use mpsshim_api::cuda::CUDA_ERROR_NOT_READY;
 use mpsshim_control::panics;
 use mpsshim_model::client::EngineEvent;
 use mpsshim_proto::segment::RETURNED;
@@ -140,21 +139,8 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
     for slot in &session.graphs.waits {
         session.shared.set_flag(slot + RETURNED, 1);
     }
-    session
-        .streams
-        .iter()
-        .chain(&session.retired)
-        .all(|stream| {
-            let _ = shared.devices[stream.device].make_current(&shared.driver);
-            match shared.driver.stream_query(stream.raw) {
-                Err(CUDA_ERROR_NOT_READY) => false,
-                Err(status) => {
-                    shared.note_status(status);
-                    true
-                }
-                Ok(()) => true,
-            }
-        })
+    let mut streams = session.streams.iter().chain(&session.retired);
+    streams.all(|stream| stream.is_drained(shared))
 }
 
 /// Frees what an idle session owned; what would make others wait is buried.

@@ -187,6 +187,19 @@ impl Stream {
         seen != self.ops || self.in_flight(shared, session) != 0
     }
 
+    /// Whether all that the driver was given is done. It does not capture.
+    pub fn is_drained(&self, shared: &Shared) -> bool {
+        let _ = shared.devices[self.device].make_current(&shared.driver);
+        match shared.driver.stream_query(self.raw) {
+            Err(CUDA_ERROR_NOT_READY) => false,
+            Err(status) => {
+                shared.note_status(status);
+                true
+            }
+            Ok(()) => true,
+        }
+    }
+
     /// Whether it is more than a stream that another could take the place of.
     pub fn is_special(&self) -> bool {
         self.capturing || self.has_attributes || self.green.is_some()
@@ -516,6 +529,12 @@ impl Session {
             self.trace_points(&points);
         }
         any
+    }
+
+    /// Whether all that it has given to the driver is done, by the driver's word. What a stream captures is not.
+    pub fn is_drained(&self, shared: &Shared) -> bool {
+        let mut streams = self.streams.iter().chain(&self.retired);
+        !self.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(shared))
     }
 
     /// Synchronizes with streams that are known to be idle, so that this does not wait: their pools give memory back.

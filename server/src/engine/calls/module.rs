@@ -272,12 +272,16 @@ impl Session {
     /// `cuModuleUnload`, `cuLibraryUnload`: the handles die at once, the driver's object when all is quiet, since
     /// unloading waits for other clients' work.
     pub fn image_unload(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let image = match Handle(body.object).kind() {
+        let mut image = match Handle(body.object).kind() {
             Some(Kind::Library) => self.libraries.remove(body.object)?,
             _ => self.images.remove(body.object)?,
         };
         self.left_images |= self.counts.launches > 0 && image.is_loaded();
         self.end_runs(shared);
+        // Programs unload their images one after the other when they end.
+        if self.is_drained(shared) {
+            image.note_drained();
+        }
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
             .retain(|function| function.image != body.object);
