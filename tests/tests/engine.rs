@@ -499,6 +499,30 @@ fn capture_to(peer: &mut Peer, stream: u64, graph: u64) -> Status<()> {
     peer.ask_as(0, Op::CaptureBegin, &begin, &[]).map(drop)
 }
 
+/// `cuGraphDestroy`.
+fn destroy(peer: &mut Peer, graph: u64) -> Status<()> {
+    let object = Object { object: graph };
+    peer.ask_as(0, Op::GraphDestroy, &object, &[]).map(drop)
+}
+
+#[test]
+fn a_graph_is_destroyed_after_its_capture() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let stream = peer.stream().unwrap();
+    let made: Value = peer
+        .ask(Op::GraphCreate, &GraphCreate::default(), &[])
+        .expect("a graph");
+    capture_to(&mut peer, stream, made.value).expect("a capture");
+    let refused = destroy(&mut peer, made.value);
+    assert_eq!(refused, Err(CUDA_ERROR_ILLEGAL_STATE));
+    let object = Object { object: stream };
+    let _: Value = peer.ask(Op::CaptureEnd, &object, &[]).expect("its end");
+    assert_eq!(destroy(&mut peer, made.value), Ok(()));
+    end(&engine, peer, &before);
+}
+
 #[test]
 fn one_capture_at_a_time_fills_a_graph() {
     let (engine, before) = engine();
@@ -511,6 +535,10 @@ fn one_capture_at_a_time_fills_a_graph() {
     let state: CaptureState = peer.ask(Op::CaptureState, &object, &[]).expect("a state");
     let second = capture_to(&mut peer, other, state.graph);
     assert_eq!(second, Err(CUDA_ERROR_ILLEGAL_STATE));
+    assert_eq!(
+        destroy(&mut peer, state.graph),
+        Err(CUDA_ERROR_ILLEGAL_STATE)
+    );
     // Its end would free what the first capture goes on to fill.
     let object = Object { object: other };
     peer.post(Op::StreamDestroy, &object, &[]).expect("posted");
