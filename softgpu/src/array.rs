@@ -152,7 +152,7 @@ struct Side {
 }
 
 /// Where the first byte of a side is, and the bytes from row to row and from slice to slice.
-type Rows = (u64, u64, u64);
+pub type Rows = (u64, u64, u64);
 
 fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
     let invalid = CUDA_ERROR_INVALID_VALUE;
@@ -205,7 +205,7 @@ fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
 }
 
 /// First byte, bytes from row to row and from slice to slice of both sides: from, to.
-fn sides(copy: &CUDA_MEMCPY3D) -> R<(Rows, Rows)> {
+pub fn sides(copy: &CUDA_MEMCPY3D) -> R<(Rows, Rows)> {
     let size = [copy.width, copy.height, copy.depth];
     let from = Side {
         kind: copy.src_type,

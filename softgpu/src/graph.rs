@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::api::{In, Out, R, Text, api, api_streams};
+use crate::array;
 use crate::context::{self, Context, live};
 use crate::driver::{Table, driver, new_handle};
 use crate::driver_locks;
@@ -98,14 +99,6 @@ impl Does {
     }
 }
 
-/// A node's memory may have gone since the node was made.
-fn still_device(address: u64, bytes: u64) -> R<()> {
-    match is_device(address, bytes)? {
-        true => Ok(()),
-        false => Err(CUDA_ERROR_ILLEGAL_ADDRESS),
-    }
-}
-
 /// Copies from or to host or unified memory, which may have been unmapped since the node was made: the kernel copies,
 /// and reports a fault instead of raising a signal.
 fn copy_checked(from: u64, to: u64, bytes: usize) -> R<()> {
@@ -139,24 +132,13 @@ fn copy_checked(from: u64, to: u64, bytes: usize) -> R<()> {
 }
 
 fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
-    let side = |kind: u32, host: u64, device: u64| if kind == 1 { host } else { device };
-    let from = side(copy.src_type, copy.src_host, copy.src_device);
-    let to = side(copy.dst_type, copy.dst_host, copy.dst_device);
-    let row = |base: u64, [x, y, z]: [u64; 3], pitch: u64, rows: u64, at: [u64; 2]| {
-        base + x + (y + at[0]) * pitch + (z + at[1]) * pitch * rows
-    };
+    let on_device = copy.src_type == CU_MEMORYTYPE_DEVICE && copy.dst_type == CU_MEMORYTYPE_DEVICE;
+    let (from, to) = array::sides(copy).map_err(|_| CUDA_ERROR_ILLEGAL_ADDRESS)?;
     for z in 0..copy.depth {
         for y in 0..copy.height {
-            let source = [copy.src_x, copy.src_y, copy.src_z];
-            let target = [copy.dst_x, copy.dst_y, copy.dst_z];
-            let from = row(from, source, copy.src_pitch, copy.src_height, [y, z]);
-            let to = row(to, target, copy.dst_pitch, copy.dst_height, [y, z]);
-            for (kind, address) in [(copy.src_type, from), (copy.dst_type, to)] {
-                if kind == 2 {
-                    still_device(address, copy.width)?;
-                }
-            }
-            if copy.src_type == 2 && copy.dst_type == 2 {
+            let row = |(first, pitch, slice): array::Rows| first + z * slice + y * pitch;
+            let (from, to) = (row(from), row(to));
+            if on_device {
                 // SAFETY: both sides were checked just now.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, copy.width as usize) }
             } else {
@@ -168,7 +150,10 @@ fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
 }
 
 fn run_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<()> {
-    still_device(set.to, set_len(set))?;
+    // Its memory may have gone since the node was made.
+    if !is_set(set)? {
+        return Err(CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
     let value = set.value.to_le_bytes();
     for row in 0..set.height {
         for at in 0..set.width {
@@ -660,16 +645,12 @@ fn around<T: IntoBytes + zerocopy::Immutable>(
     params
 }
 
-fn is_device(address: u64, bytes: u64) -> R<bool> {
-    Ok(driver()?.ranges.covers(address, bytes))
-}
-
-/// Bytes from the first to the last that a memset writes.
-fn set_len(set: &CUDA_MEMSET_NODE_PARAMS) -> u64 {
-    let last = set.pitch.saturating_mul(set.height.saturating_sub(1));
-    set.width
-        .saturating_mul(set.element.into())
-        .saturating_add(last)
+/// Whether all that a memset writes is device memory, in rows that do not overlap.
+fn is_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<bool> {
+    let row = set.width.saturating_mul(set.element.into());
+    let gaps = set.pitch.saturating_mul(set.height.saturating_sub(1));
+    let apart = row > 0 && (set.height == 1 || set.height > 1 && row <= set.pitch);
+    Ok(apart && driver()?.ranges.covers(set.to, gaps.saturating_add(row)))
 }
 
 /// What a node with these parameters does.
@@ -701,27 +682,19 @@ fn describe(params: &CUgraphNodeParams) -> R<Does> {
         }
         CU_GRAPH_NODE_TYPE_MEMCPY => {
             let copy: CUDA_MEMCPY3D = inside(params, 16);
-            for (kind, address) in [
-                (copy.src_type, copy.src_device),
-                (copy.dst_type, copy.dst_device),
-            ] {
-                let known = match kind {
-                    1 => true,
-                    2 => is_device(address, copy.width)?,
-                    4 => address != 0,
-                    _ => false,
-                };
-                if !known || copy.width == 0 || copy.height == 0 || copy.depth == 0 {
-                    return Err(CUDA_ERROR_INVALID_VALUE);
-                }
+            let size = [copy.width, copy.height, copy.depth];
+            let array = [copy.src_type, copy.dst_type].contains(&CU_MEMORYTYPE_ARRAY);
+            if array || size.contains(&0) {
+                return Err(CUDA_ERROR_INVALID_VALUE);
             }
+            array::sides(&copy)?;
             Ok(Does::Copy(copy))
         }
         CU_GRAPH_NODE_TYPE_MEMSET => {
             let set: CUDA_MEMSET_NODE_PARAMS = inside(params, 0);
             let known =
                 matches!(set.element, 1 | 2 | 4) && set.to.is_multiple_of(set.element.into());
-            if !known || set_len(&set) == 0 || !is_device(set.to, set_len(&set))? {
+            if !known || !is_set(&set)? {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             Ok(Does::Set(set))
@@ -931,7 +904,7 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
     let order = graph(from)?.in_order()?;
     for (_, does) in &order {
         if let Does::Set(set) = does
-            && !is_device(set.to, set_len(set))?
+            && !is_set(set)?
         {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -21,6 +21,8 @@ pub struct NodeMemory {
     bytes: u64,
     pool: Arc<Pool>,
     live: AtomicBool,
+    /// A launch has made it memory at some time.
+    was_live: AtomicBool,
 }
 
 impl NodeMemory {
@@ -33,6 +35,7 @@ impl NodeMemory {
             bytes,
             pool: pool.clone(),
             live: AtomicBool::new(false),
+            was_live: AtomicBool::new(false),
         });
         let kind = Kind::Node(Arc::downgrade(&node));
         memory::name(pool.device(), node.start, bytes, kind)?;
@@ -53,6 +56,7 @@ impl NodeMemory {
             self.live.store(false, Ordering::Release);
             return taken;
         }
+        self.was_live.store(true, Ordering::Release);
         self.pool.count_node(self.bytes as i64, self.room() as i64);
         Ok(())
     }
@@ -77,6 +81,10 @@ impl Drop for NodeMemory {
             return;
         }
         let room = self.room();
+        if !*self.was_live.get_mut() {
+            memory::forget(self.start, room);
+            return;
+        }
         // Work queued before may use it still: the pool keeps it until it is trimmed.
         match device(self.pool.device()).and_then(|device| device.take(room)) {
             Ok(()) => {

@@ -8,7 +8,7 @@ use crate::peer::{Peer, hello};
 use crossbeam_channel::{Receiver, unbounded};
 use mpsshim_control::{seqpacket, settings};
 use mpsshim_model::client::{Credentials, EngineEvent};
-use mpsshim_model::limits::Limits;
+use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
 use mpsshim_proto::handshake::ClientHello;
@@ -73,6 +73,11 @@ impl InProcess {
     /// What the engine keeps for sessions to come.
     pub fn kept(&self) -> Kept {
         self.host.kept()
+    }
+
+    /// What each client has.
+    pub fn usage(&self) -> Vec<Usage> {
+        self.host.usage()
     }
 
     /// What clients that come from now on may have.

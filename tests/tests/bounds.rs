@@ -10,7 +10,7 @@ use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::image::LinkCreate;
 use mpsshim_proto::message::memory::AddressReserve;
 use mpsshim_proto::message::stream::MemOp;
-use mpsshim_proto::message::{EventCreate, Op};
+use mpsshim_proto::message::{EventCreate, Limit, Op, Value};
 use mpsshim_server::engine::bounds;
 use mpsshim_tests::peer::{Peer, Status};
 use scene::{Bystander, Scene};
@@ -73,6 +73,31 @@ fn events() {
         };
         peer.post(Op::EventCreate, &event, &[])
     });
+}
+
+#[test]
+fn the_buffer_for_printing() {
+    let mut scene = Scene::new();
+    let bystander = Bystander::start(scene.worker());
+    let mut peer = scene.peer();
+    peer.attach().expect("attach");
+    let mut set = |value| -> Status<Value> {
+        let body = Limit {
+            limit: CU_LIMIT_PRINTF_FIFO_SIZE,
+            device: 0,
+            value,
+        };
+        peer.ask(Op::SetLimit, &body, &[])
+    };
+    for most in [bounds::PRINT_BUFFER / 2, bounds::PRINT_BUFFER] {
+        assert_eq!(set(most).map(|set| set.value), Ok(most));
+    }
+    for more in [bounds::PRINT_BUFFER + 1, 1 << 40, u64::MAX] {
+        assert_eq!(set(more).map(drop), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    }
+    leave(&mut scene, peer);
+    assert!(!bystander.stop().stood_still());
+    scene.is_as_before();
 }
 
 #[test]

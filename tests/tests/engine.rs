@@ -12,7 +12,7 @@ use mpsshim_proto::message::graph::{
 use mpsshim_proto::message::memory::FileRegister;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken, MemOp};
 use mpsshim_proto::message::{
-    EventCreate, EventOnStream, Object, Op, Range, Side, StreamCreate, Value,
+    EventCreate, EventOnStream, Memset, Object, Op, Range, Side, StreamCreate, Value,
 };
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
@@ -499,6 +499,30 @@ fn capture_to(peer: &mut Peer, stream: u64, graph: u64) -> Status<()> {
     peer.ask_as(0, Op::CaptureBegin, &begin, &[]).map(drop)
 }
 
+/// `cuGraphDestroy`.
+fn destroy(peer: &mut Peer, graph: u64) -> Status<()> {
+    let object = Object { object: graph };
+    peer.ask_as(0, Op::GraphDestroy, &object, &[]).map(drop)
+}
+
+#[test]
+fn a_graph_is_destroyed_after_its_capture() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let stream = peer.stream().unwrap();
+    let made: Value = peer
+        .ask(Op::GraphCreate, &GraphCreate::default(), &[])
+        .expect("a graph");
+    capture_to(&mut peer, stream, made.value).expect("a capture");
+    let refused = destroy(&mut peer, made.value);
+    assert_eq!(refused, Err(CUDA_ERROR_ILLEGAL_STATE));
+    let object = Object { object: stream };
+    let _: Value = peer.ask(Op::CaptureEnd, &object, &[]).expect("its end");
+    assert_eq!(destroy(&mut peer, made.value), Ok(()));
+    end(&engine, peer, &before);
+}
+
 #[test]
 fn one_capture_at_a_time_fills_a_graph() {
     let (engine, before) = engine();
@@ -511,6 +535,10 @@ fn one_capture_at_a_time_fills_a_graph() {
     let state: CaptureState = peer.ask(Op::CaptureState, &object, &[]).expect("a state");
     let second = capture_to(&mut peer, other, state.graph);
     assert_eq!(second, Err(CUDA_ERROR_ILLEGAL_STATE));
+    assert_eq!(
+        destroy(&mut peer, state.graph),
+        Err(CUDA_ERROR_ILLEGAL_STATE)
+    );
     // Its end would free what the first capture goes on to fill.
     let object = Object { object: other };
     peer.post(Op::StreamDestroy, &object, &[]).expect("posted");
@@ -563,5 +591,90 @@ fn a_graph_inside_that_a_capture_fills_is_not_freed() {
     let object = Object { object: outer };
     peer.ask_as(0, Op::GraphDestroy, &object, &[])
         .expect("destroyed");
+    end(&engine, peer, &before);
+}
+
+/// Adds a node to a graph, or changes one.
+fn put_node(peer: &mut Peer, flags: u32, object: u64, kind: u32, does: &[u8]) -> Status<u64> {
+    let body = GraphNode {
+        object,
+        flags,
+        kind,
+        ..GraphNode::default()
+    };
+    let added: GraphNodeAdded = peer.ask(Op::GraphNode, &body, does)?;
+    Ok(added.node)
+}
+
+#[test]
+fn rows_do_not_overlap() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let memory = peer.memory(4096).expect("memory").start;
+    let stream = peer.stream().expect("a stream");
+    let graph: Value = peer
+        .ask(Op::GraphCreate, &GraphCreate::default(), &[])
+        .expect("a graph");
+    let graph = graph.value;
+    // Each would write the same bytes for hours.
+    const ROWS: u64 = 1 << 40;
+    let plain = CUDA_MEMSET_NODE_PARAMS {
+        to: memory,
+        pitch: 64,
+        element: 4,
+        width: 16,
+        height: 2,
+        ..CUDA_MEMSET_NODE_PARAMS::default()
+    };
+    let kind = CU_GRAPH_NODE_TYPE_MEMSET;
+    let set = put_node(&mut peer, 0, graph, kind, plain.as_bytes()).expect("a node");
+    for (pitch, height) in [(0, ROWS), (0, 2), (63, 2), (1, ROWS)] {
+        let does = CUDA_MEMSET_NODE_PARAMS {
+            pitch,
+            height,
+            ..plain
+        };
+        let body = Memset {
+            pitch,
+            height,
+            ..memset(memory, 7, 16, stream)
+        };
+        peer.post(Op::Memset, &body, &[]).expect("posted");
+        let called = peer.finish(stream).map(|()| 0);
+        let added = put_node(&mut peer, 0, graph, kind, does.as_bytes());
+        let changed = put_node(&mut peer, node_flags::CHANGE, set, kind, does.as_bytes());
+        let refused = [Err(CUDA_ERROR_INVALID_VALUE); 3];
+        assert_eq!([called, added, changed], refused, "{pitch} {height}");
+    }
+    let plain = CUDA_MEMCPY3D {
+        src_type: CU_MEMORYTYPE_DEVICE,
+        src_device: memory,
+        src_pitch: 64,
+        src_height: 2,
+        dst_type: CU_MEMORYTYPE_DEVICE,
+        dst_device: memory + 2048,
+        dst_pitch: 64,
+        dst_height: 2,
+        width: 64,
+        height: 2,
+        depth: 2,
+        ..CUDA_MEMCPY3D::default()
+    };
+    let kind = CU_GRAPH_NODE_TYPE_MEMCPY;
+    put_node(&mut peer, 0, graph, kind, plain.as_bytes()).expect("a node");
+    let changes: [fn(&mut CUDA_MEMCPY3D); 5] = [
+        |copy| copy.src_pitch = 63,
+        |copy| copy.dst_pitch = 1,
+        |copy| copy.src_height = 1,
+        |copy| copy.dst_height = 1,
+        |copy| copy.src_x = 1,
+    ];
+    for (index, change) in changes.iter().enumerate() {
+        let mut does = plain;
+        change(&mut does);
+        let added = put_node(&mut peer, 0, graph, kind, does.as_bytes());
+        assert_eq!(added, Err(CUDA_ERROR_INVALID_VALUE), "change {index}");
+    }
     end(&engine, peer, &before);
 }

@@ -6,7 +6,11 @@ mod control_daemon;
 mod scene;
 
 use mpsshim_api::cuda::*;
-use mpsshim_proto::message::{CopyInline, HostAlloc, Memset, Named, Op, Range, Side};
+use mpsshim_proto::message::array::{BoxSide, CopyBox};
+use mpsshim_proto::message::graph::{
+    GraphCreate, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphNode, GraphNodeAdded,
+};
+use mpsshim_proto::message::{CopyInline, HostAlloc, Memset, Named, Op, Range, Side, Value};
 use mpsshim_tests::peer::{Peer, Status, copy, memset};
 use scene::Scene;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -36,6 +40,27 @@ fn area(to: u64, stream: u64, element: u32, (width, pitch, height): (u64, u64, u
         element,
         ..memset(to, 0xeeee_eeee, 0, stream)
     }
+}
+
+/// Launches a graph with one copy.
+fn run_copy_node(peer: &mut Peer, stream: u64, does: &CUDA_MEMCPY3D) -> Status {
+    let graph: Value = peer.ask(Op::GraphCreate, &GraphCreate::default(), &[])?;
+    let body = GraphNode {
+        object: graph.value,
+        kind: CU_GRAPH_NODE_TYPE_MEMCPY,
+        ..GraphNode::default()
+    };
+    peer.ask::<_, GraphNodeAdded>(Op::GraphNode, &body, does.as_bytes())?;
+    let body = GraphInstantiate {
+        graph: graph.value,
+        ..GraphInstantiate::default()
+    };
+    let made: GraphInstantiated = peer.ask(Op::GraphInstantiate, &body, &[])?;
+    let body = GraphLaunch {
+        exec: made.exec,
+        stream,
+    };
+    posted(peer, Op::GraphLaunch, &body, &[])
 }
 
 /// A client, and another whose memory begins where the first one's ends.
@@ -142,6 +167,57 @@ impl Neighbours {
             self.attempt("end of the last row", |peer, stream, border| {
                 let body = area(border - 32, stream, element, (row, 24, 2));
                 posted(peer, Op::Memset, &body, &[])
+            });
+        }
+        // The driver takes a pitch and a number of rows of zero for those of the box.
+        for (what, own, size, pitch, rows) in [
+            ("rows of a box", 16, [16, 4, 1], 16, 4),
+            ("rows without a pitch", 16, [16, 4, 1], 0, 4),
+            ("slices of a box", 16, [16, 1, 4], 16, 1),
+            ("slices without a pitch", 16, [16, 1, 4], 0, 1),
+            ("slices without rows", 32, [16, 2, 2], 16, 0),
+        ] {
+            self.attempt(what, |peer, stream, border| {
+                let side = |address, side: Side| BoxSide {
+                    address,
+                    pitch,
+                    rows,
+                    side: side as u32,
+                    ..BoxSide::default()
+                };
+                let body = CopyBox {
+                    to: side(border - own, Side::Device),
+                    from: side(0, Side::Staging),
+                    width: size[0],
+                    height: size[1],
+                    depth: size[2],
+                    stream,
+                };
+                posted(peer, Op::CopyBox, &body, &[])
+            });
+        }
+        for (what, own, size, at) in [
+            ("rows of a copy node", 32, [16, 4, 1], [0, 0, 0]),
+            ("rows behind an x", 32, [8, 3, 1], [8, 0, 0]),
+            ("slices of a copy node", 32, [16, 1, 4], [0, 0, 0]),
+            ("slices behind a y", 48, [16, 1, 2], [0, 1, 0]),
+            ("slices behind a z", 32, [16, 1, 1], [0, 0, 3]),
+        ] {
+            self.attempt(what, |peer, stream, border| {
+                let does = CUDA_MEMCPY3D {
+                    src_type: CU_MEMORYTYPE_DEVICE,
+                    src_device: border - 4096,
+                    dst_type: CU_MEMORYTYPE_DEVICE,
+                    dst_device: border - own,
+                    dst_x: at[0],
+                    dst_y: at[1],
+                    dst_z: at[2],
+                    width: size[0],
+                    height: size[1],
+                    depth: size[2],
+                    ..CUDA_MEMCPY3D::default()
+                };
+                run_copy_node(peer, stream, &does)
             });
         }
         // What ends where the memory does is one's own.

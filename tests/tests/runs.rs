@@ -94,6 +94,13 @@ fn made(place: &Place) -> usize {
         .count()
 }
 
+fn destroyed(place: &Place) -> usize {
+    place
+        .log("server.log")
+        .matches("a graph for runs: destroyed")
+        .count()
+}
+
 #[test]
 fn launches_of_a_run_happen_in_order() {
     let place = place();
@@ -168,10 +175,15 @@ fn graphs_do_not_outlive_their_kernels() {
     for round in 0..20 {
         client.burst(round + 1);
     }
-    assert!(made(&place) > 0);
+    assert!(destroyed(&place) < made(&place));
     for round in 0..5 {
         client.on.unload();
         client.on.module = client.on.peer.module(PTX.as_bytes()).expect("a module");
+        assert_eq!(
+            destroyed(&place),
+            made(&place),
+            "the kernels of the graphs have gone"
+        );
         client.on.function = client
             .on
             .peer
@@ -182,12 +194,8 @@ fn graphs_do_not_outlive_their_kernels() {
         }
     }
     drop(client);
-    let ended = || {
-        let log = place.log("server.log");
-        log.matches("a graph for runs: destroyed").count() == made(&place)
-    };
     for _ in 0..100 {
-        if ended() {
+        if destroyed(&place) == made(&place) {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(50));

@@ -110,6 +110,10 @@ bounds! {
         "as those shared";
     HOST_SPARE: u64 = 256 << 20, Bytes, "bytes of pinned memory kept after it was freed",
         "registering costs milliseconds, and is done again for the next request of the same size";
+    PRINTED: usize = 16 << 20, Bytes, "bytes of printed text that was not fetched",
+        "sixteen times the driver's usual buffer, which loses its oldest text too";
+    PRINT_BUFFER: u64 = 64 << 20, Bytes, "bytes of the driver's buffer for printing",
+        "it is device memory of the context, for all clients, and written out at once; the usual size is 1 MiB";
 }
 
 /// The rows as the section of docs/threat-model.md has them.

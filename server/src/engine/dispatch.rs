@@ -284,6 +284,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         let terminated = session.shared.terminated.load(Ordering::SeqCst);
         return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
     }
+    if shared.printing.is_held() {
+        shared.printing.contain();
+    }
     let mut wrote = session.marks.is_waiting() && session.ask_marks(shared);
     if session.held.any() {
         if !session.may_work(shared) {

@@ -4,8 +4,12 @@
 //! synchronized or a kernel launched, without a word on which kernel printed it. So the server's standard output
 //! is a memory file, and one session at a time has printing kernels in flight: whatever is in the file when its
 //! streams are idle is its own. Sessions whose images have no code that names `vprintf` ([`cubin::prints`]) are not concerned.
+//!
+//! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory file,
+//! which the driver goes on writing to while the session has work in flight: [`Printing::contain`].
 
 use super::Shared;
+use super::bounds::PRINTED;
 use super::cubin;
 use super::images::Content;
 use super::session::Session;
@@ -13,12 +17,11 @@ use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What one session's kernels may leave unread; more is dropped, oldest first.
-const KEPT: usize = 16 << 20;
 /// Images about which it is remembered whether they print; then all are forgotten.
 const MOST_KNOWN: usize = 16 << 10;
 /// How long a client that asks for its text is held up at most while its streams still work.
@@ -27,10 +30,57 @@ const SETTLING: Duration = Duration::from_millis(1);
 /// The captured standard output and whose turn it is.
 #[derive(Debug)]
 pub struct Printing {
-    output: Mutex<File>,
+    output: Mutex<Output>,
     holder: Mutex<Option<u64>>,
+    /// Whether there is a holder.
+    held: AtomicBool,
     /// Which images print, by SHA-256.
     images: Mutex<HashMap<[u8; 32], bool>>,
+}
+
+/// The memory file. The driver appends to it.
+#[derive(Debug)]
+struct Output {
+    file: File,
+    /// Bytes at its beginning that were dropped.
+    dropped: u64,
+}
+
+impl Output {
+    /// Drops the oldest text beyond [`PRINTED`]. The file becomes no shorter, since the driver may append to it at any time:
+    /// its first pages are given back.
+    fn contain(&mut self) -> std::io::Result<()> {
+        let len = self.file.metadata()?.len();
+        let Some(keep_from) = len.checked_sub(PRINTED as u64) else {
+            return Ok(());
+        };
+        if keep_from - self.dropped < PRINTED as u64 {
+            return Ok(());
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let file = self.file.as_raw_fd();
+        // SAFETY: a plain system call on a descriptor of ours.
+        if unsafe { libc::fallocate(file, mode, 0, keep_from as libc::off_t) } < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        self.dropped = keep_from;
+        Ok(())
+    }
+
+    /// What is in the file, which is empty then.
+    fn take(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        self.file.seek(SeekFrom::Start(self.dropped))?;
+        self.file.read_to_end(&mut text)?;
+        self.clear()?;
+        Ok(text)
+    }
+
+    fn clear(&mut self) -> std::io::Result<()> {
+        self.file.set_len(0)?;
+        self.dropped = 0;
+        Ok(())
+    }
 }
 
 /// A session's side of it.
@@ -40,6 +90,15 @@ pub struct Printed {
     holds: bool,
     /// Text not yet fetched by the client.
     text: Vec<u8>,
+}
+
+impl Printed {
+    /// Text that was printed behind what is here; of both the latest [`PRINTED`] bytes stay.
+    fn add(&mut self, text: &[u8]) {
+        self.text.extend_from_slice(text);
+        let surplus = self.text.len().saturating_sub(PRINTED);
+        self.text.drain(..surplus);
+    }
 }
 
 impl Printing {
@@ -64,11 +123,35 @@ impl Printing {
                 return Err(std::io::Error::last_os_error());
             }
         }
-        Ok(Printing {
-            output: Mutex::new(file),
+        Ok(Printing::of(file))
+    }
+
+    fn of(file: File) -> Printing {
+        Printing {
+            output: Mutex::new(Output { file, dropped: 0 }),
             holder: Mutex::new(None),
+            held: AtomicBool::new(false),
             images: Mutex::default(),
-        })
+        }
+    }
+
+    /// Whether some session has printing kernels in flight.
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Drops the oldest text where there is too much. To be called now and then while a session has the turn: whatever is
+    /// submitted may have the driver write.
+    pub fn contain(&self) {
+        if let Err(error) = self.output.lock().contain() {
+            tracing::warn!("printed text is not dropped: {error}");
+        }
+    }
+
+    fn set_holder(&self, holder: &mut Option<u64>, session: Option<u64>) {
+        *holder = session;
+        self.held.store(session.is_some(), Ordering::Relaxed);
     }
 
     /// Drops what was printed while nobody had the turn: it is nobody's.
@@ -80,24 +163,17 @@ impl Printing {
 
     fn drop_output(&self) {
         flush();
-        if let Err(error) = self.output.lock().set_len(0) {
+        if let Err(error) = self.output.lock().clear() {
             tracing::warn!("unclaimed printed text stays: {error}");
         }
     }
 
     fn take_output(&self) -> Vec<u8> {
         flush();
-        let mut file = self.output.lock();
-        let mut text = Vec::new();
-        if file
-            .rewind()
-            .and_then(|()| file.read_to_end(&mut text))
-            .is_err()
-            || file.set_len(0).is_err()
-        {
-            tracing::warn!("printed text could not be read");
-        }
-        text
+        self.output.lock().take().unwrap_or_else(|error| {
+            tracing::warn!("printed text could not be read: {error}");
+            Vec::new()
+        })
     }
 }
 
@@ -135,7 +211,8 @@ impl Session {
         let mut holder = shared.printing.holder.lock();
         if holder.is_none() {
             shared.printing.drop_output();
-            *holder = Some(self.shared.info.session);
+            let session = Some(self.shared.info.session);
+            shared.printing.set_holder(&mut holder, session);
             self.printed.holds = true;
         }
         self.printed.holds
@@ -164,7 +241,8 @@ impl Session {
             shared.note_status(status);
         }
         self.printed.holds = false;
-        *shared.printing.holder.lock() = None;
+        let mut holder = shared.printing.holder.lock();
+        shared.printing.set_holder(&mut holder, None);
     }
 
     /// Whether the driver says that all streams are idle. What [`Session::has_work_in_flight`] goes by may be known
@@ -183,10 +261,7 @@ impl Session {
             shared.devices[stream.device].make_current(&shared.driver)?;
             shared.driver.stream_synchronize(stream.raw)?;
         }
-        let text = shared.printing.take_output();
-        self.printed.text.extend_from_slice(&text);
-        let surplus = self.printed.text.len().saturating_sub(KEPT);
-        self.printed.text.drain(..surplus);
+        self.printed.add(&shared.printing.take_output());
         Ok(())
     }
 
@@ -204,8 +279,7 @@ impl Session {
             }
             if self.has_work_in_flight(shared) {
                 // Work of other streams still runs; the text of what the client waited for is complete nevertheless.
-                let text = shared.printing.take_output();
-                self.printed.text.extend_from_slice(&text);
+                self.printed.add(&shared.printing.take_output());
             } else {
                 self.stop_printing(shared);
             }
@@ -213,5 +287,52 @@ impl Session {
         let count = self.printed.text.len().min(room);
         let text = self.printed.text.drain(..count).collect();
         Ok((text, self.printed.text.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::fs::MetadataExt;
+
+    /// What the driver writes at a time: the whole of its buffer.
+    const FLUSHED: usize = 1 << 20;
+
+    #[test]
+    fn printing_without_a_fetch_grows_nothing() {
+        // SAFETY: plain system calls; the descriptor is new and ours.
+        let file = unsafe {
+            let raw = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(raw >= 0 && libc::fcntl(raw, libc::F_SETFL, libc::O_APPEND) >= 0);
+            File::from_raw_fd(raw)
+        };
+        let mut driver = file.try_clone().expect("a descriptor");
+        let printing = Printing::of(file);
+        for round in 0..3 {
+            for at in 0..200u8 {
+                driver.write_all(&[at; FLUSHED]).expect("printed");
+                printing.contain();
+                let held = driver.metadata().expect("a file").blocks() * 512;
+                assert!(held <= 2 * PRINTED as u64, "{round} {at}: {held} bytes");
+            }
+            let text = printing.take_output();
+            assert!(text.len() >= PRINTED && text.len() <= 2 * PRINTED);
+            let expected = |at: usize| 200 - (text.len() - at).div_ceil(FLUSHED);
+            let mut ends = (0..text.len()).step_by(FLUSHED / 2);
+            assert!(ends.all(|at| usize::from(text[at]) == expected(at)));
+            assert_eq!(printing.take_output(), b"");
+        }
+    }
+
+    #[test]
+    fn the_latest_text_stays_for_the_client() {
+        let mut printed = Printed::default();
+        for at in 0..40u8 {
+            printed.add(&[at; FLUSHED]);
+            assert!(printed.text.len() <= PRINTED);
+        }
+        assert_eq!((printed.text[0], printed.text[PRINTED - 1]), (24, 39));
     }
 }

@@ -9,6 +9,7 @@ use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use super::super::undertaker::Buried;
 use super::Reply;
+use super::copy::Rows;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
@@ -92,7 +93,12 @@ impl Session {
                 ..DriverSide::default()
             });
         }
-        let len = extent(side, body).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let rows = Rows {
+            at: [0; 3],
+            pitch: side.pitch,
+            rows: side.rows,
+        };
+        let len = rows.extent([body.width, body.height, body.depth])?;
         let kind = u8::try_from(side.side).ok().and_then(Side::from_u8);
         match kind {
             Some(Side::Device) => {
@@ -355,19 +361,6 @@ impl Session {
         let device = self.textures.remove(&object);
         Ok(object.end(device.ok_or(CUDA_ERROR_INVALID_VALUE)?, shared)?)
     }
-}
-
-/// Bytes from the first to the last that a side of a copy has in memory; `None` when they are too many to count.
-fn extent(side: &BoxSide, body: &CopyBox) -> Option<u64> {
-    if body.width == 0 || body.height == 0 || body.depth == 0 {
-        return Some(0);
-    }
-    let slices = match body.depth - 1 {
-        0 => 0,
-        further => side.pitch.checked_mul(side.rows)?.checked_mul(further)?,
-    };
-    let rows = side.pitch.checked_mul(body.height - 1)?;
-    slices.checked_add(rows)?.checked_add(body.width)
 }
 
 fn info(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Vec<u8> {

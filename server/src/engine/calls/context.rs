@@ -1,6 +1,7 @@
 //! Contexts: attaching to a device, limits.
 
 use super::super::Shared;
+use super::super::bounds;
 use super::super::session::Session;
 use super::Reply;
 use mpsshim_api::cuda::*;
@@ -75,6 +76,9 @@ impl Session {
                 self.raised_limits |= first.is_none_or(|first| wanted > first);
                 if wanted <= value as u64 {
                     return Ok(super::value(wanted));
+                }
+                if body.limit == CU_LIMIT_PRINTF_FIFO_SIZE && wanted > bounds::PRINT_BUFFER {
+                    return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
                 }
                 driver.ctx_set_limit(body.limit, body.value as usize)?;
                 driver.ctx_get_limit(&mut value, body.limit)?;

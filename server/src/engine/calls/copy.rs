@@ -11,6 +11,60 @@ use mpsshim_proto::ring::Message;
 /// to instantiate one with an address that is no memory of the process; all clients' memory is.
 const NOBODYS: u64 = 16;
 
+/// The side of a copy that lies in memory.
+pub struct Rows {
+    /// Where the box begins: bytes, rows, slices.
+    pub at: [u64; 3],
+    /// Bytes from row to row. Zero: as many as the box reaches to.
+    pub pitch: u64,
+    /// Rows from slice to slice. Zero: as many as the box reaches to.
+    pub rows: u64,
+}
+
+impl Rows {
+    /// Bytes from the side's address to the end of a box of `size`, by the driver's own reading.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`: rows or slices overlap, which the driver refuses too, or the length overflows.
+    pub fn extent(&self, size: [u64; 3]) -> Result<u64, CUresult> {
+        if size.contains(&0) {
+            return Ok(0);
+        }
+        let [x, y, z] = self.at;
+        let extent = || {
+            let (width, height) = (x.checked_add(size[0])?, y.checked_add(size[1])?);
+            let or = |given: u64, least: u64| if given == 0 { least } else { given };
+            let (pitch, rows) = (or(self.pitch, width), or(self.rows, height));
+            if pitch < width || rows < height {
+                return None;
+            }
+            let slices = match z.checked_add(size[2])? - 1 {
+                0 => 0,
+                slices => rows.checked_mul(slices)?,
+            };
+            let last = slices.checked_add(height - 1)?;
+            last.checked_mul(pitch)?.checked_add(width)
+        };
+        extent().ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
+/// Bytes from the first to the last that a memset of `height` rows writes.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE`: rows overlap, which the driver refuses too, or the length overflows.
+pub fn memset_extent(element: u32, width: u64, height: u64, pitch: u64) -> Result<u64, CUresult> {
+    let extent = || {
+        let row = width.checked_mul(element.into())?;
+        if height == 1 {
+            return Some(row);
+        }
+        let gaps = pitch.checked_mul(height.checked_sub(1)?)?;
+        gaps.checked_add(row).filter(|_| row <= pitch)
+    };
+    extent().ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
 impl Session {
     /// Host to device with the data in the message. The driver takes it before the call returns.
     pub fn copy_inline(
@@ -111,24 +165,8 @@ impl Session {
 
     /// `cuMemsetD8/16/32Async`, `cuMemsetD2D8/16/32Async`.
     pub fn memset(&mut self, shared: &Shared, body: Memset) -> Result<(), CallError> {
-        let element = body.element as u64;
-        let row = body
-            .width
-            .checked_mul(element)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let flat = body.height == 1;
-        let len = if flat {
-            row
-        } else {
-            if body.height == 0 || row > body.pitch {
-                return Err(CUDA_ERROR_INVALID_VALUE.into());
-            }
-            let rows = body
-                .pitch
-                .checked_mul(body.height - 1)
-                .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            rows.checked_add(row).ok_or(CUDA_ERROR_INVALID_VALUE)?
-        };
+        let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
         let owned = self
             .check_device(body.to, len)
             .and_then(|()| self.check_writable(body.to));
@@ -144,7 +182,7 @@ impl Session {
             body.height as usize,
             body.pitch as usize,
         );
-        match (element, flat) {
+        match (body.element, flat) {
             (1, true) => driver.memset_d8_async(to, value as u8, width, stream)?,
             (2, true) => driver.memset_d16_async(to, value as u16, width, stream)?,
             (4, true) => driver.memset_d32_async(to, value, width, stream)?,
@@ -157,7 +195,8 @@ impl Session {
             (4, false) => driver.memset_d2d32_async(to, pitch, value, width, height, stream)?,
             _ => {
                 return Err(CallError::Violation(format!(
-                    "memset of {element}-byte elements"
+                    "memset of {}-byte elements",
+                    body.element
                 )));
             }
         }

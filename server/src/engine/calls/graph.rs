@@ -91,6 +91,10 @@ impl Session {
     pub fn graph_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (raw, _) = self.graph_ready(shared, body.object)?;
         let graph = self.graphs.graphs.get(body.object)?;
+        if graph.filling {
+            // As the driver.
+            return Err(CUDA_ERROR_ILLEGAL_STATE.into());
+        }
         if graph.owner != Owner::Client || self.graphs.is_filled(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }

@@ -378,14 +378,16 @@ impl Oracle {
             let Some(over) = over else {
                 return Ok(());
             };
-            ensure!(
-                began.elapsed() < self.patience,
-                "{} sessions with a limit of {limit} bytes have too much: {over} is {:?}, was {:?}: {}",
-                self.alive.len(),
-                found.get(&over),
-                self.start.get(&over),
-                Progress::text()
-            );
+            if began.elapsed() > self.patience {
+                let text = format!(
+                    "{} sessions with a limit of {limit} bytes have too much: {over} is {:?}, was {:?}; {found:?}; {:?}",
+                    self.alive.len(),
+                    found.get(&over),
+                    self.start.get(&over),
+                    self.engine.usage(),
+                );
+                return Err(self.hung(&text));
+            }
             std::thread::sleep(Duration::from_millis(5));
             self.take_events()?;
         }

@@ -4,6 +4,7 @@ use crate::engine::Shared;
 use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::take;
+use crate::engine::calls::copy::{Rows, memset_extent};
 use crate::engine::devices::Ordinal;
 use crate::engine::graphs::{Owner, Size};
 use crate::engine::session::{CallError, Session};
@@ -357,7 +358,9 @@ impl Session {
             }
             CU_GRAPH_NODE_TYPE_MEMSET => {
                 let body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
-                self.check_rows(body.to, body.width, body.height, body.pitch, body.element)?;
+                let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
+                self.check_device(body.to, len)?;
+                self.check_writable(body.to)?;
                 into_words(params, &body);
                 params.words[5] = context.0;
             }
@@ -454,60 +457,26 @@ impl Session {
         Ok(described)
     }
 
-    /// Whether a rectangle of device memory is the session's.
-    fn check_rows(
-        &self,
-        to: u64,
-        width: u64,
-        height: u64,
-        pitch: u64,
-        element: u32,
-    ) -> Result<(), CUresult> {
-        let row = width
-            .checked_mul(element as u64)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let len = pitch
-            .checked_mul(height.saturating_sub(1))
-            .and_then(|rows| rows.checked_add(row))
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.check_device(to, len)?;
-        self.check_writable(to)
-    }
-
     /// A copy whose sides are the session's.
     fn checked_copy(&mut self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
-        let reach = |x: u64, y: u64, z: u64, pitch: u64, height: u64| {
-            let pitch = if pitch == 0 { copy.width } else { pitch };
-            let plane = pitch.checked_mul(if height == 0 { copy.height } else { height })?;
-            let end = |n: u64, at: u64| n.max(1).checked_add(at)?.checked_sub(1);
-            plane
-                .checked_mul(end(copy.depth, z)?)?
-                .checked_add(pitch.checked_mul(end(copy.height, y)?)?)?
-                .checked_add(copy.width)?
-                .checked_add(x)
+        let from = Rows {
+            at: [copy.src_x, copy.src_y, copy.src_z],
+            pitch: copy.src_pitch,
+            rows: copy.src_height,
         };
-        let from = reach(
-            copy.src_x,
-            copy.src_y,
-            copy.src_z,
-            copy.src_pitch,
-            copy.src_height,
-        );
-        let to = reach(
-            copy.dst_x,
-            copy.dst_y,
-            copy.dst_z,
-            copy.dst_pitch,
-            copy.dst_height,
-        );
-        let check = |kind: u32, host: u64, device: u64, len: Option<u64>| {
-            let len = len.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            match kind {
-                CU_MEMORYTYPE_HOST => self.check_reachable(host, len),
-                CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => self.check_device(device, len),
-                CU_MEMORYTYPE_ARRAY => Ok(()),
-                _ => Err(CUDA_ERROR_INVALID_VALUE),
+        let to = Rows {
+            at: [copy.dst_x, copy.dst_y, copy.dst_z],
+            pitch: copy.dst_pitch,
+            rows: copy.dst_height,
+        };
+        let size = [copy.width, copy.height, copy.depth];
+        let check = |kind: u32, host: u64, device: u64, rows: Rows| match kind {
+            CU_MEMORYTYPE_HOST => self.check_reachable(host, rows.extent(size)?),
+            CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => {
+                self.check_device(device, rows.extent(size)?)
             }
+            CU_MEMORYTYPE_ARRAY => Ok(()),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
         };
         check(copy.src_type, copy.src_host, copy.src_device, from)?;
         check(copy.dst_type, copy.dst_host, copy.dst_device, to)?;
