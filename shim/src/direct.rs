@@ -34,6 +34,17 @@ pub fn wrapped() -> Vec<(&'static str, Target)> {
     [contexts::WRAPPED, memory::WRAPPED].concat()
 }
 
+/// The symbols that are wrapped, and those that this mode calls, with their signatures here.
+#[cfg(test)]
+pub fn signatures() -> Vec<crate::signature::Named> {
+    [
+        contexts::signatures(),
+        memory::signatures(),
+        memory::driver_signatures(),
+    ]
+    .concat()
+}
+
 /// The threads that give turns up and see the server go.
 pub fn start() {
     if let Some(direct) = direct() {
@@ -96,6 +107,16 @@ macro_rules! wrapper {
 }
 use wrapper;
 
+/// The signature of a wrapper, from its list of arguments.
+#[cfg(test)]
+macro_rules! signature_of {
+    (($($arg:ident: $ty:ty),* $(,)?)) => {
+        $crate::signature::signature!($($ty),*)
+    };
+}
+#[cfg(test)]
+use signature_of;
+
 /// Wrappers of entry points: `fn NAME => [SYMBOL, SYMBOL] (ARGUMENTS) |genuine| { … }` makes an `extern "C"` function of
 /// each symbol, in whose body `genuine(…)` calls the driver's own of that name.
 macro_rules! wrappers {
@@ -111,6 +132,11 @@ macro_rules! wrappers {
         pub static $table: &[(&str, $crate::exports::Target)] = &[
             $($((stringify!($symbol), $crate::exports::Target::new($name::$symbol as *const ())),)+)*
         ];
+
+        #[cfg(test)]
+        pub fn signatures() -> Vec<$crate::signature::Named> {
+            vec![$($((stringify!($symbol), $crate::direct::signature_of!($args)),)+)*]
+        }
     };
 }
 use wrappers;

@@ -55,6 +55,8 @@ mod refusal;
 mod register;
 mod settings;
 mod shadow;
+#[cfg(test)]
+mod signature;
 mod staging;
 mod stream;
 mod submit;

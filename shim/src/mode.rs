@@ -16,7 +16,7 @@ use mpsshim_api::cuda::{
 use mpsshim_api::table;
 use parking_lot::ReentrantMutex;
 
-use crate::calls::SERVED;
+use crate::calls::{SERVED, entries};
 use crate::exports::{self, COUNT, SYMBOLS, Target};
 use crate::genuine::{self, Driver, Error};
 use crate::refusal::refuse;
@@ -36,22 +36,14 @@ pub enum Mode {
     Direct,
 }
 
-/// The calls that are the shim's own in every mode.
-pub static OWN: &[(&str, Target)] = &[
-    ("cuInit", Target::new(cu_init as *const ())),
-    (
-        "cuGetProcAddress",
-        Target::new(procaddr::get_proc_address as *const ()),
-    ),
-    (
-        "cuGetProcAddress_v2",
-        Target::new(procaddr::get_proc_address_v2 as *const ()),
-    ),
-    (
-        "cuGetExportTable",
-        Target::new(cu_get_export_table as *const ()),
-    ),
-];
+// The calls that are the shim's own in every mode.
+entries! {
+    OWN:
+    cuInit(_) => cu_init,
+    cuGetProcAddress(_, _, _, _) => procaddr::get_proc_address,
+    cuGetProcAddress_v2(_, _, _, _, _) => procaddr::get_proc_address_v2,
+    cuGetExportTable(_, _) => cu_get_export_table,
+}
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Undecided as u8);
 /// Set while some thread is inside the genuine `cuInit` or connects.

@@ -14,19 +14,19 @@ use crate::submit::session;
 use crate::{context, event, stream};
 
 entries! {
-    cuEventCreate => create,
-    cuEventDestroy => destroy,
-    cuEventDestroy_v2 => destroy,
-    cuEventRecord => record::<false>,
-    cuEventRecord_ptsz => record::<true>,
-    cuEventRecordWithFlags => record_with_flags::<false>,
-    cuEventRecordWithFlags_ptsz => record_with_flags::<true>,
-    cuEventSynchronize => synchronize,
-    cuEventQuery => query,
-    cuIpcGetEventHandle => get_ipc_handle,
-    cuIpcOpenEventHandle => open_ipc_handle,
-    cuEventElapsedTime => elapsed_time,
-    cuEventElapsedTime_v2 => elapsed_time,
+    cuEventCreate(_, _) => create,
+    cuEventDestroy(_) => destroy,
+    cuEventDestroy_v2(_) => destroy,
+    cuEventRecord(_, _) => record::<false>,
+    cuEventRecord_ptsz(_, _) => record::<true>,
+    cuEventRecordWithFlags(_, _, _) => record_with_flags::<false>,
+    cuEventRecordWithFlags_ptsz(_, _, _) => record_with_flags::<true>,
+    cuEventSynchronize(_) => synchronize,
+    cuEventQuery(_) => query,
+    cuIpcGetEventHandle(_, _) => get_ipc_handle,
+    cuIpcOpenEventHandle(_, _) => open_ipc_handle,
+    cuEventElapsedTime(_, _, _) => elapsed_time,
+    cuEventElapsedTime_v2(_, _, _) => elapsed_time,
 }
 
 /// `cuEventCreate`.
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
 }
 
 /// `cuIpcGetEventHandle`. The handle is a number that the server has drawn.
-pub unsafe extern "C" fn get_ipc_handle(out: Out<[u64; 8]>, event: u64) -> CUresult {
+pub unsafe extern "C" fn get_ipc_handle(out: Out<[u8; 64]>, event: u64) -> CUresult {
     guard(|| {
         out.required()?;
         if event == 0 {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<[u64; 8]>, event: u64) -> CUres
             event: event.handle(),
         };
         let answer: EventToken = session()?.ask(Op::EventExport, &body, &[])?.read()?;
-        out.set(answer.token)
+        out.set(zerocopy::transmute!(answer.token))
     })
 }
 
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<[u64; 8]>, event: u64) -> CUres
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct IpcHandle {
-    token: [u64; 8],
+    token: [u8; 64],
 }
 
 /// `cuIpcOpenEventHandle`.
@@ -106,7 +106,8 @@ pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: IpcHandle) -> CU
     guard(|| {
         out.required()?;
         let context = context::current()?;
-        out.set(event::import(session()?, context, handle.token)?.handle())
+        let token = zerocopy::transmute!(handle.token);
+        out.set(event::import(session()?, context, token)?.handle())
     })
 }
 

@@ -22,19 +22,19 @@ use crate::submit::session;
 use crate::{event, stream};
 
 entries! {
-    cuDeviceGetDevResource => device_get_resource,
-    cuCtxGetDevResource => ctx_get_resource,
-    cuGreenCtxGetDevResource => green_get_resource,
-    cuDevSmResourceSplitByCount => split_by_count,
-    cuDevResourceGenerateDesc => generate_desc,
-    cuGreenCtxCreate => create,
-    cuGreenCtxDestroy => destroy,
-    cuCtxFromGreenCtx => from_green,
-    cuGreenCtxGetId => get_id,
-    cuGreenCtxStreamCreate => stream_create,
-    cuStreamGetGreenCtx => stream_get_green,
-    cuGreenCtxRecordEvent => green_record,
-    cuGreenCtxWaitEvent => green_wait,
+    cuDeviceGetDevResource(_, _, _) => device_get_resource,
+    cuCtxGetDevResource(_, _, _) => ctx_get_resource,
+    cuGreenCtxGetDevResource(_, _, _) => green_get_resource,
+    cuDevSmResourceSplitByCount(_, _, _, _, _, _) => split_by_count,
+    cuDevResourceGenerateDesc(_, _, _) => generate_desc,
+    cuGreenCtxCreate(_, _, _, _) => create,
+    cuGreenCtxDestroy(_) => destroy,
+    cuCtxFromGreenCtx(_, _) => from_green,
+    cuGreenCtxGetId(_, _) => get_id,
+    cuGreenCtxStreamCreate(_, _, _, _) => stream_create,
+    cuStreamGetGreenCtx(_, _) => stream_get_green,
+    cuGreenCtxRecordEvent(_, _) => green_record,
+    cuGreenCtxWaitEvent(_, _) => green_wait,
 }
 
 /// Every green context of the process, those that ended included.

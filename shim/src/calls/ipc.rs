@@ -15,15 +15,15 @@ use crate::submit::session;
 use crate::{context, memory, pools, stream};
 
 entries! {
-    cuIpcGetMemHandle => get_handle,
-    cuIpcOpenMemHandle => open,
-    cuIpcOpenMemHandle_v2 => open,
-    cuIpcCloseMemHandle => close,
-    cuMemPoolExportToShareableHandle => pool_export,
-    cuMemPoolImportFromShareableHandle => pool_import,
-    cuMemPoolExportPointer => pool_export_pointer,
-    cuMemPoolImportPointer => pool_import_pointer,
-    cuMemGetHandleForAddressRange => range_handle,
+    cuIpcGetMemHandle(_, _) => get_handle,
+    cuIpcOpenMemHandle(_, _, _) => open,
+    cuIpcOpenMemHandle_v2(_, _, _) => open,
+    cuIpcCloseMemHandle(_) => close,
+    cuMemPoolExportToShareableHandle(_, _, _, _) => pool_export,
+    cuMemPoolImportFromShareableHandle(_, _, _, _) => pool_import,
+    cuMemPoolExportPointer(_, _) => pool_export_pointer,
+    cuMemPoolImportPointer(_, _, _) => pool_import_pointer,
+    cuMemGetHandleForAddressRange(_, _, _, _, _) => range_handle,
 }
 
 /// `cuIpcGetMemHandle`: the handle stands for the whole allocation.

@@ -20,12 +20,12 @@ use crate::submit::session;
 use crate::{capture, context, event, printing, stream};
 
 entries! {
-    cuLaunchKernel => launch_kernel::<false>,
-    cuLaunchKernel_ptsz => launch_kernel::<true>,
-    cuLaunchKernelEx => launch_kernel_ex::<false>,
-    cuLaunchKernelEx_ptsz => launch_kernel_ex::<true>,
-    cuLaunchCooperativeKernel => launch_cooperative::<false>,
-    cuLaunchCooperativeKernel_ptsz => launch_cooperative::<true>,
+    cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _) => launch_kernel::<false>,
+    cuLaunchKernel_ptsz(_, _, _, _, _, _, _, _, _, _, _) => launch_kernel::<true>,
+    cuLaunchKernelEx(_, _, _, _) => launch_kernel_ex::<false>,
+    cuLaunchKernelEx_ptsz(_, _, _, _) => launch_kernel_ex::<true>,
+    cuLaunchCooperativeKernel(_, _, _, _, _, _, _, _, _, _) => launch_cooperative::<false>,
+    cuLaunchCooperativeKernel_ptsz(_, _, _, _, _, _, _, _, _, _) => launch_cooperative::<true>,
 }
 
 /// How a launch gives its parameters: one pointer each.

@@ -27,14 +27,14 @@ use crate::objects::{Entry, Table};
 use crate::submit::session;
 
 entries! {
-    cuLinkCreate => create,
-    cuLinkCreate_v2 => create,
-    cuLinkAddData => add_data,
-    cuLinkAddData_v2 => add_data,
-    cuLinkAddFile => add_file,
-    cuLinkAddFile_v2 => add_file,
-    cuLinkComplete => complete,
-    cuLinkDestroy => destroy,
+    cuLinkCreate(_, _, _, _) => create,
+    cuLinkCreate_v2(_, _, _, _) => create,
+    cuLinkAddData(_, _, _, _, _, _, _, _) => add_data,
+    cuLinkAddData_v2(_, _, _, _, _, _, _, _) => add_data,
+    cuLinkAddFile(_, _, _, _, _, _) => add_file,
+    cuLinkAddFile_v2(_, _, _, _, _, _) => add_file,
+    cuLinkComplete(_, _, _) => complete,
+    cuLinkDestroy(_) => destroy,
 }
 
 static LINKS: Table<Link> = Table::new(Kind::Link);

@@ -9,11 +9,11 @@ use crate::submit::session;
 use crate::{capture, context, extents, memory, pools, stream};
 
 entries! {
-    cuMemAlloc_v2 => alloc,
-    cuMemAllocPitch_v2 => alloc_pitch,
-    cuMemFree_v2 => free,
-    cuMemGetInfo_v2 => get_info,
-    cuMemGetAddressRange_v2 => get_address_range,
+    cuMemAlloc_v2(_, _) => alloc,
+    cuMemAllocPitch_v2(_, _, _, _, _) => alloc_pitch,
+    cuMemFree_v2(_) => free,
+    cuMemGetInfo_v2(_, _) => get_info,
+    cuMemGetAddressRange_v2(_, _, _) => get_address_range,
 }
 
 /// Rows begin at multiples of this many bytes (`cuMemAllocPitch`).

@@ -20,13 +20,13 @@ use crate::submit::session;
 use crate::{context, stream};
 
 entries! {
-    cuOccupancyMaxActiveBlocksPerMultiprocessor => max_active_blocks,
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags => max_active_blocks_with_flags,
-    cuOccupancyMaxPotentialBlockSize => max_potential_block_size,
-    cuOccupancyMaxPotentialBlockSizeWithFlags => max_potential_block_size_with_flags,
-    cuOccupancyAvailableDynamicSMemPerBlock => available_dynamic_smem,
-    cuOccupancyMaxActiveClusters => max_active_clusters,
-    cuOccupancyMaxPotentialClusterSize => max_potential_cluster_size,
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(_, _, _, _) => max_active_blocks,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(_, _, _, _, _) => max_active_blocks_with_flags,
+    cuOccupancyMaxPotentialBlockSize(_, _, _, _, _, _) => max_potential_block_size,
+    cuOccupancyMaxPotentialBlockSizeWithFlags(_, _, _, _, _, _, _) => max_potential_block_size_with_flags,
+    cuOccupancyAvailableDynamicSMemPerBlock(_, _, _, _) => available_dynamic_smem,
+    cuOccupancyMaxActiveClusters(_, _, _) => max_active_clusters,
+    cuOccupancyMaxPotentialClusterSize(_, _, _) => max_potential_cluster_size,
 }
 
 /// Kind of [`ask`]: `cuOccupancyMaxActiveBlocksPerMultiprocessor`.

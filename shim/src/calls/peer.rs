@@ -16,12 +16,12 @@ use crate::stream;
 use crate::submit::session;
 
 entries! {
-    cuCtxEnablePeerAccess => enable,
-    cuCtxDisablePeerAccess => disable,
-    cuMemcpyBatchAsync => copy_batch_v1::<false>,
-    cuMemcpyBatchAsync_ptsz => copy_batch_v1::<true>,
-    cuMemcpyBatchAsync_v2 => copy_batch::<false>,
-    cuMemcpyBatchAsync_v2_ptsz => copy_batch::<true>,
+    cuCtxEnablePeerAccess(_, _) => enable,
+    cuCtxDisablePeerAccess(_) => disable,
+    cuMemcpyBatchAsync(_, _, _, _, _, _, _, _, _) => copy_batch_v1::<false>,
+    cuMemcpyBatchAsync_ptsz(_, _, _, _, _, _, _, _, _) => copy_batch_v1::<true>,
+    cuMemcpyBatchAsync_v2(_, _, _, _, _, _, _, _) => copy_batch::<false>,
+    cuMemcpyBatchAsync_v2_ptsz(_, _, _, _, _, _, _, _) => copy_batch::<true>,
 }
 
 /// Contexts that may use another context's memory: user and owner, by handle.

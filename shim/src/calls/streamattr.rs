@@ -18,13 +18,16 @@ use crate::stream::{self, Attributes, StreamRef};
 use crate::submit::session;
 
 entries! {
-    cuStreamGetAttribute => get::<false>,
-    cuStreamGetAttribute_ptsz => get::<true>,
-    cuStreamSetAttribute => set::<false>,
-    cuStreamSetAttribute_ptsz => set::<true>,
-    cuStreamCopyAttributes => copy::<false>,
-    cuStreamCopyAttributes_ptsz => copy::<true>,
+    cuStreamGetAttribute(_, _, _) => get::<false>,
+    cuStreamGetAttribute_ptsz(_, _, _) => get::<true>,
+    cuStreamSetAttribute(_, _, _) => set::<false>,
+    cuStreamSetAttribute_ptsz(_, _, _) => set::<true>,
+    cuStreamCopyAttributes(_, _) => copy::<false>,
+    cuStreamCopyAttributes_ptsz(_, _) => copy::<true>,
 }
+
+/// `CUlaunchAttributeValue`: of a size and an alignment only, since programs pass less that were built with CUDA 11.
+type Value = [u64; 8];
 
 /// `CUaccessProperty`.
 const PERSISTING: u32 = 2;
@@ -49,10 +52,11 @@ fn take<T: zerocopy::FromBytes>(from: *const u8) -> T {
 pub unsafe extern "C" fn get<const PER_THREAD: bool>(
     handle: u64,
     id: u32,
-    out: *mut u8,
+    out: *mut Value,
 ) -> CUresult {
     guard(|| {
         let stream = stream::resolve(handle, PER_THREAD)?;
+        let out = out.cast::<u8>();
         if out.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -140,10 +144,11 @@ fn change(stream: StreamRef, now: &mut Attributes, id: u32, value: *const u8) ->
 pub unsafe extern "C" fn set<const PER_THREAD: bool>(
     handle: u64,
     id: u32,
-    value: *const u8,
+    value: *const Value,
 ) -> CUresult {
     guard(|| {
         let stream = stream::resolve(handle, PER_THREAD)?;
+        let value = value.cast::<u8>();
         if value.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -15,10 +15,10 @@ use crate::known::Known;
 use crate::submit::session;
 
 entries! {
-    cuTensorMapEncodeTiled => encode_tiled,
-    cuTensorMapEncodeIm2col => encode_im2col,
-    cuTensorMapEncodeIm2colWide => encode_im2col_wide,
-    cuTensorMapReplaceAddress => replace_address,
+    cuTensorMapEncodeTiled(_, _, _, _, _, _, _, _, _, _, _, _) => encode_tiled,
+    cuTensorMapEncodeIm2col(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _) => encode_im2col,
+    cuTensorMapEncodeIm2colWide(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _) => encode_im2col_wide,
+    cuTensorMapReplaceAddress(_, _) => replace_address,
 }
 
 /// Maps kept; then all are forgotten.

@@ -12,6 +12,8 @@ mod graphs;
 mod physical;
 
 pub use account::leave;
+#[cfg(test)]
+pub use driver::signatures as driver_signatures;
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
