@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 
 use crate::capture;
 use crate::context::Context;
+use crate::default_stream;
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
 use crate::shadow;
 use crate::stream::{self, StreamRef};
 use crate::submit::{Ring, Session};
-use crate::thread;
 use crate::wait::Policy;
 
 /// Every event of the process.
@@ -189,7 +189,7 @@ fn put_record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
             event.capture.store(stream.capture(), Ordering::Relaxed);
         }
         drop(ring);
-        return capture::settle(session, stream.handle());
+        return session.settle(stream.handle());
     }
     stream.count(&ring);
     event.capture.store(0, Ordering::Relaxed);
@@ -251,8 +251,8 @@ pub fn record_context(session: &Session, context: &'static Context, event: Event
     if event.context().device != context.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
-    let gathering = thread::wait_stream(session, context)?;
-    for stream in context.streams() {
+    let gathering = default_stream::wait_stream(session, context)?;
+    for stream in stream::of_context(context) {
         if stream.is_busy() && !ptr::eq(stream, gathering) {
             let part = create(session, context, CU_EVENT_DISABLE_TIMING)?;
             let gathered = record(session, part, stream, 0)
@@ -267,9 +267,8 @@ pub fn record_context(session: &Session, context: &'static Context, event: Event
 /// Makes all streams that a context has now wait for an event.
 pub fn wait_in_context(session: &Session, context: &'static Context, event: EventRef) -> Status {
     // The default stream may not have been needed so far.
-    context.legacy_stream(session)?;
-    context
-        .streams()
+    stream::legacy(session, context)?;
+    stream::of_context(context)
         .into_iter()
         .try_for_each(|stream| wait_in(session, stream, event, 0))
 }
@@ -313,7 +312,7 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
         note_complete(event, record);
         return Ok(());
     }
-    let waiter = match thread::wait_stream(session, event.context()) {
+    let waiter = match default_stream::wait_stream(session, event.context()) {
         Ok(waiter) => waiter,
         // No flag is left, or the thread is at its end.
         Err(_) => return poll(session, event),

@@ -267,7 +267,7 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
     }
     if runs && memory::any_graph_memory() {
         // An instance whose memory is not freed yet is refused, by this call.
-        capture::settle(session, stream.handle())?;
+        session.settle(stream.handle())?;
         memory::change_graph_memory(|memory| memory.launched(exec));
     }
     Ok(())

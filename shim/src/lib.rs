@@ -21,6 +21,7 @@ mod capture;
 mod connect;
 mod context;
 mod copying;
+mod default_stream;
 mod direct;
 mod dlopen;
 mod event;
@@ -57,14 +58,17 @@ mod settings;
 mod shadow;
 #[cfg(test)]
 mod signature;
+mod slots;
 mod staging;
 mod stream;
 mod submit;
 mod tables;
+mod teardown;
 mod thread;
 mod user_object;
 mod virtual_memory;
 mod wait;
+mod waited;
 
 /// Tells one shim from a genuine driver: [`genuine`] refuses a library that exports this. Returns the version,
 /// NUL-terminated.

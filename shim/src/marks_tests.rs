@@ -22,7 +22,7 @@ fn work(fake: &Fake, stream: StreamRef) {
 
 fn make(fake: &Fake, context: &'static Context, flags: u32) -> StreamRef {
     let made = stream::create(fake.session, context, flags, 0, false).unwrap();
-    context.own_stream(made);
+    context.own_stream(made.handle());
     made
 }
 
@@ -64,7 +64,7 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
     let (fake, context) = (Fake::new(), Context::for_test());
     let blocking = make(&fake, context, 0);
     let other = make(&fake, context, CU_STREAM_NON_BLOCKING);
-    let legacy = context.legacy_stream(fake.session).unwrap();
+    let legacy = stream::legacy(fake.session, context).unwrap();
     fake.seen();
     work(&fake, other);
     stream::synchronize(fake.session, legacy).unwrap();

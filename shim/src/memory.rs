@@ -11,16 +11,14 @@ use mpsshim_api::cuda::{
 use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handshake::MAX_DEVICES;
-use mpsshim_proto::message::{HostAlloc, MemGrant, Object, Op, Range};
+use mpsshim_proto::message::{HostAlloc, MANAGED, MemGrant, Object, Op, Range};
 use mpsshim_proto::shm::Mapping;
 use parking_lot::{Mutex, RwLock};
 
 use crate::context::{self, Context};
 use crate::extents;
 use crate::ffi::Status;
-use crate::managed;
 use crate::pool::{Block, Pool, Source};
-use crate::pools;
 use crate::stream::{self, StreamRef};
 use crate::submit::{Answer, Session};
 use zerocopy::{Immutable, IntoBytes};
@@ -200,18 +198,7 @@ pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
 
 /// Frees device memory, after the work that may use it.
 pub fn free(session: &Session, address: u64) -> Status {
-    let Some(device) = device_of(address) else {
-        if managed::block(address).is_some() {
-            return managed::free(session, address);
-        }
-        // Memory from a pool goes in the order of the default stream, behind all work.
-        stream::quiesce(session, None)?;
-        let stream = context::current()?.legacy_stream(session)?;
-        return match pools::free(session, address, stream)? {
-            true => Ok(()),
-            false => Err(CUDA_ERROR_INVALID_VALUE),
-        };
-    };
+    let device = device_of(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let pool = device_pool(device)?;
     if !pool.lock().begins(address) {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -373,7 +360,7 @@ pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Sta
 /// Frees pinned host memory, after the work that may use it.
 pub fn host_free(session: &Session, address: u64) -> Status {
     match HOST.lock().find(address) {
-        Some((start, block)) if start == address && block.flags & managed::MANAGED == 0 => {}
+        Some((start, block)) if start == address && block.flags & MANAGED == 0 => {}
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
     stream::quiesce(session, None)?;

@@ -12,7 +12,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUresult,
 };
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::Op;
+use mpsshim_proto::message::{Object, Op};
 use mpsshim_proto::ring::{Producer, Reservation};
 use mpsshim_proto::segment::{
     ANSWER, ANSWER_LEN, Header, RETURNED, RingMemory, STAGING, flag_offset, state,
@@ -22,7 +22,7 @@ use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::ffi::Status;
-use crate::stream::Slots;
+use crate::slots::Slots;
 
 /// How long a sleeper trusts that it will be woken before it looks whether the server is still there.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -60,7 +60,7 @@ pub struct Session {
     /// How many of them are known to be complete.
     pub quiet: AtomicU64,
     /// Completion flags.
-    pub slots: Mutex<Slots>,
+    slots: Mutex<Slots>,
 }
 
 // SAFETY: `base` is a mapping that lives as long as the process; everything in it is reached through atomics, or
@@ -132,6 +132,31 @@ impl Session {
         let offset = flag_offset(flag).expect("flags are those of slots");
         // SAFETY: inside the mapping, just checked; aligned to a word; only ever used as an atomic.
         unsafe { &*self.base.add(offset).cast::<AtomicU32>() }
+    }
+
+    fn flag_value(&self, flag: u32) -> u32 {
+        // Acquire: what the GPU wrote before the flag is there.
+        self.flag(flag).load(Ordering::Acquire)
+    }
+
+    /// A completion flag for one use, and the value it holds; `None`: all are in use.
+    pub fn take_slot(&self) -> Option<(u32, u32)> {
+        self.slots.lock().take(|slot| self.flag_value(slot))
+    }
+
+    /// Gives back a slot whose first flag the GPU has no value to write into.
+    pub fn put_back_slot(&self, slot: u32) {
+        self.slots.lock().put_back(slot, self.flag_value(slot));
+    }
+
+    /// A slot may be used again when the GPU has written `value`.
+    pub fn retire_slot(&self, slot: u32, value: u32) {
+        self.slots.lock().retire(slot, value);
+    }
+
+    /// Retired slots that may not be used yet, with the values to come.
+    pub fn retiring_slots(&self) -> Vec<(u32, u32)> {
+        self.slots.lock().retiring(|slot| self.flag_value(slot))
     }
 
     /// Says that the host function of this value has returned; the server then lets its stream go on.
@@ -223,6 +248,14 @@ impl Session {
     /// Writes one message that awaits no answer and belongs to no stream.
     pub fn post<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
         self.ring()?.put(op, 0, body, &[])
+    }
+
+    /// Waits until the server has executed what a stream was given: the error of a captured operation.
+    #[cold]
+    pub fn settle(&self, stream: u64) -> Status {
+        let body = Object { object: stream };
+        self.ask(Op::Settle, &body, &[])?.status.ok()?;
+        self.posted_error()
     }
 
     /// Wakes the server.

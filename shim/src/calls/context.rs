@@ -16,6 +16,7 @@ use crate::event;
 use crate::ffi::{In, Out, Status, guard};
 use crate::stream::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
 use crate::submit::session;
+use crate::teardown;
 
 entries! {
     cuCtxCreate(_, _, _) => create_v2,
@@ -130,7 +131,7 @@ pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         context::permitted()?;
-        context::by_handle(context)?.destroy()
+        teardown::destroy(context::by_handle(context)?)
     })
 }
 
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn detach(context: u64) -> CUresult {
         let attached = &context.attached;
         match attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
             Ok(_) => Ok(()),
-            Err(_) => context.destroy(),
+            Err(_) => teardown::destroy(context),
         }
     })
 }

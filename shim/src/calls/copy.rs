@@ -10,7 +10,7 @@ use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, shadow, staging};
+use crate::{capture, context, default_stream, shadow, staging};
 
 entries! {
     cuMemcpy(_, _, _) => copy::<false>,
@@ -80,7 +80,7 @@ pub fn transfer(
     when: When,
 ) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     let len = len as u64;
     if len == 0 {
         return session.check();
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn peer<const P: bool>(
             len,
             When::Sync,
         )?;
-        stream::synchronize(session, stream::resolve(0, P)?)
+        stream::synchronize(session, default_stream::resolve(0, P)?)
     })
 }
 

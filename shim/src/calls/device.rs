@@ -8,7 +8,7 @@ use mpsshim_api::cuda::*;
 use super::context::valid_flags;
 use super::entries;
 use crate::ffi::{Out, Status, guard};
-use crate::{context, genuine};
+use crate::{context, genuine, teardown};
 
 entries! {
     cuDeviceGetAttribute(_, _, _) => get_attribute,
@@ -118,12 +118,12 @@ pub unsafe extern "C" fn primary_retain(out: Out<u64>, device: CUdevice) -> CUre
 
 /// `cuDevicePrimaryCtxRelease`.
 pub unsafe extern "C" fn primary_release(device: CUdevice) -> CUresult {
-    guard(|| context::device(device)?.primary(device)?.release())
+    guard(|| teardown::release(context::device(device)?.primary(device)?))
 }
 
 /// `cuDevicePrimaryCtxReset`.
 pub unsafe extern "C" fn primary_reset(device: CUdevice) -> CUresult {
-    guard(|| context::device(device)?.primary(device)?.reset())
+    guard(|| teardown::reset(context::device(device)?.primary(device)?))
 }
 
 /// `cuDevicePrimaryCtxGetState`.

@@ -11,7 +11,7 @@ use mpsshim_proto::message::{EventPair, Op, Value};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{context, event, stream};
+use crate::{context, default_stream, event};
 
 entries! {
     cuEventCreate(_, _) => create,
@@ -52,7 +52,12 @@ pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
 pub unsafe extern "C" fn record<const PER_THREAD: bool>(event: u64, stream: u64) -> CUresult {
     guard(|| {
         let event = event::resolve(event)?;
-        event::record(session()?, event, stream::resolve(stream, PER_THREAD)?, 0)
+        event::record(
+            session()?,
+            event,
+            default_stream::resolve(stream, PER_THREAD)?,
+            0,
+        )
     })
 }
 
@@ -67,7 +72,7 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let stream = stream::resolve(stream, PER_THREAD)?;
+        let stream = default_stream::resolve(stream, PER_THREAD)?;
         if flags & CU_EVENT_RECORD_EXTERNAL != 0 && !stream.is_capturing() {
             return Err(CUDA_ERROR_ILLEGAL_STATE);
         }

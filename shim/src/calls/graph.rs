@@ -21,7 +21,7 @@ use super::entries;
 use crate::ffi::{In, Out, Status, Text, guard};
 use crate::graph::{self, Listed};
 use crate::submit::session;
-use crate::{context, stream};
+use crate::{context, default_stream};
 
 entries! {
     cuGraphCreate(_, _) => create,
@@ -366,7 +366,7 @@ pub unsafe extern "C" fn instantiate_with_params<const P: bool>(
         out.required()?;
         let mut with = params.get()?;
         let stream = if with.flags & UPLOAD != 0 {
-            stream::resolve(with.upload_stream, P)?.handle()
+            default_stream::resolve(with.upload_stream, P)?.handle()
         } else {
             0
         };
@@ -392,7 +392,7 @@ pub unsafe extern "C" fn launch<const P: bool>(exec: u64, stream: u64) -> CUresu
             session()?,
             Op::GraphLaunch,
             exec,
-            stream::resolve(stream, P)?,
+            default_stream::resolve(stream, P)?,
         )
     })
 }
@@ -404,7 +404,7 @@ pub unsafe extern "C" fn upload<const P: bool>(exec: u64, stream: u64) -> CUresu
             session()?,
             Op::GraphUpload,
             exec,
-            stream::resolve(stream, P)?,
+            default_stream::resolve(stream, P)?,
         )
     })
 }

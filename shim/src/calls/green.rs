@@ -19,7 +19,7 @@ use super::entries;
 use crate::context::{self, Context};
 use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
-use crate::{event, stream};
+use crate::{default_stream, event, stream, teardown};
 
 entries! {
     cuDeviceGetDevResource(_, _, _) => device_get_resource,
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn create(
 
 /// `cuGreenCtxDestroy`.
 pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
-    guard(|| green(handle)?.destroy_green(session()?))
+    guard(|| teardown::destroy_green(session()?, green(handle)?))
 }
 
 /// `cuCtxFromGreenCtx`.
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn stream_create(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let made = stream::create(session()?, context, flags, priority, false)?;
-        context.own_stream(made);
+        context.own_stream(made.handle());
         out.set(made.handle())
     })
 }
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn stream_create(
 pub unsafe extern "C" fn stream_get_green(handle: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(stream::resolve(handle, false)?.context().green)
+        out.set(default_stream::resolve(handle, false)?.context().green)
     })
 }
 

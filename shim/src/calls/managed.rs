@@ -7,7 +7,7 @@ use mpsshim_api::cuda::*;
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
-use crate::{capture, context, managed, stream};
+use crate::{capture, context, default_stream, managed};
 
 entries! {
     cuMemAllocManaged(_, _, _) => alloc,
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn prefetch_v1<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         managed::prefetch(address, len as u64, managed::location_of(device))
     })
 }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn prefetch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn prefetch_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         if count == 0 || kinds == 0 || kinds > count || flags != 0 || first.at(0)? != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn discard_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         if count == 0 || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn attach<const P: bool>(
     flags: u32,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         let (start, room) = managed::block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let whole = start == address && (len == 0 || len as u64 == room);
         let known = matches!(

@@ -12,9 +12,9 @@ use mpsshim_proto::message::stream::MemOp;
 
 use super::entries;
 use crate::context;
+use crate::default_stream;
 use crate::ffi::{In, Status, guard};
 use crate::memory::{self, Place};
-use crate::stream;
 use crate::submit::session;
 
 entries! {
@@ -109,7 +109,7 @@ fn submit(
     operation: impl Fn(usize) -> Status<CUstreamBatchMemOpParams>,
 ) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     if stream.is_capturing() {
         tracing::warn!("capturing a wait or write of a word is not supported");
         return Err(CUDA_ERROR_NOT_SUPPORTED);

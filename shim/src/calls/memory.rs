@@ -6,7 +6,7 @@ use mpsshim_proto::message::{Attach, MemInfo, Op};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{capture, context, extents, memory, pools, stream};
+use crate::{capture, context, extents, managed, memory, pools, stream};
 
 entries! {
     cuMemAlloc_v2(_, _) => alloc,
@@ -65,11 +65,23 @@ pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
         capture::forbid(session)?;
         if memory::is_graph_memory(address) {
             stream::quiesce(session, None)?;
-            let stream = context::current()?.legacy_stream(session)?;
+            let stream = stream::legacy(session, context::current()?)?;
             pools::free(session, address, stream)?;
             return stream::synchronize(session, stream);
         }
-        memory::free(session, address)
+        if memory::device_of(address).is_some() {
+            return memory::free(session, address);
+        }
+        if managed::block(address).is_some() {
+            return managed::free(session, address);
+        }
+        // Memory from a pool goes in the order of the default stream, behind all work.
+        stream::quiesce(session, None)?;
+        let stream = stream::legacy(session, context::current()?)?;
+        match pools::free(session, address, stream)? {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     })
 }
 

@@ -4,6 +4,7 @@ use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
 use mpsshim_proto::message::{Memset, Op};
 
 use super::{entries, peer};
+use crate::default_stream;
 use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream;
@@ -45,7 +46,7 @@ fn fill(
     (width, height, pitch): (usize, usize, usize),
 ) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     if width == 0 || height == 0 {
         return session.check();
     }

@@ -17,7 +17,7 @@ use crate::ffi::{In, Out, Status, guard};
 use crate::known::{Fast, Known};
 use crate::module::{self, FunctionRef};
 use crate::submit::session;
-use crate::{context, stream};
+use crate::{context, default_stream};
 
 entries! {
     cuOccupancyMaxActiveBlocksPerMultiprocessor(_, _, _, _) => max_active_blocks,
@@ -217,7 +217,7 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
     let shape = shape_of(&config);
     // SAFETY: the program's configuration, as CUDA documents it.
     let attributes = unsafe { attributes(&config)? };
-    let stream = stream::resolve(config.stream.0, false)?;
+    let stream = default_stream::resolve(config.stream.0, false)?;
     let session = session()?;
     session.check()?;
     let question = (

@@ -12,7 +12,7 @@ use super::launch::{
     Pointers, Shape, check, cooperative_attribute, launch_packed, launch_pointers,
 };
 use crate::ffi::{In, Status, guard};
-use crate::{module, stream};
+use crate::{default_stream, module};
 
 entries! {
     cuFuncSetBlockShape(_, _, _, _) => set_block_shape,
@@ -214,7 +214,9 @@ pub unsafe extern "C" fn launch_on_devices(
             if launch.stream <= 2 {
                 return Err(CUDA_ERROR_INVALID_HANDLE);
             }
-            let device = stream::resolve(launch.stream, false)?.context().device;
+            let device = default_stream::resolve(launch.stream, false)?
+                .context()
+                .device;
             if seen.contains(&device) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }

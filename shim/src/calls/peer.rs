@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::copy::{self, Said, When};
 use super::entries;
 use crate::context::{self, Context};
+use crate::default_stream;
 use crate::ffi::{In, Out, Status, guard};
 use crate::genuine;
 use crate::stream;
@@ -118,7 +119,7 @@ fn batch<const P: bool>(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     }
-    let resolved = stream::resolve(stream, P)?;
+    let resolved = default_stream::resolve(stream, P)?;
     let (mut kind, mut at_once) = (0, false);
     for at in 0..count {
         if kind + 1 < kinds && first.at(kind + 1)? == at {

@@ -8,7 +8,7 @@ use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::pools;
 use crate::submit::session;
-use crate::{memory, stream};
+use crate::{default_stream, memory};
 
 entries! {
     cuMemAllocAsync(_, _, _) => alloc_async::<false>,
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn alloc_async<const P: bool>(
     guard(|| {
         out.required()?;
         let session = session()?;
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         let pool = pools::current(session, stream.context().device)?;
         out.set(pools::alloc(session, len as u64, pool, stream)?)
     })
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         out.set(pools::alloc(session()?, len as u64, pool, stream)?)
     })
 }
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
 pub unsafe extern "C" fn free_async<const P: bool>(address: CUdeviceptr, stream: u64) -> CUresult {
     guard(|| {
         let session = session()?;
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         if address == 0 {
             return Ok(());
         }

@@ -17,7 +17,7 @@ use crate::memory::{self, Place};
 use crate::shadow::{self, Shadow};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, staging};
+use crate::{capture, context, default_stream, staging};
 
 entries! {
     cuMemcpy2D_v2(_) => copy_2d::<false>,
@@ -416,7 +416,7 @@ pub fn check(copy: &CUDA_MEMCPY3D) -> Status<Option<Boxed>> {
 
 pub fn submit((stream, per_thread): (u64, bool), copy: &CUDA_MEMCPY3D, when: When) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     match check(copy)? {
         Some(copy) => transfer(session, stream, copy, when),
         None => session.check(),
@@ -534,7 +534,7 @@ fn batch(
     if stream == LEGACY || stream == 0 && !per_thread {
         return Err(all(CUDA_ERROR_INVALID_VALUE));
     }
-    let stream = stream::resolve(stream, per_thread).map_err(all)?;
+    let stream = default_stream::resolve(stream, per_thread).map_err(all)?;
     let mut copies = Vec::new();
     for index in 0..count {
         let copy = ops.at(index).and_then(|op| unpack(&op));

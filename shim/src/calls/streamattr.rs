@@ -13,8 +13,9 @@ use zerocopy::IntoBytes;
 
 use super::entries;
 use crate::context;
+use crate::default_stream;
 use crate::ffi::{Status, guard};
-use crate::stream::{self, Attributes, StreamRef};
+use crate::stream::{Attributes, StreamRef};
 use crate::submit::session;
 
 entries! {
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn get<const PER_THREAD: bool>(
     out: *mut Value,
 ) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(handle, PER_THREAD)?;
+        let stream = default_stream::resolve(handle, PER_THREAD)?;
         let out = out.cast::<u8>();
         if out.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -147,7 +148,7 @@ pub unsafe extern "C" fn set<const PER_THREAD: bool>(
     value: *const Value,
 ) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(handle, PER_THREAD)?;
+        let stream = default_stream::resolve(handle, PER_THREAD)?;
         let value = value.cast::<u8>();
         if value.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -162,8 +163,8 @@ pub unsafe extern "C" fn set<const PER_THREAD: bool>(
 /// `cuStreamCopyAttributes`.
 pub unsafe extern "C" fn copy<const PER_THREAD: bool>(to: u64, from: u64) -> CUresult {
     guard(|| {
-        let to = stream::resolve(to, PER_THREAD)?;
-        let from = stream::resolve(from, PER_THREAD)?;
+        let to = default_stream::resolve(to, PER_THREAD)?;
+        let from = default_stream::resolve(from, PER_THREAD)?;
         let (mut now, new) = (to.attributes(), from.attributes());
         let mut value = [0u8; 64];
         let each: [(u32, &[u8]); 4] = [
