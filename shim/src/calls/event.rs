@@ -3,7 +3,7 @@
 use mpsshim_api::cuda::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_EVENT_RECORD_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUipcEventHandle, CUresult,
 };
 use mpsshim_proto::message::stream::{EventExport, EventToken};
 use mpsshim_proto::message::{EventPair, Op, Value};
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
 }
 
 /// `cuIpcGetEventHandle`. The handle is a number that the server has drawn.
-pub unsafe extern "C" fn get_ipc_handle(out: Out<[u8; 64]>, event: u64) -> CUresult {
+pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) -> CUresult {
     guard(|| {
         out.required()?;
         if event == 0 {
@@ -95,23 +95,16 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<[u8; 64]>, event: u64) -> CUres
             event: event.handle(),
         };
         let answer: EventToken = session()?.ask(Op::EventExport, &body, &[])?.read()?;
-        out.set(zerocopy::transmute!(answer.token))
+        out.set(CUipcEventHandle(zerocopy::transmute!(answer.token)))
     })
 }
 
-/// `CUipcEventHandle`, 64 bytes, passed by value.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct IpcHandle {
-    token: [u8; 64],
-}
-
 /// `cuIpcOpenEventHandle`.
-pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: IpcHandle) -> CUresult {
+pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: CUipcEventHandle) -> CUresult {
     guard(|| {
         out.required()?;
         let context = context::current()?;
-        let token = zerocopy::transmute!(handle.token);
+        let token = zerocopy::transmute!(handle.0);
         out.set(event::import(session()?, context, token)?.handle())
     })
 }

@@ -9,7 +9,7 @@ mod capture;
 mod context;
 mod copy;
 mod device;
-pub mod event;
+mod event;
 mod function;
 mod graph;
 mod graph_node;
@@ -40,7 +40,7 @@ mod texture;
 mod user_object;
 mod virtual_memory;
 
-use crate::exports::Target;
+use crate::symbols::Target;
 
 /// A symbol and its handler.
 pub type Entry = (&'static str, Target);
@@ -55,7 +55,7 @@ macro_rules! entries {
         /// The symbols served here.
         pub const $table: &[$crate::calls::Entry] = &[$((
             stringify!($symbol),
-            $crate::exports::Target::new($handler as unsafe extern "C" fn($($argument),*) -> _ as *const ()),
+            $crate::symbols::Target::new($handler as unsafe extern "C" fn($($argument),*) -> _ as *const ()),
         )),*];
 
         #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUresult};
 
-use crate::direct::Genuine;
+use crate::direct::wrap::Genuine;
 
 macro_rules! functions {
     ($(fn $name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => {
