@@ -92,7 +92,7 @@ pub fn exchange_mode(mode: u32) -> u32 {
 fn spoil(session: &Session, streams: impl Iterator<Item = u64>) -> Status {
     let streams: Vec<u64> = streams.collect();
     for object in streams {
-        session.ask(Op::CaptureBreak, &Object { object }, &[])?;
+        session.request(Op::CaptureBreak, &Object { object }, &[])?;
     }
     Ok(())
 }
@@ -199,7 +199,7 @@ pub fn begin(
     if stream.is_capturing() {
         return Err(CUDA_ERROR_ILLEGAL_STATE);
     }
-    // Nothing can be asked of the stream while it captures: its last mark covers what it was given before.
+    // The stream cannot be queried while it captures: its last mark covers what it was given before.
     stream::mark(&mut session.ring()?, stream)?;
     let body = CaptureBegin {
         stream: stream.handle(),
@@ -208,7 +208,7 @@ pub fn begin(
         edges: u32::from(!edges.is_empty()),
     };
     session
-        .ask(Op::CaptureBegin, &body, &behind(nodes, edges)?)?
+        .request(Op::CaptureBegin, &body, &behind(nodes, edges)?)?
         .status
         .ok()?;
     let id = IDS.fetch_add(1, Ordering::Relaxed);
@@ -239,7 +239,7 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
         // The capture is over all the same, and its graph is lost.
         spoil(session, std::iter::once(object))?;
     }
-    let answer = session.ask(Op::CaptureEnd, &Object { object }, &[])?;
+    let answer = session.request(Op::CaptureEnd, &Object { object }, &[])?;
     // The end of a forked stream is none, unless the driver takes it for one.
     let over = match capture {
         Some(capture) if capture.stream != object => !still_captures(session, capture.stream)?,
@@ -263,8 +263,8 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
 }
 
 fn still_captures(session: &Session, stream: u64) -> Status<bool> {
-    let asked = session.ask(Op::CaptureState, &Object { object: stream }, &[])?;
-    let state: CaptureState = asked.read()?;
+    let answer = session.request(Op::CaptureState, &Object { object: stream }, &[])?;
+    let state: CaptureState = answer.read()?;
     Ok(state.status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
@@ -326,7 +326,7 @@ pub fn info(session: &Session, stream: StreamRef) -> Status<Info> {
         return Ok(Info::default());
     }
     let object = stream.handle();
-    let answer = session.ask(Op::CaptureState, &Object { object }, &[])?;
+    let answer = session.request(Op::CaptureState, &Object { object }, &[])?;
     let state: CaptureState = answer.read()?;
     let rest = answer
         .payload
@@ -387,7 +387,7 @@ pub fn update(
         pad: 0,
     };
     session
-        .ask(Op::CaptureUpdate, &body, &behind(nodes, edges)?)?
+        .request(Op::CaptureUpdate, &body, &behind(nodes, edges)?)?
         .status
         .ok()
 }

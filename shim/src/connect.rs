@@ -412,7 +412,7 @@ fn limit_memory(session: &Session, limits: &[(i32, u64)]) {
                 bytes: *bytes,
             };
             // An error means that the server is gone.
-            let _ = session.post(Op::LimitMemory, &body);
+            let _ = session.submit(Op::LimitMemory, &body);
         }
     }
 }

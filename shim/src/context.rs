@@ -344,7 +344,7 @@ impl Context {
             device: self.server_device,
             hundredths,
         };
-        let count: Value = match session.ask(Op::Confine, &body, &[])?.read() {
+        let count: Value = match session.request(Op::Confine, &body, &[])?.read() {
             Ok(count) => count,
             // Such devices cannot be parted.
             Err(CUDA_ERROR_NOT_SUPPORTED) => return Ok(()),
@@ -369,7 +369,7 @@ impl Context {
         }
     }
 
-    /// A limit that was asked for or set.
+    /// A limit that was queried or set.
     #[inline]
     pub fn known_limit(&self, limit: u32) -> Option<u64> {
         let known = self.known_limits.get(limit as usize)?;
@@ -471,7 +471,7 @@ impl Device {
                 device: server,
                 pad: 0,
             };
-            session.ask(Op::Attach, &body, &[])?.status.ok()?;
+            session.request(Op::Attach, &body, &[])?.status.ok()?;
             *attached = true;
         }
         Ok(server)

@@ -108,7 +108,7 @@ include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
 
 /// A function that is entered with a symbol's index on top of the stack, above the caller's return address, has
 /// `resolve` say where the call goes, and jumps there with every argument register as it was.
-macro_rules! ask_and_jump {
+macro_rules! resolve_and_jump {
     ($(#[$doc:meta])* $name:ident, $resolve:path) => {
         $(#[$doc])*
         #[unsafe(naked)]
@@ -159,12 +159,12 @@ macro_rules! ask_and_jump {
     };
 }
 
-ask_and_jump!(
+resolve_and_jump!(
     /// The way of a call whose slot has not been written.
     forward,
     mode::resolve
 );
-ask_and_jump!(
+resolve_and_jump!(
     /// The way of a call whose gate is closed.
     wait,
     direct::pass

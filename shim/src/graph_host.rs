@@ -71,7 +71,7 @@ pub fn capture(session: &Session, stream: StreamRef, function: Function, data: u
         token: token(function, data),
         pad: 0,
     };
-    stream::post(session, stream, Op::CaptureHost, &body, &[])
+    stream::submit(session, stream, Op::CaptureHost, &body, &[])
 }
 
 /// Slots for as many host nodes, their flags cleared.

@@ -2,7 +2,7 @@
 //! natively.
 //!
 //! The text is produced in the server. A program that has launched a function of a module that prints
-//! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) asks for it whenever it has waited for work.
+//! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) requests it whenever it has waited for work.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ fn fetch(session: &Session) {
         EXPECTED.store(false, Ordering::Relaxed);
     }
     loop {
-        let Ok(answer) = session.ask(Op::Printed, &Value::default(), &[]) else {
+        let Ok(answer) = session.request(Op::Printed, &Value::default(), &[]) else {
             return;
         };
         let Ok((left, text)) = Value::read_from_prefix(&answer.payload) else {

@@ -84,14 +84,14 @@ impl Default for Attributes {
 #[derive(Debug, Default)]
 struct Progress {
     /// Not used for [`Stream::joined`]: the context counts.
-    posted: AtomicU64,
+    submitted: AtomicU64,
     marked: AtomicU64,
     reached: AtomicU64,
 }
 
 impl Progress {
     fn reset(&self) {
-        self.posted.store(0, Ordering::Relaxed);
+        self.submitted.store(0, Ordering::Relaxed);
         self.marked.store(0, Ordering::Relaxed);
         self.reached.store(0, Ordering::Relaxed);
     }
@@ -179,7 +179,7 @@ impl Stream {
         if self.is_legacy() {
             self.context().joined.load(Ordering::Acquire)
         } else {
-            self.own.posted.load(Ordering::Acquire)
+            self.own.submitted.load(Ordering::Acquire)
         }
     }
 
@@ -203,7 +203,7 @@ impl Stream {
 
     /// Whether it was given work of its own that is not known to be complete.
     pub fn is_busy(&self) -> bool {
-        self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
+        self.own.reached.load(Ordering::Acquire) < self.own.submitted.load(Ordering::Acquire)
     }
 
     /// Counts an operation that was just put into the ring, unless it is captured.
@@ -216,7 +216,7 @@ impl Stream {
             // The ring's lock is held: nobody else writes.
             counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
         };
-        add(&self.own.posted);
+        add(&self.own.submitted);
         if self.flags() & CU_STREAM_NON_BLOCKING == 0 {
             add(&self.context().joined);
         }
@@ -297,7 +297,7 @@ pub fn create(
     entry.mark.store(value, Ordering::Relaxed);
     entry.set_capture(0);
     let handle = STREAMS.handle_of(entry);
-    session.post(
+    session.submit(
         Op::StreamCreate,
         &StreamCreate {
             stream: handle,
@@ -364,7 +364,7 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
     // The last mark tells when the slot may be used again, and lets others wait for what still runs.
     let last = if !captured
         && entry.is_busy()
-        && entry.own.marked.load(Ordering::Relaxed) < entry.own.posted.load(Ordering::Relaxed)
+        && entry.own.marked.load(Ordering::Relaxed) < entry.own.submitted.load(Ordering::Relaxed)
     {
         mark_in(&mut ring, entry, handle)?
     } else {
@@ -380,7 +380,7 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
 
 /// Puts one operation of a stream into the ring.
 #[inline]
-pub fn post<T: IntoBytes + Immutable>(
+pub fn submit<T: IntoBytes + Immutable>(
     session: &Session,
     stream: StreamRef,
     op: Op,
@@ -411,10 +411,10 @@ fn mark_in(ring: &mut Ring<'_>, stream: &Stream, handle: u64) -> Status<Target> 
         &[],
     )?;
     stream.mark.store(value, Ordering::Relaxed);
-    stream
-        .own
-        .marked
-        .store(stream.own.posted.load(Ordering::Relaxed), Ordering::Release);
+    stream.own.marked.store(
+        stream.own.submitted.load(Ordering::Relaxed),
+        Ordering::Release,
+    );
     if stream.is_legacy() {
         let joined = stream.context().joined.load(Ordering::Relaxed);
         stream.joined.marked.store(joined, Ordering::Release);
@@ -459,7 +459,7 @@ pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Poli
     wait::wait(session, target.slot, target.value, policy)?;
     stream.note(target);
     waited::done(session, Seen::Wait);
-    session.posted_error()
+    session.async_error()
 }
 
 /// A capturing stream cannot be waited for: the attempt invalidates the capture.
@@ -468,7 +468,7 @@ pub fn forbid_wait(session: &Session, stream: StreamRef) -> Status {
     let body = Object {
         object: stream.handle(),
     };
-    session.ask(Op::CaptureBreak, &body, &[])?;
+    session.request(Op::CaptureBreak, &body, &[])?;
     Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
@@ -481,7 +481,7 @@ pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
         Some(target) => wait_for(session, stream, target, stream.policy()),
         None => {
             waited::done(session, Seen::Wait);
-            session.posted_error()
+            session.async_error()
         }
     }
 }
@@ -498,7 +498,7 @@ pub fn query(session: &Session, stream: StreamRef) -> Status<bool> {
         stream.note(target);
     }
     waited::done(session, Seen::Query);
-    session.posted_error()?;
+    session.async_error()?;
     Ok(true)
 }
 
@@ -529,7 +529,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     let now = session.operations.load(Ordering::Acquire);
     if session.quiet.load(Ordering::Acquire) >= now {
         waited::done(session, seen);
-        return session.posted_error();
+        return session.async_error();
     }
     let busy: Vec<StreamRef> = match only {
         Some(context) => of_context(context),
@@ -544,7 +544,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         for stream in busy {
             if stream.handle() != 0 {
                 let covered = stream.own.marked.load(Ordering::Relaxed)
-                    >= stream.own.posted.load(Ordering::Relaxed);
+                    >= stream.own.submitted.load(Ordering::Relaxed);
                 let target = if covered {
                     stream.last_mark()
                 } else {
@@ -566,5 +566,5 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         session.quiet.fetch_max(now, Ordering::AcqRel);
     }
     waited::done(session, seen);
-    session.posted_error()
+    session.async_error()
 }

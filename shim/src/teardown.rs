@@ -37,7 +37,7 @@ fn end(session: &Session, context: &'static Context) {
     memory::release_of_context(session, context);
     let part = context.take_back_part();
     if part != 0 {
-        let _ = session.post(Op::GreenDestroy, &Object { object: part });
+        let _ = session.submit(Op::GreenDestroy, &Object { object: part });
     }
 }
 
@@ -62,7 +62,7 @@ pub fn destroy_green(session: &Session, context: &'static Context) -> Status {
     let body = Object {
         object: context.green,
     };
-    session.post(Op::GreenDestroy, &body)?;
+    session.submit(Op::GreenDestroy, &body)?;
     release(context.home())
 }
 

@@ -169,7 +169,7 @@ pub unsafe extern "C" fn get_level(out: Out<u64>, handle: u64, level: u32) -> CU
 }
 
 /// The array that a question is about.
-fn asked(found: Status<ArrayRef>) -> Status<ArrayRef> {
+fn of_query(found: Status<ArrayRef>) -> Status<ArrayRef> {
     found.map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
 
@@ -180,7 +180,7 @@ fn query<T: FromBytes>(array: ArrayRef, kind: u32, device: u32) -> Status<T> {
         kind,
         device,
     };
-    session()?.ask(Op::ArrayQuery, &body, &[])?.read()
+    session()?.request(Op::ArrayQuery, &body, &[])?.read()
 }
 
 fn memory_requirements(
@@ -192,14 +192,14 @@ fn memory_requirements(
         out.required()?;
         let device = context::device(device)?.server;
         let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        out.set(query(asked(array)?, 0, device)?)
+        out.set(query(of_query(array)?, 0, device)?)
     })
 }
 
 fn sparse_properties(out: Out<CUDA_ARRAY_SPARSE_PROPERTIES>, array: Status<ArrayRef>) -> CUresult {
     guard(|| {
         out.required()?;
-        let array = asked(array)?;
+        let array = of_query(array)?;
         out.set(query(array, 1, array.device())?)
     })
 }

@@ -356,7 +356,7 @@ pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult 
             return out.set(known as usize);
         }
         let body = limit_body(context, limit, 0);
-        let value: Value = session.ask(Op::GetLimit, &body, &[])?.read()?;
+        let value: Value = session.request(Op::GetLimit, &body, &[])?.read()?;
         context.know_limit(limit, value.value);
         out.set(value.value as usize)
     })
@@ -369,7 +369,7 @@ pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
         capture::forbid(session()?)?;
         let context = context::current()?;
         let body = limit_body(context, limit, value as u64);
-        let value: Value = session()?.ask(Op::SetLimit, &body, &[])?.read()?;
+        let value: Value = session()?.request(Op::SetLimit, &body, &[])?.read()?;
         context.know_limit(limit, value.value);
         Ok(())
     })

@@ -97,7 +97,7 @@ pub fn transfer(
             host_to_host(session, stream, to.0, from.0, len)
         }
         (Some(to), Some(from)) => {
-            post(session, stream, to, from, len)?;
+            submit(session, stream, to, from, len)?;
             // A copy within the device is not waited for; one that touches host memory is.
             let touches_host = to.1 == Side::Host || from.1 == Side::Host;
             if when == When::Sync && touches_host {
@@ -120,7 +120,7 @@ pub fn transfer(
                     stream: stream.handle(),
                     len,
                 };
-                return stream::post(session, stream, Op::CopyInline, &body, data);
+                return stream::submit(session, stream, Op::CopyInline, &body, data);
             }
             // SAFETY: as above.
             unsafe { staging::to_device(session, stream, to, from, len) }
@@ -160,11 +160,11 @@ fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u
     if !shadows.is_empty() {
         shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
     }
-    post(session, stream, to, from, len)
+    submit(session, stream, to, from, len)
 }
 
 /// Has the server copy between two sides that it reaches.
-fn post(
+fn submit(
     session: &Session,
     stream: StreamRef,
     to: (u64, Side),
@@ -179,7 +179,7 @@ fn post(
         sides: to.1 as u32 | (from.1 as u32) << 8,
         pad: 0,
     };
-    stream::post(session, stream, Op::Copy, &body, &[])
+    stream::submit(session, stream, Op::Copy, &body, &[])
 }
 
 /// Host memory to host memory, by this thread once the stream has got there.

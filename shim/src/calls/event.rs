@@ -94,7 +94,7 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) 
         let body = EventExport {
             event: event.handle(),
         };
-        let answer: EventToken = session()?.ask(Op::EventExport, &body, &[])?.read()?;
+        let answer: EventToken = session()?.request(Op::EventExport, &body, &[])?.read()?;
         out.set(CUipcEventHandle(zerocopy::transmute!(answer.token)))
     })
 }
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn elapsed_time(out: Out<f32>, start: u64, end: u64) -> CU
         if !std::ptr::eq(first.context(), last.context()) || out.is_null() {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let answer = session()?.ask(Op::EventElapsed, &EventPair { start, end }, &[])?;
+        let answer = session()?.request(Op::EventElapsed, &EventPair { start, end }, &[])?;
         let value: Value = answer.read()?;
         out.set(f32::from_bits(value.value as u32))
     })

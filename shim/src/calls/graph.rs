@@ -70,7 +70,7 @@ pub unsafe extern "C" fn create(out: Out<u64>, flags: u32) -> CUresult {
         // A graph belongs to no context; its nodes say where they run.
         let device = graph::device(session()?)?;
         let body = GraphCreate { flags, device };
-        let made: Value = session()?.ask(Op::GraphCreate, &body, &[])?.read()?;
+        let made: Value = session()?.request(Op::GraphCreate, &body, &[])?.read()?;
         out.set(made.value)
     })
 }
@@ -96,7 +96,9 @@ pub unsafe extern "C" fn find_in_clone(out: Out<u64>, node: u64, clone: u64) -> 
             first: node,
             second: clone,
         };
-        let found: Value = session()?.ask(Op::GraphFindInClone, &body, &[])?.read()?;
+        let found: Value = session()?
+            .request(Op::GraphFindInClone, &body, &[])?
+            .read()?;
         out.set(found.value)
     })
 }
@@ -105,7 +107,7 @@ pub unsafe extern "C" fn find_in_clone(out: Out<u64>, node: u64, clone: u64) -> 
 pub unsafe extern "C" fn node_kind(node: u64, out: Out<u32>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(graph::ask_value(session()?, Op::GraphNodeKind, node)? as u32)
+        out.set(graph::request_value(session()?, Op::GraphNodeKind, node)? as u32)
     })
 }
 
@@ -257,7 +259,7 @@ fn send_dependencies(
         ]
         .concat();
         session
-            .ask(Op::GraphDependencies, &body, &behind)?
+            .request(Op::GraphDependencies, &body, &behind)?
             .status
             .ok()?;
         first += part;
@@ -418,7 +420,7 @@ pub unsafe extern "C" fn destroy_exec(exec: u64) -> CUresult {
 pub unsafe extern "C" fn exec_flags(exec: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(graph::ask_value(session()?, Op::GraphExecFlags, exec)?)
+        out.set(graph::request_value(session()?, Op::GraphExecFlags, exec)?)
     })
 }
 
@@ -471,7 +473,7 @@ pub unsafe extern "C" fn get_enabled(exec: u64, node: u64, out: Out<u32>) -> CUr
             set: 0,
             enabled: 0,
         };
-        let is: GraphEnabled = session()?.ask(Op::GraphEnabled, &body, &[])?.read()?;
+        let is: GraphEnabled = session()?.request(Op::GraphEnabled, &body, &[])?.read()?;
         out.set(is.enabled)
     })
 }
@@ -485,7 +487,10 @@ pub unsafe extern "C" fn set_enabled(exec: u64, node: u64, enabled: u32) -> CUre
             set: 1,
             enabled,
         };
-        session()?.ask(Op::GraphEnabled, &body, &[])?.status.ok()
+        session()?
+            .request(Op::GraphEnabled, &body, &[])?
+            .status
+            .ok()
     })
 }
 
@@ -498,7 +503,7 @@ pub unsafe extern "C" fn print_dot(graph: u64, path: Text, flags: u32) -> CUresu
             flags,
             pad: 0,
         };
-        let (answer, file) = session()?.ask_receiving(Op::GraphDot, &body)?;
+        let (answer, file) = session()?.request_receiving(Op::GraphDot, &body)?;
         let len: Value = answer.read()?;
         let mut text = Vec::new();
         let mut file = std::fs::File::from(file);
@@ -526,7 +531,7 @@ fn memory(device: i32, attribute: u32, what: u32, value: u64) -> Status<u64> {
         what,
         pad: 0,
     };
-    let value: Value = session()?.ask(Op::GraphMemory, &body, &[])?.read()?;
+    let value: Value = session()?.request(Op::GraphMemory, &body, &[])?.read()?;
     Ok(value.value)
 }
 

@@ -407,7 +407,7 @@ fn attribute(node: u64, id: u32, value: Option<[u64; 8]>) -> Status<[u64; 8]> {
         set: u32::from(value.is_some()),
         value: value.unwrap_or_default(),
     };
-    let is: GraphAttribute = session()?.ask(Op::GraphAttribute, &body, &[])?.read()?;
+    let is: GraphAttribute = session()?.request(Op::GraphAttribute, &body, &[])?.read()?;
     Ok(is.value)
 }
 
@@ -432,7 +432,7 @@ pub unsafe extern "C" fn copy_attributes(to: u64, from: u64) -> CUresult {
             second: from,
         };
         session()?
-            .ask(Op::GraphCopyAttributes, &body, &[])?
+            .request(Op::GraphCopyAttributes, &body, &[])?
             .status
             .ok()
     })
@@ -1026,7 +1026,7 @@ pub unsafe extern "C" fn create_condition(
             flags,
             pad: 0,
         };
-        let made: Value = session()?.ask(Op::GraphCondition, &body, &[])?.read()?;
+        let made: Value = session()?.request(Op::GraphCondition, &body, &[])?.read()?;
         out.set(made.value)
     })
 }

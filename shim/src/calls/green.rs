@@ -83,7 +83,7 @@ fn query(out: Out<CUdevResource>, green: u64, ordinal: i32, kind: u32) -> Status
         device: context::device(ordinal)?.attach(session)?,
         kind,
     };
-    let resource: Resource = session.ask(Op::ResourceQuery, &body, &[])?.read()?;
+    let resource: Resource = session.request(Op::ResourceQuery, &body, &[])?.read()?;
     out.set(shown(&resource))
 }
 
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn split_by_count(
             flags,
             least,
         };
-        let answer = session()?.ask(Op::ResourceSplit, &body, &[])?;
+        let answer = session()?.request(Op::ResourceSplit, &body, &[])?;
         let head: ResourceGroups = answer.read()?;
         let told = &answer.payload[size_of::<ResourceGroups>()..];
         for (index, group) in told.chunks_exact(size_of::<Resource>()).enumerate() {
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn generate_desc(
         }
         let body = ResourceJoin { count, device: 0 };
         let value: Value = session()?
-            .ask(Op::ResourceJoin, &body, tokens.as_bytes())?
+            .request(Op::ResourceJoin, &body, tokens.as_bytes())?
             .read()?;
         out.set(Handle::new(Kind::ResourceDescriptor, 0, value.value as u32).0)
     })
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn create(
             flags,
             pad: 0,
         };
-        session.ask(Op::GreenCreate, &body, &[])?.status.ok()?;
+        session.request(Op::GreenCreate, &body, &[])?.status.ok()?;
         let context = context::create_green(device, handle)?;
         GREENS.write().insert(handle, context);
         out.set(handle)

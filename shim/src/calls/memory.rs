@@ -93,7 +93,7 @@ pub unsafe extern "C" fn get_info(free: Out<usize>, total: Out<usize>) -> CUresu
             device: context.server_device,
             pad: 0,
         };
-        let info: MemInfo = session()?.ask(Op::MemInfo, &body, &[])?.read()?;
+        let info: MemInfo = session()?.request(Op::MemInfo, &body, &[])?.read()?;
         let unused = memory::unused(context.server_device);
         free.set_if_wanted((info.free + unused).min(info.total) as usize);
         total.set_if_wanted(info.total as usize);

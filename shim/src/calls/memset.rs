@@ -87,7 +87,7 @@ fn fill(
         value,
         element,
     };
-    stream::post(session, stream, Op::Memset, &body, &[])
+    stream::submit(session, stream, Op::Memset, &body, &[])
 }
 
 /// `cuMemsetD8`.

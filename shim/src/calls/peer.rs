@@ -59,7 +59,7 @@ fn tell(owner: &Context, user: &Context, enable: bool) -> Status {
         enable: enable.into(),
         pad: 0,
     };
-    session()?.ask(Op::PeerAccess, &body, &[])?.status.ok()
+    session()?.request(Op::PeerAccess, &body, &[])?.status.ok()
 }
 
 /// `cuCtxEnablePeerAccess`.

@@ -238,7 +238,7 @@ pub unsafe extern "C" fn get_attribute(
             attribute,
             pad: 0,
         };
-        let value: Value = session.ask(Op::PointerAttribute, &body, &[])?.read()?;
+        let value: Value = session.request(Op::PointerAttribute, &body, &[])?.read()?;
         store(out, (value.value, len))
     })
 }

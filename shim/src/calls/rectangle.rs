@@ -249,7 +249,7 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
             shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
         }
         let body = message(to.side([0; 3]), from.side([0; 3]), size);
-        return stream::post(session, stream, Op::CopyBox, &body, &[]);
+        return stream::submit(session, stream, Op::CopyBox, &body, &[]);
     }
     let mut cut = Cut { size, at: [0; 3] };
     match (to, from) {
@@ -311,7 +311,7 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
         }
         _ => {
             let body = message(to.side([0; 3]), from.side([0; 3]), size);
-            stream::post(session, stream, Op::CopyBox, &body, &[])?;
+            stream::submit(session, stream, Op::CopyBox, &body, &[])?;
             let touches_host = to.host().is_some() || from.host().is_some();
             if when == When::Sync && touches_host {
                 stream::synchronize(session, stream)?;

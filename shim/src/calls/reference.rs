@@ -90,7 +90,7 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
         device,
         pad: 0,
     };
-    let answer = session.ask(Op::GetReference, &body, name.to_bytes_with_nul());
+    let answer = session.request(Op::GetReference, &body, name.to_bytes_with_nul());
     match answer.and_then(|answer| answer.status.ok()) {
         Ok(()) => {
             *entry.lock() = Some((module, name.to_owned()));
@@ -148,7 +148,7 @@ fn call(reference: u64, call: Call, arguments: &[u64]) -> Status<[u64; 4]> {
         call: call as u32,
         pad: 0,
     };
-    let result: ReferenceResult = session()?.ask(Op::ReferenceCall, &body, &[])?.read()?;
+    let result: ReferenceResult = session()?.request(Op::ReferenceCall, &body, &[])?.read()?;
     Ok(result.words)
 }
 

@@ -138,7 +138,7 @@ fn change(stream: StreamRef, now: &mut Attributes, id: u32, value: *const u8) ->
             std::ptr::copy_nonoverlapping(value, body.value.as_mut_ptr(), STREAM_ATTRIBUTE_LEN);
         },
     }
-    session()?.post(Op::StreamAttribute, &body)
+    session()?.submit(Op::StreamAttribute, &body)
 }
 
 /// `cuStreamSetAttribute`.

@@ -71,8 +71,8 @@ fn make(out: Out<Map>, body: Status<TensorMap>) -> CUresult {
         session.check()?;
         let mut body = body?;
         body.device = context::current()?.server_device;
-        let map = MADE.get_or_ask(body.as_bytes().to_vec(), || {
-            let made: TensorMapMade = session.ask(Op::TensorMap, &body, &[])?.read()?;
+        let map = MADE.get_or_request(body.as_bytes().to_vec(), || {
+            let made: TensorMapMade = session.request(Op::TensorMap, &body, &[])?.read()?;
             Ok(made.map)
         })?;
         out.set(map)
