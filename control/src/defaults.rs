@@ -1,6 +1,8 @@
 //! Default limits of the servers that the daemon starts, from its settings.
 
-use crate::settings::{self, Given, SettingsError};
+use crate::settings::given::{
+    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT,
+};
 use mpsshim_model::limits::Limits;
 use mpsshim_proto::limits::of_devices;
 
@@ -20,7 +22,7 @@ impl Defaults {
     /// What could not be understood in the file.
     pub fn from_given(
         get: impl Fn(&'static str) -> Option<Given>,
-    ) -> Result<(Defaults, Vec<String>), SettingsError> {
+    ) -> Result<(Defaults, Vec<String>), String> {
         let mut defaults = Defaults::default();
         let mut ignored = Vec::new();
         let mut wrong = Ok(());
@@ -32,21 +34,21 @@ impl Defaults {
                 return;
             };
             if given.in_file {
-                wrong = Err(SettingsError::File(format!("{}: {why}", given.told)));
+                wrong = Err(format!("{}: {why}", given.told));
             } else {
                 ignored.push(format!("{} is ignored: {why}", given.told));
             }
         };
         let limits = &mut defaults.limits;
-        read(settings::ACTIVE_THREAD_PERCENTAGE, &mut |value| {
+        read(ACTIVE_THREAD_PERCENTAGE, &mut |value| {
             limits.threads = value.parse().map_err(|error| format!("{error}"))?;
             Ok(())
         });
-        read(settings::CLIENT_PRIORITY, &mut |value| {
+        read(CLIENT_PRIORITY, &mut |value| {
             limits.priority = priority(value).ok_or("it must be 0 or 1")?;
             Ok(())
         });
-        read(settings::PINNED_DEVICE_MEM_LIMIT, &mut |value| {
+        read(PINNED_DEVICE_MEM_LIMIT, &mut |value| {
             for (device, bytes) in memory_limits(value)? {
                 match device.parse() {
                     Ok(ordinal) => drop(limits.memory.insert(ordinal, bytes)),

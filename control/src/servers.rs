@@ -364,6 +364,12 @@ impl Servers {
         self.running.iter().find(|server| server.pid == pid)
     }
 
+    /// Whether a server has a connection to this daemon.
+    pub fn is_linked(&self, pid: i32) -> bool {
+        self.by_pid(pid)
+            .is_some_and(|server| server.link().is_some())
+    }
+
     fn by_pid_mut(&mut self, pid: i32) -> Option<&mut Server> {
         self.running.iter_mut().find(|server| server.pid == pid)
     }

@@ -3,6 +3,9 @@
 //! `--help` of the programs and docs/settings.md are generated from the table.
 
 pub mod file;
+pub mod given;
+
+pub use given::{ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT};
 
 use crate::defaults::Defaults;
 use crate::seqpacket;
@@ -80,12 +83,6 @@ pub const DEFAULT_MAX_CLIENTS: usize = 256;
 /// Default of [`MAX_SPIN`].
 pub const DEFAULT_MAX_SPIN_US: u64 = 10_000;
 const MOST_SPIN_US: u64 = 1_000_000;
-/// Default active-thread percentage; a client's own.
-pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// Default limits of device memory; a client's own.
-pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// Default client priority; a client's own.
-pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
 /// Every setting.
 pub const TABLE: &[Setting] = &[
@@ -281,17 +278,6 @@ pub enum SettingsError {
     Relative(String),
 }
 
-/// A value that was given for a setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
-    /// The value.
-    pub value: OsString,
-    /// Setting and value as the user finds them: `NAME=VALUE`, or `FILE:LINE: KEY = VALUE`.
-    pub told: String,
-    /// Not in the environment.
-    pub in_file: bool,
-}
-
 /// The settings in force in one process. Paths are absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -382,7 +368,7 @@ impl Settings {
             None if is_root => PathBuf::from("/var/log/mpsshim"),
             None => pipe_directory.join(LOGS),
         };
-        let (defaults, ignored) = Defaults::from_given(&get)?;
+        let (defaults, ignored) = Defaults::from_given(&get).map_err(SettingsError::File)?;
         Ok(Settings {
             config: None,
             pipe_directory,

@@ -1,6 +1,5 @@
 //! Queries to servers for the resources of their clients. An answer may take a while, or never come.
 
-use super::servers::Servers;
 use mpsshim_model::limits::Usage;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -46,15 +45,11 @@ pub struct Question {
 }
 
 impl Question {
-    /// Asks these servers.
-    pub fn ask(number: u64, of: &[i32], servers: &Servers) -> Question {
+    /// A question of this number, which was sent to these servers.
+    pub fn new(number: u64, servers: Vec<i32>) -> Question {
         Question {
             number,
-            missing: of
-                .iter()
-                .copied()
-                .filter(|pid| servers.ask_usage(*pid, number))
-                .collect(),
+            missing: servers,
             found: Answers::default(),
             until: Instant::now() + PATIENCE,
         }
@@ -77,19 +72,15 @@ impl Question {
         }
     }
 
-    /// Servers that are there and have not answered.
-    pub fn unanswered<'a>(&'a self, servers: &'a Servers) -> impl Iterator<Item = i32> + 'a {
+    /// Servers that can answer and have not.
+    fn unanswered(&self, can_answer: impl Fn(i32) -> bool) -> impl Iterator<Item = i32> {
         let missing = self.missing.iter().copied();
-        missing.filter(|pid| {
-            servers
-                .by_pid(*pid)
-                .is_some_and(|server| server.link().is_some())
-        })
+        missing.filter(move |pid| can_answer(*pid))
     }
 
     /// What to say of them besides the answer; empty where there are none.
-    pub fn note(&self, servers: &Servers) -> String {
-        let lines = self.unanswered(servers).map(|pid| {
+    pub fn note(&self, can_answer: impl Fn(i32) -> bool) -> String {
+        let lines = self.unanswered(can_answer).map(|pid| {
             let seconds = PATIENCE.as_secs();
             format!(
                 "Server {pid} has not answered in {seconds} s: what its clients have is left out\n"
@@ -99,7 +90,7 @@ impl Question {
     }
 
     /// Whether nothing will come any more, or nothing is waited for.
-    pub fn is_over(&self, servers: &Servers, now: Instant) -> bool {
-        now >= self.until || self.unanswered(servers).next().is_none()
+    pub fn is_over(&self, can_answer: impl Fn(i32) -> bool, now: Instant) -> bool {
+        now >= self.until || self.unanswered(can_answer).next().is_none()
     }
 }

@@ -1,6 +1,5 @@
 //! The command line of mps-device-plugin.
 
-use crate::kubelet::DEFAULT_FOLDER;
 use clap::Parser;
 use mpsshim_control::cdi;
 use mpsshim_control::cli::Documents;
@@ -9,6 +8,8 @@ use mpsshim_control::top::seconds;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Where kubelet has its and the plugins' sockets, unless it was told otherwise (`--root-dir`).
+const DEFAULT_FOLDER: &str = "/var/lib/kubelet/device-plugins";
 /// More would make the list of a node with many GPUs longer than kubelet takes.
 const MOST_PARTS: i64 = 1000;
 

@@ -18,8 +18,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
-/// Where kubelet has its and the plugins' sockets, unless it was told otherwise (`--root-dir`).
-pub const DEFAULT_FOLDER: &str = "/var/lib/kubelet/device-plugins";
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 /// Kubelet starts to listen as soon as a plugin has registered. If it has not listened for so long, it has lost the plugin.

@@ -43,7 +43,7 @@ struct State {
     device: u32,
     /// Handle of the array it is a level or plane of; 0: of none.
     parent: u64,
-    /// Its levels or planes that were asked for: index and handle.
+    /// Its levels or planes that were requested: index and handle.
     parts: Vec<(u32, u64)>,
 }
 
@@ -114,7 +114,7 @@ pub fn create(
         device: context.server_device,
         ..State::default()
     };
-    let answer = memory::ask_with_room(session, Op::ArrayCreate, &body, &[]);
+    let answer = memory::request_with_room(session, Op::ArrayCreate, &body, &[]);
     publish(table, entry, state, answer.and_then(|answer| answer.read()))
 }
 
@@ -165,7 +165,7 @@ pub fn part(session: &Session, parent: ArrayRef, index: u32) -> Status<u64> {
         parent: body.parent,
         ..State::default()
     };
-    let answer = session.ask(Op::ArrayPart, &body, &[]);
+    let answer = session.request(Op::ArrayPart, &body, &[]);
     let part = publish(
         &ARRAYS,
         entry,
@@ -180,7 +180,7 @@ pub fn part(session: &Session, parent: ArrayRef, index: u32) -> Status<u64> {
 pub fn destroy(session: &Session, handle: u64) -> Status {
     stream::quiesce(session, None)?;
     forget(handle)?;
-    session.post(Op::ArrayDestroy, &Object { object: handle })
+    session.submit(Op::ArrayDestroy, &Object { object: handle })
 }
 
 /// Takes an array and its parts out of the tables.
@@ -219,7 +219,7 @@ pub fn create_object(
         flags: flag(view.is_some(), TEXTURE_HAS_VIEW) | flag(is_surface, TEXTURE_IS_SURFACE),
         device: context.server_device,
     };
-    let mut made: TextureInfo = session.ask(Op::TextureCreate, &body, &[])?.read()?;
+    let mut made: TextureInfo = session.request(Op::TextureCreate, &body, &[])?.read()?;
     if matches!(
         resource.kind,
         CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
@@ -257,16 +257,16 @@ pub fn destroy_object(session: &Session, is_surface: bool, value: u64) -> Status
     if let Some(objects) = OBJECTS.lock().as_mut() {
         objects.remove(&(is_surface, value));
     }
-    post_destroy(session, is_surface, value)
+    submit_destroy(session, is_surface, value)
 }
 
-fn post_destroy(session: &Session, is_surface: bool, object: u64) -> Status {
+fn submit_destroy(session: &Session, is_surface: bool, object: u64) -> Status {
     let body = TextureDestroy {
         object,
         flags: if is_surface { TEXTURE_IS_SURFACE } else { 0 },
         pad: 0,
     };
-    session.post(Op::TextureDestroy, &body)
+    session.submit(Op::TextureDestroy, &body)
 }
 
 /// Releases what was made in a context.
@@ -283,7 +283,7 @@ pub fn release_of_context(session: &Session, context: &Context) {
     }
     // An error means that the server is gone, and they with it.
     for (is_surface, value) in objects {
-        let _ = post_destroy(session, is_surface, value);
+        let _ = submit_destroy(session, is_surface, value);
     }
     for table in [&MIPMAPS, &ARRAYS] {
         for handle in table.handles() {
@@ -292,7 +292,7 @@ pub fn release_of_context(session: &Session, context: &Context) {
                 state.context == context.handle && state.parent == 0
             });
             if goes && forget(handle).is_ok() {
-                let _ = session.post(Op::ArrayDestroy, &Object { object: handle });
+                let _ = session.submit(Op::ArrayDestroy, &Object { object: handle });
             }
         }
     }

@@ -20,10 +20,10 @@ use mpsshim_proto::message::{Object, Op, Value};
 use parking_lot::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::context::{self, Context};
+use crate::context::Context;
 use crate::ffi::Status;
 use crate::shadow;
-use crate::stream::{self, StreamRef};
+use crate::stream::{self, STREAMS, StreamRef};
 use crate::submit::Session;
 
 /// How many captures go on.
@@ -92,7 +92,7 @@ pub fn exchange_mode(mode: u32) -> u32 {
 fn spoil(session: &Session, streams: impl Iterator<Item = u64>) -> Status {
     let streams: Vec<u64> = streams.collect();
     for object in streams {
-        session.ask(Op::CaptureBreak, &Object { object }, &[])?;
+        session.request(Op::CaptureBreak, &Object { object }, &[])?;
     }
     Ok(())
 }
@@ -145,8 +145,7 @@ pub fn forbid_wait_for_all(session: &Session, context: &Context) -> Status {
 /// question leaves the captures as they are.
 #[cold]
 pub fn admit_legacy(session: &Session, context: &Context, harmless: bool) -> Status {
-    let in_the_way: Vec<u64> = context
-        .streams()
+    let in_the_way: Vec<u64> = stream::of_context(context)
         .iter()
         .filter(|stream| stream.is_capturing() && stream.flags() & CU_STREAM_NON_BLOCKING == 0)
         .map(|stream| stream.handle())
@@ -167,20 +166,9 @@ pub fn forbid_wait(session: &Session, stream: StreamRef) -> Status {
         return Ok(());
     }
     if stream.is_capturing() {
-        spoil(session, std::iter::once(stream.handle()))?;
-        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        return stream::forbid_wait(session, stream);
     }
     forbid_now(session)
-}
-
-/// Waits until the server has executed what was posted: the error of a captured operation.
-#[cold]
-pub fn settle(session: &Session, stream: u64) -> Status {
-    session
-        .ask(Op::Settle, &Object { object: stream }, &[])?
-        .status
-        .ok()?;
-    session.posted_error()
 }
 
 /// The bytes of nodes and edges as they travel; `None` when there are too many.
@@ -211,7 +199,7 @@ pub fn begin(
     if stream.is_capturing() {
         return Err(CUDA_ERROR_ILLEGAL_STATE);
     }
-    // Nothing can be asked of the stream while it captures: its last mark covers what it was given before.
+    // The stream cannot be queried while it captures: its last mark covers what it was given before.
     stream::mark(&mut session.ring()?, stream)?;
     let body = CaptureBegin {
         stream: stream.handle(),
@@ -220,7 +208,7 @@ pub fn begin(
         edges: u32::from(!edges.is_empty()),
     };
     session
-        .ask(Op::CaptureBegin, &body, &behind(nodes, edges)?)?
+        .request(Op::CaptureBegin, &body, &behind(nodes, edges)?)?
         .status
         .ok()?;
     let id = IDS.fetch_add(1, Ordering::Relaxed);
@@ -251,7 +239,7 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
         // The capture is over all the same, and its graph is lost.
         spoil(session, std::iter::once(object))?;
     }
-    let answer = session.ask(Op::CaptureEnd, &Object { object }, &[])?;
+    let answer = session.request(Op::CaptureEnd, &Object { object }, &[])?;
     // The end of a forked stream is none, unless the driver takes it for one.
     let over = match capture {
         Some(capture) if capture.stream != object => !still_captures(session, capture.stream)?,
@@ -275,8 +263,8 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
 }
 
 fn still_captures(session: &Session, stream: u64) -> Status<bool> {
-    let asked = session.ask(Op::CaptureState, &Object { object: stream }, &[])?;
-    let state: CaptureState = asked.read()?;
+    let answer = session.request(Op::CaptureState, &Object { object: stream }, &[])?;
+    let state: CaptureState = answer.read()?;
     Ok(state.status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
@@ -292,7 +280,7 @@ fn forget(id: u64) {
         return;
     };
     captures.remove(at);
-    for stream in context::all().iter().flat_map(|c| c.streams()) {
+    for stream in stream::all() {
         if stream.capture() == id {
             stream.set_capture(0);
             if let Some(shown) = SHOWN.lock().as_mut() {
@@ -303,19 +291,20 @@ fn forget(id: u64) {
     ACTIVE.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// A stream is being destroyed, and with it the capture that began on it.
-pub fn stream_ends(stream: StreamRef, handle: u64) {
-    let id = stream.capture();
+/// Destroys a stream, and with it the capture that began on it.
+pub fn destroy_stream(session: &Session, handle: u64) -> Status {
+    let id = STREAMS.get(handle).map_or(0, |stream| stream.capture());
+    stream::destroy(session, handle)?;
     let began_here = |capture: &Capture| capture.id == id && capture.stream == handle;
-    if CAPTURES.lock().iter().any(began_here) {
+    if id != 0 && CAPTURES.lock().iter().any(began_here) {
         forget(id);
     }
-    stream.set_capture(0);
+    Ok(())
 }
 
 /// A stream has waited for an event of a capture: it is part of that now, if the driver says so.
 pub fn join(session: &Session, stream: StreamRef, id: u64) -> Status {
-    settle(session, stream.handle())?;
+    session.settle(stream.handle())?;
     let goes_on = CAPTURES.lock().iter().any(|capture| capture.id == id);
     if goes_on && !stream.is_capturing() && still_captures(session, stream.handle())? {
         stream.set_capture(id);
@@ -337,7 +326,7 @@ pub fn info(session: &Session, stream: StreamRef) -> Status<Info> {
         return Ok(Info::default());
     }
     let object = stream.handle();
-    let answer = session.ask(Op::CaptureState, &Object { object }, &[])?;
+    let answer = session.request(Op::CaptureState, &Object { object }, &[])?;
     let state: CaptureState = answer.read()?;
     let rest = answer
         .payload
@@ -398,7 +387,7 @@ pub fn update(
         pad: 0,
     };
     session
-        .ask(Op::CaptureUpdate, &body, &behind(nodes, edges)?)?
+        .request(Op::CaptureUpdate, &body, &behind(nodes, edges)?)?
         .status
         .ok()
 }

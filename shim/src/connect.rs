@@ -2,9 +2,8 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +17,6 @@ use mpsshim_proto::arena::{
     VIRTUAL_ARENA_LEN,
 };
 use mpsshim_proto::direct::{DIRECT, PROXY};
-use mpsshim_proto::directory;
 use mpsshim_proto::handshake::{
     ClientHello, DIRECT_DESCRIPTORS, MAGIC_CLIENT, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION,
     WELCOME_DESCRIPTORS, Welcome,
@@ -31,12 +29,9 @@ use mpsshim_proto::wire;
 use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::mode::Mode;
 use crate::submit::{self, Session};
-use crate::{context, direct, genuine, memory, nvidia_mps, refusal, settings};
+use crate::{context, daemon, direct, genuine, memory, nvidia_mps, refusal, settings};
 
-/// How long a client waits for its server, which may only be starting.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client tries again when the server it was handed to is just ending.
 const REPLACEMENT: Duration = Duration::from_secs(5);
 /// The pause before the next try.
@@ -60,7 +55,7 @@ static WAY: OnceLock<Way> = OnceLock::new();
 impl Way {
     /// `None`: there is no daemon.
     fn first() -> Option<Way> {
-        let directory = daemon_directory()?;
+        let directory = daemon::directory()?;
         tracing::info!(directory = %directory.display(), "connecting to the daemon");
         Some(Way {
             socket: directory.join("control"),
@@ -83,52 +78,18 @@ impl Way {
     }
 }
 
-/// The directories in which this process looks for a daemon: the one that is set, or the user's own and then root's.
-pub fn directories() -> Vec<PathBuf> {
-    match settings::pipe_directory() {
-        Some(named) => vec![named],
-        None => {
-            // SAFETY: a plain system call that cannot fail.
-            let uid = unsafe { libc::geteuid() };
-            directory::candidates(uid, settings::runtime_directory().as_deref())
-        }
-    }
-}
-
-/// The directory of the daemon, if there is one: only root or this process's user can have created it.
-pub fn daemon_directory() -> Option<PathBuf> {
-    let named = settings::pipe_directory().is_some();
-    let mut usable = directories();
-    usable.retain(|path| {
-        match std::path::absolute(path).map(|path| directory::of_client(&path, named, false)) {
-            Ok(Ok(_)) => true,
-            Ok(Err(refused)) if refused.is_absent() => false,
-            Ok(Err(refused)) => {
-                tracing::warn!(directory = %path.display(), "not accepted as a daemon: {refused}");
-                false
-            }
-            // The working directory has gone, and what is relative to it.
-            Err(_) => false,
-        }
-    });
-    // Which of several it is, only the daemons can say.
-    if usable.len() > 1 {
-        let listens = |path: &PathBuf| matches!(open(&path.join("control")), Ok(Some(_)));
-        return usable.into_iter().find(listens);
-    }
-    usable.pop()
-}
-
-/// Whether a daemon listens in the pipe directory.
-pub fn daemon_reachable() -> bool {
-    daemon_directory().is_some_and(|path| matches!(open(&path.join("control")), Ok(Some(_))))
+/// In which mode there is a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    ByProxy,
+    Directly,
 }
 
 /// Opens a session. `None`: there is no daemon after all, and the program runs on the genuine driver.
 ///
 /// # Errors
 /// A daemon is there, but the session is refused or cannot be used.
-pub fn connect() -> Result<Option<Mode>, CUresult> {
+pub fn connect() -> Result<Option<Served>, CUresult> {
     let Some((socket, (welcome, segment, doorbell, user))) = early_or_new()? else {
         return Ok(None);
     };
@@ -148,7 +109,7 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
         for (ordinal, bytes) in limits {
             direct::lower_limit(ordinal, bytes);
         }
-        return Ok(Some(Mode::Direct));
+        return Ok(Some(Served::Directly));
     }
     let mapping = Mapping::new(segment.as_fd(), SEGMENT_LEN)
         .map_err(|error| refuse(format_args!("the segment cannot be mapped: {error}")))?;
@@ -170,7 +131,7 @@ pub fn connect() -> Result<Option<Mode>, CUresult> {
         "connected"
     );
     submit::install(session);
-    Ok(Some(Mode::Proxy))
+    Ok(Some(Served::ByProxy))
 }
 
 /// Takes a session in direct mode.
@@ -265,7 +226,7 @@ fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
     let (patience, pause) = way.tries;
     let began = Instant::now();
     loop {
-        let socket = match open(&way.socket) {
+        let socket = match daemon::open(&way.socket) {
             Ok(Some(socket)) => socket,
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -318,86 +279,6 @@ impl Unwelcome {
 fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
     tracing::error!("no session: {reason}");
     CUDA_ERROR_MPS_CONNECTION_FAILED
-}
-
-/// A connection; `None` if no daemon listens.
-fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
-    let Some(address) = address_of(path) else {
-        tracing::warn!(path = %path.display(), "too long for a socket: not accepted as a daemon");
-        return Ok(None);
-    };
-    // SAFETY: a plain system call.
-    let raw = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        set_timeout(&socket, option, PATIENCE)?;
-    }
-    loop {
-        // SAFETY: address and length describe `address`.
-        let connected = unsafe {
-            libc::connect(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of::<libc::sockaddr_un>() as libc::socklen_t,
-            )
-        };
-        if connected == 0 {
-            return Ok(Some(socket));
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            Some(libc::ENOENT | libc::ECONNREFUSED | libc::ENOTDIR | libc::EPROTOTYPE) => {
-                return Ok(None);
-            }
-            Some(libc::EACCES) => {
-                tracing::warn!(path = %path.display(), "not allowed to connect to the daemon");
-                return Ok(None);
-            }
-            _ => return Err(error),
-        }
-    }
-}
-
-/// The address of a socket; `None`: the path is too long for one.
-pub fn address_of(path: &Path) -> Option<libc::sockaddr_un> {
-    // SAFETY: all zeroes is a valid address of no family.
-    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.len() >= address.sun_path.len() {
-        return None;
-    }
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
-    Some(address)
-}
-
-fn set_timeout(socket: &OwnedFd, option: libc::c_int, timeout: Duration) -> io::Result<()> {
-    let time = libc::timeval {
-        tv_sec: timeout.as_secs() as libc::time_t,
-        tv_usec: 0,
-    };
-    // SAFETY: option value and length describe `time`.
-    let set = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const time).cast(),
-            size_of::<libc::timeval>() as libc::socklen_t,
-        )
-    };
-    if set < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
 }
 
 /// What this process says of itself.
@@ -531,7 +412,7 @@ fn limit_memory(session: &Session, limits: &[(i32, u64)]) {
                 bytes: *bytes,
             };
             // An error means that the server is gone.
-            let _ = session.post(Op::LimitMemory, &body);
+            let _ = session.submit(Op::LimitMemory, &body);
         }
     }
 }

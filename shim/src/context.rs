@@ -1,7 +1,8 @@
 //! Devices, contexts, and each thread's stack of them.
 //!
 //! In the server, all contexts of a client on a device are one. The client distinguishes them, so that destroying one
-//! releases the objects created in it. A context is never freed, only marked dead: it may be current in a thread.
+//! releases the objects created in it ([`crate::teardown`]). A context is never freed, only marked dead: it may be current
+//! in a thread.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_api::cuda::{
     CU_CTX_MAP_HOST, CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -20,15 +21,13 @@ use mpsshim_api::cuda::{
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{MAX_DEVICES, Welcome};
 use mpsshim_proto::message::context::Confine;
-use mpsshim_proto::message::{Attach, Object, Op, Value};
-use parking_lot::{Mutex, RwLock};
+use mpsshim_proto::message::{Attach, Op, Value};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::ffi::Status;
-use crate::objects::Entry;
-use crate::stream::{self, Stream, StreamRef};
 use crate::submit::{Session, session};
 use crate::wait::Policy;
-use crate::{array, event, genuine, hostfn, memory, module, settings};
+use crate::{genuine, settings, thread};
 
 /// A device as the program numbers them.
 #[derive(Debug)]
@@ -157,6 +156,14 @@ pub type Destructor = unsafe extern "C" fn(u64, *mut c_void, *mut c_void);
 /// Context-local storage: key to value and destructor, as the export table of that name has them.
 pub type Storage = BTreeMap<usize, (usize, Option<Destructor>)>;
 
+/// Handles of what was made in a context.
+#[derive(Debug)]
+pub struct Contents {
+    pub events: BTreeSet<u64>,
+    pub streams: BTreeSet<u64>,
+    pub images: BTreeSet<u64>,
+}
+
 /// A primary context or one that the program made.
 #[derive(Debug)]
 pub struct Context {
@@ -196,9 +203,9 @@ pub struct Context {
     pub cache_config: AtomicU32,
     /// `cuCtxAttach` without `cuCtxDetach`.
     pub attached: AtomicU32,
-    legacy: AtomicPtr<Entry<Stream>>,
+    legacy: AtomicU64,
     making_legacy: Mutex<()>,
-    streams: Mutex<BTreeMap<u64, StreamRef>>,
+    streams: Mutex<BTreeSet<u64>>,
     events: Mutex<BTreeSet<u64>>,
     images: Mutex<BTreeSet<u64>>,
 }
@@ -235,15 +242,9 @@ pub fn given_or_current(handle: u64) -> Status<&'static Context> {
     }
 }
 
-/// Whether any stream was given work that is not known to be complete.
-pub fn any_busy() -> bool {
-    all().iter().any(|context| {
-        context
-            .streams
-            .lock()
-            .values()
-            .any(|stream| stream.is_busy())
-    })
+/// No handle leads to a context any more.
+pub fn forget(context: &Context) {
+    CONTEXTS.write().remove(&context.handle);
 }
 
 fn next_handle() -> u64 {
@@ -297,9 +298,9 @@ impl Context {
             known_limits: [const { AtomicU64::new(UNKNOWN) }; CU_LIMIT_MAX as usize],
             cache_config: AtomicU32::new(0),
             attached: AtomicU32::new(0),
-            legacy: AtomicPtr::new(ptr::null_mut()),
+            legacy: AtomicU64::new(0),
             making_legacy: Mutex::new(()),
-            streams: Mutex::new(BTreeMap::new()),
+            streams: Mutex::new(BTreeSet::new()),
             events: Mutex::new(BTreeSet::new()),
             images: Mutex::new(BTreeSet::new()),
         }));
@@ -330,7 +331,7 @@ impl Context {
     }
 
     /// Gives it a part of the device for itself, as the environment now says, if each context is to have one.
-    fn take_part(&self, session: &Session) -> Status {
+    pub fn take_part(&self, session: &Session) -> Status {
         if !settings::percentage_per_context() {
             return Ok(());
         }
@@ -343,7 +344,7 @@ impl Context {
             device: self.server_device,
             hundredths,
         };
-        let count: Value = match session.ask(Op::Confine, &body, &[])?.read() {
+        let count: Value = match session.request(Op::Confine, &body, &[])?.read() {
             Ok(count) => count,
             // Such devices cannot be parted.
             Err(CUDA_ERROR_NOT_SUPPORTED) => return Ok(()),
@@ -368,7 +369,7 @@ impl Context {
         }
     }
 
-    /// A limit that was asked for or set.
+    /// A limit that was queried or set.
     #[inline]
     pub fn known_limit(&self, limit: u32) -> Option<u64> {
         let known = self.known_limits.get(limit as usize)?;
@@ -381,40 +382,27 @@ impl Context {
         }
     }
 
-    /// Its legacy default stream, made on first use.
+    /// Handle of its legacy default stream; 0 before it is made.
     #[inline]
-    pub fn legacy_stream(&'static self, session: &Session) -> Status<StreamRef> {
-        let found = self.legacy.load(Ordering::Acquire);
-        if !found.is_null() {
-            // SAFETY: an entry of the stream table, none of which is ever freed.
-            return Ok(unsafe { &*found });
-        }
-        self.make_legacy_stream(session)
+    pub fn legacy(&self) -> u64 {
+        self.legacy.load(Ordering::Acquire)
+    }
+    /// Held while its legacy default stream is made.
+    pub fn making_legacy(&self) -> MutexGuard<'_, ()> {
+        self.making_legacy.lock()
+    }
+    /// It has this legacy default stream now.
+    pub fn set_legacy(&self, handle: u64) {
+        self.legacy.store(handle, Ordering::Release);
     }
 
-    #[cold]
-    fn make_legacy_stream(&'static self, session: &Session) -> Status<StreamRef> {
-        let _making = self.making_legacy.lock();
-        let found = self.legacy.load(Ordering::Acquire);
-        if !found.is_null() {
-            // SAFETY: as above.
-            return Ok(unsafe { &*found });
-        }
-        self.usable()?;
-        let made = stream::create(session, self, 0, 0, true)?;
-        self.own_stream(made);
-        self.legacy
-            .store(ptr::from_ref(made).cast_mut(), Ordering::Release);
-        Ok(made)
-    }
-
-    /// Its streams now.
-    pub fn streams(&self) -> Vec<StreamRef> {
-        self.streams.lock().values().copied().collect()
+    /// Handles of its streams now.
+    pub fn streams(&self) -> Vec<u64> {
+        self.streams.lock().iter().copied().collect()
     }
     /// Adds a stream that ends with the context.
-    pub fn own_stream(&self, stream: StreamRef) {
-        self.streams.lock().insert(stream.handle(), stream);
+    pub fn own_stream(&self, handle: u64) {
+        self.streams.lock().insert(handle);
     }
     /// Its stream of this handle is being destroyed.
     pub fn forget_stream(&self, handle: u64) {
@@ -437,93 +425,27 @@ impl Context {
         self.images.lock().remove(&handle);
     }
 
-    /// Releases everything made in it. What is queued is waited for, as the driver does.
-    fn end(&'static self, session: &Session) {
-        let storage = std::mem::take(&mut *self.storage.lock());
-        for (key, (value, destructor)) in storage {
-            if let Some(destructor) = destructor {
-                // SAFETY: who stored the value gave this function for it.
-                unsafe { destructor(self.handle, key as *mut c_void, value as *mut c_void) };
-            }
+    /// Takes out what was made in it, which is to end: it lives no longer, and has no storage, streams, events or images.
+    pub fn take_contents(&self) -> Contents {
+        self.legacy.store(0, Ordering::Release);
+        Contents {
+            events: std::mem::take(&mut *self.events.lock()),
+            streams: std::mem::take(&mut *self.streams.lock()),
+            images: std::mem::take(&mut *self.images.lock()),
         }
-        self.alive.store(false, Ordering::Relaxed);
-        // Errors mean that the server is gone, and with it what is released here.
-        let _ = stream::quiesce(session, Some(self));
-        // Each list is taken out before its objects end: they take themselves off it.
-        let events = std::mem::take(&mut *self.events.lock());
-        for handle in events {
-            let _ = event::destroy(session, handle);
-        }
-        self.legacy.store(ptr::null_mut(), Ordering::Release);
-        let streams = std::mem::take(&mut *self.streams.lock());
-        for handle in streams.into_keys() {
-            let _ = stream::destroy(session, handle);
-        }
-        let images = std::mem::take(&mut *self.images.lock());
-        for handle in images {
-            let _ = module::end(session, handle);
-        }
-        array::release_of_context(session, self);
-        memory::release_of_context(session, self);
+    }
+
+    /// It has no limits of its own any more; handle of the part of the device that it had, which is to be given back, or 0.
+    pub fn take_back_part(&self) -> u64 {
         for limit in &self.known_limits {
             limit.store(UNKNOWN, Ordering::Relaxed);
         }
         self.part_count.store(0, Ordering::Relaxed);
-        let part = self.part.swap(0, Ordering::Relaxed);
-        if part != 0 {
-            let _ = session.post(Op::GreenDestroy, &Object { object: part });
-        }
+        self.part.swap(0, Ordering::Relaxed)
     }
 
-    /// `cuCtxDestroy` of a context that the program made.
-    pub fn destroy(&'static self) -> Status {
-        if self.primary || self.green != 0 || !self.alive.load(Ordering::Relaxed) {
-            return Err(CUDA_ERROR_INVALID_CONTEXT);
-        }
-        self.end(session()?);
-        CONTEXTS.write().remove(&self.handle);
-        if is_current(self) {
-            pop();
-        }
-        Ok(())
-    }
-
-    /// `cuGreenCtxDestroy`. Threads that have it current keep it, dead.
-    pub fn destroy_green(&'static self, session: &Session) -> Status {
-        self.usable()?;
-        self.end(session);
-        CONTEXTS.write().remove(&self.handle);
-        session.post(Op::GreenDestroy, &Object { object: self.green })?;
-        self.home().release()
-    }
-
-    /// `cuDevicePrimaryCtxRelease`.
-    pub fn release(&'static self) -> Status {
-        let mut retained = self.retained.lock();
-        if *retained == 0 {
-            return Err(CUDA_ERROR_INVALID_CONTEXT);
-        }
-        *retained -= 1;
-        if *retained == 0 {
-            self.end(session()?);
-        }
-        Ok(())
-    }
-
-    /// `cuDevicePrimaryCtxReset`: everything goes, the retains stay, and the next retain or use begins anew.
-    pub fn reset(&'static self) -> Status {
-        let retained = self.retained.lock();
-        if self.alive.load(Ordering::Relaxed) {
-            self.end(session()?);
-            if *retained > 0 {
-                self.take_part(session()?)?;
-                self.revive();
-            }
-        }
-        Ok(())
-    }
-
-    fn revive(&self) {
+    /// A primary context comes back.
+    pub fn revive(&self) {
         self.id.store(next_id(), Ordering::Relaxed);
         self.alive.store(true, Ordering::Relaxed);
     }
@@ -549,7 +471,7 @@ impl Device {
                 device: server,
                 pad: 0,
             };
-            session.ask(Op::Attach, &body, &[])?.status.ok()?;
+            session.request(Op::Attach, &body, &[])?.status.ok()?;
             *attached = true;
         }
         Ok(server)
@@ -662,7 +584,7 @@ pub fn top() -> Option<&'static Context> {
 /// Host functions have no context, and may not have one.
 #[inline]
 pub fn permitted() -> Status {
-    if hostfn::is_running_here() {
+    if thread::runs_host_functions() {
         return Err(CUDA_ERROR_NOT_PERMITTED);
     }
     Ok(())
@@ -675,7 +597,8 @@ pub fn current() -> Status<&'static Context> {
     top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.usable()
 }
 
-fn is_current(context: &Context) -> bool {
+/// Whether it is the calling thread's.
+pub fn is_current(context: &Context) -> bool {
     top().is_some_and(|top| ptr::eq(top, context))
 }
 

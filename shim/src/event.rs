@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 
 use crate::capture;
 use crate::context::Context;
+use crate::default_stream;
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
 use crate::shadow;
 use crate::stream::{self, StreamRef};
 use crate::submit::{Ring, Session};
-use crate::thread;
 use crate::wait::Policy;
 
 /// Every event of the process.
@@ -131,7 +131,7 @@ pub fn import(session: &Session, context: &'static Context, token: [u64; 8]) -> 
         pad: 0,
         token,
     };
-    let answer = session.ask(Op::EventImport, &body, &[])?;
+    let answer = session.request(Op::EventImport, &body, &[])?;
     if let Err(status) = answer.status.ok() {
         EVENTS.recycle(event);
         return Err(status);
@@ -148,7 +148,7 @@ pub fn create(session: &Session, context: &'static Context, flags: u32) -> Statu
         flags,
         device: context.server_device,
     };
-    session.post(Op::EventCreate, &body)?;
+    session.submit(Op::EventCreate, &body)?;
     context.own_event(EVENTS.publish(event));
     Ok(event)
 }
@@ -157,7 +157,7 @@ pub fn create(session: &Session, context: &'static Context, flags: u32) -> Statu
 pub fn destroy(session: &Session, handle: u64) -> Status {
     let event = EVENTS.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     event.context().forget_event(handle);
-    let status = session.post(Op::EventDestroy, &Object { object: handle });
+    let status = session.submit(Op::EventDestroy, &Object { object: handle });
     EVENTS.recycle(event);
     status
 }
@@ -189,7 +189,7 @@ fn put_record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
             event.capture.store(stream.capture(), Ordering::Relaxed);
         }
         drop(ring);
-        return capture::settle(session, stream.handle());
+        return session.settle(stream.handle());
     }
     stream.count(&ring);
     event.capture.store(0, Ordering::Relaxed);
@@ -238,7 +238,7 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
         flags,
         pad: 0,
     };
-    stream::post(session, stream, Op::StreamWaitEvent, &body, &[])?;
+    stream::submit(session, stream, Op::StreamWaitEvent, &body, &[])?;
     if captured != 0 {
         capture::join(session, stream, captured)?;
     }
@@ -251,8 +251,8 @@ pub fn record_context(session: &Session, context: &'static Context, event: Event
     if event.context().device != context.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
-    let gathering = thread::wait_stream(session, context)?;
-    for stream in context.streams() {
+    let gathering = default_stream::wait_stream(session, context)?;
+    for stream in stream::of_context(context) {
         if stream.is_busy() && !ptr::eq(stream, gathering) {
             let part = create(session, context, CU_EVENT_DISABLE_TIMING)?;
             let gathered = record(session, part, stream, 0)
@@ -267,9 +267,8 @@ pub fn record_context(session: &Session, context: &'static Context, event: Event
 /// Makes all streams that a context has now wait for an event.
 pub fn wait_in_context(session: &Session, context: &'static Context, event: EventRef) -> Status {
     // The default stream may not have been needed so far.
-    context.legacy_stream(session)?;
-    context
-        .streams()
+    stream::legacy(session, context)?;
+    stream::of_context(context)
         .into_iter()
         .try_for_each(|stream| wait_in(session, stream, event, 0))
 }
@@ -302,7 +301,7 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
     }
     capture::forbid(session)?;
     let Some(record) = outstanding(session, event)? else {
-        return session.posted_error();
+        return session.async_error();
     };
     if let Some(stream) = record.stream()
         && stream.position() == record.at
@@ -313,7 +312,7 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
         note_complete(event, record);
         return Ok(());
     }
-    let waiter = match thread::wait_stream(session, event.context()) {
+    let waiter = match default_stream::wait_stream(session, event.context()) {
         Ok(waiter) => waiter,
         // No flag is left, or the thread is at its end.
         Err(_) => return poll(session, event),
@@ -338,16 +337,16 @@ fn note_complete(event: &Event, record: Record) {
     }
 }
 
-/// Waits by asking.
+/// Waits by polling the server.
 fn poll(session: &Session, event: EventRef) -> Status {
     let began = Instant::now();
     loop {
         let body = Object {
             object: event.handle(),
         };
-        let status = session.ask(Op::EventQuery, &body, &[])?.status;
+        let status = session.request(Op::EventQuery, &body, &[])?.status;
         if status != CUDA_ERROR_NOT_READY {
-            return status.ok().and_then(|()| session.posted_error());
+            return status.ok().and_then(|()| session.async_error());
         }
         if began.elapsed() > Duration::from_millis(1) {
             std::thread::sleep(Duration::from_micros(100));
@@ -364,12 +363,12 @@ pub fn query(session: &Session, event: EventRef) -> Status {
         let body = Object {
             object: event.handle(),
         };
-        session.ask(Op::EventQuery, &body, &[])?.status.ok()?;
-        return session.posted_error();
+        session.request(Op::EventQuery, &body, &[])?.status.ok()?;
+        return session.async_error();
     }
     capture::forbid(session)?;
     let Some(record) = outstanding(session, event)? else {
-        return session.posted_error();
+        return session.async_error();
     };
     if let Some(stream) = record.stream()
         && stream.position() == record.at
@@ -384,7 +383,7 @@ pub fn query(session: &Session, event: EventRef) -> Status {
     let body = Object {
         object: event.handle(),
     };
-    session.ask(Op::EventQuery, &body, &[])?.status.ok()?;
+    session.request(Op::EventQuery, &body, &[])?.status.ok()?;
     note_complete(event, record);
-    session.posted_error()
+    session.async_error()
 }

@@ -3,43 +3,13 @@
 //! A jump leaves registers and stack as the caller made them, so one form serves every signature. A slot starts
 //! at a stub that asks [`mode::resolve`] where this one call goes; `cuInit` then writes the final target
 //! ([`install`]). Slots are written atomically and always point at a function that can take the call.
-//!
-//! `build.rs` writes the list of symbols, in the order of [`mpsshim_api::table::symbols`]; a symbol's place in
-//! it is its index everywhere in the shim.
 
 use std::arch::naked_asm;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::gate::{self, BEHIND, GATE, SUBMISSIONS};
+use crate::symbols::{COUNT, Target};
 use crate::{direct, mode};
-
-/// The address of a function that takes some driver call's arguments.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(transparent)]
-pub struct Target(*const ());
-
-// SAFETY: the address of code, which every thread may call; `Target` itself never reads through it.
-unsafe impl Sync for Target {}
-// SAFETY: as above.
-unsafe impl Send for Target {}
-
-impl Target {
-    /// `address` must be a function whose signature is that of the symbol it will serve.
-    pub const fn new(address: *const ()) -> Self {
-        Self(address)
-    }
-
-    pub fn address(self) -> *const () {
-        self.0
-    }
-}
-
-/// The symbols by index.
-pub static SYMBOLS: &[&str; COUNT] = &NAMES;
-
-/// The index of a symbol.
-pub fn index_of(symbol: &str) -> Option<usize> {
-    NAMES.binary_search(&symbol).ok()
-}
 
 /// The exported function of a symbol: what the program calls and what `cuGetProcAddress` gives out.
 pub fn exported(index: usize) -> Target {
@@ -57,29 +27,14 @@ pub fn install(index: usize, target: Target) {
     SLOTS[index].store(target.address().cast_mut(), Ordering::Release);
 }
 
-/// Not 0: the gates are open.
-pub static GATE: AtomicU32 = AtomicU32::new(0);
-/// About how often a gate was passed: threads that pass at the same time may count as one.
-pub static SUBMISSIONS: AtomicU32 = AtomicU32::new(0);
-
 /// Makes calls of the symbol go through its gate to `target` from now on.
 pub fn install_gated(index: usize, target: Target) {
-    BEHIND[index].store(target.address().cast_mut(), Ordering::Release);
+    gate::put_behind(index, target);
     install(index, GATES[index]);
-}
-
-/// What is behind the gate of a symbol.
-pub fn behind(index: usize) -> *const () {
-    BEHIND[index].load(Ordering::Acquire)
 }
 
 macro_rules! entry_points {
     ($($index:literal $symbol:ident)*) => {
-        const NAMES: [&str; COUNT] = [$(stringify!($symbol)),*];
-        /// How many symbols there are.
-        pub const COUNT: usize = [$($index),*].len();
-
-        static BEHIND: [AtomicPtr<()>; COUNT] = [$(AtomicPtr::new(absent::$symbol as *mut ())),*];
         static SLOTS: [AtomicPtr<()>; COUNT] = [$(AtomicPtr::new(lazy::$symbol as *mut ())),*];
         static EXPORTED: [Target; COUNT] = [$(Target::new(export::$symbol as *const ())),*];
         static ABSENT: [Target; COUNT] = [$(Target::new(absent::$symbol as *const ())),*];
@@ -111,7 +66,7 @@ macro_rules! entry_points {
 
         /// What a slot leads to in direct mode for an entry point that submits work.
         #[allow(non_snake_case)]
-        mod gate {
+        mod gated {
             use super::*;
             $(
                 #[unsafe(naked)]
@@ -134,7 +89,7 @@ macro_rules! entry_points {
             )*
         }
 
-        static GATES: [Target; COUNT] = [$(Target::new(gate::$symbol as *const ())),*];
+        static GATES: [Target; COUNT] = [$(Target::new(gated::$symbol as *const ())),*];
 
         /// What a slot leads to when proxy mode does not serve the call.
         #[allow(non_snake_case)]
@@ -153,7 +108,7 @@ include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
 
 /// A function that is entered with a symbol's index on top of the stack, above the caller's return address, has
 /// `resolve` say where the call goes, and jumps there with every argument register as it was.
-macro_rules! ask_and_jump {
+macro_rules! resolve_and_jump {
     ($(#[$doc:meta])* $name:ident, $resolve:path) => {
         $(#[$doc])*
         #[unsafe(naked)]
@@ -204,27 +159,13 @@ macro_rules! ask_and_jump {
     };
 }
 
-ask_and_jump!(
+resolve_and_jump!(
     /// The way of a call whose slot has not been written.
     forward,
     mode::resolve
 );
-ask_and_jump!(
+resolve_and_jump!(
     /// The way of a call whose gate is closed.
     wait,
     direct::pass
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn indices_are_those_of_the_table() {
-        assert_eq!(COUNT, mpsshim_api::table::symbols().len());
-        for (index, symbol) in mpsshim_api::table::symbols().enumerate() {
-            assert_eq!(SYMBOLS[index], symbol);
-            assert_eq!(index_of(symbol), Some(index));
-        }
-    }
-}

@@ -59,7 +59,7 @@ impl Fake {
         }
     }
 
-    /// Takes all messages: writes the flags of marks, answers asks with success and nothing.
+    /// Takes all messages: writes the flags of marks, answers requests with success and nothing.
     pub fn serve(&self) {
         let mut consumer = self.consumer.lock();
         while let Some(message) = consumer.peek().unwrap() {

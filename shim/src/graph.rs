@@ -60,14 +60,14 @@ fn drop_kept(node: u64) {
 }
 
 /// Asks something of one object, to be answered by a number.
-pub fn ask_value(session: &Session, op: Op, object: u64) -> Status<u64> {
-    let value: Value = session.ask(op, &Object { object }, &[])?.read()?;
+pub fn request_value(session: &Session, op: Op, object: u64) -> Status<u64> {
+    let value: Value = session.request(op, &Object { object }, &[])?.read()?;
     Ok(value.value)
 }
 
 /// Asks for something to be done to one object.
-pub fn ask_nothing(session: &Session, op: Op, object: u64) -> Status {
-    session.ask(op, &Object { object }, &[])?.status.ok()
+pub fn request_nothing(session: &Session, op: Op, object: u64) -> Status {
+    session.request(op, &Object { object }, &[])?.status.ok()
 }
 
 /// What one graph copies, allocates and frees, another graph or an instance does too.
@@ -78,7 +78,7 @@ pub fn inherit(from: u64, to: u64) {
 
 /// `cuGraphDestroy`.
 pub fn destroy(session: &Session, graph: u64) -> Status {
-    ask_nothing(session, Op::GraphDestroy, graph)?;
+    request_nothing(session, Op::GraphDestroy, graph)?;
     if let Some(kept) = KEPT.lock().as_mut() {
         kept.retain(|_, kept| kept.graph != graph);
     }
@@ -90,7 +90,7 @@ pub fn destroy(session: &Session, graph: u64) -> Status {
 
 /// `cuGraphDestroyNode`.
 pub fn destroy_node(session: &Session, node: u64) -> Status {
-    ask_nothing(session, Op::GraphNodeDestroy, node)?;
+    request_nothing(session, Op::GraphNodeDestroy, node)?;
     drop_kept(node);
     user_object::end(Holder::Node { node, graph: 0 });
     Ok(())
@@ -123,7 +123,7 @@ pub fn list(
             most: if count_only { 0 } else { LIST_MOST },
             pad: 0,
         };
-        let answer = session.ask(Op::GraphList, &body, &[])?;
+        let answer = session.request(Op::GraphList, &body, &[])?;
         let listed: GraphListed = answer.read()?;
         let (total, part) = (listed.total as usize, listed.part as usize);
         if count_only {
@@ -164,7 +164,7 @@ pub struct Added {
 
 /// Adds or changes a node.
 pub fn node(session: &Session, body: &GraphNode, behind: &[u8]) -> Status<Added> {
-    let answer = session.ask(Op::GraphNode, body, behind)?;
+    let answer = session.request(Op::GraphNode, body, behind)?;
     let added: GraphNodeAdded = answer.read()?;
     let rest = answer
         .payload
@@ -179,7 +179,7 @@ pub fn node(session: &Session, body: &GraphNode, behind: &[u8]) -> Status<Added>
 
 /// What a node is and does: what the server knows.
 pub fn get_node(session: &Session, node: u64) -> Status<(GraphNodeIs, Vec<u8>)> {
-    let answer = session.ask(Op::GraphNodeGet, &Object { object: node }, &[])?;
+    let answer = session.request(Op::GraphNodeGet, &Object { object: node }, &[])?;
     let is: GraphNodeIs = answer.read()?;
     let rest = answer.payload.get(size_of::<GraphNodeIs>()..);
     Ok((is, rest.unwrap_or(&[]).to_vec()))
@@ -204,7 +204,8 @@ pub fn instantiate(session: &Session, body: &GraphInstantiate) -> Status<GraphIn
             slots: slots.len() as u32,
             ..*body
         };
-        let answer = memory::ask_with_room(session, Op::GraphInstantiate, &body, slots.as_bytes());
+        let answer =
+            memory::request_with_room(session, Op::GraphInstantiate, &body, slots.as_bytes());
         let made: Status<GraphInstantiated> = answer.and_then(|answer| answer.read());
         match made {
             // It has host nodes, which need a slot each.
@@ -258,7 +259,7 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
     if runs {
         shadow::fill(exec);
     }
-    stream::post(session, stream, op, &body, &[])?;
+    stream::submit(session, stream, op, &body, &[])?;
     if runs {
         shadow::launched(exec, stream);
     }
@@ -267,7 +268,7 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
     }
     if runs && memory::any_graph_memory() {
         // An instance whose memory is not freed yet is refused, by this call.
-        capture::settle(session, stream.handle())?;
+        session.settle(stream.handle())?;
         memory::change_graph_memory(|memory| memory.launched(exec));
     }
     Ok(())
@@ -275,7 +276,7 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
 
 /// `cuGraphExecDestroy`.
 pub fn destroy_exec(session: &Session, exec: u64) -> Status {
-    ask_nothing(session, Op::GraphExecDestroy, exec)?;
+    request_nothing(session, Op::GraphExecDestroy, exec)?;
     if let Some(execs) = EXECS.write().as_mut() {
         execs.remove(&exec);
     }
@@ -292,7 +293,7 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
         first: exec,
         second: graph,
     };
-    let updated: GraphUpdated = session.ask(Op::GraphExecUpdate, &body, &[])?.read()?;
+    let updated: GraphUpdated = session.request(Op::GraphExecUpdate, &body, &[])?.read()?;
     if updated.status == 0 {
         shadow::forget(exec);
         inherit(graph, exec);
@@ -308,7 +309,7 @@ pub fn update(session: &Session, exec: u64, graph: u64) -> Status<GraphUpdated> 
 
 /// `cuGraphClone`.
 pub fn clone(session: &Session, graph: u64) -> Status<u64> {
-    let clone = ask_value(session, Op::GraphClone, graph)?;
+    let clone = request_value(session, Op::GraphClone, graph)?;
     user_object::copy(graph, Holder::Graph(clone));
     inherit(graph, clone);
     Ok(clone)

@@ -71,15 +71,14 @@ pub fn capture(session: &Session, stream: StreamRef, function: Function, data: u
         token: token(function, data),
         pad: 0,
     };
-    stream::post(session, stream, Op::CaptureHost, &body, &[])
+    stream::submit(session, stream, Op::CaptureHost, &body, &[])
 }
 
 /// Slots for as many host nodes, their flags cleared.
 pub fn take_slots(session: &Session, count: usize) -> Status<Vec<u32>> {
     let mut slots = Vec::with_capacity(count);
     for _ in 0..count {
-        let taken = session.slots.lock().take(session);
-        let Some((slot, _)) = taken else {
+        let Some((slot, _)) = session.take_slot() else {
             give_back(session, slots);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         };
@@ -92,9 +91,8 @@ pub fn take_slots(session: &Session, count: usize) -> Status<Vec<u32>> {
 
 /// Slots that the GPU does not use.
 pub fn give_back(session: &Session, slots: Vec<u32>) {
-    let mut table = session.slots.lock();
     for slot in slots {
-        table.put_back(slot, session);
+        session.put_back_slot(slot);
     }
 }
 

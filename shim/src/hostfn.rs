@@ -7,11 +7,9 @@
 //! they have been idle for a while; the end of the process does not wait for them, and functions whose turn has not come
 //! never run.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mpsshim_api::cuda::{CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, CUresult};
@@ -25,7 +23,6 @@ use crate::stream::StreamRef;
 use crate::submit::Session;
 use crate::thread;
 use crate::wait::{self, Policy};
-use crate::{capture, graph_host};
 
 /// How long a thread without work stays for the next function.
 const LINGER: Duration = Duration::from_secs(2);
@@ -78,29 +75,9 @@ struct State {
 
 static QUEUES: [OnceLock<Queue>; FLAGS] = [const { OnceLock::new() }; FLAGS];
 
-/// A thread for host functions has been started: only then is it necessary to check whether the caller is one.
-static ANY_THREAD: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
-    static IS_OURS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread runs host functions, which may make no CUDA calls.
-#[inline]
-pub fn is_running_here() -> bool {
-    ANY_THREAD.load(Ordering::Relaxed) && IS_OURS.get()
-}
-
 /// Has `work` run when everything the stream was given so far is complete; what it is given later waits for the
-/// return.
+/// return. The stream does not capture.
 pub fn enqueue(session: &'static Session, stream: StreamRef, work: Work) -> Status {
-    if stream.is_capturing() {
-        return match work {
-            Work::Function(function, data) => graph_host::capture(session, stream, function, data),
-            // Only functions can be captured.
-            Work::Callback(..) => capture::forbid_wait(session, stream),
-        };
-    }
     let slot = stream.slot();
     let queue = QUEUES[slot as usize].get_or_init(Queue::default);
     let mut ring = session.ring()?;
@@ -130,17 +107,7 @@ fn start(session: &'static Session, slot: u32, queue: &'static Queue) -> Status 
 
 /// Starts a thread that runs host functions. The program's signals are for the program's threads.
 pub fn spawn(body: impl FnOnce() + Send + 'static) -> Status {
-    ANY_THREAD.store(true, Ordering::Relaxed);
-    let started = thread::without_signals(|| {
-        std::thread::Builder::new()
-            .name("cuda-hostfn".into())
-            .stack_size(STACK)
-            .spawn(move || {
-                IS_OURS.set(true);
-                body();
-            })
-    });
-    started.map(drop).map_err(|error| {
+    thread::spawn_for_host_functions(STACK, body).map_err(|error| {
         tracing::error!(%error, "no thread for host functions");
         CUDA_ERROR_OPERATING_SYSTEM
     })
@@ -172,7 +139,7 @@ mod tests {
     use crate::stream;
     use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
     use mpsshim_proto::segment::RETURNED;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     unsafe extern "C" fn count(data: *mut c_void) {
@@ -181,7 +148,7 @@ mod tests {
     }
 
     unsafe extern "C" fn tell(stream: u64, status: CUresult, data: *mut c_void) {
-        assert!(is_running_here());
+        assert!(thread::runs_host_functions());
         // SAFETY: as above, of a sender.
         let sender = unsafe { &*data.cast::<Sender<(u64, CUresult)>>() };
         sender.send((stream, status)).unwrap();
@@ -219,7 +186,7 @@ mod tests {
         while returned.load(Ordering::Acquire) != 3 {
             std::thread::yield_now();
         }
-        assert!(!is_running_here());
+        assert!(!thread::runs_host_functions());
     }
 
     #[test]

@@ -19,13 +19,13 @@ impl<K: Eq + Hash, V: Copy, const KEPT: usize> Known<K, V, KEPT> {
         Known(RwLock::new(HashMap::with_hasher(BuildHasherDefault::new())))
     }
 
-    /// The answer, asked for if it is not known.
+    /// The answer, requested if it is not known.
     #[inline]
-    pub fn get_or_ask(&self, question: K, ask: impl FnOnce() -> Status<V>) -> Status<V> {
+    pub fn get_or_request(&self, question: K, request: impl FnOnce() -> Status<V>) -> Status<V> {
         if let Some(known) = self.0.read().get(&question) {
             return Ok(*known);
         }
-        let answer = ask()?;
+        let answer = request()?;
         let mut map = self.0.write();
         if map.len() >= KEPT {
             map.clear();
@@ -88,17 +88,17 @@ mod tests {
     fn an_answer_is_asked_for_once_and_a_refusal_each_time() {
         const KEPT: usize = 4096;
         let known: Known<_, u64, KEPT> = Known::new();
-        assert_eq!(known.get_or_ask((1u64, 2u32), || Ok(7)), Ok(7));
+        assert_eq!(known.get_or_request((1u64, 2u32), || Ok(7)), Ok(7));
         let again = || unreachable!("it is known");
-        assert_eq!(known.get_or_ask((1, 2), again), Ok(7));
+        assert_eq!(known.get_or_request((1, 2), again), Ok(7));
         let refuse = || Err(CUDA_ERROR_INVALID_VALUE);
         assert_eq!(
-            known.get_or_ask((1, 3), refuse),
+            known.get_or_request((1, 3), refuse),
             Err(CUDA_ERROR_INVALID_VALUE)
         );
-        assert_eq!(known.get_or_ask((1, 3), || Ok(8)), Ok(8));
+        assert_eq!(known.get_or_request((1, 3), || Ok(8)), Ok(8));
         for question in 0..2 * KEPT as u32 {
-            let _ = known.get_or_ask((2, question), || Ok(0));
+            let _ = known.get_or_request((2, question), || Ok(0));
         }
         assert!(known.0.read().len() <= KEPT);
     }

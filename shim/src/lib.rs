@@ -21,6 +21,8 @@ mod capture;
 mod connect;
 mod context;
 mod copying;
+mod daemon;
+mod default_stream;
 mod direct;
 mod dlopen;
 mod event;
@@ -29,6 +31,7 @@ mod extents;
 #[cfg(test)]
 mod fake;
 mod ffi;
+mod gate;
 mod genuine;
 mod graph;
 mod graph_host;
@@ -55,14 +58,20 @@ mod refusal;
 mod register;
 mod settings;
 mod shadow;
+#[cfg(test)]
+mod signature;
+mod slots;
 mod staging;
 mod stream;
 mod submit;
+mod symbols;
 mod tables;
+mod teardown;
 mod thread;
 mod user_object;
 mod virtual_memory;
 mod wait;
+mod waited;
 
 /// Tells one shim from a genuine driver: [`genuine`] refuses a library that exports this. Returns the version,
 /// NUL-terminated.

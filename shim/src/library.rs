@@ -135,7 +135,7 @@ pub fn unload(session: &Session, handle: u64) -> Status {
             KERNELS.recycle(kernel);
         }
     }
-    let status = session.post(Op::ImageUnload, &Object { object: handle });
+    let status = session.submit(Op::ImageUnload, &Object { object: handle });
     LIBRARIES.recycle(entry);
     status
 }
@@ -154,7 +154,7 @@ pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<CUresult> 
         device: 0,
         pad: 0,
     };
-    let answer = session.ask(Op::GetManaged, &body, name.to_bytes_with_nul())?;
+    let answer = session.request(Op::GetManaged, &body, name.to_bytes_with_nul())?;
     answer.status.ok()?;
     tracing::warn!(
         ?name,
@@ -208,7 +208,7 @@ pub fn leave(session: &Session, handle: u64, server: u64, context: &Context) -> 
         if let Some(entry) = LIBRARIES.claimed(server) {
             LIBRARIES.recycle(entry);
         }
-        return session.post(Op::ImageUnload, &Object { object: server });
+        return session.submit(Op::ImageUnload, &Object { object: server });
     }
     if still_there.is_err() {
         // It is being unloaded, and with it what was found in it.
@@ -219,7 +219,7 @@ pub fn leave(session: &Session, handle: u64, server: u64, context: &Context) -> 
         device: context.server_device,
         pad: 0,
     };
-    session.post(Op::ImageLeave, &body)
+    session.submit(Op::ImageLeave, &body)
 }
 
 /// `cuLibraryGetKernel`: the same handle each time. With a current context its function is loaded there as well,
@@ -280,7 +280,7 @@ fn describe(
         device: 0,
         pad: 0,
     };
-    Ok(module::ask_function(session, &body, hash, name)?.1)
+    Ok(module::request_function(session, &body, hash, name)?.1)
 }
 
 /// Names and handles of all kernels: `cuLibraryEnumerateKernels`. None of them is loaded by it.
@@ -373,7 +373,7 @@ pub fn attribute(session: &Session, kernel: KernelRef, attribute: u32, device: i
                 .ok_or(CUDA_ERROR_INVALID_VALUE)
         }
         Some(function) => module::attribute(session, function, attribute),
-        None => ask_attribute(session, kernel, attribute, device, None),
+        None => request_attribute(session, kernel, attribute, device, None),
     }
 }
 
@@ -390,7 +390,7 @@ pub fn set_attribute(
         Some(function) if function.known(attribute) == Some(value) => return session.check(),
         Some(function) => module::set_attribute(session, function, attribute, value)?,
         None => {
-            ask_attribute(session, kernel, attribute, device, Some(value))?;
+            request_attribute(session, kernel, attribute, device, Some(value))?;
         }
     }
     kernel.attributes.lock().insert((device, attribute), value);
@@ -412,7 +412,7 @@ pub fn set_attribute(
     Ok(())
 }
 
-fn ask_attribute(
+fn request_attribute(
     session: &Session,
     kernel: KernelRef,
     attribute: u32,
@@ -429,6 +429,6 @@ fn ask_attribute(
         value: set.unwrap_or(0),
     };
     let name = kernel.name().to_bytes_with_nul();
-    let value: Value = session.ask(Op::KernelAttribute, &body, name)?.read()?;
+    let value: Value = session.request(Op::KernelAttribute, &body, name)?.read()?;
     Ok(value.value as i32)
 }

@@ -17,12 +17,12 @@ use crate::fake::Fake;
 use crate::stream::{self, StreamRef};
 
 fn work(fake: &Fake, stream: StreamRef) {
-    stream::post(fake.session, stream, Op::Memset, &Memset::new_zeroed(), &[]).unwrap();
+    stream::submit(fake.session, stream, Op::Memset, &Memset::new_zeroed(), &[]).unwrap();
 }
 
 fn make(fake: &Fake, context: &'static Context, flags: u32) -> StreamRef {
     let made = stream::create(fake.session, context, flags, 0, false).unwrap();
-    context.own_stream(made);
+    context.own_stream(made.handle());
     made
 }
 
@@ -32,7 +32,7 @@ fn one_mark_serves_every_wait_for_the_same_work() {
     let stream = make(&fake, context, CU_STREAM_NON_BLOCKING);
     fake.seen();
     stream::synchronize(fake.session, stream).unwrap();
-    assert_eq!(fake.seen(), [], "nothing was posted");
+    assert_eq!(fake.seen(), [], "nothing was sent");
     work(&fake, stream);
     work(&fake, stream);
     fake.during(|| stream::synchronize(fake.session, stream).unwrap());
@@ -44,7 +44,7 @@ fn one_mark_serves_every_wait_for_the_same_work() {
 }
 
 #[test]
-fn a_query_posts_one_mark_and_then_reads_the_flag() {
+fn a_query_submits_one_mark_and_then_reads_the_flag() {
     let (fake, context) = (Fake::new(), Context::for_test());
     let stream = make(&fake, context, CU_STREAM_NON_BLOCKING);
     fake.seen();
@@ -64,7 +64,7 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
     let (fake, context) = (Fake::new(), Context::for_test());
     let blocking = make(&fake, context, 0);
     let other = make(&fake, context, CU_STREAM_NON_BLOCKING);
-    let legacy = context.legacy_stream(fake.session).unwrap();
+    let legacy = stream::legacy(fake.session, context).unwrap();
     fake.seen();
     work(&fake, other);
     stream::synchronize(fake.session, legacy).unwrap();
@@ -139,7 +139,7 @@ fn an_event_needs_no_message_where_its_stream_tells() {
 }
 
 #[test]
-fn an_error_of_a_post_is_returned_once_by_a_wait() {
+fn an_error_of_an_asynchronous_command_is_returned_once_by_a_wait() {
     let (fake, context) = (Fake::new(), Context::for_test());
     let stream = make(&fake, context, CU_STREAM_NON_BLOCKING);
     work(&fake, stream);
@@ -173,15 +173,15 @@ fn a_sleeping_wait_ends_when_the_flag_comes() {
 
 #[test]
 fn nothing_hangs_when_the_server_goes() {
-    for asks in [false, true] {
+    for queries in [false, true] {
         let (fake, context) = (Fake::new(), Context::for_test());
         let stream = make(&fake, context, CU_STREAM_NON_BLOCKING);
         work(&fake, stream);
         fake.hang_up();
         let began = Instant::now();
-        let status = if asks {
+        let status = if queries {
             fake.session
-                .ask(Op::Attach, &Attach::new_zeroed(), &[])
+                .request(Op::Attach, &Attach::new_zeroed(), &[])
                 .map(drop)
         } else {
             stream::synchronize(fake.session, stream)

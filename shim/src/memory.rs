@@ -11,16 +11,14 @@ use mpsshim_api::cuda::{
 use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handshake::MAX_DEVICES;
-use mpsshim_proto::message::{HostAlloc, MemGrant, Object, Op, Range};
+use mpsshim_proto::message::{HostAlloc, MANAGED, MemGrant, Object, Op, Range};
 use mpsshim_proto::shm::Mapping;
 use parking_lot::{Mutex, RwLock};
 
 use crate::context::{self, Context};
 use crate::extents;
 use crate::ffi::Status;
-use crate::managed;
 use crate::pool::{Block, Pool, Source};
-use crate::pools;
 use crate::stream::{self, StreamRef};
 use crate::submit::{Answer, Session};
 use zerocopy::{Immutable, IntoBytes};
@@ -92,7 +90,7 @@ impl Source for DeviceSource<'_> {
             device: self.device,
             pad: 0,
         };
-        let range: Range = self.session.ask(Op::MemGrant, &body, &[])?.read()?;
+        let range: Range = self.session.request(Op::MemGrant, &body, &[])?.read()?;
         if range.len < len || device_of(range.start) != Some(self.device) {
             tracing::error!(
                 ?range,
@@ -110,7 +108,7 @@ impl Source for DeviceSource<'_> {
 
     fn release(&mut self, start: u64, len: u64) {
         // An error means that the server is gone, and the memory with it.
-        let _ = self.session.post(Op::MemRelease, &Range { start, len });
+        let _ = self.session.submit(Op::MemRelease, &Range { start, len });
     }
 }
 
@@ -130,7 +128,7 @@ impl Source for HostSource<'_> {
             flags: self.flags,
             device: self.device,
         };
-        let (answer, descriptor) = self.session.ask_receiving(Op::HostAlloc, &body)?;
+        let (answer, descriptor) = self.session.request_receiving(Op::HostAlloc, &body)?;
         let range: Range = answer.read()?;
         let inside = arena::is_host(range.start)
             && range.len >= len
@@ -158,7 +156,7 @@ impl Source for HostSource<'_> {
                 Ok((range.start, range.len))
             }
             Err(status) => {
-                let _ = self.session.post(Op::HostFree, &range);
+                let _ = self.session.submit(Op::HostFree, &range);
                 Err(status)
             }
         }
@@ -168,7 +166,7 @@ impl Source for HostSource<'_> {
         if let Some(mapping) = HOST_MAPPINGS.lock().remove(&start) {
             mapping.retire();
         }
-        let _ = self.session.post(Op::HostFree, &Range { start, len });
+        let _ = self.session.submit(Op::HostFree, &Range { start, len });
     }
 }
 
@@ -200,18 +198,7 @@ pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
 
 /// Frees device memory, after the work that may use it.
 pub fn free(session: &Session, address: u64) -> Status {
-    let Some(device) = device_of(address) else {
-        if managed::block(address).is_some() {
-            return managed::free(session, address);
-        }
-        // Memory from a pool goes in the order of the default stream, behind all work.
-        stream::quiesce(session, None)?;
-        let stream = context::current()?.legacy_stream(session)?;
-        return match pools::free(session, address, stream)? {
-            true => Ok(()),
-            false => Err(CUDA_ERROR_INVALID_VALUE),
-        };
-    };
+    let device = device_of(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let pool = device_pool(device)?;
     if !pool.lock().begins(address) {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -233,7 +220,7 @@ pub fn note_shared(start: u64) {
 /// The block that begins at `start` ends: its handle must open nothing any more.
 fn forget_shared(session: &Session, start: u64) -> Status {
     if SHARED.lock().remove(&start) {
-        session.post(Op::IpcForget, &Object { object: start })?;
+        session.submit(Op::IpcForget, &Object { object: start })?;
     }
     Ok(())
 }
@@ -256,7 +243,7 @@ pub fn free_behind(session: &Session, address: u64, stream: StreamRef) -> Status
         handle: stream.handle(),
         at: stream.position(),
     });
-    // One mark for several blocks: it is posted when some have gathered, and seen reached by a later call.
+    // One mark for several blocks: it is submitted when some have gathered, and seen reached by a later call.
     if waiting.len().is_multiple_of(16) {
         stream::mark(&mut session.ring()?, stream)?;
     }
@@ -329,15 +316,15 @@ pub fn give_back_unused(session: &Session) -> bool {
 }
 
 /// Asks for something that takes device memory: once more when there was too little, and some could be given back.
-pub fn ask_with_room(
+pub fn request_with_room(
     session: &Session,
     op: Op,
     body: &(impl IntoBytes + Immutable),
     trailing: &[u8],
 ) -> Status<Answer> {
-    let answer = session.ask(op, body, trailing)?;
+    let answer = session.request(op, body, trailing)?;
     if answer.status == CUDA_ERROR_OUT_OF_MEMORY && give_back_unused(session) {
-        return session.ask(op, body, trailing);
+        return session.request(op, body, trailing);
     }
     Ok(answer)
 }
@@ -373,7 +360,7 @@ pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Sta
 /// Frees pinned host memory, after the work that may use it.
 pub fn host_free(session: &Session, address: u64) -> Status {
     match HOST.lock().find(address) {
-        Some((start, block)) if start == address && block.flags & managed::MANAGED == 0 => {}
+        Some((start, block)) if start == address && block.flags & MANAGED == 0 => {}
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
     stream::quiesce(session, None)?;

@@ -16,11 +16,13 @@ use mpsshim_api::cuda::{
 use mpsshim_api::table;
 use parking_lot::ReentrantMutex;
 
-use crate::calls::SERVED;
-use crate::exports::{self, COUNT, SYMBOLS, Target};
+use crate::calls::{SERVED, entries};
+use crate::connect::Served;
+use crate::exports;
 use crate::genuine::{self, Driver, Error};
 use crate::refusal::refuse;
-use crate::{connect, direct, log, procaddr, settings};
+use crate::symbols::{self, COUNT, SYMBOLS, Target};
+use crate::{connect, daemon, direct, log, procaddr, settings};
 
 /// Where calls go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,22 +38,14 @@ pub enum Mode {
     Direct,
 }
 
-/// The calls that are the shim's own in every mode.
-pub static OWN: &[(&str, Target)] = &[
-    ("cuInit", Target::new(cu_init as *const ())),
-    (
-        "cuGetProcAddress",
-        Target::new(procaddr::get_proc_address as *const ()),
-    ),
-    (
-        "cuGetProcAddress_v2",
-        Target::new(procaddr::get_proc_address_v2 as *const ()),
-    ),
-    (
-        "cuGetExportTable",
-        Target::new(cu_get_export_table as *const ()),
-    ),
-];
+// The calls that are the shim's own in every mode.
+entries! {
+    OWN:
+    cuInit(_) => cu_init,
+    cuGetProcAddress(_, _, _, _) => procaddr::get_proc_address,
+    cuGetProcAddress_v2(_, _, _, _, _) => procaddr::get_proc_address_v2,
+    cuGetExportTable(_, _) => cu_get_export_table,
+}
 
 static MODE: AtomicU8 = AtomicU8::new(Mode::Undecided as u8);
 /// Set while some thread is inside the genuine `cuInit` or connects.
@@ -85,7 +79,7 @@ pub fn goes_to_genuine() -> bool {
 
 /// Whether there is a daemon, and no wish to do without.
 fn daemon_wanted() -> bool {
-    !settings::disabled() && connect::daemon_reachable()
+    !settings::disabled() && daemon::is_reachable()
 }
 
 /// `cuInit`.
@@ -147,12 +141,12 @@ fn decide(flags: u32) -> Result<(), CUresult> {
         None
     };
     match (connected, driver) {
-        (Some(Mode::Direct), Some(driver)) => {
+        (Some(Served::Directly), Some(driver)) => {
             install_direct(driver);
             Ok(())
         }
         // The server can have the calls done; this process cannot.
-        (Some(Mode::Direct), None) => Err(Error::NotFound.status()),
+        (Some(Served::Directly), None) => Err(Error::NotFound.status()),
         (Some(_), _) => {
             install_proxy();
             Ok(())
@@ -205,7 +199,7 @@ fn no_daemon() -> CUresult {
 
 /// The directories in which a daemon was looked for, in words.
 fn searched() -> String {
-    let directories = connect::directories().into_iter();
+    let directories = daemon::directories().into_iter();
     let directories: Vec<_> = directories.map(|path| path.display().to_string()).collect();
     directories.join(" or ")
 }
@@ -247,7 +241,7 @@ fn install_pass_through(driver: &Driver) {
 fn install_direct(driver: &Driver) {
     let mut targets = genuine_targets(driver);
     let absent = Target::new(not_supported as *const ());
-    let has = |symbol: &str| exports::index_of(symbol).is_some_and(|at| targets[at] != absent);
+    let has = |symbol: &str| symbols::index_of(symbol).is_some_and(|at| targets[at] != absent);
     let mut wrapped = direct::wrapped();
     wrapped.retain(|(symbol, _)| has(symbol));
     overwrite(&mut targets, &wrapped);
@@ -261,7 +255,7 @@ fn install_direct(driver: &Driver) {
             exports::install(index, *target);
         }
     }
-    direct::start();
+    direct::start(connect::renew);
 }
 
 fn install_proxy() {
@@ -279,7 +273,7 @@ fn install_proxy() {
 
 fn overwrite(targets: &mut [Target], entries: &[(&str, Target)]) {
     for (symbol, target) in entries {
-        match exports::index_of(symbol) {
+        match symbols::index_of(symbol) {
             Some(index) => targets[index] = *target,
             None => tracing::error!(symbol, "is served but is not a symbol of the driver"),
         }
@@ -400,13 +394,13 @@ mod tests {
     fn every_named_symbol_exists() {
         let wrapped = direct::wrapped();
         for (symbol, _) in OWN.iter().chain(SERVED).chain(&wrapped) {
-            assert!(exports::index_of(symbol).is_some(), "{symbol}");
+            assert!(symbols::index_of(symbol).is_some(), "{symbol}");
         }
     }
 
     /// Calls an export that takes nothing or one integer.
     fn call(symbol: &str) -> CUresult {
-        let target = exports::exported(exports::index_of(symbol).unwrap());
+        let target = exports::exported(symbols::index_of(symbol).unwrap());
         // SAFETY: the symbols below are called with 0 for their one argument.
         let function = unsafe {
             std::mem::transmute::<*const (), extern "C" fn(u32) -> CUresult>(target.address())

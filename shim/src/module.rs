@@ -1,7 +1,7 @@
 //! Modules and the functions in them.
 //!
 //! A module belongs to a context; what a library ([`crate::library`]) is in a context is a module too. A function's
-//! parameter layout comes with the function, once, so that a launch packs its parameters without asking.
+//! parameter layout comes with the function, once, so that a launch packs its parameters without a request.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -34,7 +34,7 @@ use crate::memory::{self, Global};
 use crate::objects::{Entry, Table};
 use crate::submit::Session;
 
-/// Images up to this many bytes are sent without asking first whether the server has them.
+/// Images up to this many bytes are sent without a request first whether the server has them.
 const SEND_UNASKED: usize = 64 << 10;
 
 /// Every module and function of the process.
@@ -68,7 +68,7 @@ pub struct Function {
     layout: AtomicPtr<Layout>,
     context: AtomicPtr<Context>,
     parent: AtomicU64,
-    /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be asked for.
+    /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be requested.
     attributes: [AtomicI32; 16],
     /// What `attributes` were at first.
     first: [AtomicI32; 16],
@@ -193,8 +193,8 @@ impl Load<'_> {
             error_log: self.options.error_log,
         };
         let options = &self.options.bytes;
-        let asked = if self.content.len() > SEND_UNASKED {
-            let answer = session.ask(Op::ImageLoad, &body, options);
+        let known = if self.content.len() > SEND_UNASKED {
+            let answer = session.request(Op::ImageLoad, &body, options);
             match answer {
                 Ok(answer) if answer.status == CUDA_ERROR_NOT_FOUND => None,
                 other => Some(other),
@@ -205,9 +205,9 @@ impl Load<'_> {
         let sent = || {
             let file = sealed(self.content)?;
             let len = self.content.len() as u64;
-            session.ask_sending(Op::ImageLoad, &body, options, file.as_fd(), len)
+            session.request_sending(Op::ImageLoad, &body, options, file.as_fd(), len)
         };
-        let mut answer = asked.unwrap_or_else(sent)?;
+        let mut answer = known.unwrap_or_else(sent)?;
         if answer.status == CUDA_ERROR_OUT_OF_MEMORY && memory::give_back_unused(session) {
             answer = sent()?;
         }
@@ -234,7 +234,7 @@ pub fn load_known(
         info_log: 0,
         error_log: 0,
     };
-    memory::ask_with_room(session, Op::ImageLoad, &body, options)?
+    memory::request_with_room(session, Op::ImageLoad, &body, options)?
         .status
         .ok()
 }
@@ -332,7 +332,7 @@ pub fn end(session: &Session, handle: u64) -> Status {
     }
     memory::remove_globals(handle);
     let status = if parts.library == 0 {
-        session.post(Op::ImageUnload, &Object { object: handle })
+        session.submit(Op::ImageUnload, &Object { object: handle })
     } else {
         library::leave(session, parts.library, parts.server, context)
     };
@@ -340,7 +340,7 @@ pub fn end(session: &Session, handle: u64) -> Status {
     status
 }
 
-/// A function of a module, if it was asked for before.
+/// A function of a module, if it was requested before.
 pub fn known(module: u64, name: &CStr) -> Option<FunctionRef> {
     let handle = *MODULES.get(module)?.parts.lock().functions.get(name)?;
     FUNCTIONS.get(handle)
@@ -362,7 +362,7 @@ pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> 
         device: context.server_device,
         pad: 0,
     };
-    let (info, layout) = match ask_function(session, &body, parts.hash, name) {
+    let (info, layout) = match request_function(session, &body, parts.hash, name) {
         Ok(read) => read,
         Err(status) => {
             FUNCTIONS.recycle(entry);
@@ -389,13 +389,13 @@ pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> 
 }
 
 /// Asks for a function, or for a description of a kernel, and its layout.
-pub fn ask_function(
+pub fn request_function(
     session: &Session,
     body: &GetFunction,
     hash: [u8; 32],
     name: &CStr,
 ) -> Status<(FunctionInfo, &'static Layout)> {
-    let answer = session.ask(Op::GetFunction, body, name.to_bytes_with_nul())?;
+    let answer = session.request(Op::GetFunction, body, name.to_bytes_with_nul())?;
     let info: FunctionInfo = answer.read()?;
     let mut params = vec![Param::new_zeroed(); info.params as usize];
     let rest = &answer.payload[size_of::<FunctionInfo>()..];
@@ -457,7 +457,7 @@ pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u
         pad: 0,
     };
     let range: Range = session
-        .ask(Op::GetGlobal, &body, name.to_bytes_with_nul())?
+        .request(Op::GetGlobal, &body, name.to_bytes_with_nul())?
         .read()?;
     memory::add_global(
         range.start,
@@ -487,7 +487,7 @@ pub fn names_in(session: &Session, server: u64) -> Status<Vec<CString>> {
         device: 0,
         pad: 0,
     };
-    let answer = session.ask(Op::EnumerateFunctions, &body, &[])?;
+    let answer = session.request(Op::EnumerateFunctions, &body, &[])?;
     let count: Value = answer.read()?;
     let rest = &answer.payload[size_of::<Value>()..];
     let names: Vec<CString> = rest
@@ -512,7 +512,9 @@ pub fn attribute(session: &Session, function: FunctionRef, attribute: u32) -> St
         attribute,
         value: 0,
     };
-    let value: Value = session.ask(Op::GetFunctionAttribute, &body, &[])?.read()?;
+    let value: Value = session
+        .request(Op::GetFunctionAttribute, &body, &[])?
+        .read()?;
     Ok(value.value as i32)
 }
 
@@ -546,7 +548,7 @@ pub fn set_attribute(
         value,
     };
     session
-        .ask(Op::SetFunctionAttribute, &body, &[])?
+        .request(Op::SetFunctionAttribute, &body, &[])?
         .status
         .ok()?;
     if let Some(known) = function.attributes.get(attribute as usize) {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use mpsshim_proto::handshake::Welcome;
 
-use crate::{connect, settings};
+use crate::{daemon, settings};
 
 /// Whether a control daemon listens where the genuine driver looks for one.
 pub fn listens() -> bool {
@@ -20,7 +20,7 @@ pub fn listens() -> bool {
 /// Whether a process has a socket of this path open. The check is not noticed there: the kernel refuses a connection of
 /// another type first.
 fn is_bound(path: PathBuf) -> bool {
-    let Some(address) = connect::address_of(&path) else {
+    let Some(address) = daemon::address_of(&path) else {
         return false;
     };
     // SAFETY: a plain system call.

@@ -68,7 +68,7 @@ fn make(session: &Session, properties: &CUmemPoolProps, is_default: bool) -> Sta
             ..Properties::default()
         },
     };
-    let made = session.ask(Op::PoolCreate, &body, &[]);
+    let made = session.request(Op::PoolCreate, &body, &[]);
     if let Err(status) = made.and_then(|answer| answer.status.ok()) {
         POOLS.recycle(entry);
         return Err(status);
@@ -147,7 +147,7 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
     for place in &CURRENT {
         let _ = place.compare_exchange(handle, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
-    session.post(Op::PoolDestroy, &Object { object: handle })?;
+    session.submit(Op::PoolDestroy, &Object { object: handle })?;
     POOLS.recycle(entry);
     Ok(())
 }
@@ -163,7 +163,7 @@ pub fn alloc(session: &Session, len: u64, handle: u64, stream: StreamRef) -> Sta
         len,
         stream: stream.handle(),
     };
-    let range: Range = memory::ask_with_room(session, Op::PoolAlloc, &body, &[])?.read()?;
+    let range: Range = memory::request_with_room(session, Op::PoolAlloc, &body, &[])?.read()?;
     let start = range.start;
     note(Range { start, len }, handle, entry);
     Ok(start)
@@ -180,7 +180,7 @@ pub fn free(session: &Session, address: u64, stream: StreamRef) -> Status<bool> 
         address,
         stream: stream.handle(),
     };
-    stream::post(session, stream, Op::PoolFree, &body, &[])?;
+    stream::submit(session, stream, Op::PoolFree, &body, &[])?;
     memory::follow_graph_memory(|memory| memory.freed(address));
     Ok(true)
 }
@@ -205,7 +205,7 @@ pub fn import(
         device,
         flags,
     };
-    let made = session.ask_sending(Op::PoolImport, &body, &[], descriptor, 0);
+    let made = session.request_sending(Op::PoolImport, &body, &[], descriptor, 0);
     if let Err(status) = made.and_then(|answer| answer.status.ok()) {
         POOLS.recycle(entry);
         return Err(status);
@@ -222,7 +222,7 @@ pub fn import(
 pub fn import_pointer(session: &Session, handle: u64, data: Opaque) -> Status<u64> {
     let entry = pool(handle)?;
     let body = PoolImportPointer { pool: handle, data };
-    let range: Range = session.ask(Op::PoolImportPointer, &body, &[])?.read()?;
+    let range: Range = session.request(Op::PoolImportPointer, &body, &[])?.read()?;
     note(range, handle, entry);
     Ok(range.start)
 }
@@ -251,7 +251,7 @@ pub fn attribute(session: &Session, handle: u64, attribute: u32) -> Status<u64> 
         attribute,
         pad: 0,
     };
-    let answer: Value = session.ask(Op::PoolGetAttribute, &body, &[])?.read()?;
+    let answer: Value = session.request(Op::PoolGetAttribute, &body, &[])?.read()?;
     Ok(answer.value)
 }
 
@@ -264,7 +264,10 @@ pub fn set_attribute(session: &Session, handle: u64, attribute: u32, value: u64)
         attribute,
         pad: 0,
     };
-    session.ask(Op::PoolSetAttribute, &body, &[])?.status.ok()
+    session
+        .request(Op::PoolSetAttribute, &body, &[])?
+        .status
+        .ok()
 }
 
 /// `cuMemPoolTrimTo`.
@@ -276,7 +279,7 @@ pub fn trim(session: &Session, handle: u64, keep: u64) -> Status {
         attribute: 0,
         pad: 0,
     };
-    session.ask(Op::PoolTrim, &body, &[])?.status.ok()
+    session.request(Op::PoolTrim, &body, &[])?.status.ok()
 }
 
 /// `cuMemPoolSetAccess`.
@@ -292,7 +295,7 @@ pub fn set_access(session: &Session, handle: u64, accesses: &[CUmemAccessDesc]) 
         pad: 0,
     };
     session
-        .ask(Op::PoolSetAccess, &body, list.as_bytes())?
+        .request(Op::PoolSetAccess, &body, list.as_bytes())?
         .status
         .ok()
 }
@@ -311,7 +314,7 @@ pub fn access(session: &Session, handle: u64, location: &CUmemLocation) -> Statu
         pad: 0,
     };
     let answer: Value = session
-        .ask(Op::PoolGetAccess, &body, access.as_bytes())?
+        .request(Op::PoolGetAccess, &body, access.as_bytes())?
         .read()?;
     Ok(answer.value as u32)
 }

@@ -2,15 +2,17 @@
 //! natively.
 //!
 //! The text is produced in the server. A program that has launched a function of a module that prints
-//! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) asks for it whenever it has waited for work.
+//! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) requests it whenever it has waited for work.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpsshim_proto::message::{Op, Value};
 use zerocopy::FromBytes;
 
-use crate::context;
+use crate::stream;
 use crate::submit::Session;
+use crate::waited::{self, Seen};
 
 /// There may be text that was not fetched.
 static EXPECTED: AtomicBool = AtomicBool::new(false);
@@ -18,25 +20,25 @@ static EXPECTED: AtomicBool = AtomicBool::new(false);
 /// A kernel that may print was launched.
 #[inline]
 pub fn expect() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| waited::add(collect));
     EXPECTED.store(true, Ordering::Relaxed);
 }
 
-/// Writes what was printed so far to standard output. Costs one load for a program that does not print.
-#[inline]
-pub fn collect(session: &Session) {
-    if EXPECTED.load(Ordering::Relaxed) {
+/// Writes what was printed so far to standard output.
+fn collect(session: &Session, seen: Seen) {
+    if seen != Seen::Query && EXPECTED.load(Ordering::Relaxed) {
         fetch(session);
     }
 }
 
-#[cold]
 fn fetch(session: &Session) {
     // Work that still runs may print more.
-    if !context::any_busy() {
+    if !stream::any_busy() {
         EXPECTED.store(false, Ordering::Relaxed);
     }
     loop {
-        let Ok(answer) = session.ask(Op::Printed, &Value::default(), &[]) else {
+        let Ok(answer) = session.request(Op::Printed, &Value::default(), &[]) else {
             return;
         };
         let Ok((left, text)) = Value::read_from_prefix(&answer.payload) else {

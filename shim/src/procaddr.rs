@@ -16,7 +16,7 @@ use mpsshim_api::cuda::{
 };
 use mpsshim_api::table::{self, Lookup};
 
-use crate::{exports, genuine, mode};
+use crate::{exports, genuine, mode, symbols};
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`. `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, 1, changes nothing, not even
 /// beside it.
@@ -143,7 +143,7 @@ unsafe fn from_table(
         }
         let target = answer
             .symbol
-            .and_then(exports::index_of)
+            .and_then(symbols::index_of)
             .map(exports::exported);
         // SAFETY: not null, so writable.
         unsafe {
@@ -177,7 +177,7 @@ unsafe fn own_in_place_of_genuine(
         .iter()
         .flat_map(|row| [row.legacy, row.per_thread].into_iter().flatten())
         .find(|symbol| genuine::symbol(symbol) == Some(found))
-        .and_then(exports::index_of);
+        .and_then(symbols::index_of);
     if let Some(index) = own {
         // SAFETY: as above.
         unsafe { *function = exports::exported(index).address().cast_mut().cast() };

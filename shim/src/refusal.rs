@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use mpsshim_api::cuda::CUresult;
 use parking_lot::Mutex;
 
-use crate::connect;
+use crate::daemon;
 
 /// Says why `cuInit` fails with this status, once for each reason.
 pub fn refuse(status: CUresult, why: impl Display) -> CUresult {
@@ -35,7 +35,7 @@ pub fn refuse(status: CUresult, why: impl Display) -> CUresult {
 
 /// Writes a line to control.log, through the pipe for users who may not write to that file. Without a daemon it is lost.
 fn tell_daemon(line: &str) {
-    let Some(directory) = connect::daemon_directory() else {
+    let Some(directory) = daemon::directory() else {
         return;
     };
     let pipe = OpenOptions::new()

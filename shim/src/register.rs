@@ -89,7 +89,7 @@ pub fn register(
         pad: 0,
     };
     let aliased = session
-        .ask(Op::HostAlias, &alias, &[])
+        .request(Op::HostAlias, &alias, &[])
         .is_ok_and(|answer| answer.status.is_ok());
     memory::add_registered(
         address,
@@ -148,7 +148,7 @@ fn register_shared(
         device: context.server_device,
     };
     let range: Range = session
-        .ask_sending(Op::FileRegister, &body, &[], file.as_fd(), body.len)?
+        .request_sending(Op::FileRegister, &body, &[], file.as_fd(), body.len)?
         .read()?;
     memory::add_registered(
         address,
@@ -202,10 +202,10 @@ pub fn unregister(session: &Session, address: u64) -> Status {
     let first = address / PAGE * PAGE;
     let Some(block) = registered.block else {
         let object = registered.arena - (address - first);
-        return session.post(Op::FileUnregister, &Object { object });
+        return session.submit(Op::FileUnregister, &Object { object });
     };
     if registered.aliased {
-        session.post(Op::FileUnregister, &Object { object: first })?;
+        session.submit(Op::FileUnregister, &Object { object: first })?;
     }
     let room = (address + registered.len).div_ceil(PAGE) * PAGE - first;
     // SAFETY: the block's pages are mapped at `first`; they are read through the arena, and replaced by anonymous

@@ -6,6 +6,7 @@
 //! when the copy runs, and the program sees the result only after a wait or query.
 
 use std::collections::HashMap;
+use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpsshim_api::cuda::CUDA_ERROR_NOT_SUPPORTED;
@@ -17,6 +18,7 @@ use crate::memory;
 use crate::register;
 use crate::stream::{self, StreamRef};
 use crate::submit::Session;
+use crate::waited::{self, Seen};
 
 /// Memory of the program's and what stands in for it.
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +168,8 @@ pub fn launched(exec: u64, stream: StreamRef) {
     if written.is_empty() {
         return;
     }
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| waited::add(collect));
     shadows.pending.push(Pending {
         stream,
         handle: stream.handle(),
@@ -176,12 +180,12 @@ pub fn launched(exec: u64, stream: StreamRef) {
 }
 
 /// Copies back what is known to be complete; all of it where everything is.
-#[inline]
-pub fn collect(session: &Session, all: bool) {
+fn collect(session: &Session, seen: Seen) {
     if PENDING.load(Ordering::Acquire) != 0 {
         collect_now(|launch| {
-            all || launch.stream.handle() == launch.handle
-                && stream::has_reached(session, launch.stream, launch.at)
+            seen == Seen::All
+                || launch.stream.handle() == launch.handle
+                    && stream::has_reached(session, launch.stream, launch.at)
         });
     }
 }

@@ -63,7 +63,7 @@ enum State {
         handle: u64,
         /// Position just behind the copy.
         at: u64,
-        /// A mark behind the copy, if one was posted for it.
+        /// A mark behind the copy, if one was submitted for it.
         mark: Option<Target>,
         /// Order in which chunks were used.
         sequence: u64,
@@ -177,22 +177,22 @@ impl Chunks {
         self.states.lock()[chunk] = state;
     }
 
-    /// Has the server take what is in a chunk; a mark is posted when `limit` chunks have none.
-    fn post_full(
+    /// Has the server take what is in a chunk; a mark is submitted when `limit` chunks have none.
+    fn submit_full(
         &self,
         session: &Session,
         stream: StreamRef,
         chunk: usize,
         limit: usize,
-        post: impl Fn(&mut Ring<'_>, (u64, Side)) -> Status,
+        submit: impl Fn(&mut Ring<'_>, (u64, Side)) -> Status,
     ) -> Status {
         let handle = stream.handle();
-        let posted = session.ring().and_then(|mut ring| {
-            post(&mut ring, (self.offset(chunk), self.side))?;
+        let submitted = session.ring().and_then(|mut ring| {
+            submit(&mut ring, (self.offset(chunk), self.side))?;
             stream.count(&ring);
             Ok(stream.position())
         });
-        let at = match posted {
+        let at = match submitted {
             Ok(at) => at,
             Err(status) => {
                 self.give_back(chunk);
@@ -216,7 +216,7 @@ impl Chunks {
         if self.states.lock().iter().filter(|s| unmarked(s)).count() < limit {
             return Ok(());
         }
-        // Chunks that get in while the mark is posted may stand behind it: only those before it take it.
+        // Chunks that get in while the mark is submitted may stand behind it: only those before it take it.
         let (target, position) = {
             let mut ring = session.ring()?;
             (stream::mark(&mut ring, stream)?, stream.position())
@@ -403,14 +403,14 @@ struct Filling<'a, P> {
 }
 
 /// Sends `len` bytes in pieces through staging: `next` gives a piece of at most as many bytes as it is told, `fill`
-/// puts it into a chunk, `post` has the server take it from there. Returns when all of it is staged.
+/// puts it into a chunk, `submit` has the server take it from there. Returns when all of it is staged.
 pub fn send<P: core::marker::Copy + Send>(
     session: &Session,
     stream: StreamRef,
     len: u64,
     mut next: impl FnMut(u64) -> Option<P>,
     fill: impl Fn(P, *mut u8) + Sync,
-    post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
+    submit: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
 ) -> Status {
     let chunks = chunks_for(session, stream, len);
     let limit = if len > chunks.size {
@@ -418,9 +418,9 @@ pub fn send<P: core::marker::Copy + Send>(
     } else {
         chunks.count as usize / 2
     };
-    let post_full = |chunk: usize, piece: P| {
-        chunks.post_full(session, stream, chunk, limit, |ring, chunk| {
-            post(ring, piece, chunk)
+    let submit_full = |chunk: usize, piece: P| {
+        chunks.submit_full(session, stream, chunk, limit, |ring, chunk| {
+            submit(ring, piece, chunk)
         })
     };
     let (fill, helpers) = (&fill, helpers(session, len, PINNED_FROM));
@@ -440,7 +440,7 @@ pub fn send<P: core::marker::Copy + Send>(
                         given,
                     }) => {
                         drop(given);
-                        if let Err(error) = post_full(chunk, piece) {
+                        if let Err(error) = submit_full(chunk, piece) {
                             break Err(error);
                         }
                     }
@@ -466,11 +466,11 @@ pub fn send<P: core::marker::Copy + Send>(
             });
         } else {
             fill(piece, chunks.address(session, chunk));
-            status = post_full(chunk, piece);
+            status = submit_full(chunk, piece);
         }
         while status.is_ok() && filling.front().is_some_and(|first| first.given.is_done()) {
             if let Some(full) = filling.pop_front() {
-                status = post_full(full.chunk, full.piece);
+                status = submit_full(full.chunk, full.piece);
             }
         }
     }
@@ -482,14 +482,14 @@ pub fn send<P: core::marker::Copy + Send>(
     {
         drop(given);
         match status {
-            Ok(()) => status = post_full(chunk, piece),
+            Ok(()) => status = submit_full(chunk, piece),
             Err(_) => chunks.give_back(chunk),
         }
     }
     status
 }
 
-/// Fetches `len` bytes in pieces through staging, as [`send`] does the other way, and waits for them: `post` has the
+/// Fetches `len` bytes in pieces through staging, as [`send`] does the other way, and waits for them: `submit` has the
 /// server put a piece into a chunk, `empty` takes it from there.
 pub fn fetch<P: core::marker::Copy + Send>(
     session: &Session,
@@ -497,7 +497,7 @@ pub fn fetch<P: core::marker::Copy + Send>(
     len: u64,
     mut next: impl FnMut(u64) -> Option<P>,
     empty: impl Fn(P, *const u8) + Sync,
-    post: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
+    submit: impl Fn(&mut Ring<'_>, P, (u64, Side)) -> Status,
 ) -> Status {
     let chunks = chunks_for(session, stream, len);
     let (empty, helpers) = (&empty, helpers(session, len, PAST_CACHES_FROM));
@@ -535,12 +535,12 @@ pub fn fetch<P: core::marker::Copy + Send>(
                 }
                 None => break,
             };
-            let posted = session.ring().and_then(|mut ring| {
-                post(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
+            let submitted = session.ring().and_then(|mut ring| {
+                submit(&mut ring, piece, (chunks.offset(chunk), chunks.side))?;
                 stream.count(&ring);
                 stream::mark(&mut ring, stream)
             });
-            match posted {
+            match submitted {
                 Ok(target) => under_way.push_back((chunk, target, piece)),
                 Err(error) => {
                     chunks.give_back(chunk);

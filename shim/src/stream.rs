@@ -13,27 +13,21 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 
 use mpsshim_api::cuda::{
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_OUT_OF_MEMORY, CUaccessPolicyWindow,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUaccessPolicyWindow,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{Mark, MarkEvent, Object, Op, StreamCreate};
-use mpsshim_proto::segment::{FLAGS, reached};
+use mpsshim_proto::segment::reached;
 use parking_lot::Mutex;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::capture;
 use crate::context::{self, Context};
 use crate::ffi::Status;
 use crate::objects::{Entry, Table};
-use crate::printing;
-use crate::shadow;
-use crate::submit::{Ring, Session, session};
-use crate::thread;
+use crate::submit::{Ring, Session};
 use crate::wait::{self, Policy};
+use crate::waited::{self, Seen};
 
-/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`.
-const LEGACY: u64 = 1;
-const PER_THREAD: u64 = 2;
 /// What `cuCtxGetStreamPriorityRange` gives on devices of compute capability 7.0 and later.
 pub const LEAST_PRIORITY: i32 = 0;
 /// As above.
@@ -90,14 +84,14 @@ impl Default for Attributes {
 #[derive(Debug, Default)]
 struct Progress {
     /// Not used for [`Stream::joined`]: the context counts.
-    posted: AtomicU64,
+    submitted: AtomicU64,
     marked: AtomicU64,
     reached: AtomicU64,
 }
 
 impl Progress {
     fn reset(&self) {
-        self.posted.store(0, Ordering::Relaxed);
+        self.submitted.store(0, Ordering::Relaxed);
         self.marked.store(0, Ordering::Relaxed);
         self.reached.store(0, Ordering::Relaxed);
     }
@@ -185,7 +179,7 @@ impl Stream {
         if self.is_legacy() {
             self.context().joined.load(Ordering::Acquire)
         } else {
-            self.own.posted.load(Ordering::Acquire)
+            self.own.submitted.load(Ordering::Acquire)
         }
     }
 
@@ -209,7 +203,7 @@ impl Stream {
 
     /// Whether it was given work of its own that is not known to be complete.
     pub fn is_busy(&self) -> bool {
-        self.own.reached.load(Ordering::Acquire) < self.own.posted.load(Ordering::Acquire)
+        self.own.reached.load(Ordering::Acquire) < self.own.submitted.load(Ordering::Acquire)
     }
 
     /// Counts an operation that was just put into the ring, unless it is captured.
@@ -222,7 +216,7 @@ impl Stream {
             // The ring's lock is held: nobody else writes.
             counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
         };
-        add(&self.own.posted);
+        add(&self.own.submitted);
         if self.flags() & CU_STREAM_NON_BLOCKING == 0 {
             add(&self.context().joined);
         }
@@ -264,48 +258,6 @@ impl Target {
     }
 }
 
-/// The completion flags of a session.
-#[derive(Debug, Default)]
-pub struct Slots {
-    used: u32,
-    /// Slot and last value given out, all reached.
-    free: Vec<(u32, u32)>,
-    /// Slots of destroyed streams whose last mark may not be reached. Used again only then: a late write would
-    /// take the successor's flag back.
-    retiring: Vec<(u32, u32)>,
-}
-
-impl Slots {
-    /// A slot, and the last value that was written into its flag.
-    pub fn take(&mut self, session: &Session) -> Option<(u32, u32)> {
-        self.sweep(session);
-        if let Some(found) = self.free.pop() {
-            return Some(found);
-        }
-        (self.used < FLAGS as u32).then(|| {
-            self.used += 1;
-            (self.used - 1, 0)
-        })
-    }
-
-    /// Gives back a slot whose first flag no stream has used since it was taken.
-    pub fn put_back(&mut self, slot: u32, session: &Session) {
-        let value = session.flag(slot).load(Ordering::Acquire);
-        self.free.push((slot, value));
-    }
-
-    fn sweep(&mut self, session: &Session) {
-        let free = &mut self.free;
-        self.retiring.retain(|&(slot, value)| {
-            let done = reached(session.flag(slot).load(Ordering::Acquire), value);
-            if done {
-                free.push((slot, value));
-            }
-            !done
-        });
-    }
-}
-
 /// Makes a stream. `legacy`: it is its context's legacy default stream.
 pub fn create(
     session: &Session,
@@ -321,12 +273,11 @@ pub fn create(
     let after = if legacy || flags & CU_STREAM_NON_BLOCKING != 0 {
         0
     } else {
-        context.legacy_stream(session)?.handle()
+        self::legacy(session, context)?.handle()
     };
-    let slot = session.slots.lock().take(session);
-    let (slot, value) = slot.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let (slot, value) = session.take_slot().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let Some(entry) = STREAMS.claim() else {
-        session.slots.lock().free.push((slot, value));
+        session.put_back_slot(slot);
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     };
     let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
@@ -346,7 +297,7 @@ pub fn create(
     entry.mark.store(value, Ordering::Relaxed);
     entry.set_capture(0);
     let handle = STREAMS.handle_of(entry);
-    session.post(
+    session.submit(
         Op::StreamCreate,
         &StreamCreate {
             stream: handle,
@@ -360,7 +311,49 @@ pub fn create(
     Ok(entry)
 }
 
-/// Destroys a stream; what it was given still runs.
+/// The legacy default stream of a context, made on first use.
+#[inline]
+pub fn legacy(session: &Session, context: &'static Context) -> Status<StreamRef> {
+    match STREAMS.get(context.legacy()) {
+        Some(stream) => Ok(stream),
+        None => make_legacy(session, context),
+    }
+}
+
+#[cold]
+fn make_legacy(session: &Session, context: &'static Context) -> Status<StreamRef> {
+    let _making = context.making_legacy();
+    if let Some(stream) = STREAMS.get(context.legacy()) {
+        return Ok(stream);
+    }
+    context.usable()?;
+    let made = create(session, context, 0, 0, true)?;
+    context.own_stream(made.handle());
+    context.set_legacy(made.handle());
+    Ok(made)
+}
+
+/// The streams of a context.
+pub fn of_context(context: &Context) -> Vec<StreamRef> {
+    let handles = context.streams().into_iter();
+    handles.filter_map(|handle| STREAMS.get(handle)).collect()
+}
+
+/// The streams of all contexts.
+pub fn all() -> Vec<StreamRef> {
+    let contexts = context::all();
+    contexts
+        .iter()
+        .flat_map(|context| of_context(context))
+        .collect()
+}
+
+/// Whether any stream was given work that is not known to be complete.
+pub fn any_busy() -> bool {
+    all().iter().any(|stream| stream.is_busy())
+}
+
+/// Destroys a stream, which [`crate::capture`] no longer knows; what it was given still runs.
 pub fn destroy(session: &Session, handle: u64) -> Status {
     let entry = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let mut ring = session.ring()?;
@@ -371,7 +364,7 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
     // The last mark tells when the slot may be used again, and lets others wait for what still runs.
     let last = if !captured
         && entry.is_busy()
-        && entry.own.marked.load(Ordering::Relaxed) < entry.own.posted.load(Ordering::Relaxed)
+        && entry.own.marked.load(Ordering::Relaxed) < entry.own.submitted.load(Ordering::Relaxed)
     {
         mark_in(&mut ring, entry, handle)?
     } else {
@@ -379,47 +372,15 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
     };
     ring.put(Op::StreamDestroy, 0, &Object { object: handle }, &[])?;
     drop(ring);
-    if captured {
-        capture::stream_ends(entry, handle);
-    }
-    session.slots.lock().retiring.push((last.slot, last.value));
+    entry.set_capture(0);
+    session.retire_slot(last.slot, last.value);
     STREAMS.recycle(entry);
     Ok(())
 }
 
-/// The stream that a handle argument names, in the calling thread's context. `per_thread`: what NULL means.
-#[inline]
-pub fn resolve(raw: u64, per_thread: bool) -> Status<StreamRef> {
-    let stream = named(raw, per_thread)?;
-    if capture::any() && stream.is_legacy() {
-        capture::admit_legacy(session()?, stream.context(), false)?;
-    }
-    Ok(stream)
-}
-
-/// As [`resolve`], for a question that a capture does not mind.
-pub fn resolve_to_ask(raw: u64, per_thread: bool) -> Status<StreamRef> {
-    let stream = named(raw, per_thread)?;
-    if capture::any() && stream.is_legacy() {
-        capture::admit_legacy(session()?, stream.context(), true)?;
-    }
-    Ok(stream)
-}
-
-#[inline]
-fn named(raw: u64, per_thread: bool) -> Status<StreamRef> {
-    match raw {
-        LEGACY => context::current()?.legacy_stream(session()?),
-        PER_THREAD => thread::default_stream(session()?, context::current()?),
-        0 if per_thread => thread::default_stream(session()?, context::current()?),
-        0 => context::current()?.legacy_stream(session()?),
-        handle => STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),
-    }
-}
-
 /// Puts one operation of a stream into the ring.
 #[inline]
-pub fn post<T: IntoBytes + Immutable>(
+pub fn submit<T: IntoBytes + Immutable>(
     session: &Session,
     stream: StreamRef,
     op: Op,
@@ -431,7 +392,7 @@ pub fn post<T: IntoBytes + Immutable>(
     stream.count(&ring);
     drop(ring);
     if stream.is_capturing() {
-        return capture::settle(session, stream.handle());
+        return session.settle(stream.handle());
     }
     Ok(())
 }
@@ -450,10 +411,10 @@ fn mark_in(ring: &mut Ring<'_>, stream: &Stream, handle: u64) -> Status<Target> 
         &[],
     )?;
     stream.mark.store(value, Ordering::Relaxed);
-    stream
-        .own
-        .marked
-        .store(stream.own.posted.load(Ordering::Relaxed), Ordering::Release);
+    stream.own.marked.store(
+        stream.own.submitted.load(Ordering::Relaxed),
+        Ordering::Release,
+    );
     if stream.is_legacy() {
         let joined = stream.context().joined.load(Ordering::Relaxed);
         stream.joined.marked.store(joined, Ordering::Release);
@@ -497,22 +458,30 @@ fn mark_unless_done(session: &Session, stream: StreamRef) -> Status<Option<Targe
 pub fn wait_for(session: &Session, stream: &Stream, target: Target, policy: Policy) -> Status {
     wait::wait(session, target.slot, target.value, policy)?;
     stream.note(target);
-    printing::collect(session);
-    shadow::collect(session, false);
-    session.posted_error()
+    waited::done(session, Seen::Wait);
+    session.async_error()
+}
+
+/// A capturing stream cannot be waited for: the attempt invalidates the capture.
+#[cold]
+pub fn forbid_wait(session: &Session, stream: StreamRef) -> Status {
+    let body = Object {
+        object: stream.handle(),
+    };
+    session.request(Op::CaptureBreak, &body, &[])?;
+    Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// Waits until everything the stream was given is complete.
 pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
     if stream.is_capturing() {
-        return capture::forbid_wait(session, stream);
+        return forbid_wait(session, stream);
     }
     match mark_unless_done(session, stream)? {
         Some(target) => wait_for(session, stream, target, stream.policy()),
         None => {
-            printing::collect(session);
-            shadow::collect(session, false);
-            session.posted_error()
+            waited::done(session, Seen::Wait);
+            session.async_error()
         }
     }
 }
@@ -520,7 +489,7 @@ pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
 /// Whether everything the stream was given is complete.
 pub fn query(session: &Session, stream: StreamRef) -> Status<bool> {
     if stream.is_capturing() {
-        return capture::forbid_wait(session, stream).map(|()| false);
+        return forbid_wait(session, stream).map(|()| false);
     }
     if let Some(target) = mark_unless_done(session, stream)? {
         if !target.is_reached(session) {
@@ -528,8 +497,8 @@ pub fn query(session: &Session, stream: StreamRef) -> Status<bool> {
         }
         stream.note(target);
     }
-    shadow::collect(session, false);
-    session.posted_error()?;
+    waited::done(session, Seen::Query);
+    session.async_error()?;
     Ok(true)
 }
 
@@ -552,15 +521,19 @@ pub fn has_reached(session: &Session, stream: &Stream, position: u64) -> bool {
 /// Waits for all streams of a context (`None`: of every context), destroyed ones included.
 pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     session.check()?;
+    let seen = if only.is_none() {
+        Seen::All
+    } else {
+        Seen::Wait
+    };
     let now = session.operations.load(Ordering::Acquire);
     if session.quiet.load(Ordering::Acquire) >= now {
-        printing::collect(session);
-        shadow::collect(session, only.is_none());
-        return session.posted_error();
+        waited::done(session, seen);
+        return session.async_error();
     }
     let busy: Vec<StreamRef> = match only {
-        Some(context) => context.streams(),
-        None => context::all().iter().flat_map(|c| c.streams()).collect(),
+        Some(context) => of_context(context),
+        None => all(),
     }
     .into_iter()
     .filter(|stream| stream.is_busy())
@@ -571,7 +544,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         for stream in busy {
             if stream.handle() != 0 {
                 let covered = stream.own.marked.load(Ordering::Relaxed)
-                    >= stream.own.posted.load(Ordering::Relaxed);
+                    >= stream.own.submitted.load(Ordering::Relaxed);
                 let target = if covered {
                     stream.last_mark()
                 } else {
@@ -586,18 +559,12 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         wait::wait(session, target.slot, target.value, policy)?;
         stream.note(target);
     }
-    let retiring = {
-        let mut slots = session.slots.lock();
-        slots.sweep(session);
-        slots.retiring.clone()
-    };
-    for (slot, value) in retiring {
+    for (slot, value) in session.retiring_slots() {
         wait::wait(session, slot, value, policy)?;
     }
     if only.is_none() {
         session.quiet.fetch_max(now, Ordering::AcqRel);
     }
-    printing::collect(session);
-    shadow::collect(session, only.is_none());
-    session.posted_error()
+    waited::done(session, seen);
+    session.async_error()
 }

@@ -12,7 +12,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUresult,
 };
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::Op;
+use mpsshim_proto::message::{Object, Op};
 use mpsshim_proto::ring::{Producer, Reservation};
 use mpsshim_proto::segment::{
     ANSWER, ANSWER_LEN, Header, RETURNED, RingMemory, STAGING, flag_offset, state,
@@ -22,12 +22,12 @@ use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::ffi::Status;
-use crate::stream::Slots;
+use crate::slots::Slots;
 
 /// How long a sleeper trusts that it will be woken before it looks whether the server is still there.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Posts between two looks at the socket.
-const POSTS_PER_LOOK: u32 = 256;
+/// Messages between two looks at the socket.
+const MESSAGES_PER_LOOK: u32 = 256;
 
 static SESSION: OnceLock<Session> = OnceLock::new();
 
@@ -51,8 +51,8 @@ pub struct Session {
     socket: OwnedFd,
     doorbell: Doorbell,
     sender: Mutex<Sender>,
-    /// Held from an ask's message to its answer: there is one answer slot.
-    asking: Mutex<u64>,
+    /// Held from a request to its answer: there is one answer slot.
+    requests: Mutex<u64>,
     /// Status of every further call, once the server is gone; 0 before.
     failed: AtomicU32,
     /// Operations ever given to streams; written under `sender`.
@@ -60,7 +60,7 @@ pub struct Session {
     /// How many of them are known to be complete.
     pub quiet: AtomicU64,
     /// Completion flags.
-    pub slots: Mutex<Slots>,
+    slots: Mutex<Slots>,
 }
 
 // SAFETY: `base` is a mapping that lives as long as the process; everything in it is reached through atomics, or
@@ -72,10 +72,10 @@ unsafe impl Sync for Session {}
 #[derive(Debug)]
 struct Sender {
     producer: Producer<RingMemory>,
-    posts: u32,
+    messages: u32,
 }
 
-/// The answer to an ask.
+/// The answer to a request.
 #[derive(Debug)]
 pub struct Answer {
     /// The server's status.
@@ -108,9 +108,9 @@ impl Session {
             doorbell,
             sender: Mutex::new(Sender {
                 producer: Producer::new(memory),
-                posts: 0,
+                messages: 0,
             }),
-            asking: Mutex::new(0),
+            requests: Mutex::new(0),
             failed: AtomicU32::new(0),
             operations: AtomicU64::new(0),
             quiet: AtomicU64::new(0),
@@ -132,6 +132,31 @@ impl Session {
         let offset = flag_offset(flag).expect("flags are those of slots");
         // SAFETY: inside the mapping, just checked; aligned to a word; only ever used as an atomic.
         unsafe { &*self.base.add(offset).cast::<AtomicU32>() }
+    }
+
+    fn flag_value(&self, flag: u32) -> u32 {
+        // Acquire: what the GPU wrote before the flag is there.
+        self.flag(flag).load(Ordering::Acquire)
+    }
+
+    /// A completion flag for one use, and the value it holds; `None`: all are in use.
+    pub fn take_slot(&self) -> Option<(u32, u32)> {
+        self.slots.lock().take(|slot| self.flag_value(slot))
+    }
+
+    /// Gives back a slot whose first flag the GPU has no value to write into.
+    pub fn put_back_slot(&self, slot: u32) {
+        self.slots.lock().put_back(slot, self.flag_value(slot));
+    }
+
+    /// A slot may be used again when the GPU has written `value`.
+    pub fn retire_slot(&self, slot: u32, value: u32) {
+        self.slots.lock().retire(slot, value);
+    }
+
+    /// Retired slots that may not be used yet, with the values to come.
+    pub fn retiring_slots(&self) -> Vec<(u32, u32)> {
+        self.slots.lock().retiring(|slot| self.flag_value(slot))
     }
 
     /// Says that the host function of this value has returned; the server then lets its stream go on.
@@ -201,8 +226,8 @@ impl Session {
         }
     }
 
-    /// The error of an earlier posted message, which the call that finds it returns.
-    pub fn posted_error(&self) -> Status {
+    /// The error of an earlier asynchronous command, which the call that finds it returns.
+    pub fn async_error(&self) -> Status {
         let error = &self.header().posted_error;
         if error.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -220,9 +245,17 @@ impl Session {
         })
     }
 
-    /// Writes one message that awaits no answer and belongs to no stream.
-    pub fn post<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
+    /// Submits an asynchronous command that belongs to no stream.
+    pub fn submit<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
         self.ring()?.put(op, 0, body, &[])
+    }
+
+    /// Waits until the server has executed what a stream was given: the error of a captured operation.
+    #[cold]
+    pub fn settle(&self, stream: u64) -> Status {
+        let body = Object { object: stream };
+        self.request(Op::Settle, &body, &[])?.status.ok()?;
+        self.async_error()
     }
 
     /// Wakes the server.
@@ -230,20 +263,20 @@ impl Session {
         self.doorbell.ring();
     }
 
-    /// Writes one message and waits for its answer.
-    pub fn ask<T: IntoBytes + Immutable>(
+    /// Sends a request and waits for its answer.
+    pub fn request<T: IntoBytes + Immutable>(
         &self,
         op: Op,
         body: &T,
         trailing: &[u8],
     ) -> Status<Answer> {
-        let mut asking = self.asking.lock();
-        *asking += 1;
+        let mut requests = self.requests.lock();
+        *requests += 1;
         self.exchange(op, 0, body, trailing)
     }
 
-    /// As [`Session::ask`], with a descriptor of `len` bytes for the server.
-    pub fn ask_sending<T: IntoBytes + Immutable>(
+    /// As [`Session::request`], with a descriptor of `len` bytes for the server.
+    pub fn request_sending<T: IntoBytes + Immutable>(
         &self,
         op: Op,
         body: &T,
@@ -251,10 +284,10 @@ impl Session {
         descriptor: BorrowedFd<'_>,
         len: u64,
     ) -> Status<Answer> {
-        let mut asking = self.asking.lock();
-        *asking += 1;
+        let mut requests = self.requests.lock();
+        *requests += 1;
         let note = DescriptorNote {
-            token: *asking,
+            token: *requests,
             len,
         };
         self.check()?;
@@ -263,15 +296,15 @@ impl Session {
         self.exchange(op, note.token, body, trailing)
     }
 
-    /// As [`Session::ask`]; a successful answer comes with a descriptor.
-    pub fn ask_receiving<T: IntoBytes + Immutable>(
+    /// As [`Session::request`]; a successful answer comes with a descriptor.
+    pub fn request_receiving<T: IntoBytes + Immutable>(
         &self,
         op: Op,
         body: &T,
     ) -> Status<(Answer, OwnedFd)> {
-        let mut asking = self.asking.lock();
-        *asking += 1;
-        let answer = self.exchange(op, *asking, body, &[])?;
+        let mut requests = self.requests.lock();
+        *requests += 1;
+        let answer = self.exchange(op, *requests, body, &[])?;
         answer.status.ok()?;
         loop {
             let mut note = DescriptorNote::new_zeroed();
@@ -281,7 +314,7 @@ impl Session {
             if len == 0 {
                 return Err(self.ended());
             }
-            if len != size_of::<DescriptorNote>() || note.token != *asking {
+            if len != size_of::<DescriptorNote>() || note.token != *requests {
                 tracing::warn!(len, token = note.token, "packet that belongs to no call");
                 continue;
             }
@@ -290,7 +323,7 @@ impl Session {
         }
     }
 
-    /// The caller holds `asking`.
+    /// The caller holds `requests`.
     fn exchange<T: IntoBytes + Immutable>(
         &self,
         op: Op,
@@ -306,7 +339,7 @@ impl Session {
         let len = (header.answer_len.load(Ordering::Relaxed) as usize).min(ANSWER_LEN);
         let mut payload = vec![0u8; len];
         // SAFETY: `len` bytes from ANSWER on are inside the mapping; the server wrote them before it published
-        // `answers` and writes the next answer only to the next ask, which waits for our lock.
+        // `answers` and writes the next answer only to the next request, which waits for our lock.
         unsafe {
             std::ptr::copy_nonoverlapping(self.base.add(ANSWER), payload.as_mut_ptr(), len);
         }
@@ -392,8 +425,8 @@ impl Ring<'_> {
     /// Room for a message of `len` bytes, at most [`mpsshim_proto::ring::MAX_MESSAGE`]; waits while the ring is full.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Status<Reservation> {
-        self.sender.posts = self.sender.posts.wrapping_add(1);
-        if self.sender.posts.is_multiple_of(POSTS_PER_LOOK) {
+        self.sender.messages = self.sender.messages.wrapping_add(1);
+        if self.sender.messages.is_multiple_of(MESSAGES_PER_LOOK) {
             self.session.look()?;
         }
         match self.sender.producer.reserve(len) {

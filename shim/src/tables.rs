@@ -14,9 +14,9 @@ use mpsshim_api::cuda::{
 };
 
 use crate::context::{self, Destructor};
+use crate::default_stream;
 use crate::ffi::{Out, guard};
 use crate::module;
-use crate::stream;
 use crate::submit::session;
 
 /// First four bytes of the names of the tables.
@@ -158,7 +158,7 @@ unsafe extern "C" fn stream_behind(
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(stream::resolve(stream, per_thread != 0)?.handle())
+        out.set(default_stream::resolve(stream, per_thread != 0)?.handle())
     })
 }
 
@@ -166,7 +166,7 @@ unsafe extern "C" fn stream_behind(
 unsafe extern "C" fn stream_number(_context: u64, stream: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(stream::resolve(stream, false)?.id())
+        out.set(default_stream::resolve(stream, false)?.id())
     })
 }
 

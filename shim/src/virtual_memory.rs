@@ -68,7 +68,7 @@ pub fn to_server(session: &Session, location: &CUmemLocation) -> Status<Location
     })
 }
 
-/// `cuMemGetAllocationGranularity`; asked once for each kind of memory.
+/// `cuMemGetAllocationGranularity`; requested once for each kind of memory.
 pub fn granularity(
     session: &Session,
     properties: &CUmemAllocationProp,
@@ -98,7 +98,7 @@ pub fn granularity(
         option,
         pad: 0,
     };
-    let answer: Value = session.ask(Op::Granularity, &body, &[])?.read()?;
+    let answer: Value = session.request(Op::Granularity, &body, &[])?.read()?;
     if plain {
         KNOWN
             .lock()
@@ -119,7 +119,7 @@ pub fn reserve(session: &Session, len: u64, alignment: u64, hint: u64, flags: u6
         hint,
         flags,
     };
-    let range: Range = session.ask(Op::AddressReserve, &body, &[])?.read()?;
+    let range: Range = session.request(Op::AddressReserve, &body, &[])?.read()?;
     let inside = arena::is_virtual(range.start)
         && range.len == len
         && len <= arena::VIRTUAL_ARENA_LEN - (range.start - arena::VIRTUAL_ARENA);
@@ -143,7 +143,7 @@ pub fn free(session: &Session, start: u64, len: u64) -> Status {
     if reservations.get(&start) != Some(&len) || in_use {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    session.post(Op::AddressFree, &Range { start, len })?;
+    session.submit(Op::AddressFree, &Range { start, len })?;
     reservations.remove(&start);
     Ok(())
 }
@@ -175,10 +175,12 @@ fn publish(
     ALLOCATIONS.publish(entry)
 }
 
-/// Makes a handle whose entry `ask` has the server fill.
-fn with_entry<T>(ask: impl FnOnce(u64) -> Status<T>) -> Status<(&'static Entry<Allocation>, T)> {
+/// Makes a handle whose entry `request` has the server fill.
+fn with_entry<T>(
+    request: impl FnOnce(u64) -> Status<T>,
+) -> Status<(&'static Entry<Allocation>, T)> {
     let entry = ALLOCATIONS.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    match ask(ALLOCATIONS.handle_of(entry)) {
+    match request(ALLOCATIONS.handle_of(entry)) {
         Ok(answer) => Ok((entry, answer)),
         Err(status) => {
             ALLOCATIONS.recycle(entry);
@@ -202,7 +204,7 @@ pub fn create(
             flags,
             properties: Properties::of(properties, location),
         };
-        memory::ask_with_room(session, Op::PhysicalCreate, &body, &[])?
+        memory::request_with_room(session, Op::PhysicalCreate, &body, &[])?
             .status
             .ok()
     })?;
@@ -224,7 +226,7 @@ pub fn release(session: &Session, handle: u64) -> Status {
             let Some(entry) = ALLOCATIONS.retire(handle) else {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             };
-            session.post(Op::PhysicalRelease, &Object { object: handle })?;
+            session.submit(Op::PhysicalRelease, &Object { object: handle })?;
             ALLOCATIONS.recycle(entry);
             Ok(())
         }
@@ -258,7 +260,7 @@ pub fn map(
         offset,
         flags,
     };
-    session.ask(Op::MapMemory, &body, &[])?.status.ok()?;
+    session.request(Op::MapMemory, &body, &[])?.status.ok()?;
     extents::insert(
         start,
         Extent {
@@ -283,7 +285,7 @@ pub fn unmap(session: &Session, start: u64, len: u64) -> Status {
     }
     stream::quiesce(session, None)?;
     let body = Range { start, len };
-    session.ask(Op::UnmapMemory, &body, &[])?.status.ok()?;
+    session.request(Op::UnmapMemory, &body, &[])?.status.ok()?;
     extents::retain_in(start, len, |_, _| false);
     Ok(())
 }
@@ -313,7 +315,7 @@ pub fn set_access(session: &Session, start: u64, len: u64, accesses: &[CUmemAcce
         pad: 0,
     };
     session
-        .ask(Op::SetAccess, &body, list.as_bytes())?
+        .request(Op::SetAccess, &body, list.as_bytes())?
         .status
         .ok()?;
     let usable = accesses.iter().any(|access| access.flags != 0);
@@ -330,7 +332,7 @@ pub fn access(session: &Session, location: &CUmemLocation, address: u64) -> Stat
         address,
         location: to_server(session, location)?,
     };
-    let answer: Value = session.ask(Op::GetAccess, &body, &[])?.read()?;
+    let answer: Value = session.request(Op::GetAccess, &body, &[])?.read()?;
     Ok(answer.value)
 }
 
@@ -343,7 +345,7 @@ pub fn export(session: &Session, handle: u64, kind: u32, flags: u64) -> Status<O
         kind,
         pad: 0,
     };
-    let (_, descriptor) = session.ask_receiving(Op::PhysicalExport, &body)?;
+    let (_, descriptor) = session.request_receiving(Op::PhysicalExport, &body)?;
     Ok(descriptor)
 }
 
@@ -352,7 +354,7 @@ pub fn import(session: &Session, descriptor: BorrowedFd<'_>) -> Status<u64> {
     let (entry, found) = with_entry(|handle| {
         let body = Object { object: handle };
         session
-            .ask_sending(Op::PhysicalImport, &body, &[], descriptor, 0)?
+            .request_sending(Op::PhysicalImport, &body, &[], descriptor, 0)?
             .read::<Properties>()
     })?;
     let (device, properties) = described(&found);
@@ -393,7 +395,7 @@ pub fn retain(session: &Session, address: u64) -> Status<u64> {
     let (entry, found) = with_entry(|handle| {
         let body = PhysicalRetain { handle, address };
         session
-            .ask(Op::PhysicalRetain, &body, &[])?
+            .request(Op::PhysicalRetain, &body, &[])?
             .read::<Properties>()
     })?;
     let (device, properties) = described(&found);

@@ -114,6 +114,11 @@ pub struct CUmemPoolPtrExportData(pub [u8; 64]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CUipcMemHandle(pub [u8; 64]);
 
+/// `CUipcEventHandle`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CUipcEventHandle(pub [u8; 64]);
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CUmemcpyAttributes {

@@ -146,7 +146,10 @@ impl Daemon {
 
     fn ask(&mut self, servers: &[i32]) -> Question {
         self.last_question += 1;
-        Question::ask(self.last_question, servers, &self.servers)
+        let number = self.last_question;
+        let mut asked = servers.to_vec();
+        asked.retain(|pid| self.servers.ask_usage(*pid, number));
+        Question::new(number, asked)
     }
 
     /// The server that is meant.
@@ -190,7 +193,7 @@ impl Daemon {
             }
             Until::Usage(question, _) => {
                 reports.iter().for_each(|report| question.hear(report));
-                question.is_over(servers, now)
+                question.is_over(|pid| servers.is_linked(pid), now)
             }
         };
         let done: Vec<Awaiting> = self.awaiting.extract_if(.., over).collect();
@@ -219,7 +222,7 @@ impl Daemon {
                     None => Answer::done(""),
                 },
                 Until::Usage(question, request) => {
-                    let note = question.note(&self.servers);
+                    let note = question.note(|pid| self.servers.is_linked(pid));
                     let answer = self.perform(&request, &question.found);
                     // One that fails says why by itself.
                     if answer.ok {

@@ -18,33 +18,33 @@ use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
 
 entries! {
-    cuArrayCreate_v2 => create,
-    cuArray3DCreate_v2 => create_3d,
-    cuArrayDestroy => destroy,
-    cuArrayGetDescriptor_v2 => get_descriptor,
-    cuArray3DGetDescriptor_v2 => get_descriptor_3d,
-    cuArrayGetPlane => get_plane,
-    cuArrayGetMemoryRequirements => get_memory_requirements,
-    cuArrayGetSparseProperties => get_sparse_properties,
-    cuMipmappedArrayCreate => create_mipmapped,
-    cuMipmappedArrayDestroy => destroy_mipmapped,
-    cuMipmappedArrayGetLevel => get_level,
-    cuMipmappedArrayGetMemoryRequirements => get_mipmapped_memory_requirements,
-    cuMipmappedArrayGetSparseProperties => get_mipmapped_sparse_properties,
-    cuMemcpyAtoA_v2 => array_to_array::<false>,
-    cuMemcpyAtoA_v2_ptds => array_to_array::<true>,
-    cuMemcpyAtoD_v2 => array_to_device::<false>,
-    cuMemcpyAtoD_v2_ptds => array_to_device::<true>,
-    cuMemcpyDtoA_v2 => device_to_array::<false>,
-    cuMemcpyDtoA_v2_ptds => device_to_array::<true>,
-    cuMemcpyAtoH_v2 => array_to_host::<false>,
-    cuMemcpyAtoH_v2_ptds => array_to_host::<true>,
-    cuMemcpyAtoHAsync_v2 => array_to_host_async::<false>,
-    cuMemcpyAtoHAsync_v2_ptsz => array_to_host_async::<true>,
-    cuMemcpyHtoA_v2 => host_to_array::<false>,
-    cuMemcpyHtoA_v2_ptds => host_to_array::<true>,
-    cuMemcpyHtoAAsync_v2 => host_to_array_async::<false>,
-    cuMemcpyHtoAAsync_v2_ptsz => host_to_array_async::<true>,
+    cuArrayCreate_v2(_, _) => create,
+    cuArray3DCreate_v2(_, _) => create_3d,
+    cuArrayDestroy(_) => destroy,
+    cuArrayGetDescriptor_v2(_, _) => get_descriptor,
+    cuArray3DGetDescriptor_v2(_, _) => get_descriptor_3d,
+    cuArrayGetPlane(_, _, _) => get_plane,
+    cuArrayGetMemoryRequirements(_, _, _) => get_memory_requirements,
+    cuArrayGetSparseProperties(_, _) => get_sparse_properties,
+    cuMipmappedArrayCreate(_, _, _) => create_mipmapped,
+    cuMipmappedArrayDestroy(_) => destroy_mipmapped,
+    cuMipmappedArrayGetLevel(_, _, _) => get_level,
+    cuMipmappedArrayGetMemoryRequirements(_, _, _) => get_mipmapped_memory_requirements,
+    cuMipmappedArrayGetSparseProperties(_, _) => get_mipmapped_sparse_properties,
+    cuMemcpyAtoA_v2(_, _, _, _, _) => array_to_array::<false>,
+    cuMemcpyAtoA_v2_ptds(_, _, _, _, _) => array_to_array::<true>,
+    cuMemcpyAtoD_v2(_, _, _, _) => array_to_device::<false>,
+    cuMemcpyAtoD_v2_ptds(_, _, _, _) => array_to_device::<true>,
+    cuMemcpyDtoA_v2(_, _, _, _) => device_to_array::<false>,
+    cuMemcpyDtoA_v2_ptds(_, _, _, _) => device_to_array::<true>,
+    cuMemcpyAtoH_v2(_, _, _, _) => array_to_host::<false>,
+    cuMemcpyAtoH_v2_ptds(_, _, _, _) => array_to_host::<true>,
+    cuMemcpyAtoHAsync_v2(_, _, _, _, _) => array_to_host_async::<false>,
+    cuMemcpyAtoHAsync_v2_ptsz(_, _, _, _, _) => array_to_host_async::<true>,
+    cuMemcpyHtoA_v2(_, _, _, _) => host_to_array::<false>,
+    cuMemcpyHtoA_v2_ptds(_, _, _, _) => host_to_array::<true>,
+    cuMemcpyHtoAAsync_v2(_, _, _, _, _) => host_to_array_async::<false>,
+    cuMemcpyHtoAAsync_v2_ptsz(_, _, _, _, _) => host_to_array_async::<true>,
 }
 
 /// `cuArrayCreate`.
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn get_level(out: Out<u64>, handle: u64, level: u32) -> CU
 }
 
 /// The array that a question is about.
-fn asked(found: Status<ArrayRef>) -> Status<ArrayRef> {
+fn of_query(found: Status<ArrayRef>) -> Status<ArrayRef> {
     found.map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
 
@@ -180,7 +180,7 @@ fn query<T: FromBytes>(array: ArrayRef, kind: u32, device: u32) -> Status<T> {
         kind,
         device,
     };
-    session()?.ask(Op::ArrayQuery, &body, &[])?.read()
+    session()?.request(Op::ArrayQuery, &body, &[])?.read()
 }
 
 fn memory_requirements(
@@ -192,14 +192,14 @@ fn memory_requirements(
         out.required()?;
         let device = context::device(device)?.server;
         let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        out.set(query(asked(array)?, 0, device)?)
+        out.set(query(of_query(array)?, 0, device)?)
     })
 }
 
 fn sparse_properties(out: Out<CUDA_ARRAY_SPARSE_PROPERTIES>, array: Status<ArrayRef>) -> CUresult {
     guard(|| {
         out.required()?;
-        let array = asked(array)?;
+        let array = of_query(array)?;
         out.set(query(array, 1, array.device())?)
     })
 }

@@ -152,7 +152,7 @@ pub fn check_cluster(function: FunctionRef, shape: &Shape, given: Option<[u32; 3
 /// All blocks of a cooperative launch must be resident at once.
 fn check_cooperative(function: FunctionRef, shape: &Shape) -> Status {
     let threads = shape.block.iter().product::<u32>();
-    let one = occupancy::ask(
+    let one = occupancy::request(
         function,
         occupancy::MAX_BLOCKS,
         threads as i32,

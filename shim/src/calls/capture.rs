@@ -7,30 +7,30 @@ use mpsshim_api::cuda::{
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
-use crate::{capture, stream};
+use crate::{capture, default_stream};
 
 entries! {
-    cuStreamBeginCapture => begin_v1::<false>,
-    cuStreamBeginCapture_ptsz => begin_v1::<true>,
-    cuStreamBeginCapture_v2 => begin::<false>,
-    cuStreamBeginCapture_v2_ptsz => begin::<true>,
-    cuStreamBeginCaptureToGraph => begin_to_graph::<false>,
-    cuStreamBeginCaptureToGraph_ptsz => begin_to_graph::<true>,
-    cuStreamEndCapture => end::<false>,
-    cuStreamEndCapture_ptsz => end::<true>,
-    cuStreamIsCapturing => is_capturing::<false>,
-    cuStreamIsCapturing_ptsz => is_capturing::<true>,
-    cuStreamGetCaptureInfo => get_info_v1::<false>,
-    cuStreamGetCaptureInfo_ptsz => get_info_v1::<true>,
-    cuStreamGetCaptureInfo_v2 => get_info_v2::<false>,
-    cuStreamGetCaptureInfo_v2_ptsz => get_info_v2::<true>,
-    cuStreamGetCaptureInfo_v3 => get_info_v3::<false>,
-    cuStreamGetCaptureInfo_v3_ptsz => get_info_v3::<true>,
-    cuStreamUpdateCaptureDependencies => update_v1::<false>,
-    cuStreamUpdateCaptureDependencies_ptsz => update_v1::<true>,
-    cuStreamUpdateCaptureDependencies_v2 => update::<false>,
-    cuStreamUpdateCaptureDependencies_v2_ptsz => update::<true>,
-    cuThreadExchangeStreamCaptureMode => exchange_mode,
+    cuStreamBeginCapture(_) => begin_v1::<false>,
+    cuStreamBeginCapture_ptsz(_) => begin_v1::<true>,
+    cuStreamBeginCapture_v2(_, _) => begin::<false>,
+    cuStreamBeginCapture_v2_ptsz(_, _) => begin::<true>,
+    cuStreamBeginCaptureToGraph(_, _, _, _, _, _) => begin_to_graph::<false>,
+    cuStreamBeginCaptureToGraph_ptsz(_, _, _, _, _, _) => begin_to_graph::<true>,
+    cuStreamEndCapture(_, _) => end::<false>,
+    cuStreamEndCapture_ptsz(_, _) => end::<true>,
+    cuStreamIsCapturing(_, _) => is_capturing::<false>,
+    cuStreamIsCapturing_ptsz(_, _) => is_capturing::<true>,
+    cuStreamGetCaptureInfo(_, _, _) => get_info_v1::<false>,
+    cuStreamGetCaptureInfo_ptsz(_, _, _) => get_info_v1::<true>,
+    cuStreamGetCaptureInfo_v2(_, _, _, _, _, _) => get_info_v2::<false>,
+    cuStreamGetCaptureInfo_v2_ptsz(_, _, _, _, _, _) => get_info_v2::<true>,
+    cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _) => get_info_v3::<false>,
+    cuStreamGetCaptureInfo_v3_ptsz(_, _, _, _, _, _, _) => get_info_v3::<true>,
+    cuStreamUpdateCaptureDependencies(_, _, _, _) => update_v1::<false>,
+    cuStreamUpdateCaptureDependencies_ptsz(_, _, _, _) => update_v1::<true>,
+    cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _) => update::<false>,
+    cuStreamUpdateCaptureDependencies_v2_ptsz(_, _, _, _, _) => update::<true>,
+    cuThreadExchangeStreamCaptureMode(_) => exchange_mode,
 }
 
 /// The elements of an array that a program gave.
@@ -52,7 +52,7 @@ pub fn elements_if_any<T: Copy>(array: In<T>, count: usize) -> Status<Vec<T>> {
 /// `cuStreamBeginCapture` as of CUDA 10.0.
 pub unsafe extern "C" fn begin_v1<const P: bool>(stream: u64) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         capture::begin(
             session()?,
             stream,
@@ -66,7 +66,16 @@ pub unsafe extern "C" fn begin_v1<const P: bool>(stream: u64) -> CUresult {
 
 /// `cuStreamBeginCapture`.
 pub unsafe extern "C" fn begin<const P: bool>(stream: u64, mode: u32) -> CUresult {
-    guard(|| capture::begin(session()?, stream::resolve(stream, P)?, mode, 0, &[], &[]))
+    guard(|| {
+        capture::begin(
+            session()?,
+            default_stream::resolve(stream, P)?,
+            mode,
+            0,
+            &[],
+            &[],
+        )
+    })
 }
 
 /// `cuStreamBeginCaptureToGraph`.
@@ -79,7 +88,7 @@ pub unsafe extern "C" fn begin_to_graph<const P: bool>(
     mode: u32,
 ) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         if graph == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -91,7 +100,7 @@ pub unsafe extern "C" fn begin_to_graph<const P: bool>(
 /// `cuStreamEndCapture`.
 pub unsafe extern "C" fn end<const P: bool>(stream: u64, graph: Out<u64>) -> CUresult {
     guard(|| {
-        let ended = capture::end(session()?, stream::resolve(stream, P)?);
+        let ended = capture::end(session()?, default_stream::resolve(stream, P)?);
         graph.set_if_wanted(*ended.as_ref().unwrap_or(&0));
         ended.map(drop)
     })
@@ -103,7 +112,7 @@ pub unsafe extern "C" fn is_capturing<const P: bool>(stream: u64, out: Out<u32>)
         out.required()?;
         out.set(capture::status(
             session()?,
-            stream::resolve_to_ask(stream, P)?,
+            default_stream::resolve_for_query(stream, P)?,
         )?)
     })
 }
@@ -143,7 +152,7 @@ pub unsafe extern "C" fn get_info_v3<const P: bool>(
 ) -> CUresult {
     guard(|| {
         status.required()?;
-        let info = capture::info(session()?, stream::resolve_to_ask(stream, P)?)?;
+        let info = capture::info(session()?, default_stream::resolve_for_query(stream, P)?)?;
         id.set_if_wanted(info.id);
         graph.set_if_wanted(info.graph);
         nodes.set_if_wanted(info.nodes);
@@ -173,7 +182,7 @@ pub unsafe extern "C" fn update<const P: bool>(
     flags: u32,
 ) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         let (nodes, edges) = (elements(nodes, count)?, elements_if_any(edges, count)?);
         capture::update(session()?, stream, &nodes, &edges, flags)
     })

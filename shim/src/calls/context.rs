@@ -16,41 +16,42 @@ use crate::event;
 use crate::ffi::{In, Out, Status, guard};
 use crate::stream::{self, GREATEST_PRIORITY, LEAST_PRIORITY};
 use crate::submit::session;
+use crate::teardown;
 
 entries! {
-    cuCtxCreate => create_v2,
-    cuCtxCreate_v2 => create_v2,
-    cuCtxCreate_v3 => create_v3,
-    cuCtxCreate_v4 => create_v4,
-    cuCtxDestroy => destroy,
-    cuCtxDestroy_v2 => destroy,
-    cuCtxPushCurrent => push_current,
-    cuCtxPushCurrent_v2 => push_current,
-    cuCtxPopCurrent => pop_current,
-    cuCtxPopCurrent_v2 => pop_current,
-    cuCtxSetCurrent => set_current,
-    cuCtxGetCurrent => get_current,
-    cuCtxGetDevice => get_device,
-    cuCtxGetDevice_v2 => get_device_v2,
-    cuCtxGetFlags => get_flags,
-    cuCtxSetFlags => set_flags,
-    cuCtxGetId => get_id,
-    cuCtxGetApiVersion => get_api_version,
-    cuCtxGetStreamPriorityRange => get_stream_priority_range,
-    cuCtxGetCacheConfig => get_cache_config,
-    cuCtxSetCacheConfig => set_cache_config,
-    cuCtxGetSharedMemConfig => get_shared_config,
-    cuCtxSetSharedMemConfig => set_shared_config,
-    cuCtxAttach => attach,
-    cuCtxDetach => detach,
-    cuCtxGetExecAffinity => get_exec_affinity,
-    cuCtxGetLimit => get_limit,
-    cuCtxSetLimit => set_limit,
-    cuCtxRecordEvent => record_event,
-    cuCtxWaitEvent => wait_event,
-    cuCtxSynchronize => synchronize,
-    cuCtxSynchronize_v2 => synchronize_v2,
-    cuCtxResetPersistingL2Cache => reset_persisting_l2,
+    cuCtxCreate(_, _, _) => create_v2,
+    cuCtxCreate_v2(_, _, _) => create_v2,
+    cuCtxCreate_v3(_, _, _, _, _) => create_v3,
+    cuCtxCreate_v4(_, _, _, _) => create_v4,
+    cuCtxDestroy(_) => destroy,
+    cuCtxDestroy_v2(_) => destroy,
+    cuCtxPushCurrent(_) => push_current,
+    cuCtxPushCurrent_v2(_) => push_current,
+    cuCtxPopCurrent(_) => pop_current,
+    cuCtxPopCurrent_v2(_) => pop_current,
+    cuCtxSetCurrent(_) => set_current,
+    cuCtxGetCurrent(_) => get_current,
+    cuCtxGetDevice(_) => get_device,
+    cuCtxGetDevice_v2(_, _) => get_device_v2,
+    cuCtxGetFlags(_) => get_flags,
+    cuCtxSetFlags(_) => set_flags,
+    cuCtxGetId(_, _) => get_id,
+    cuCtxGetApiVersion(_, _) => get_api_version,
+    cuCtxGetStreamPriorityRange(_, _) => get_stream_priority_range,
+    cuCtxGetCacheConfig(_) => get_cache_config,
+    cuCtxSetCacheConfig(_) => set_cache_config,
+    cuCtxGetSharedMemConfig(_) => get_shared_config,
+    cuCtxSetSharedMemConfig(_) => set_shared_config,
+    cuCtxAttach(_, _) => attach,
+    cuCtxDetach(_) => detach,
+    cuCtxGetExecAffinity(_, _) => get_exec_affinity,
+    cuCtxGetLimit(_, _) => get_limit,
+    cuCtxSetLimit(_, _) => set_limit,
+    cuCtxRecordEvent(_, _) => record_event,
+    cuCtxWaitEvent(_, _) => wait_event,
+    cuCtxSynchronize() => synchronize,
+    cuCtxSynchronize_v2(_) => synchronize_v2,
+    cuCtxResetPersistingL2Cache() => reset_persisting_l2,
 }
 
 /// Flags without unknown ones and with one way of waiting at most.
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn create_v2(out: Out<u64>, flags: u32, device: CUdevice) 
 /// `cuCtxCreate` as of CUDA 11.4: with execution affinity, which a shared context cannot give.
 pub unsafe extern "C" fn create_v3(
     out: Out<u64>,
-    affinity: In<u64>,
+    affinity: In<[u32; 2]>,
     count: i32,
     flags: u32,
     device: CUdevice,
@@ -130,7 +131,7 @@ pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         context::permitted()?;
-        context::by_handle(context)?.destroy()
+        teardown::destroy(context::by_handle(context)?)
     })
 }
 
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn detach(context: u64) -> CUresult {
         let attached = &context.attached;
         match attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
             Ok(_) => Ok(()),
-            Err(_) => context.destroy(),
+            Err(_) => teardown::destroy(context),
         }
     })
 }
@@ -355,7 +356,7 @@ pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult 
             return out.set(known as usize);
         }
         let body = limit_body(context, limit, 0);
-        let value: Value = session.ask(Op::GetLimit, &body, &[])?.read()?;
+        let value: Value = session.request(Op::GetLimit, &body, &[])?.read()?;
         context.know_limit(limit, value.value);
         out.set(value.value as usize)
     })
@@ -368,7 +369,7 @@ pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
         capture::forbid(session()?)?;
         let context = context::current()?;
         let body = limit_body(context, limit, value as u64);
-        let value: Value = session()?.ask(Op::SetLimit, &body, &[])?.read()?;
+        let value: Value = session()?.request(Op::SetLimit, &body, &[])?.read()?;
         context.know_limit(limit, value.value);
         Ok(())
     })

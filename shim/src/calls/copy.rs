@@ -10,29 +10,29 @@ use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, shadow, staging};
+use crate::{capture, context, default_stream, shadow, staging};
 
 entries! {
-    cuMemcpy => copy::<false>,
-    cuMemcpy_ptds => copy::<true>,
-    cuMemcpyAsync => copy_async::<false>,
-    cuMemcpyAsync_ptsz => copy_async::<true>,
-    cuMemcpyHtoD_v2 => to_device::<false>,
-    cuMemcpyHtoD_v2_ptds => to_device::<true>,
-    cuMemcpyHtoDAsync_v2 => to_device_async::<false>,
-    cuMemcpyHtoDAsync_v2_ptsz => to_device_async::<true>,
-    cuMemcpyDtoH_v2 => from_device::<false>,
-    cuMemcpyDtoH_v2_ptds => from_device::<true>,
-    cuMemcpyDtoHAsync_v2 => from_device_async::<false>,
-    cuMemcpyDtoHAsync_v2_ptsz => from_device_async::<true>,
-    cuMemcpyDtoD_v2 => on_device::<false>,
-    cuMemcpyDtoD_v2_ptds => on_device::<true>,
-    cuMemcpyDtoDAsync_v2 => on_device_async::<false>,
-    cuMemcpyDtoDAsync_v2_ptsz => on_device_async::<true>,
-    cuMemcpyPeer => peer::<false>,
-    cuMemcpyPeer_ptds => peer::<true>,
-    cuMemcpyPeerAsync => peer_async::<false>,
-    cuMemcpyPeerAsync_ptsz => peer_async::<true>,
+    cuMemcpy(_, _, _) => copy::<false>,
+    cuMemcpy_ptds(_, _, _) => copy::<true>,
+    cuMemcpyAsync(_, _, _, _) => copy_async::<false>,
+    cuMemcpyAsync_ptsz(_, _, _, _) => copy_async::<true>,
+    cuMemcpyHtoD_v2(_, _, _) => to_device::<false>,
+    cuMemcpyHtoD_v2_ptds(_, _, _) => to_device::<true>,
+    cuMemcpyHtoDAsync_v2(_, _, _, _) => to_device_async::<false>,
+    cuMemcpyHtoDAsync_v2_ptsz(_, _, _, _) => to_device_async::<true>,
+    cuMemcpyDtoH_v2(_, _, _) => from_device::<false>,
+    cuMemcpyDtoH_v2_ptds(_, _, _) => from_device::<true>,
+    cuMemcpyDtoHAsync_v2(_, _, _, _) => from_device_async::<false>,
+    cuMemcpyDtoHAsync_v2_ptsz(_, _, _, _) => from_device_async::<true>,
+    cuMemcpyDtoD_v2(_, _, _) => on_device::<false>,
+    cuMemcpyDtoD_v2_ptds(_, _, _) => on_device::<true>,
+    cuMemcpyDtoDAsync_v2(_, _, _, _) => on_device_async::<false>,
+    cuMemcpyDtoDAsync_v2_ptsz(_, _, _, _) => on_device_async::<true>,
+    cuMemcpyPeer(_, _, _, _, _) => peer::<false>,
+    cuMemcpyPeer_ptds(_, _, _, _, _) => peer::<true>,
+    cuMemcpyPeerAsync(_, _, _, _, _, _) => peer_async::<false>,
+    cuMemcpyPeerAsync_ptsz(_, _, _, _, _, _) => peer_async::<true>,
 }
 
 /// What the name of a call says about an address.
@@ -80,7 +80,7 @@ pub fn transfer(
     when: When,
 ) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     let len = len as u64;
     if len == 0 {
         return session.check();
@@ -97,7 +97,7 @@ pub fn transfer(
             host_to_host(session, stream, to.0, from.0, len)
         }
         (Some(to), Some(from)) => {
-            post(session, stream, to, from, len)?;
+            submit(session, stream, to, from, len)?;
             // A copy within the device is not waited for; one that touches host memory is.
             let touches_host = to.1 == Side::Host || from.1 == Side::Host;
             if when == When::Sync && touches_host {
@@ -120,7 +120,7 @@ pub fn transfer(
                     stream: stream.handle(),
                     len,
                 };
-                return stream::post(session, stream, Op::CopyInline, &body, data);
+                return stream::submit(session, stream, Op::CopyInline, &body, data);
             }
             // SAFETY: as above.
             unsafe { staging::to_device(session, stream, to, from, len) }
@@ -160,11 +160,11 @@ fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u
     if !shadows.is_empty() {
         shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
     }
-    post(session, stream, to, from, len)
+    submit(session, stream, to, from, len)
 }
 
 /// Has the server copy between two sides that it reaches.
-fn post(
+fn submit(
     session: &Session,
     stream: StreamRef,
     to: (u64, Side),
@@ -179,7 +179,7 @@ fn post(
         sides: to.1 as u32 | (from.1 as u32) << 8,
         pad: 0,
     };
-    stream::post(session, stream, Op::Copy, &body, &[])
+    stream::submit(session, stream, Op::Copy, &body, &[])
 }
 
 /// Host memory to host memory, by this thread once the stream has got there.
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn peer<const P: bool>(
             len,
             When::Sync,
         )?;
-        stream::synchronize(session, stream::resolve(0, P)?)
+        stream::synchronize(session, default_stream::resolve(0, P)?)
     })
 }
 

@@ -7,21 +7,21 @@ use mpsshim_api::cuda::*;
 
 use super::context::valid_flags;
 use super::entries;
-use crate::ffi::{Out, guard};
-use crate::{context, genuine};
+use crate::ffi::{Out, Status, guard};
+use crate::{context, genuine, teardown};
 
 entries! {
-    cuDeviceGetAttribute => get_attribute,
-    cuDeviceTotalMem => total_memory,
-    cuDeviceTotalMem_v2 => total_memory,
-    cuDevicePrimaryCtxRetain => primary_retain,
-    cuDevicePrimaryCtxRelease => primary_release,
-    cuDevicePrimaryCtxRelease_v2 => primary_release,
-    cuDevicePrimaryCtxReset => primary_reset,
-    cuDevicePrimaryCtxReset_v2 => primary_reset,
-    cuDevicePrimaryCtxGetState => primary_get_state,
-    cuDevicePrimaryCtxSetFlags => primary_set_flags,
-    cuDevicePrimaryCtxSetFlags_v2 => primary_set_flags,
+    cuDeviceGetAttribute(_, _, _) => get_attribute,
+    cuDeviceTotalMem(_, _) => total_memory_v1,
+    cuDeviceTotalMem_v2(_, _) => total_memory,
+    cuDevicePrimaryCtxRetain(_, _) => primary_retain,
+    cuDevicePrimaryCtxRelease(_) => primary_release,
+    cuDevicePrimaryCtxRelease_v2(_) => primary_release,
+    cuDevicePrimaryCtxReset(_) => primary_reset,
+    cuDevicePrimaryCtxReset_v2(_) => primary_reset,
+    cuDevicePrimaryCtxGetState(_, _, _) => primary_get_state,
+    cuDevicePrimaryCtxSetFlags(_, _) => primary_set_flags,
+    cuDevicePrimaryCtxSetFlags_v2(_, _) => primary_set_flags,
 }
 
 /// What devices can do and a client cannot have: its memory lies in another process, the server's.
@@ -71,21 +71,41 @@ pub unsafe extern "C" fn get_attribute(
     })
 }
 
-/// `cuDeviceTotalMem`: what the genuine driver says, or the limit of the client's memory if that is less.
+/// What the genuine driver's `symbol` says of a device's memory, or the limit of the client's memory if that is less.
+///
+/// # Safety
+/// The driver's function of this name has a pointer to an `S`, and a device.
+unsafe fn total<S: Copy + TryFrom<u64>>(symbol: &str, out: Out<S>, device: CUdevice) -> Status
+where
+    u64: TryFrom<S>,
+{
+    let address = genuine::symbol(symbol).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+    // SAFETY: the caller's promise.
+    let genuine = unsafe {
+        std::mem::transmute::<*const (), unsafe extern "C" fn(Out<S>, CUdevice) -> CUresult>(
+            address,
+        )
+    };
+    // SAFETY: the program's arguments, unchanged.
+    unsafe { genuine(out, device) }.ok()?;
+    let limit = context::device(device)?.memory();
+    let is_more = u64::try_from(out.get()?).is_ok_and(|total| total > limit);
+    match S::try_from(limit) {
+        Ok(limit) if is_more => out.set(limit),
+        _ => Ok(()),
+    }
+}
+
+/// `cuDeviceTotalMem` before CUDA 3.2, in 32 bits.
+pub unsafe extern "C" fn total_memory_v1(out: Out<u32>, device: CUdevice) -> CUresult {
+    // SAFETY: of this signature.
+    guard(|| unsafe { total("cuDeviceTotalMem", out, device) })
+}
+
+/// `cuDeviceTotalMem`.
 pub unsafe extern "C" fn total_memory(out: Out<usize>, device: CUdevice) -> CUresult {
-    type Genuine = unsafe extern "C" fn(Out<usize>, CUdevice) -> CUresult;
-    guard(|| {
-        let address = genuine::symbol("cuDeviceTotalMem_v2").ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-        // SAFETY: the driver's function of this name has this signature.
-        let genuine = unsafe { std::mem::transmute::<*const (), Genuine>(address) };
-        // SAFETY: the program's arguments, unchanged.
-        unsafe { genuine(out, device) }.ok()?;
-        let limit = context::device(device)?.memory();
-        if (out.get()? as u64) > limit {
-            out.set(limit as usize)?;
-        }
-        Ok(())
-    })
+    // SAFETY: of this signature.
+    guard(|| unsafe { total("cuDeviceTotalMem_v2", out, device) })
 }
 
 /// `cuDevicePrimaryCtxRetain`.
@@ -98,12 +118,12 @@ pub unsafe extern "C" fn primary_retain(out: Out<u64>, device: CUdevice) -> CUre
 
 /// `cuDevicePrimaryCtxRelease`.
 pub unsafe extern "C" fn primary_release(device: CUdevice) -> CUresult {
-    guard(|| context::device(device)?.primary(device)?.release())
+    guard(|| teardown::release(context::device(device)?.primary(device)?))
 }
 
 /// `cuDevicePrimaryCtxReset`.
 pub unsafe extern "C" fn primary_reset(device: CUdevice) -> CUresult {
-    guard(|| context::device(device)?.primary(device)?.reset())
+    guard(|| teardown::reset(context::device(device)?.primary(device)?))
 }
 
 /// `cuDevicePrimaryCtxGetState`.

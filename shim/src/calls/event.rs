@@ -3,7 +3,7 @@
 use mpsshim_api::cuda::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
     CU_EVENT_RECORD_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUipcEventHandle, CUresult,
 };
 use mpsshim_proto::message::stream::{EventExport, EventToken};
 use mpsshim_proto::message::{EventPair, Op, Value};
@@ -11,22 +11,22 @@ use mpsshim_proto::message::{EventPair, Op, Value};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{context, event, stream};
+use crate::{context, default_stream, event};
 
 entries! {
-    cuEventCreate => create,
-    cuEventDestroy => destroy,
-    cuEventDestroy_v2 => destroy,
-    cuEventRecord => record::<false>,
-    cuEventRecord_ptsz => record::<true>,
-    cuEventRecordWithFlags => record_with_flags::<false>,
-    cuEventRecordWithFlags_ptsz => record_with_flags::<true>,
-    cuEventSynchronize => synchronize,
-    cuEventQuery => query,
-    cuIpcGetEventHandle => get_ipc_handle,
-    cuIpcOpenEventHandle => open_ipc_handle,
-    cuEventElapsedTime => elapsed_time,
-    cuEventElapsedTime_v2 => elapsed_time,
+    cuEventCreate(_, _) => create,
+    cuEventDestroy(_) => destroy,
+    cuEventDestroy_v2(_) => destroy,
+    cuEventRecord(_, _) => record::<false>,
+    cuEventRecord_ptsz(_, _) => record::<true>,
+    cuEventRecordWithFlags(_, _, _) => record_with_flags::<false>,
+    cuEventRecordWithFlags_ptsz(_, _, _) => record_with_flags::<true>,
+    cuEventSynchronize(_) => synchronize,
+    cuEventQuery(_) => query,
+    cuIpcGetEventHandle(_, _) => get_ipc_handle,
+    cuIpcOpenEventHandle(_, _) => open_ipc_handle,
+    cuEventElapsedTime(_, _, _) => elapsed_time,
+    cuEventElapsedTime_v2(_, _, _) => elapsed_time,
 }
 
 /// `cuEventCreate`.
@@ -52,7 +52,12 @@ pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
 pub unsafe extern "C" fn record<const PER_THREAD: bool>(event: u64, stream: u64) -> CUresult {
     guard(|| {
         let event = event::resolve(event)?;
-        event::record(session()?, event, stream::resolve(stream, PER_THREAD)?, 0)
+        event::record(
+            session()?,
+            event,
+            default_stream::resolve(stream, PER_THREAD)?,
+            0,
+        )
     })
 }
 
@@ -67,7 +72,7 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let stream = stream::resolve(stream, PER_THREAD)?;
+        let stream = default_stream::resolve(stream, PER_THREAD)?;
         if flags & CU_EVENT_RECORD_EXTERNAL != 0 && !stream.is_capturing() {
             return Err(CUDA_ERROR_ILLEGAL_STATE);
         }
@@ -76,7 +81,7 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
 }
 
 /// `cuIpcGetEventHandle`. The handle is a number that the server has drawn.
-pub unsafe extern "C" fn get_ipc_handle(out: Out<[u64; 8]>, event: u64) -> CUresult {
+pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) -> CUresult {
     guard(|| {
         out.required()?;
         if event == 0 {
@@ -89,24 +94,18 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<[u64; 8]>, event: u64) -> CUres
         let body = EventExport {
             event: event.handle(),
         };
-        let answer: EventToken = session()?.ask(Op::EventExport, &body, &[])?.read()?;
-        out.set(answer.token)
+        let answer: EventToken = session()?.request(Op::EventExport, &body, &[])?.read()?;
+        out.set(CUipcEventHandle(zerocopy::transmute!(answer.token)))
     })
 }
 
-/// `CUipcEventHandle`, 64 bytes, passed by value.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct IpcHandle {
-    token: [u64; 8],
-}
-
 /// `cuIpcOpenEventHandle`.
-pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: IpcHandle) -> CUresult {
+pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: CUipcEventHandle) -> CUresult {
     guard(|| {
         out.required()?;
         let context = context::current()?;
-        out.set(event::import(session()?, context, handle.token)?.handle())
+        let token = zerocopy::transmute!(handle.0);
+        out.set(event::import(session()?, context, token)?.handle())
     })
 }
 
@@ -133,7 +132,7 @@ pub unsafe extern "C" fn elapsed_time(out: Out<f32>, start: u64, end: u64) -> CU
         if !std::ptr::eq(first.context(), last.context()) || out.is_null() {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let answer = session()?.ask(Op::EventElapsed, &EventPair { start, end }, &[])?;
+        let answer = session()?.request(Op::EventElapsed, &EventPair { start, end }, &[])?;
         let value: Value = answer.read()?;
         out.set(f32::from_bits(value.value as u32))
     })

@@ -12,15 +12,15 @@ use crate::module::{self, FunctionRef, Layout};
 use crate::submit::session;
 
 entries! {
-    cuFuncGetAttribute => get_attribute,
-    cuFuncSetAttribute => set_attribute,
-    cuFuncSetCacheConfig => set_cache_config,
-    cuFuncSetSharedMemConfig => set_shared_config,
-    cuFuncGetModule => get_module,
-    cuFuncGetName => get_name,
-    cuFuncGetParamInfo => get_param_info,
-    cuFuncIsLoaded => is_loaded,
-    cuFuncLoad => load,
+    cuFuncGetAttribute(_, _, _) => get_attribute,
+    cuFuncSetAttribute(_, _, _) => set_attribute,
+    cuFuncSetCacheConfig(_, _) => set_cache_config,
+    cuFuncSetSharedMemConfig(_, _) => set_shared_config,
+    cuFuncGetModule(_, _) => get_module,
+    cuFuncGetName(_, _) => get_name,
+    cuFuncGetParamInfo(_, _, _, _) => get_param_info,
+    cuFuncIsLoaded(_, _) => is_loaded,
+    cuFuncLoad(_) => load,
 }
 
 /// A function; a kernel is none here, as natively.

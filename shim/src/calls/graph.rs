@@ -21,46 +21,46 @@ use super::entries;
 use crate::ffi::{In, Out, Status, Text, guard};
 use crate::graph::{self, Listed};
 use crate::submit::session;
-use crate::{context, stream};
+use crate::{context, default_stream};
 
 entries! {
-    cuGraphCreate => create,
-    cuGraphDestroy => destroy,
-    cuGraphClone => clone,
-    cuGraphNodeFindInClone => find_in_clone,
-    cuGraphNodeGetType => node_kind,
-    cuGraphDestroyNode => destroy_node,
-    cuGraphGetNodes => get_nodes,
-    cuGraphGetRootNodes => get_roots,
-    cuGraphGetEdges => get_edges_v1,
-    cuGraphGetEdges_v2 => get_edges,
-    cuGraphNodeGetDependencies => get_dependencies_v1,
-    cuGraphNodeGetDependencies_v2 => get_dependencies,
-    cuGraphNodeGetDependentNodes => get_dependents_v1,
-    cuGraphNodeGetDependentNodes_v2 => get_dependents,
-    cuGraphAddDependencies => add_dependencies_v1,
-    cuGraphAddDependencies_v2 => add_dependencies,
-    cuGraphRemoveDependencies => remove_dependencies_v1,
-    cuGraphRemoveDependencies_v2 => remove_dependencies,
-    cuGraphInstantiate => instantiate_v1,
-    cuGraphInstantiate_v2 => instantiate_v1,
-    cuGraphInstantiateWithFlags => instantiate,
-    cuGraphInstantiateWithParams => instantiate_with_params::<false>,
-    cuGraphInstantiateWithParams_ptsz => instantiate_with_params::<true>,
-    cuGraphLaunch => launch::<false>,
-    cuGraphLaunch_ptsz => launch::<true>,
-    cuGraphUpload => upload::<false>,
-    cuGraphUpload_ptsz => upload::<true>,
-    cuGraphExecDestroy => destroy_exec,
-    cuGraphExecGetFlags => exec_flags,
-    cuGraphExecUpdate => update_v1,
-    cuGraphExecUpdate_v2 => update,
-    cuGraphNodeGetEnabled => get_enabled,
-    cuGraphNodeSetEnabled => set_enabled,
-    cuGraphDebugDotPrint => print_dot,
-    cuDeviceGraphMemTrim => memory_trim,
-    cuDeviceGetGraphMemAttribute => memory_get,
-    cuDeviceSetGraphMemAttribute => memory_set,
+    cuGraphCreate(_, _) => create,
+    cuGraphDestroy(_) => destroy,
+    cuGraphClone(_, _) => clone,
+    cuGraphNodeFindInClone(_, _, _) => find_in_clone,
+    cuGraphNodeGetType(_, _) => node_kind,
+    cuGraphDestroyNode(_) => destroy_node,
+    cuGraphGetNodes(_, _, _) => get_nodes,
+    cuGraphGetRootNodes(_, _, _) => get_roots,
+    cuGraphGetEdges(_, _, _, _) => get_edges_v1,
+    cuGraphGetEdges_v2(_, _, _, _, _) => get_edges,
+    cuGraphNodeGetDependencies(_, _, _) => get_dependencies_v1,
+    cuGraphNodeGetDependencies_v2(_, _, _, _) => get_dependencies,
+    cuGraphNodeGetDependentNodes(_, _, _) => get_dependents_v1,
+    cuGraphNodeGetDependentNodes_v2(_, _, _, _) => get_dependents,
+    cuGraphAddDependencies(_, _, _, _) => add_dependencies_v1,
+    cuGraphAddDependencies_v2(_, _, _, _, _) => add_dependencies,
+    cuGraphRemoveDependencies(_, _, _, _) => remove_dependencies_v1,
+    cuGraphRemoveDependencies_v2(_, _, _, _, _) => remove_dependencies,
+    cuGraphInstantiate(_, _, _, _, _) => instantiate_v1,
+    cuGraphInstantiate_v2(_, _, _, _, _) => instantiate_v1,
+    cuGraphInstantiateWithFlags(_, _, _) => instantiate,
+    cuGraphInstantiateWithParams(_, _, _) => instantiate_with_params::<false>,
+    cuGraphInstantiateWithParams_ptsz(_, _, _) => instantiate_with_params::<true>,
+    cuGraphLaunch(_, _) => launch::<false>,
+    cuGraphLaunch_ptsz(_, _) => launch::<true>,
+    cuGraphUpload(_, _) => upload::<false>,
+    cuGraphUpload_ptsz(_, _) => upload::<true>,
+    cuGraphExecDestroy(_) => destroy_exec,
+    cuGraphExecGetFlags(_, _) => exec_flags,
+    cuGraphExecUpdate(_, _, _, _) => update_v1,
+    cuGraphExecUpdate_v2(_, _, _) => update,
+    cuGraphNodeGetEnabled(_, _, _) => get_enabled,
+    cuGraphNodeSetEnabled(_, _, _) => set_enabled,
+    cuGraphDebugDotPrint(_, _, _) => print_dot,
+    cuDeviceGraphMemTrim(_) => memory_trim,
+    cuDeviceGetGraphMemAttribute(_, _, _) => memory_get,
+    cuDeviceSetGraphMemAttribute(_, _, _) => memory_set,
 }
 
 /// `cuGraphCreate`.
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn create(out: Out<u64>, flags: u32) -> CUresult {
         // A graph belongs to no context; its nodes say where they run.
         let device = graph::device(session()?)?;
         let body = GraphCreate { flags, device };
-        let made: Value = session()?.ask(Op::GraphCreate, &body, &[])?.read()?;
+        let made: Value = session()?.request(Op::GraphCreate, &body, &[])?.read()?;
         out.set(made.value)
     })
 }
@@ -96,7 +96,9 @@ pub unsafe extern "C" fn find_in_clone(out: Out<u64>, node: u64, clone: u64) -> 
             first: node,
             second: clone,
         };
-        let found: Value = session()?.ask(Op::GraphFindInClone, &body, &[])?.read()?;
+        let found: Value = session()?
+            .request(Op::GraphFindInClone, &body, &[])?
+            .read()?;
         out.set(found.value)
     })
 }
@@ -105,7 +107,7 @@ pub unsafe extern "C" fn find_in_clone(out: Out<u64>, node: u64, clone: u64) -> 
 pub unsafe extern "C" fn node_kind(node: u64, out: Out<u32>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(graph::ask_value(session()?, Op::GraphNodeKind, node)? as u32)
+        out.set(graph::request_value(session()?, Op::GraphNodeKind, node)? as u32)
     })
 }
 
@@ -257,7 +259,7 @@ fn send_dependencies(
         ]
         .concat();
         session
-            .ask(Op::GraphDependencies, &body, &behind)?
+            .request(Op::GraphDependencies, &body, &behind)?
             .status
             .ok()?;
         first += part;
@@ -366,7 +368,7 @@ pub unsafe extern "C" fn instantiate_with_params<const P: bool>(
         out.required()?;
         let mut with = params.get()?;
         let stream = if with.flags & UPLOAD != 0 {
-            stream::resolve(with.upload_stream, P)?.handle()
+            default_stream::resolve(with.upload_stream, P)?.handle()
         } else {
             0
         };
@@ -392,7 +394,7 @@ pub unsafe extern "C" fn launch<const P: bool>(exec: u64, stream: u64) -> CUresu
             session()?,
             Op::GraphLaunch,
             exec,
-            stream::resolve(stream, P)?,
+            default_stream::resolve(stream, P)?,
         )
     })
 }
@@ -404,7 +406,7 @@ pub unsafe extern "C" fn upload<const P: bool>(exec: u64, stream: u64) -> CUresu
             session()?,
             Op::GraphUpload,
             exec,
-            stream::resolve(stream, P)?,
+            default_stream::resolve(stream, P)?,
         )
     })
 }
@@ -418,7 +420,7 @@ pub unsafe extern "C" fn destroy_exec(exec: u64) -> CUresult {
 pub unsafe extern "C" fn exec_flags(exec: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(graph::ask_value(session()?, Op::GraphExecFlags, exec)?)
+        out.set(graph::request_value(session()?, Op::GraphExecFlags, exec)?)
     })
 }
 
@@ -471,7 +473,7 @@ pub unsafe extern "C" fn get_enabled(exec: u64, node: u64, out: Out<u32>) -> CUr
             set: 0,
             enabled: 0,
         };
-        let is: GraphEnabled = session()?.ask(Op::GraphEnabled, &body, &[])?.read()?;
+        let is: GraphEnabled = session()?.request(Op::GraphEnabled, &body, &[])?.read()?;
         out.set(is.enabled)
     })
 }
@@ -485,7 +487,10 @@ pub unsafe extern "C" fn set_enabled(exec: u64, node: u64, enabled: u32) -> CUre
             set: 1,
             enabled,
         };
-        session()?.ask(Op::GraphEnabled, &body, &[])?.status.ok()
+        session()?
+            .request(Op::GraphEnabled, &body, &[])?
+            .status
+            .ok()
     })
 }
 
@@ -498,7 +503,7 @@ pub unsafe extern "C" fn print_dot(graph: u64, path: Text, flags: u32) -> CUresu
             flags,
             pad: 0,
         };
-        let (answer, file) = session()?.ask_receiving(Op::GraphDot, &body)?;
+        let (answer, file) = session()?.request_receiving(Op::GraphDot, &body)?;
         let len: Value = answer.read()?;
         let mut text = Vec::new();
         let mut file = std::fs::File::from(file);
@@ -526,7 +531,7 @@ fn memory(device: i32, attribute: u32, what: u32, value: u64) -> Status<u64> {
         what,
         pad: 0,
     };
-    let value: Value = session()?.ask(Op::GraphMemory, &body, &[])?.read()?;
+    let value: Value = session()?.request(Op::GraphMemory, &body, &[])?.read()?;
     Ok(value.value)
 }
 

@@ -23,54 +23,54 @@ use crate::user_object::{self, Holder};
 use crate::{graph_host, module};
 
 entries! {
-    cuGraphAddNode => add_any_v1,
-    cuGraphAddNode_v2 => add_any,
-    cuGraphNodeSetParams => set_any,
-    cuGraphExecNodeSetParams => exec_set_any,
-    cuGraphAddKernelNode => add_kernel_v1,
-    cuGraphAddKernelNode_v2 => add_kernel,
-    cuGraphKernelNodeGetParams => get_kernel_v1,
-    cuGraphKernelNodeGetParams_v2 => get_kernel,
-    cuGraphKernelNodeSetParams => set_kernel_v1,
-    cuGraphKernelNodeSetParams_v2 => set_kernel,
-    cuGraphExecKernelNodeSetParams => exec_set_kernel_v1,
-    cuGraphExecKernelNodeSetParams_v2 => exec_set_kernel,
-    cuGraphKernelNodeGetAttribute => get_attribute,
-    cuGraphKernelNodeSetAttribute => set_attribute,
-    cuGraphKernelNodeCopyAttributes => copy_attributes,
-    cuGraphAddMemcpyNode => add_memcpy,
-    cuGraphMemcpyNodeGetParams => get_memcpy,
-    cuGraphMemcpyNodeSetParams => set_memcpy,
-    cuGraphExecMemcpyNodeSetParams => exec_set_memcpy,
-    cuGraphAddMemsetNode => add_memset,
-    cuGraphMemsetNodeGetParams => get_memset,
-    cuGraphMemsetNodeSetParams => set_memset,
-    cuGraphExecMemsetNodeSetParams => exec_set_memset,
-    cuGraphAddEmptyNode => add_empty,
-    cuGraphAddChildGraphNode => add_child,
-    cuGraphChildGraphNodeGetGraph => get_child,
-    cuGraphExecChildGraphNodeSetParams => exec_set_child,
-    cuGraphAddEventRecordNode => add_record,
-    cuGraphEventRecordNodeGetEvent => get_record,
-    cuGraphEventRecordNodeSetEvent => set_record,
-    cuGraphExecEventRecordNodeSetEvent => exec_set_record,
-    cuGraphAddEventWaitNode => add_wait,
-    cuGraphEventWaitNodeGetEvent => get_wait,
-    cuGraphEventWaitNodeSetEvent => set_wait,
-    cuGraphExecEventWaitNodeSetEvent => exec_set_wait,
-    cuGraphAddMemAllocNode => add_alloc,
-    cuGraphMemAllocNodeGetParams => get_alloc,
-    cuGraphAddMemFreeNode => add_free,
-    cuGraphMemFreeNodeGetParams => get_free,
-    cuGraphAddBatchMemOpNode => add_batch,
-    cuGraphBatchMemOpNodeGetParams => get_batch,
-    cuGraphBatchMemOpNodeSetParams => set_batch,
-    cuGraphExecBatchMemOpNodeSetParams => exec_set_batch,
-    cuGraphConditionalHandleCreate => create_condition,
-    cuGraphAddHostNode => add_host,
-    cuGraphHostNodeGetParams => get_host,
-    cuGraphHostNodeSetParams => set_host,
-    cuGraphExecHostNodeSetParams => exec_set_host,
+    cuGraphAddNode(_, _, _, _, _) => add_any_v1,
+    cuGraphAddNode_v2(_, _, _, _, _, _) => add_any,
+    cuGraphNodeSetParams(_, _) => set_any,
+    cuGraphExecNodeSetParams(_, _, _) => exec_set_any,
+    cuGraphAddKernelNode(_, _, _, _, _) => add_kernel_v1,
+    cuGraphAddKernelNode_v2(_, _, _, _, _) => add_kernel,
+    cuGraphKernelNodeGetParams(_, _) => get_kernel_v1,
+    cuGraphKernelNodeGetParams_v2(_, _) => get_kernel,
+    cuGraphKernelNodeSetParams(_, _) => set_kernel_v1,
+    cuGraphKernelNodeSetParams_v2(_, _) => set_kernel,
+    cuGraphExecKernelNodeSetParams(_, _, _) => exec_set_kernel_v1,
+    cuGraphExecKernelNodeSetParams_v2(_, _, _) => exec_set_kernel,
+    cuGraphKernelNodeGetAttribute(_, _, _) => get_attribute,
+    cuGraphKernelNodeSetAttribute(_, _, _) => set_attribute,
+    cuGraphKernelNodeCopyAttributes(_, _) => copy_attributes,
+    cuGraphAddMemcpyNode(_, _, _, _, _, _) => add_memcpy,
+    cuGraphMemcpyNodeGetParams(_, _) => get_memcpy,
+    cuGraphMemcpyNodeSetParams(_, _) => set_memcpy,
+    cuGraphExecMemcpyNodeSetParams(_, _, _, _) => exec_set_memcpy,
+    cuGraphAddMemsetNode(_, _, _, _, _, _) => add_memset,
+    cuGraphMemsetNodeGetParams(_, _) => get_memset,
+    cuGraphMemsetNodeSetParams(_, _) => set_memset,
+    cuGraphExecMemsetNodeSetParams(_, _, _, _) => exec_set_memset,
+    cuGraphAddEmptyNode(_, _, _, _) => add_empty,
+    cuGraphAddChildGraphNode(_, _, _, _, _) => add_child,
+    cuGraphChildGraphNodeGetGraph(_, _) => get_child,
+    cuGraphExecChildGraphNodeSetParams(_, _, _) => exec_set_child,
+    cuGraphAddEventRecordNode(_, _, _, _, _) => add_record,
+    cuGraphEventRecordNodeGetEvent(_, _) => get_record,
+    cuGraphEventRecordNodeSetEvent(_, _) => set_record,
+    cuGraphExecEventRecordNodeSetEvent(_, _, _) => exec_set_record,
+    cuGraphAddEventWaitNode(_, _, _, _, _) => add_wait,
+    cuGraphEventWaitNodeGetEvent(_, _) => get_wait,
+    cuGraphEventWaitNodeSetEvent(_, _) => set_wait,
+    cuGraphExecEventWaitNodeSetEvent(_, _, _) => exec_set_wait,
+    cuGraphAddMemAllocNode(_, _, _, _, _) => add_alloc,
+    cuGraphMemAllocNodeGetParams(_, _) => get_alloc,
+    cuGraphAddMemFreeNode(_, _, _, _, _) => add_free,
+    cuGraphMemFreeNodeGetParams(_, _) => get_free,
+    cuGraphAddBatchMemOpNode(_, _, _, _, _) => add_batch,
+    cuGraphBatchMemOpNodeGetParams(_, _) => get_batch,
+    cuGraphBatchMemOpNodeSetParams(_, _) => set_batch,
+    cuGraphExecBatchMemOpNodeSetParams(_, _, _) => exec_set_batch,
+    cuGraphConditionalHandleCreate(_, _, _, _, _) => create_condition,
+    cuGraphAddHostNode(_, _, _, _, _) => add_host,
+    cuGraphHostNodeGetParams(_, _) => get_host,
+    cuGraphHostNodeSetParams(_, _) => set_host,
+    cuGraphExecHostNodeSetParams(_, _, _) => exec_set_host,
 }
 
 /// Words of `CUDA_KERNEL_NODE_PARAMS` as of CUDA 10.0.
@@ -407,7 +407,7 @@ fn attribute(node: u64, id: u32, value: Option<[u64; 8]>) -> Status<[u64; 8]> {
         set: u32::from(value.is_some()),
         value: value.unwrap_or_default(),
     };
-    let is: GraphAttribute = session()?.ask(Op::GraphAttribute, &body, &[])?.read()?;
+    let is: GraphAttribute = session()?.request(Op::GraphAttribute, &body, &[])?.read()?;
     Ok(is.value)
 }
 
@@ -432,7 +432,7 @@ pub unsafe extern "C" fn copy_attributes(to: u64, from: u64) -> CUresult {
             second: from,
         };
         session()?
-            .ask(Op::GraphCopyAttributes, &body, &[])?
+            .request(Op::GraphCopyAttributes, &body, &[])?
             .status
             .ok()
     })
@@ -1026,7 +1026,7 @@ pub unsafe extern "C" fn create_condition(
             flags,
             pad: 0,
         };
-        let made: Value = session()?.ask(Op::GraphCondition, &body, &[])?.read()?;
+        let made: Value = session()?.request(Op::GraphCondition, &body, &[])?.read()?;
         out.set(made.value)
     })
 }

@@ -19,22 +19,22 @@ use super::entries;
 use crate::context::{self, Context};
 use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
-use crate::{event, stream};
+use crate::{default_stream, event, stream, teardown};
 
 entries! {
-    cuDeviceGetDevResource => device_get_resource,
-    cuCtxGetDevResource => ctx_get_resource,
-    cuGreenCtxGetDevResource => green_get_resource,
-    cuDevSmResourceSplitByCount => split_by_count,
-    cuDevResourceGenerateDesc => generate_desc,
-    cuGreenCtxCreate => create,
-    cuGreenCtxDestroy => destroy,
-    cuCtxFromGreenCtx => from_green,
-    cuGreenCtxGetId => get_id,
-    cuGreenCtxStreamCreate => stream_create,
-    cuStreamGetGreenCtx => stream_get_green,
-    cuGreenCtxRecordEvent => green_record,
-    cuGreenCtxWaitEvent => green_wait,
+    cuDeviceGetDevResource(_, _, _) => device_get_resource,
+    cuCtxGetDevResource(_, _, _) => ctx_get_resource,
+    cuGreenCtxGetDevResource(_, _, _) => green_get_resource,
+    cuDevSmResourceSplitByCount(_, _, _, _, _, _) => split_by_count,
+    cuDevResourceGenerateDesc(_, _, _) => generate_desc,
+    cuGreenCtxCreate(_, _, _, _) => create,
+    cuGreenCtxDestroy(_) => destroy,
+    cuCtxFromGreenCtx(_, _) => from_green,
+    cuGreenCtxGetId(_, _) => get_id,
+    cuGreenCtxStreamCreate(_, _, _, _) => stream_create,
+    cuStreamGetGreenCtx(_, _) => stream_get_green,
+    cuGreenCtxRecordEvent(_, _) => green_record,
+    cuGreenCtxWaitEvent(_, _) => green_wait,
 }
 
 /// Every green context of the process, those that ended included.
@@ -83,7 +83,7 @@ fn query(out: Out<CUdevResource>, green: u64, ordinal: i32, kind: u32) -> Status
         device: context::device(ordinal)?.attach(session)?,
         kind,
     };
-    let resource: Resource = session.ask(Op::ResourceQuery, &body, &[])?.read()?;
+    let resource: Resource = session.request(Op::ResourceQuery, &body, &[])?.read()?;
     out.set(shown(&resource))
 }
 
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn split_by_count(
             flags,
             least,
         };
-        let answer = session()?.ask(Op::ResourceSplit, &body, &[])?;
+        let answer = session()?.request(Op::ResourceSplit, &body, &[])?;
         let head: ResourceGroups = answer.read()?;
         let told = &answer.payload[size_of::<ResourceGroups>()..];
         for (index, group) in told.chunks_exact(size_of::<Resource>()).enumerate() {
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn generate_desc(
         }
         let body = ResourceJoin { count, device: 0 };
         let value: Value = session()?
-            .ask(Op::ResourceJoin, &body, tokens.as_bytes())?
+            .request(Op::ResourceJoin, &body, tokens.as_bytes())?
             .read()?;
         out.set(Handle::new(Kind::ResourceDescriptor, 0, value.value as u32).0)
     })
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn create(
             flags,
             pad: 0,
         };
-        session.ask(Op::GreenCreate, &body, &[])?.status.ok()?;
+        session.request(Op::GreenCreate, &body, &[])?.status.ok()?;
         let context = context::create_green(device, handle)?;
         GREENS.write().insert(handle, context);
         out.set(handle)
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn create(
 
 /// `cuGreenCtxDestroy`.
 pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
-    guard(|| green(handle)?.destroy_green(session()?))
+    guard(|| teardown::destroy_green(session()?, green(handle)?))
 }
 
 /// `cuCtxFromGreenCtx`.
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn stream_create(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let made = stream::create(session()?, context, flags, priority, false)?;
-        context.own_stream(made);
+        context.own_stream(made.handle());
         out.set(made.handle())
     })
 }
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn stream_create(
 pub unsafe extern "C" fn stream_get_green(handle: u64, out: Out<u64>) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(stream::resolve(handle, false)?.context().green)
+        out.set(default_stream::resolve(handle, false)?.context().green)
     })
 }
 

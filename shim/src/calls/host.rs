@@ -12,14 +12,14 @@ use crate::submit::session;
 use crate::{capture, context, memory, register};
 
 entries! {
-    cuMemHostAlloc => host_alloc,
-    cuMemAllocHost_v2 => alloc_host,
-    cuMemFreeHost => free_host,
-    cuMemHostGetDevicePointer_v2 => get_device_pointer,
-    cuMemHostGetFlags => get_flags,
-    cuMemHostRegister => register_v2,
-    cuMemHostRegister_v2 => register_v2,
-    cuMemHostUnregister => unregister,
+    cuMemHostAlloc(_, _, _) => host_alloc,
+    cuMemAllocHost_v2(_, _) => alloc_host,
+    cuMemFreeHost(_) => free_host,
+    cuMemHostGetDevicePointer_v2(_, _, _) => get_device_pointer,
+    cuMemHostGetFlags(_, _) => get_flags,
+    cuMemHostRegister(_, _, _) => register_v2,
+    cuMemHostRegister_v2(_, _, _) => register_v2,
+    cuMemHostUnregister(_) => unregister,
 }
 
 fn alloc(out: Out<u64>, len: usize, flags: u32) -> Status {

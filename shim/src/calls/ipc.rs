@@ -15,15 +15,15 @@ use crate::submit::session;
 use crate::{context, memory, pools, stream};
 
 entries! {
-    cuIpcGetMemHandle => get_handle,
-    cuIpcOpenMemHandle => open,
-    cuIpcOpenMemHandle_v2 => open,
-    cuIpcCloseMemHandle => close,
-    cuMemPoolExportToShareableHandle => pool_export,
-    cuMemPoolImportFromShareableHandle => pool_import,
-    cuMemPoolExportPointer => pool_export_pointer,
-    cuMemPoolImportPointer => pool_import_pointer,
-    cuMemGetHandleForAddressRange => range_handle,
+    cuIpcGetMemHandle(_, _) => get_handle,
+    cuIpcOpenMemHandle(_, _, _) => open,
+    cuIpcOpenMemHandle_v2(_, _, _) => open,
+    cuIpcCloseMemHandle(_) => close,
+    cuMemPoolExportToShareableHandle(_, _, _, _) => pool_export,
+    cuMemPoolImportFromShareableHandle(_, _, _, _) => pool_import,
+    cuMemPoolExportPointer(_, _) => pool_export_pointer,
+    cuMemPoolImportPointer(_, _, _) => pool_import_pointer,
+    cuMemGetHandleForAddressRange(_, _, _, _, _) => range_handle,
 }
 
 /// `cuIpcGetMemHandle`: the handle stands for the whole allocation.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn get_handle(out: Out<CUipcMemHandle>, address: CUdevicep
             start,
             len: block.len,
         };
-        let answer: Opaque = session()?.ask(Op::IpcShare, &body, &[])?.read()?;
+        let answer: Opaque = session()?.request(Op::IpcShare, &body, &[])?.read()?;
         memory::note_shared(start);
         let mut handle = CUipcMemHandle([0; 64]);
         handle.0.copy_from_slice(answer.as_bytes());
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn open(
             device: context.server_device,
             pad: 0,
         };
-        let opened: IpcOpened = session()?.ask(Op::IpcOpen, &body, &[])?.read()?;
+        let opened: IpcOpened = session()?.request(Op::IpcOpen, &body, &[])?.read()?;
         if memory::device_of(opened.start) != Some(opened.device) || opened.len == 0 {
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn close(address: CUdeviceptr) -> CUresult {
         if left == 0 {
             extents::remove(address, opened);
         }
-        session.post(Op::IpcClose, &Object { object: address })
+        session.submit(Op::IpcClose, &Object { object: address })
     })
 }
 
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn pool_export(
             kind,
             pad: 0,
         };
-        let (_, descriptor) = session()?.ask_receiving(Op::PoolExport, &body)?;
+        let (_, descriptor) = session()?.request_receiving(Op::PoolExport, &body)?;
         out.set(descriptor.into_raw_fd())
     })
 }
@@ -178,7 +178,9 @@ pub unsafe extern "C" fn pool_export_pointer(
     guard(|| {
         out.required()?;
         let body = Object { object: address };
-        let answer: Opaque = session()?.ask(Op::PoolExportPointer, &body, &[])?.read()?;
+        let answer: Opaque = session()?
+            .request(Op::PoolExportPointer, &body, &[])?
+            .read()?;
         let mut data = CUmemPoolPtrExportData([0; 64]);
         data.0.copy_from_slice(answer.as_bytes());
         out.set(data)
@@ -223,7 +225,7 @@ pub unsafe extern "C" fn range_handle(
             kind,
             pad: 0,
         };
-        let (_, descriptor) = session()?.ask_receiving(Op::RangeHandle, &body)?;
+        let (_, descriptor) = session()?.request_receiving(Op::RangeHandle, &body)?;
         out.set(descriptor.into_raw_fd())
     })
 }

@@ -17,15 +17,15 @@ use crate::ffi::{In, Status, guard};
 use crate::module::{self, Function, FunctionRef};
 use crate::stream::StreamRef;
 use crate::submit::session;
-use crate::{capture, context, event, printing, stream};
+use crate::{context, default_stream, event, printing};
 
 entries! {
-    cuLaunchKernel => launch_kernel::<false>,
-    cuLaunchKernel_ptsz => launch_kernel::<true>,
-    cuLaunchKernelEx => launch_kernel_ex::<false>,
-    cuLaunchKernelEx_ptsz => launch_kernel_ex::<true>,
-    cuLaunchCooperativeKernel => launch_cooperative::<false>,
-    cuLaunchCooperativeKernel_ptsz => launch_cooperative::<true>,
+    cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _) => launch_kernel::<false>,
+    cuLaunchKernel_ptsz(_, _, _, _, _, _, _, _, _, _, _) => launch_kernel::<true>,
+    cuLaunchKernelEx(_, _, _, _) => launch_kernel_ex::<false>,
+    cuLaunchKernelEx_ptsz(_, _, _, _) => launch_kernel_ex::<true>,
+    cuLaunchCooperativeKernel(_, _, _, _, _, _, _, _, _, _) => launch_cooperative::<false>,
+    cuLaunchCooperativeKernel_ptsz(_, _, _, _, _, _, _, _, _, _) => launch_cooperative::<true>,
 }
 
 /// How a launch gives its parameters: one pointer each.
@@ -288,7 +288,7 @@ pub fn launch_packed(
     params: &[u8],
     attributes: &[u8],
 ) -> Status {
-    let stream = stream::resolve(stream, false)?;
+    let stream = default_stream::resolve(stream, false)?;
     let function = module::function_in(function, stream.context())?;
     let params = (Params::Packed(params.as_ptr(), params.len()), params.len());
     submit(function, shape, stream, params, attributes)
@@ -303,7 +303,7 @@ fn launch(
     extra: Extra,
     attributes: &[u8],
 ) -> Status {
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     let function: FunctionRef = module::function_in(function, stream.context())?;
     let params = params_of(function, params, extra)?;
     submit(function, shape, stream, params, attributes)
@@ -365,7 +365,7 @@ fn submit(
         printing::expect();
     }
     if stream.is_capturing() {
-        return capture::settle(session, stream.handle());
+        return session.settle(stream.handle());
     }
     Ok(())
 }

@@ -27,14 +27,14 @@ use crate::objects::{Entry, Table};
 use crate::submit::session;
 
 entries! {
-    cuLinkCreate => create,
-    cuLinkCreate_v2 => create,
-    cuLinkAddData => add_data,
-    cuLinkAddData_v2 => add_data,
-    cuLinkAddFile => add_file,
-    cuLinkAddFile_v2 => add_file,
-    cuLinkComplete => complete,
-    cuLinkDestroy => destroy,
+    cuLinkCreate(_, _, _, _) => create,
+    cuLinkCreate_v2(_, _, _, _) => create,
+    cuLinkAddData(_, _, _, _, _, _, _, _) => add_data,
+    cuLinkAddData_v2(_, _, _, _, _, _, _, _) => add_data,
+    cuLinkAddFile(_, _, _, _, _, _) => add_file,
+    cuLinkAddFile_v2(_, _, _, _, _, _) => add_file,
+    cuLinkComplete(_, _, _) => complete,
+    cuLinkDestroy(_) => destroy,
 }
 
 static LINKS: Table<Link> = Table::new(Kind::Link);
@@ -71,9 +71,9 @@ pub unsafe extern "C" fn create(
             info_log: options.info_log,
             error_log: options.error_log,
         };
-        let asked =
-            session().and_then(|session| session.ask(Op::LinkCreate, &body, &options.bytes));
-        if let Err(status) = asked.and_then(|answer| answer.status.ok()) {
+        let answer =
+            session().and_then(|session| session.request(Op::LinkCreate, &body, &options.bytes));
+        if let Err(status) = answer.and_then(|answer| answer.status.ok()) {
             LINKS.recycle(entry);
             return Err(status);
         }
@@ -112,7 +112,7 @@ fn add(handle: u64, kind: u32, data: &[u8], name: &[u8], options: Options) -> St
     };
     let behind = [&options.bytes, name].concat();
     let file = sealed(data)?;
-    let answer = session()?.ask_sending(Op::LinkAdd, &body, &behind, file.as_fd(), body.len)?;
+    let answer = session()?.request_sending(Op::LinkAdd, &body, &behind, file.as_fd(), body.len)?;
     let said = Said::read(&answer.payload);
     link.places.lock().write(&said)?;
     answer.status.ok()
@@ -177,11 +177,11 @@ pub unsafe extern "C" fn complete(
         out.required()?;
         let session = session()?;
         let body = Object { object: handle };
-        let answer = session.ask(Op::LinkComplete, &body, &[])?;
+        let answer = session.request(Op::LinkComplete, &body, &[])?;
         let said = Said::read(&answer.payload);
         link.places.lock().write(&said)?;
         answer.status.ok()?;
-        let (_, file) = session.ask_receiving(Op::LinkFetch, &body)?;
+        let (_, file) = session.request_receiving(Op::LinkFetch, &body)?;
         let mut content = vec![0; said.cubin() as usize];
         File::from(file)
             .read_exact_at(&mut content, 0)
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
         let entry = LINKS.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         *entry.places.lock() = Places::default();
         *entry.cubin.lock() = None;
-        let status = session()?.post(Op::LinkDestroy, &Object { object: handle });
+        let status = session()?.submit(Op::LinkDestroy, &Object { object: handle });
         LINKS.recycle(entry);
         status
     })

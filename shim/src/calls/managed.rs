@@ -7,26 +7,26 @@ use mpsshim_api::cuda::*;
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::submit::session;
-use crate::{capture, context, managed, stream};
+use crate::{capture, context, default_stream, managed};
 
 entries! {
-    cuMemAllocManaged => alloc,
-    cuMemAdvise => advise_v1,
-    cuMemAdvise_v2 => advise,
-    cuMemPrefetchAsync => prefetch_v1::<false>,
-    cuMemPrefetchAsync_ptsz => prefetch_v1::<true>,
-    cuMemPrefetchAsync_v2 => prefetch::<false>,
-    cuMemPrefetchAsync_v2_ptsz => prefetch::<true>,
-    cuMemPrefetchBatchAsync => prefetch_batch::<false>,
-    cuMemPrefetchBatchAsync_ptsz => prefetch_batch::<true>,
-    cuMemDiscardBatchAsync => discard_batch::<false>,
-    cuMemDiscardBatchAsync_ptsz => discard_batch::<true>,
-    cuMemDiscardAndPrefetchBatchAsync => prefetch_batch::<false>,
-    cuMemDiscardAndPrefetchBatchAsync_ptsz => prefetch_batch::<true>,
-    cuMemRangeGetAttribute => get_attribute,
-    cuMemRangeGetAttributes => get_attributes,
-    cuStreamAttachMemAsync => attach::<false>,
-    cuStreamAttachMemAsync_ptsz => attach::<true>,
+    cuMemAllocManaged(_, _, _) => alloc,
+    cuMemAdvise(_, _, _, _) => advise_v1,
+    cuMemAdvise_v2(_, _, _, _) => advise,
+    cuMemPrefetchAsync(_, _, _, _) => prefetch_v1::<false>,
+    cuMemPrefetchAsync_ptsz(_, _, _, _) => prefetch_v1::<true>,
+    cuMemPrefetchAsync_v2(_, _, _, _, _) => prefetch::<false>,
+    cuMemPrefetchAsync_v2_ptsz(_, _, _, _, _) => prefetch::<true>,
+    cuMemPrefetchBatchAsync(_, _, _, _, _, _, _, _) => prefetch_batch::<false>,
+    cuMemPrefetchBatchAsync_ptsz(_, _, _, _, _, _, _, _) => prefetch_batch::<true>,
+    cuMemDiscardBatchAsync(_, _, _, _, _) => discard_batch::<false>,
+    cuMemDiscardBatchAsync_ptsz(_, _, _, _, _) => discard_batch::<true>,
+    cuMemDiscardAndPrefetchBatchAsync(_, _, _, _, _, _, _, _) => prefetch_batch::<false>,
+    cuMemDiscardAndPrefetchBatchAsync_ptsz(_, _, _, _, _, _, _, _) => prefetch_batch::<true>,
+    cuMemRangeGetAttribute(_, _, _, _, _) => get_attribute,
+    cuMemRangeGetAttributes(_, _, _, _, _, _) => get_attributes,
+    cuStreamAttachMemAsync(_, _, _, _) => attach::<false>,
+    cuStreamAttachMemAsync_ptsz(_, _, _, _) => attach::<true>,
 }
 
 /// `cuMemAllocManaged`.
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn prefetch_v1<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         managed::prefetch(address, len as u64, managed::location_of(device))
     })
 }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn prefetch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn prefetch_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         if count == 0 || kinds == 0 || kinds > count || flags != 0 || first.at(0)? != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn discard_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         if count == 0 || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn attach<const P: bool>(
     flags: u32,
 ) -> CUresult {
     guard(|| {
-        stream::resolve(stream, P)?;
+        default_stream::resolve(stream, P)?;
         let (start, room) = managed::block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let whole = start == address && (len == 0 || len as u64 == room);
         let known = matches!(

@@ -12,32 +12,32 @@ use mpsshim_proto::message::stream::MemOp;
 
 use super::entries;
 use crate::context;
+use crate::default_stream;
 use crate::ffi::{In, Status, guard};
 use crate::memory::{self, Place};
-use crate::stream;
 use crate::submit::session;
 
 entries! {
-    cuStreamWaitValue32 => not_supported,
-    cuStreamWaitValue32_ptsz => not_supported,
-    cuStreamWaitValue32_v2 => wait_32::<false>,
-    cuStreamWaitValue32_v2_ptsz => wait_32::<true>,
-    cuStreamWaitValue64 => not_supported,
-    cuStreamWaitValue64_ptsz => not_supported,
-    cuStreamWaitValue64_v2 => wait_64::<false>,
-    cuStreamWaitValue64_v2_ptsz => wait_64::<true>,
-    cuStreamWriteValue32 => not_supported,
-    cuStreamWriteValue32_ptsz => not_supported,
-    cuStreamWriteValue32_v2 => write_32::<false>,
-    cuStreamWriteValue32_v2_ptsz => write_32::<true>,
-    cuStreamWriteValue64 => not_supported,
-    cuStreamWriteValue64_ptsz => not_supported,
-    cuStreamWriteValue64_v2 => write_64::<false>,
-    cuStreamWriteValue64_v2_ptsz => write_64::<true>,
-    cuStreamBatchMemOp => not_supported,
-    cuStreamBatchMemOp_ptsz => not_supported,
-    cuStreamBatchMemOp_v2 => batch::<false>,
-    cuStreamBatchMemOp_v2_ptsz => batch::<true>,
+    cuStreamWaitValue32(_, _, _, _) => first_version::<u32>,
+    cuStreamWaitValue32_ptsz(_, _, _, _) => first_version::<u32>,
+    cuStreamWaitValue32_v2(_, _, _, _) => wait_32::<false>,
+    cuStreamWaitValue32_v2_ptsz(_, _, _, _) => wait_32::<true>,
+    cuStreamWaitValue64(_, _, _, _) => first_version::<u64>,
+    cuStreamWaitValue64_ptsz(_, _, _, _) => first_version::<u64>,
+    cuStreamWaitValue64_v2(_, _, _, _) => wait_64::<false>,
+    cuStreamWaitValue64_v2_ptsz(_, _, _, _) => wait_64::<true>,
+    cuStreamWriteValue32(_, _, _, _) => first_version::<u32>,
+    cuStreamWriteValue32_ptsz(_, _, _, _) => first_version::<u32>,
+    cuStreamWriteValue32_v2(_, _, _, _) => write_32::<false>,
+    cuStreamWriteValue32_v2_ptsz(_, _, _, _) => write_32::<true>,
+    cuStreamWriteValue64(_, _, _, _) => first_version::<u64>,
+    cuStreamWriteValue64_ptsz(_, _, _, _) => first_version::<u64>,
+    cuStreamWriteValue64_v2(_, _, _, _) => write_64::<false>,
+    cuStreamWriteValue64_v2_ptsz(_, _, _, _) => write_64::<true>,
+    cuStreamBatchMemOp(_, _, _, _) => first_batch,
+    cuStreamBatchMemOp_ptsz(_, _, _, _) => first_batch,
+    cuStreamBatchMemOp_v2(_, _, _, _) => batch::<false>,
+    cuStreamBatchMemOp_v2_ptsz(_, _, _, _) => batch::<true>,
 }
 
 /// Operations that one batch may have.
@@ -109,7 +109,7 @@ fn submit(
     operation: impl Fn(usize) -> Status<CUstreamBatchMemOpParams>,
 ) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     if stream.is_capturing() {
         tracing::warn!("capturing a wait or write of a word is not supported");
         return Err(CUDA_ERROR_NOT_SUPPORTED);
@@ -145,8 +145,18 @@ fn one(
     })
 }
 
-/// The first versions of these calls: off in current drivers.
-pub unsafe extern "C" fn not_supported() -> CUresult {
+/// The first versions of the calls with one value: off in current drivers.
+pub unsafe extern "C" fn first_version<V>(_: u64, _: CUdeviceptr, _: V, _: u32) -> CUresult {
+    guard(|| Err(CUDA_ERROR_NOT_SUPPORTED))
+}
+
+/// The first version of the batch: off as well.
+pub unsafe extern "C" fn first_batch(
+    _: u64,
+    _: u32,
+    _: In<CUstreamBatchMemOpParams>,
+    _: u32,
+) -> CUresult {
     guard(|| Err(CUDA_ERROR_NOT_SUPPORTED))
 }
 

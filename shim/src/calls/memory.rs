@@ -6,14 +6,14 @@ use mpsshim_proto::message::{Attach, MemInfo, Op};
 use super::entries;
 use crate::ffi::{Out, guard};
 use crate::submit::session;
-use crate::{capture, context, extents, memory, pools, stream};
+use crate::{capture, context, extents, managed, memory, pools, stream};
 
 entries! {
-    cuMemAlloc_v2 => alloc,
-    cuMemAllocPitch_v2 => alloc_pitch,
-    cuMemFree_v2 => free,
-    cuMemGetInfo_v2 => get_info,
-    cuMemGetAddressRange_v2 => get_address_range,
+    cuMemAlloc_v2(_, _) => alloc,
+    cuMemAllocPitch_v2(_, _, _, _, _) => alloc_pitch,
+    cuMemFree_v2(_) => free,
+    cuMemGetInfo_v2(_, _) => get_info,
+    cuMemGetAddressRange_v2(_, _, _) => get_address_range,
 }
 
 /// Rows begin at multiples of this many bytes (`cuMemAllocPitch`).
@@ -65,11 +65,23 @@ pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
         capture::forbid(session)?;
         if memory::is_graph_memory(address) {
             stream::quiesce(session, None)?;
-            let stream = context::current()?.legacy_stream(session)?;
+            let stream = stream::legacy(session, context::current()?)?;
             pools::free(session, address, stream)?;
             return stream::synchronize(session, stream);
         }
-        memory::free(session, address)
+        if memory::device_of(address).is_some() {
+            return memory::free(session, address);
+        }
+        if managed::block(address).is_some() {
+            return managed::free(session, address);
+        }
+        // Memory from a pool goes in the order of the default stream, behind all work.
+        stream::quiesce(session, None)?;
+        let stream = stream::legacy(session, context::current()?)?;
+        match pools::free(session, address, stream)? {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     })
 }
 
@@ -81,7 +93,7 @@ pub unsafe extern "C" fn get_info(free: Out<usize>, total: Out<usize>) -> CUresu
             device: context.server_device,
             pad: 0,
         };
-        let info: MemInfo = session()?.ask(Op::MemInfo, &body, &[])?.read()?;
+        let info: MemInfo = session()?.request(Op::MemInfo, &body, &[])?.read()?;
         let unused = memory::unused(context.server_device);
         free.set_if_wanted((info.free + unused).min(info.total) as usize);
         total.set_if_wanted(info.total as usize);

@@ -4,36 +4,37 @@ use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUdeviceptr, CUresult};
 use mpsshim_proto::message::{Memset, Op};
 
 use super::{entries, peer};
+use crate::default_stream;
 use crate::ffi::{Status, guard};
 use crate::memory::{self, Place};
 use crate::stream;
 use crate::submit::session;
 
 entries! {
-    cuMemsetD8_v2 => set_8::<false>,
-    cuMemsetD8_v2_ptds => set_8::<true>,
-    cuMemsetD8Async => set_8_async::<false>,
-    cuMemsetD8Async_ptsz => set_8_async::<true>,
-    cuMemsetD2D8_v2 => set_rows_8::<false>,
-    cuMemsetD2D8_v2_ptds => set_rows_8::<true>,
-    cuMemsetD2D8Async => set_rows_8_async::<false>,
-    cuMemsetD2D8Async_ptsz => set_rows_8_async::<true>,
-    cuMemsetD16_v2 => set_16::<false>,
-    cuMemsetD16_v2_ptds => set_16::<true>,
-    cuMemsetD16Async => set_16_async::<false>,
-    cuMemsetD16Async_ptsz => set_16_async::<true>,
-    cuMemsetD2D16_v2 => set_rows_16::<false>,
-    cuMemsetD2D16_v2_ptds => set_rows_16::<true>,
-    cuMemsetD2D16Async => set_rows_16_async::<false>,
-    cuMemsetD2D16Async_ptsz => set_rows_16_async::<true>,
-    cuMemsetD32_v2 => set_32::<false>,
-    cuMemsetD32_v2_ptds => set_32::<true>,
-    cuMemsetD32Async => set_32_async::<false>,
-    cuMemsetD32Async_ptsz => set_32_async::<true>,
-    cuMemsetD2D32_v2 => set_rows_32::<false>,
-    cuMemsetD2D32_v2_ptds => set_rows_32::<true>,
-    cuMemsetD2D32Async => set_rows_32_async::<false>,
-    cuMemsetD2D32Async_ptsz => set_rows_32_async::<true>,
+    cuMemsetD8_v2(_, _, _) => set_8::<false>,
+    cuMemsetD8_v2_ptds(_, _, _) => set_8::<true>,
+    cuMemsetD8Async(_, _, _, _) => set_8_async::<false>,
+    cuMemsetD8Async_ptsz(_, _, _, _) => set_8_async::<true>,
+    cuMemsetD2D8_v2(_, _, _, _, _) => set_rows_8::<false>,
+    cuMemsetD2D8_v2_ptds(_, _, _, _, _) => set_rows_8::<true>,
+    cuMemsetD2D8Async(_, _, _, _, _, _) => set_rows_8_async::<false>,
+    cuMemsetD2D8Async_ptsz(_, _, _, _, _, _) => set_rows_8_async::<true>,
+    cuMemsetD16_v2(_, _, _) => set_16::<false>,
+    cuMemsetD16_v2_ptds(_, _, _) => set_16::<true>,
+    cuMemsetD16Async(_, _, _, _) => set_16_async::<false>,
+    cuMemsetD16Async_ptsz(_, _, _, _) => set_16_async::<true>,
+    cuMemsetD2D16_v2(_, _, _, _, _) => set_rows_16::<false>,
+    cuMemsetD2D16_v2_ptds(_, _, _, _, _) => set_rows_16::<true>,
+    cuMemsetD2D16Async(_, _, _, _, _, _) => set_rows_16_async::<false>,
+    cuMemsetD2D16Async_ptsz(_, _, _, _, _, _) => set_rows_16_async::<true>,
+    cuMemsetD32_v2(_, _, _) => set_32::<false>,
+    cuMemsetD32_v2_ptds(_, _, _) => set_32::<true>,
+    cuMemsetD32Async(_, _, _, _) => set_32_async::<false>,
+    cuMemsetD32Async_ptsz(_, _, _, _) => set_32_async::<true>,
+    cuMemsetD2D32_v2(_, _, _, _, _) => set_rows_32::<false>,
+    cuMemsetD2D32_v2_ptds(_, _, _, _, _) => set_rows_32::<true>,
+    cuMemsetD2D32Async(_, _, _, _, _, _) => set_rows_32_async::<false>,
+    cuMemsetD2D32Async_ptsz(_, _, _, _, _, _) => set_rows_32_async::<true>,
 }
 
 /// Sets `height` rows of `width` elements, `pitch` bytes apart.
@@ -45,7 +46,7 @@ fn fill(
     (width, height, pitch): (usize, usize, usize),
 ) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     if width == 0 || height == 0 {
         return session.check();
     }
@@ -86,7 +87,7 @@ fn fill(
         value,
         element,
     };
-    stream::post(session, stream, Op::Memset, &body, &[])
+    stream::submit(session, stream, Op::Memset, &body, &[])
 }
 
 /// `cuMemsetD8`.

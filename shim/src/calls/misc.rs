@@ -9,7 +9,7 @@ use crate::ffi::{In, Out, guard};
 use crate::{genuine, tables};
 
 entries! {
-    cuGetExportTable => get_export_table,
+    cuGetExportTable(_, _) => get_export_table,
 }
 
 /// `cuGetExportTable`: the genuine driver's, except for those that speak of contexts.

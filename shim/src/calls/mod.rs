@@ -40,58 +40,53 @@ mod texture;
 mod user_object;
 mod virtual_memory;
 
-use crate::exports::Target;
+use crate::symbols::Target;
 
 /// A symbol and its handler.
 pub type Entry = (&'static str, Target);
 
-/// Lists the handlers of a file.
+/// Lists the handlers of a file: `SYMBOL(_, _) => HANDLER`, with a `_` for each argument. A test compares their types with
+/// the driver's declarations ([`crate::signature`]).
 macro_rules! entries {
-    ($($symbol:ident => $handler:expr),* $(,)?) => {
+    ($($symbol:ident($($argument:tt),*) => $handler:expr),* $(,)?) => {
+        $crate::calls::entries! { ENTRIES: $($symbol($($argument),*) => $handler),* }
+    };
+    ($table:ident: $($symbol:ident($($argument:tt),*) => $handler:expr),* $(,)?) => {
         /// The symbols served here.
-        pub const ENTRIES: &[$crate::calls::Entry] =
-            &[$((stringify!($symbol), $crate::exports::Target::new($handler as *const ()))),*];
+        pub const $table: &[$crate::calls::Entry] = &[$((
+            stringify!($symbol),
+            $crate::symbols::Target::new($handler as unsafe extern "C" fn($($argument),*) -> _ as *const ()),
+        )),*];
+
+        #[cfg(test)]
+        pub fn signatures() -> Vec<$crate::signature::Named> {
+            use $crate::signature::Function;
+            vec![$((
+                stringify!($symbol),
+                ($handler as unsafe extern "C" fn($($argument),*) -> _).signature(),
+            )),*]
+        }
     };
 }
-use entries;
+pub(crate) use entries;
 
-const PARTS: &[&[Entry]] = &[
-    array::ENTRIES,
-    capture::ENTRIES,
-    context::ENTRIES,
-    copy::ENTRIES,
-    device::ENTRIES,
-    event::ENTRIES,
-    function::ENTRIES,
-    green::ENTRIES,
-    graph::ENTRIES,
-    graph_node::ENTRIES,
-    host::ENTRIES,
-    ipc::ENTRIES,
-    launch::ENTRIES,
-    library::ENTRIES,
-    link::ENTRIES,
-    memop::ENTRIES,
-    managed::ENTRIES,
-    memory::ENTRIES,
-    memset::ENTRIES,
-    misc::ENTRIES,
-    module::ENTRIES,
-    occupancy::ENTRIES,
-    old_launch::ENTRIES,
-    peer::ENTRIES,
-    pointer::ENTRIES,
-    pool::ENTRIES,
-    rectangle::ENTRIES,
-    reference::ENTRIES,
-    service::ENTRIES,
-    stream::ENTRIES,
-    streamattr::ENTRIES,
-    tensor_map::ENTRIES,
-    texture::ENTRIES,
-    virtual_memory::ENTRIES,
-    user_object::ENTRIES,
-];
+macro_rules! parts {
+    ($($part:ident)*) => {
+        const PARTS: &[&[Entry]] = &[$($part::ENTRIES),*];
+
+        /// The symbols with the signatures of their handlers.
+        #[cfg(test)]
+        pub fn signatures() -> Vec<crate::signature::Named> {
+            [$($part::signatures()),*].concat()
+        }
+    };
+}
+
+parts! {
+    array capture context copy device event function graph graph_node green host ipc launch library link managed
+    memop memory memset misc module occupancy old_launch peer pointer pool rectangle reference service stream
+    streamattr tensor_map texture user_object virtual_memory
+}
 
 const COUNT: usize = {
     let (mut count, mut part) = (0, 0);

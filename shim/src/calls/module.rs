@@ -19,15 +19,15 @@ use crate::module::{self, Load};
 use crate::submit::session;
 
 entries! {
-    cuModuleLoad => load,
-    cuModuleLoadData => load_data,
-    cuModuleLoadDataEx => load_data_ex,
-    cuModuleLoadFatBinary => load_data,
-    cuModuleUnload => unload,
-    cuModuleGetFunction => get_function,
-    cuModuleGetGlobal_v2 => get_global,
-    cuModuleGetFunctionCount => get_function_count,
-    cuModuleEnumerateFunctions => enumerate_functions,
+    cuModuleLoad(_, _) => load,
+    cuModuleLoadData(_, _) => load_data,
+    cuModuleLoadDataEx(_, _, _, _, _) => load_data_ex,
+    cuModuleLoadFatBinary(_, _) => load_data,
+    cuModuleUnload(_) => unload,
+    cuModuleGetFunction(_, _, _) => get_function,
+    cuModuleGetGlobal_v2(_, _, _, _) => get_global,
+    cuModuleGetFunctionCount(_, _) => get_function_count,
+    cuModuleEnumerateFunctions(_, _, _) => enumerate_functions,
 }
 
 /// Loads an image with the program's options: a module into the current context.

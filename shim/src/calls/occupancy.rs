@@ -17,25 +17,31 @@ use crate::ffi::{In, Out, Status, guard};
 use crate::known::{Fast, Known};
 use crate::module::{self, FunctionRef};
 use crate::submit::session;
-use crate::{context, stream};
+use crate::{context, default_stream};
 
 entries! {
-    cuOccupancyMaxActiveBlocksPerMultiprocessor => max_active_blocks,
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags => max_active_blocks_with_flags,
-    cuOccupancyMaxPotentialBlockSize => max_potential_block_size,
-    cuOccupancyMaxPotentialBlockSizeWithFlags => max_potential_block_size_with_flags,
-    cuOccupancyAvailableDynamicSMemPerBlock => available_dynamic_smem,
-    cuOccupancyMaxActiveClusters => max_active_clusters,
-    cuOccupancyMaxPotentialClusterSize => max_potential_cluster_size,
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(_, _, _, _) => max_active_blocks,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(_, _, _, _, _) => max_active_blocks_with_flags,
+    cuOccupancyMaxPotentialBlockSize(_, _, _, _, _, _) => max_potential_block_size,
+    cuOccupancyMaxPotentialBlockSizeWithFlags(_, _, _, _, _, _, _) => max_potential_block_size_with_flags,
+    cuOccupancyAvailableDynamicSMemPerBlock(_, _, _, _) => available_dynamic_smem,
+    cuOccupancyMaxActiveClusters(_, _, _) => max_active_clusters,
+    cuOccupancyMaxPotentialClusterSize(_, _, _) => max_potential_cluster_size,
 }
 
-/// Kind of [`ask`]: `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+/// Kind of [`request`]: `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
 pub const MAX_BLOCKS: u32 = 0;
 const AVAILABLE_SHARED: u32 = 1;
 const WARP_SIZE: u32 = 10;
 
 /// Asks the server unless the answer is known. A change of the function's attributes makes another question.
-pub fn ask(function: FunctionRef, kind: u32, block: i32, shared: u64, flags: u32) -> Status<u64> {
+pub fn request(
+    function: FunctionRef,
+    kind: u32,
+    block: i32,
+    shared: u64,
+    flags: u32,
+) -> Status<u64> {
     type Question = (u64, u32, u32, i32, u64, u32);
     static KNOWN: Known<Question> = Known::new();
     let session = session()?;
@@ -48,7 +54,7 @@ pub fn ask(function: FunctionRef, kind: u32, block: i32, shared: u64, flags: u32
         shared,
         flags,
     );
-    KNOWN.get_or_ask(question, || {
+    KNOWN.get_or_request(question, || {
         let body = Occupancy {
             function: function.handle(),
             shared,
@@ -57,7 +63,7 @@ pub fn ask(function: FunctionRef, kind: u32, block: i32, shared: u64, flags: u32
             kind,
             pad: 0,
         };
-        let value: Value = session.ask(Op::Occupancy, &body, &[])?.read()?;
+        let value: Value = session.request(Op::Occupancy, &body, &[])?.read()?;
         Ok(value.value)
     })
 }
@@ -89,7 +95,7 @@ fn blocks(out: Out<i32>, function: u64, block: i32, shared: usize, flags: u32) -
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let function = module::function(function)?;
-    out.set(ask(function, MAX_BLOCKS, block, shared as u64, flags)? as i32)
+    out.set(request(function, MAX_BLOCKS, block, shared as u64, flags)? as i32)
 }
 
 /// `cuOccupancyAvailableDynamicSMemPerBlock`.
@@ -105,7 +111,7 @@ pub unsafe extern "C" fn available_dynamic_smem(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let function = module::function(function)?;
-        out.set(ask(function, AVAILABLE_SHARED, block, blocks as u64, 0)? as usize)
+        out.set(request(function, AVAILABLE_SHARED, block, blocks as u64, 0)? as usize)
     })
 }
 
@@ -179,7 +185,7 @@ fn potential(
             Some(bytes) => unsafe { bytes(block) },
             None => shared,
         };
-        let blocks = ask(function, MAX_BLOCKS, block, bytes as u64, flags)? as i32;
+        let blocks = request(function, MAX_BLOCKS, block, bytes as u64, flags)? as i32;
         if blocks * block > best_threads {
             (best_block, best_blocks, best_threads) = (block, blocks, blocks * block);
         }
@@ -217,7 +223,7 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
     let shape = shape_of(&config);
     // SAFETY: the program's configuration, as CUDA documents it.
     let attributes = unsafe { attributes(&config)? };
-    let stream = stream::resolve(config.stream.0, false)?;
+    let stream = default_stream::resolve(config.stream.0, false)?;
     let session = session()?;
     session.check()?;
     let question = (
@@ -228,7 +234,7 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
         shape.shared,
         digest(attributes),
     );
-    let answer = KNOWN.get_or_ask(question, || {
+    let answer = KNOWN.get_or_request(question, || {
         let body = Launch {
             function: function.handle(),
             stream: stream.handle(),
@@ -239,7 +245,7 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
             attributes: (attributes.len() / size_of::<CUlaunchAttribute>()) as u32,
             flags: kind,
         };
-        let value: Value = session.ask(Op::Clusters, &body, attributes)?.read()?;
+        let value: Value = session.request(Op::Clusters, &body, attributes)?.read()?;
         Ok(value.value)
     })?;
     out.set(answer as i32)

@@ -12,19 +12,19 @@ use super::launch::{
     Pointers, Shape, check, cooperative_attribute, launch_packed, launch_pointers,
 };
 use crate::ffi::{In, Status, guard};
-use crate::{module, stream};
+use crate::{default_stream, module};
 
 entries! {
-    cuFuncSetBlockShape => set_block_shape,
-    cuFuncSetSharedSize => set_shared_size,
-    cuParamSetSize => param_set_size,
-    cuParamSeti => param_set_int,
-    cuParamSetf => param_set_float,
-    cuParamSetv => param_set_bytes,
-    cuLaunch => launch,
-    cuLaunchGrid => launch_grid,
-    cuLaunchGridAsync => launch_grid_async,
-    cuLaunchCooperativeKernelMultiDevice => launch_on_devices,
+    cuFuncSetBlockShape(_, _, _, _) => set_block_shape,
+    cuFuncSetSharedSize(_, _) => set_shared_size,
+    cuParamSetSize(_, _) => param_set_size,
+    cuParamSeti(_, _, _) => param_set_int,
+    cuParamSetf(_, _, _) => param_set_float,
+    cuParamSetv(_, _, _, _) => param_set_bytes,
+    cuLaunch(_) => launch,
+    cuLaunchGrid(_, _, _) => launch_grid,
+    cuLaunchGridAsync(_, _, _, _) => launch_grid_async,
+    cuLaunchCooperativeKernelMultiDevice(_, _, _) => launch_on_devices,
 }
 
 /// What a function remembers.
@@ -214,7 +214,9 @@ pub unsafe extern "C" fn launch_on_devices(
             if launch.stream <= 2 {
                 return Err(CUDA_ERROR_INVALID_HANDLE);
             }
-            let device = stream::resolve(launch.stream, false)?.context().device;
+            let device = default_stream::resolve(launch.stream, false)?
+                .context()
+                .device;
             if seen.contains(&device) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }

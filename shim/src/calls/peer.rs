@@ -10,18 +10,19 @@ use parking_lot::Mutex;
 use super::copy::{self, Said, When};
 use super::entries;
 use crate::context::{self, Context};
+use crate::default_stream;
 use crate::ffi::{In, Out, Status, guard};
 use crate::genuine;
 use crate::stream;
 use crate::submit::session;
 
 entries! {
-    cuCtxEnablePeerAccess => enable,
-    cuCtxDisablePeerAccess => disable,
-    cuMemcpyBatchAsync => copy_batch_v1::<false>,
-    cuMemcpyBatchAsync_ptsz => copy_batch_v1::<true>,
-    cuMemcpyBatchAsync_v2 => copy_batch::<false>,
-    cuMemcpyBatchAsync_v2_ptsz => copy_batch::<true>,
+    cuCtxEnablePeerAccess(_, _) => enable,
+    cuCtxDisablePeerAccess(_) => disable,
+    cuMemcpyBatchAsync(_, _, _, _, _, _, _, _, _) => copy_batch_v1::<false>,
+    cuMemcpyBatchAsync_ptsz(_, _, _, _, _, _, _, _, _) => copy_batch_v1::<true>,
+    cuMemcpyBatchAsync_v2(_, _, _, _, _, _, _, _) => copy_batch::<false>,
+    cuMemcpyBatchAsync_v2_ptsz(_, _, _, _, _, _, _, _) => copy_batch::<true>,
 }
 
 /// Contexts that may use another context's memory: user and owner, by handle.
@@ -58,7 +59,7 @@ fn tell(owner: &Context, user: &Context, enable: bool) -> Status {
         enable: enable.into(),
         pad: 0,
     };
-    session()?.ask(Op::PeerAccess, &body, &[])?.status.ok()
+    session()?.request(Op::PeerAccess, &body, &[])?.status.ok()
 }
 
 /// `cuCtxEnablePeerAccess`.
@@ -118,7 +119,7 @@ fn batch<const P: bool>(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     }
-    let resolved = stream::resolve(stream, P)?;
+    let resolved = default_stream::resolve(stream, P)?;
     let (mut kind, mut at_once) = (0, false);
     for at in 0..count {
         if kind + 1 < kinds && first.at(kind + 1)? == at {

@@ -18,9 +18,9 @@ use crate::submit::session;
 use crate::{extents, memory, pools, virtual_memory};
 
 entries! {
-    cuPointerGetAttribute => get_attribute,
-    cuPointerGetAttributes => get_attributes,
-    cuPointerSetAttribute => set_attribute,
+    cuPointerGetAttribute(_, _, _) => get_attribute,
+    cuPointerGetAttributes(_, _, _, _) => get_attributes,
+    cuPointerSetAttribute(_, _, _) => set_attribute,
 }
 
 /// Numbers of allocations whose `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is set.
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn get_attribute(
             attribute,
             pad: 0,
         };
-        let value: Value = session.ask(Op::PointerAttribute, &body, &[])?.read()?;
+        let value: Value = session.request(Op::PointerAttribute, &body, &[])?.read()?;
         store(out, (value.value, len))
     })
 }

@@ -8,28 +8,28 @@ use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::pools;
 use crate::submit::session;
-use crate::{memory, stream};
+use crate::{default_stream, memory};
 
 entries! {
-    cuMemAllocAsync => alloc_async::<false>,
-    cuMemAllocAsync_ptsz => alloc_async::<true>,
-    cuMemAllocFromPoolAsync => alloc_from_pool_async::<false>,
-    cuMemAllocFromPoolAsync_ptsz => alloc_from_pool_async::<true>,
-    cuMemFreeAsync => free_async::<false>,
-    cuMemFreeAsync_ptsz => free_async::<true>,
-    cuDeviceGetDefaultMemPool => get_default,
-    cuDeviceGetMemPool => get_current,
-    cuDeviceSetMemPool => set_current,
-    cuMemGetDefaultMemPool => get_default_at,
-    cuMemGetMemPool => get_current_at,
-    cuMemSetMemPool => set_current_at,
-    cuMemPoolCreate => create,
-    cuMemPoolDestroy => destroy,
-    cuMemPoolGetAttribute => get_attribute,
-    cuMemPoolSetAttribute => set_attribute,
-    cuMemPoolSetAccess => set_access,
-    cuMemPoolGetAccess => get_access,
-    cuMemPoolTrimTo => trim_to,
+    cuMemAllocAsync(_, _, _) => alloc_async::<false>,
+    cuMemAllocAsync_ptsz(_, _, _) => alloc_async::<true>,
+    cuMemAllocFromPoolAsync(_, _, _, _) => alloc_from_pool_async::<false>,
+    cuMemAllocFromPoolAsync_ptsz(_, _, _, _) => alloc_from_pool_async::<true>,
+    cuMemFreeAsync(_, _) => free_async::<false>,
+    cuMemFreeAsync_ptsz(_, _) => free_async::<true>,
+    cuDeviceGetDefaultMemPool(_, _) => get_default,
+    cuDeviceGetMemPool(_, _) => get_current,
+    cuDeviceSetMemPool(_, _) => set_current,
+    cuMemGetDefaultMemPool(_, _, _) => get_default_at,
+    cuMemGetMemPool(_, _, _) => get_current_at,
+    cuMemSetMemPool(_, _, _) => set_current_at,
+    cuMemPoolCreate(_, _) => create,
+    cuMemPoolDestroy(_) => destroy,
+    cuMemPoolGetAttribute(_, _, _) => get_attribute,
+    cuMemPoolSetAttribute(_, _, _) => set_attribute,
+    cuMemPoolSetAccess(_, _, _) => set_access,
+    cuMemPoolGetAccess(_, _, _) => get_access,
+    cuMemPoolTrimTo(_, _) => trim_to,
 }
 
 /// `cuMemAllocAsync`: from the current pool of the stream's device.
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn alloc_async<const P: bool>(
     guard(|| {
         out.required()?;
         let session = session()?;
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         let pool = pools::current(session, stream.context().device)?;
         out.set(pools::alloc(session, len as u64, pool, stream)?)
     })
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         out.set(pools::alloc(session()?, len as u64, pool, stream)?)
     })
 }
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
 pub unsafe extern "C" fn free_async<const P: bool>(address: CUdeviceptr, stream: u64) -> CUresult {
     guard(|| {
         let session = session()?;
-        let stream = stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         if address == 0 {
             return Ok(());
         }

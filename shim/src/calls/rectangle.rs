@@ -17,27 +17,27 @@ use crate::memory::{self, Place};
 use crate::shadow::{self, Shadow};
 use crate::stream::{self, StreamRef};
 use crate::submit::{Session, session};
-use crate::{capture, context, staging};
+use crate::{capture, context, default_stream, staging};
 
 entries! {
-    cuMemcpy2D_v2 => copy_2d::<false>,
-    cuMemcpy2D_v2_ptds => copy_2d::<true>,
-    cuMemcpy2DUnaligned_v2 => copy_2d::<false>,
-    cuMemcpy2DUnaligned_v2_ptds => copy_2d::<true>,
-    cuMemcpy2DAsync_v2 => copy_2d_async::<false>,
-    cuMemcpy2DAsync_v2_ptsz => copy_2d_async::<true>,
-    cuMemcpy3D_v2 => copy_3d::<false>,
-    cuMemcpy3D_v2_ptds => copy_3d::<true>,
-    cuMemcpy3DAsync_v2 => copy_3d_async::<false>,
-    cuMemcpy3DAsync_v2_ptsz => copy_3d_async::<true>,
-    cuMemcpy3DPeer => peer_3d::<false>,
-    cuMemcpy3DPeer_ptds => peer_3d::<true>,
-    cuMemcpy3DPeerAsync => peer_3d_async::<false>,
-    cuMemcpy3DPeerAsync_ptsz => peer_3d_async::<true>,
-    cuMemcpy3DBatchAsync => batch_3d_1::<false>,
-    cuMemcpy3DBatchAsync_ptsz => batch_3d_1::<true>,
-    cuMemcpy3DBatchAsync_v2 => batch_3d::<false>,
-    cuMemcpy3DBatchAsync_v2_ptsz => batch_3d::<true>,
+    cuMemcpy2D_v2(_) => copy_2d::<false>,
+    cuMemcpy2D_v2_ptds(_) => copy_2d::<true>,
+    cuMemcpy2DUnaligned_v2(_) => copy_2d::<false>,
+    cuMemcpy2DUnaligned_v2_ptds(_) => copy_2d::<true>,
+    cuMemcpy2DAsync_v2(_, _) => copy_2d_async::<false>,
+    cuMemcpy2DAsync_v2_ptsz(_, _) => copy_2d_async::<true>,
+    cuMemcpy3D_v2(_) => copy_3d::<false>,
+    cuMemcpy3D_v2_ptds(_) => copy_3d::<true>,
+    cuMemcpy3DAsync_v2(_, _) => copy_3d_async::<false>,
+    cuMemcpy3DAsync_v2_ptsz(_, _) => copy_3d_async::<true>,
+    cuMemcpy3DPeer(_) => peer_3d::<false>,
+    cuMemcpy3DPeer_ptds(_) => peer_3d::<true>,
+    cuMemcpy3DPeerAsync(_, _) => peer_3d_async::<false>,
+    cuMemcpy3DPeerAsync_ptsz(_, _) => peer_3d_async::<true>,
+    cuMemcpy3DBatchAsync(_, _, _, _, _) => batch_3d_1::<false>,
+    cuMemcpy3DBatchAsync_ptsz(_, _, _, _, _) => batch_3d_1::<true>,
+    cuMemcpy3DBatchAsync_v2(_, _, _, _) => batch_3d::<false>,
+    cuMemcpy3DBatchAsync_v2_ptsz(_, _, _, _) => batch_3d::<true>,
 }
 
 /// Bytes, rows, slices.
@@ -249,7 +249,7 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
             shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
         }
         let body = message(to.side([0; 3]), from.side([0; 3]), size);
-        return stream::post(session, stream, Op::CopyBox, &body, &[]);
+        return stream::submit(session, stream, Op::CopyBox, &body, &[]);
     }
     let mut cut = Cut { size, at: [0; 3] };
     match (to, from) {
@@ -311,7 +311,7 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
         }
         _ => {
             let body = message(to.side([0; 3]), from.side([0; 3]), size);
-            stream::post(session, stream, Op::CopyBox, &body, &[])?;
+            stream::submit(session, stream, Op::CopyBox, &body, &[])?;
             let touches_host = to.host().is_some() || from.host().is_some();
             if when == When::Sync && touches_host {
                 stream::synchronize(session, stream)?;
@@ -416,7 +416,7 @@ pub fn check(copy: &CUDA_MEMCPY3D) -> Status<Option<Boxed>> {
 
 pub fn submit((stream, per_thread): (u64, bool), copy: &CUDA_MEMCPY3D, when: When) -> Status {
     let session = session()?;
-    let stream = stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve(stream, per_thread)?;
     match check(copy)? {
         Some(copy) => transfer(session, stream, copy, when),
         None => session.check(),
@@ -534,7 +534,7 @@ fn batch(
     if stream == LEGACY || stream == 0 && !per_thread {
         return Err(all(CUDA_ERROR_INVALID_VALUE));
     }
-    let stream = stream::resolve(stream, per_thread).map_err(all)?;
+    let stream = default_stream::resolve(stream, per_thread).map_err(all)?;
     let mut copies = Vec::new();
     for index in 0..count {
         let copy = ops.at(index).and_then(|op| unpack(&op));

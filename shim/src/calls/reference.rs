@@ -21,39 +21,39 @@ use crate::submit::session;
 use crate::{context, module};
 
 entries! {
-    cuModuleGetTexRef => get_texture,
-    cuModuleGetSurfRef => get_surface,
-    cuTexRefCreate => create,
-    cuTexRefDestroy => destroy,
-    cuTexRefSetArray => set_array,
-    cuTexRefSetMipmappedArray => set_mipmapped_array,
-    cuTexRefSetAddress_v2 => set_address,
-    cuTexRefSetAddress2D_v2 => set_address_2d,
-    cuTexRefSetAddress2D_v3 => set_address_2d,
-    cuTexRefSetFormat => set_format,
-    cuTexRefSetAddressMode => set_address_mode,
-    cuTexRefSetFilterMode => set_filter_mode,
-    cuTexRefSetMipmapFilterMode => set_mipmap_filter_mode,
-    cuTexRefSetMipmapLevelBias => set_mipmap_level_bias,
-    cuTexRefSetMipmapLevelClamp => set_mipmap_level_clamp,
-    cuTexRefSetMaxAnisotropy => set_max_anisotropy,
-    cuTexRefSetBorderColor => set_border_color,
-    cuTexRefSetFlags => set_flags,
-    cuTexRefGetAddress_v2 => get_address,
-    cuTexRefGetArray => get_array,
-    cuTexRefGetMipmappedArray => get_mipmapped_array,
-    cuTexRefGetAddressMode => get_address_mode,
-    cuTexRefGetFilterMode => get_filter_mode,
-    cuTexRefGetFormat => get_format,
-    cuTexRefGetMipmapFilterMode => get_mipmap_filter_mode,
-    cuTexRefGetMipmapLevelBias => get_mipmap_level_bias,
-    cuTexRefGetMipmapLevelClamp => get_mipmap_level_clamp,
-    cuTexRefGetMaxAnisotropy => get_max_anisotropy,
-    cuTexRefGetBorderColor => get_border_color,
-    cuTexRefGetFlags => get_flags,
-    cuSurfRefSetArray => surface_set_array,
-    cuSurfRefGetArray => surface_get_array,
-    cuParamSetTexRef => param_set,
+    cuModuleGetTexRef(_, _, _) => get_texture,
+    cuModuleGetSurfRef(_, _, _) => get_surface,
+    cuTexRefCreate(_) => create,
+    cuTexRefDestroy(_) => destroy,
+    cuTexRefSetArray(_, _, _) => set_array,
+    cuTexRefSetMipmappedArray(_, _, _) => set_mipmapped_array,
+    cuTexRefSetAddress_v2(_, _, _, _) => set_address,
+    cuTexRefSetAddress2D_v2(_, _, _, _) => set_address_2d,
+    cuTexRefSetAddress2D_v3(_, _, _, _) => set_address_2d,
+    cuTexRefSetFormat(_, _, _) => set_format,
+    cuTexRefSetAddressMode(_, _, _) => set_address_mode,
+    cuTexRefSetFilterMode(_, _) => set_filter_mode,
+    cuTexRefSetMipmapFilterMode(_, _) => set_mipmap_filter_mode,
+    cuTexRefSetMipmapLevelBias(_, _) => set_mipmap_level_bias,
+    cuTexRefSetMipmapLevelClamp(_, _, _) => set_mipmap_level_clamp,
+    cuTexRefSetMaxAnisotropy(_, _) => set_max_anisotropy,
+    cuTexRefSetBorderColor(_, _) => set_border_color,
+    cuTexRefSetFlags(_, _) => set_flags,
+    cuTexRefGetAddress_v2(_, _) => get_address,
+    cuTexRefGetArray(_, _) => get_array,
+    cuTexRefGetMipmappedArray(_, _) => get_mipmapped_array,
+    cuTexRefGetAddressMode(_, _, _) => get_address_mode,
+    cuTexRefGetFilterMode(_, _) => get_filter_mode,
+    cuTexRefGetFormat(_, _, _) => get_format,
+    cuTexRefGetMipmapFilterMode(_, _) => get_mipmap_filter_mode,
+    cuTexRefGetMipmapLevelBias(_, _) => get_mipmap_level_bias,
+    cuTexRefGetMipmapLevelClamp(_, _, _) => get_mipmap_level_clamp,
+    cuTexRefGetMaxAnisotropy(_, _) => get_max_anisotropy,
+    cuTexRefGetBorderColor(_, _) => get_border_color,
+    cuTexRefGetFlags(_, _) => get_flags,
+    cuSurfRefSetArray(_, _, _) => surface_set_array,
+    cuSurfRefGetArray(_, _) => surface_get_array,
+    cuParamSetTexRef(_, _, _) => param_set,
 }
 
 /// What a reference was found by: its module's handle and its name.
@@ -90,7 +90,7 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
         device,
         pad: 0,
     };
-    let answer = session.ask(Op::GetReference, &body, name.to_bytes_with_nul());
+    let answer = session.request(Op::GetReference, &body, name.to_bytes_with_nul());
     match answer.and_then(|answer| answer.status.ok()) {
         Ok(()) => {
             *entry.lock() = Some((module, name.to_owned()));
@@ -148,7 +148,7 @@ fn call(reference: u64, call: Call, arguments: &[u64]) -> Status<[u64; 4]> {
         call: call as u32,
         pad: 0,
     };
-    let result: ReferenceResult = session()?.ask(Op::ReferenceCall, &body, &[])?.read()?;
+    let result: ReferenceResult = session()?.request(Op::ReferenceCall, &body, &[])?.read()?;
     Ok(result.words)
 }
 
@@ -279,10 +279,10 @@ pub unsafe extern "C" fn set_max_anisotropy(reference: u64, ratio: u32) -> CUres
 }
 
 /// `cuTexRefSetBorderColor`.
-pub unsafe extern "C" fn set_border_color(reference: u64, colour: In<[f32; 4]>) -> CUresult {
+pub unsafe extern "C" fn set_border_color(reference: u64, colour: In<f32>) -> CUresult {
     guard(|| {
-        let [red, green, blue, alpha] = colour.get()?.map(|value| u64::from(value.to_bits()));
-        let arguments = [red | green << 32, blue | alpha << 32];
+        let bits = |at| colour.at(at).map(|value| u64::from(value.to_bits()));
+        let arguments = [bits(0)? | bits(1)? << 32, bits(2)? | bits(3)? << 32];
         call(reference, Call::SetBorderColor, &arguments).map(drop)
     })
 }
@@ -377,10 +377,12 @@ pub unsafe extern "C" fn get_max_anisotropy(out: Out<i32>, reference: u64) -> CU
 }
 
 /// `cuTexRefGetBorderColor`.
-pub unsafe extern "C" fn get_border_color(out: Out<[f32; 4]>, reference: u64) -> CUresult {
+pub unsafe extern "C" fn get_border_color(out: Out<f32>, reference: u64) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(call(reference, Call::GetBorderColor, &[])?.map(float))
+        let colour = call(reference, Call::GetBorderColor, &[])?.map(float);
+        let mut values = colour.into_iter().enumerate();
+        values.try_for_each(|(at, value)| out.set_at(at, value))
     })
 }
 

@@ -13,14 +13,14 @@ use crate::ffi::{In, Out, Status, Text, guard};
 use crate::{context, genuine};
 
 entries! {
-    cuDeviceRegisterAsyncNotification => register_notification,
-    cuDeviceUnregisterAsyncNotification => unregister_notification,
-    cuCoredumpGetAttribute => core_dump_get,
-    cuCoredumpSetAttribute => core_dump_set,
-    cuFlushGPUDirectRDMAWrites => flush_remote_writes,
-    cuProfilerInitialize => profiler_initialize,
-    cuProfilerStart => profiler_switch,
-    cuProfilerStop => profiler_switch,
+    cuDeviceRegisterAsyncNotification(_, _, _, _) => register_notification,
+    cuDeviceUnregisterAsyncNotification(_, _) => unregister_notification,
+    cuCoredumpGetAttribute(_, _, _) => core_dump_get,
+    cuCoredumpSetAttribute(_, _, _) => core_dump_set,
+    cuFlushGPUDirectRDMAWrites(_, _) => flush_remote_writes,
+    cuProfilerInitialize(_, _, _) => profiler_initialize,
+    cuProfilerStart() => profiler_switch,
+    cuProfilerStop() => profiler_switch,
 }
 
 static NOTIFICATIONS: Mutex<(u32, BTreeSet<u64>)> = Mutex::new((0, BTreeSet::new()));

@@ -13,18 +13,22 @@ use zerocopy::IntoBytes;
 
 use super::entries;
 use crate::context;
+use crate::default_stream;
 use crate::ffi::{Status, guard};
-use crate::stream::{self, Attributes, StreamRef};
+use crate::stream::{Attributes, StreamRef};
 use crate::submit::session;
 
 entries! {
-    cuStreamGetAttribute => get::<false>,
-    cuStreamGetAttribute_ptsz => get::<true>,
-    cuStreamSetAttribute => set::<false>,
-    cuStreamSetAttribute_ptsz => set::<true>,
-    cuStreamCopyAttributes => copy::<false>,
-    cuStreamCopyAttributes_ptsz => copy::<true>,
+    cuStreamGetAttribute(_, _, _) => get::<false>,
+    cuStreamGetAttribute_ptsz(_, _, _) => get::<true>,
+    cuStreamSetAttribute(_, _, _) => set::<false>,
+    cuStreamSetAttribute_ptsz(_, _, _) => set::<true>,
+    cuStreamCopyAttributes(_, _) => copy::<false>,
+    cuStreamCopyAttributes_ptsz(_, _) => copy::<true>,
 }
+
+/// `CUlaunchAttributeValue`: of a size and an alignment only, since programs pass less that were built with CUDA 11.
+type Value = [u64; 8];
 
 /// `CUaccessProperty`.
 const PERSISTING: u32 = 2;
@@ -49,10 +53,11 @@ fn take<T: zerocopy::FromBytes>(from: *const u8) -> T {
 pub unsafe extern "C" fn get<const PER_THREAD: bool>(
     handle: u64,
     id: u32,
-    out: *mut u8,
+    out: *mut Value,
 ) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(handle, PER_THREAD)?;
+        let stream = default_stream::resolve(handle, PER_THREAD)?;
+        let out = out.cast::<u8>();
         if out.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -133,17 +138,18 @@ fn change(stream: StreamRef, now: &mut Attributes, id: u32, value: *const u8) ->
             std::ptr::copy_nonoverlapping(value, body.value.as_mut_ptr(), STREAM_ATTRIBUTE_LEN);
         },
     }
-    session()?.post(Op::StreamAttribute, &body)
+    session()?.submit(Op::StreamAttribute, &body)
 }
 
 /// `cuStreamSetAttribute`.
 pub unsafe extern "C" fn set<const PER_THREAD: bool>(
     handle: u64,
     id: u32,
-    value: *const u8,
+    value: *const Value,
 ) -> CUresult {
     guard(|| {
-        let stream = stream::resolve(handle, PER_THREAD)?;
+        let stream = default_stream::resolve(handle, PER_THREAD)?;
+        let value = value.cast::<u8>();
         if value.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -157,8 +163,8 @@ pub unsafe extern "C" fn set<const PER_THREAD: bool>(
 /// `cuStreamCopyAttributes`.
 pub unsafe extern "C" fn copy<const PER_THREAD: bool>(to: u64, from: u64) -> CUresult {
     guard(|| {
-        let to = stream::resolve(to, PER_THREAD)?;
-        let from = stream::resolve(from, PER_THREAD)?;
+        let to = default_stream::resolve(to, PER_THREAD)?;
+        let from = default_stream::resolve(from, PER_THREAD)?;
         let (mut now, new) = (to.attributes(), from.attributes());
         let mut value = [0u8; 64];
         let each: [(u32, &[u8]); 4] = [

@@ -15,10 +15,10 @@ use crate::known::Known;
 use crate::submit::session;
 
 entries! {
-    cuTensorMapEncodeTiled => encode_tiled,
-    cuTensorMapEncodeIm2col => encode_im2col,
-    cuTensorMapEncodeIm2colWide => encode_im2col_wide,
-    cuTensorMapReplaceAddress => replace_address,
+    cuTensorMapEncodeTiled(_, _, _, _, _, _, _, _, _, _, _, _) => encode_tiled,
+    cuTensorMapEncodeIm2col(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _) => encode_im2col,
+    cuTensorMapEncodeIm2colWide(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _) => encode_im2col_wide,
+    cuTensorMapReplaceAddress(_, _) => replace_address,
 }
 
 /// Maps kept; then all are forgotten.
@@ -71,8 +71,8 @@ fn make(out: Out<Map>, body: Status<TensorMap>) -> CUresult {
         session.check()?;
         let mut body = body?;
         body.device = context::current()?.server_device;
-        let map = MADE.get_or_ask(body.as_bytes().to_vec(), || {
-            let made: TensorMapMade = session.ask(Op::TensorMap, &body, &[])?.read()?;
+        let map = MADE.get_or_request(body.as_bytes().to_vec(), || {
+            let made: TensorMapMade = session.request(Op::TensorMap, &body, &[])?.read()?;
             Ok(made.map)
         })?;
         out.set(map)

@@ -8,14 +8,14 @@ use crate::submit::session;
 use crate::{array, context};
 
 entries! {
-    cuTexObjectCreate => create,
-    cuTexObjectDestroy => destroy,
-    cuTexObjectGetResourceDesc => get_resource,
-    cuTexObjectGetTextureDesc => get_texture,
-    cuTexObjectGetResourceViewDesc => get_view,
-    cuSurfObjectCreate => create_surface,
-    cuSurfObjectDestroy => destroy_surface,
-    cuSurfObjectGetResourceDesc => get_surface_resource,
+    cuTexObjectCreate(_, _, _, _) => create,
+    cuTexObjectDestroy(_) => destroy,
+    cuTexObjectGetResourceDesc(_, _) => get_resource,
+    cuTexObjectGetTextureDesc(_, _) => get_texture,
+    cuTexObjectGetResourceViewDesc(_, _) => get_view,
+    cuSurfObjectCreate(_, _) => create_surface,
+    cuSurfObjectDestroy(_) => destroy_surface,
+    cuSurfObjectGetResourceDesc(_, _) => get_surface_resource,
 }
 
 /// `cuTexObjectCreate`.

@@ -10,11 +10,11 @@ use crate::submit::session;
 use crate::user_object::{self, Destroy};
 
 entries! {
-    cuUserObjectCreate => create,
-    cuUserObjectRetain => retain,
-    cuUserObjectRelease => release,
-    cuGraphRetainUserObject => graph_retain,
-    cuGraphReleaseUserObject => graph_release,
+    cuUserObjectCreate(_, _, _, _, _) => create,
+    cuUserObjectRetain(_, _) => retain,
+    cuUserObjectRelease(_, _) => release,
+    cuGraphRetainUserObject(_, _, _, _) => graph_retain,
+    cuGraphReleaseUserObject(_, _, _) => graph_release,
 }
 
 /// `cuUserObjectCreate`.

@@ -11,19 +11,19 @@ use crate::submit::session;
 use crate::virtual_memory;
 
 entries! {
-    cuMemGetAllocationGranularity => get_granularity,
-    cuMemAddressReserve => reserve,
-    cuMemAddressFree => free,
-    cuMemCreate => create,
-    cuMemRelease => release,
-    cuMemMap => map,
-    cuMemUnmap => unmap,
-    cuMemSetAccess => set_access,
-    cuMemGetAccess => get_access,
-    cuMemRetainAllocationHandle => retain,
-    cuMemGetAllocationPropertiesFromHandle => get_properties,
-    cuMemExportToShareableHandle => export,
-    cuMemImportFromShareableHandle => import,
+    cuMemGetAllocationGranularity(_, _, _) => get_granularity,
+    cuMemAddressReserve(_, _, _, _, _) => reserve,
+    cuMemAddressFree(_, _) => free,
+    cuMemCreate(_, _, _, _) => create,
+    cuMemRelease(_) => release,
+    cuMemMap(_, _, _, _, _) => map,
+    cuMemUnmap(_, _) => unmap,
+    cuMemSetAccess(_, _, _, _) => set_access,
+    cuMemGetAccess(_, _, _) => get_access,
+    cuMemRetainAllocationHandle(_, _) => retain,
+    cuMemGetAllocationPropertiesFromHandle(_, _) => get_properties,
+    cuMemExportToShareableHandle(_, _, _, _) => export,
+    cuMemImportFromShareableHandle(_, _, _) => import,
 }
 
 /// `cuMemGetAllocationGranularity`.

@@ -12,6 +12,8 @@ mod graphs;
 mod physical;
 
 pub use account::leave;
+#[cfg(test)]
+pub use driver::signatures as driver_signatures;
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
@@ -28,7 +30,9 @@ use self::account::{Account, Charge, Counted, Share, Slot};
 use self::blocks::{Block, Blocks, Freed, Owner};
 use self::graphs::Graphs;
 use self::physical::Physicals;
-use super::{contexts, direct, server_device, wrappers};
+use super::drain;
+use super::state::{direct, server_device};
+use super::wrap::wrappers;
 
 /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of this process, by the server's ordinal; the server's own limit is in the page.
 static LOWERED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(u64::MAX) }; MAX_DEVICES];
@@ -257,7 +261,7 @@ fn free(address: u64, call: impl FnOnce() -> CUresult) -> CUresult {
 /// Whether a stream captures, so that nothing is allocated or freed now: the graph will, see [`instantiate`].
 fn is_capturing(stream: u64, per_thread: bool) -> bool {
     let mut state = 0;
-    contexts::any_capture()
+    drain::any_capture()
         && match per_thread {
             false => driver::is_capturing(stream, &mut state),
             true => driver::is_capturing_per_thread(stream, &mut state),

@@ -5,44 +5,19 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mpsshim_proto::direct::{PAGE_LEN, Page};
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
 use mpsshim_proto::user_memory::{PLACES, USER_MEMORY_LEN, UserMemory};
 
+use super::state::{self, Direct, direct};
 use super::{memory, turn};
-use crate::{connect, thread};
+use crate::thread;
 
 /// A server that lasts no longer than this is not asked for again at once.
 const SHORT: Duration = Duration::from_secs(1);
-
-/// What there is of a server in this process. It is never freed: some thread may still look at a page that is over.
-#[derive(Debug)]
-pub struct Direct {
-    pub page: &'static Page,
-    /// What the clients of this user hold together.
-    pub user: &'static UserMemory,
-    pub doorbell: Doorbell,
-    pub socket: OwnedFd,
-    /// For each device of the program's the server's ordinal.
-    pub devices: Vec<Option<u32>>,
-}
-
-static CURRENT: AtomicPtr<Direct> = AtomicPtr::new(ptr::null_mut());
-
-/// The session of this process, even if its server has gone; `None` in any other mode.
-pub fn direct() -> Option<&'static Direct> {
-    // SAFETY: null, or a session that is never freed.
-    unsafe { CURRENT.load(Ordering::SeqCst).as_ref() }
-}
-
-/// The session of this process from now on. Called while the gate is kept.
-pub fn set_current(direct: &'static Direct) {
-    CURRENT.store(ptr::from_ref(direct).cast_mut(), Ordering::SeqCst);
-}
 
 /// Takes the page of a new session, the first one or the next, and the memory of its user.
 ///
@@ -88,12 +63,12 @@ fn map(file: &OwnedFd, len: usize) -> Result<ManuallyDrop<Mapping>, String> {
     Ok(ManuallyDrop::new(mapping))
 }
 
-/// Starts the thread that sees the server go.
-pub fn watch(direct: &'static Direct) {
+/// Starts the thread that sees the server go, and has `renew` open the next session.
+pub fn watch(direct: &'static Direct, renew: fn() -> Result<(), String>) {
     let spawned = thread::without_signals(|| {
         std::thread::Builder::new()
             .name("mpsshim-server".into())
-            .spawn(move || keep_sessions(direct))
+            .spawn(move || keep_sessions(direct, renew))
     });
     if let Err(error) = spawned {
         tracing::error!(%error, "no thread to watch the server; no turns are taken");
@@ -102,7 +77,7 @@ pub fn watch(direct: &'static Direct) {
 }
 
 /// Until there is no other server, or the operator has ended the session.
-fn keep_sessions(mut direct: &'static Direct) {
+fn keep_sessions(mut direct: &'static Direct, renew: fn() -> Result<(), String>) {
     loop {
         let began = Instant::now();
         wait_for_end(direct);
@@ -113,7 +88,7 @@ fn keep_sessions(mut direct: &'static Direct) {
         if began.elapsed() < SHORT {
             std::thread::sleep(SHORT);
         }
-        direct = match connect::renew().map(|()| self::direct()) {
+        direct = match renew().map(|()| state::direct()) {
             Ok(Some(next)) => next,
             Ok(None) => return,
             Err(reason) => {

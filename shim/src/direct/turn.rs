@@ -11,9 +11,9 @@ use mpsshim_proto::direct::{
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
 
-use super::contexts;
-use super::session::{Direct, direct, set_current};
-use crate::exports::{self, GATE, SUBMISSIONS};
+use super::drain::drain;
+use super::state::{Direct, direct, set_current};
+use crate::gate::{self, GATE, SUBMISSIONS};
 use crate::thread;
 
 /// Held while the gate is opened or closed, and while one session follows another.
@@ -37,7 +37,7 @@ pub extern "C" fn pass(index: usize) -> *const () {
     let may_submit = wait();
     WAITING.fetch_sub(1, Ordering::SeqCst);
     match may_submit {
-        true => exports::behind(index),
+        true => gate::behind(index),
         false => terminated as *const (),
     }
 }
@@ -217,7 +217,7 @@ fn give_up(direct: &Direct) {
         }
         GATE.store(0, Ordering::SeqCst);
     }
-    contexts::drain();
+    drain();
     count(&direct.page.turn.submissions);
     // A thread that comes to the gate from here on finds IDLE and asks by itself.
     let next = match WAITING.load(Ordering::SeqCst) {

@@ -2,24 +2,31 @@
 
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUresult};
 
-use crate::direct::Genuine;
+use crate::direct::wrap::Genuine;
 
 macro_rules! functions {
-    ($(fn $name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => {$(
-        #[doc = concat!("`", stringify!($symbol), "`.")]
-        pub fn $name($($arg: $ty),*) -> CUresult {
-            static GENUINE: Genuine = Genuine::new(stringify!($symbol));
-            let Some(address) = GENUINE.address() else {
-                return CUDA_ERROR_NOT_SUPPORTED;
-            };
-            // SAFETY: the driver's function of this name has this signature.
-            let function = unsafe {
-                std::mem::transmute::<*const (), unsafe extern "C" fn($($ty),*) -> CUresult>(address)
-            };
-            // SAFETY: handles are the program's or the driver's, references are valid for what is written.
-            unsafe { function($($arg),*) }
+    ($(fn $name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => {
+        $(
+            #[doc = concat!("`", stringify!($symbol), "`.")]
+            pub fn $name($($arg: $ty),*) -> CUresult {
+                static GENUINE: Genuine = Genuine::new(stringify!($symbol));
+                let Some(address) = GENUINE.address() else {
+                    return CUDA_ERROR_NOT_SUPPORTED;
+                };
+                // SAFETY: the driver's function of this name has this signature.
+                let function = unsafe {
+                    std::mem::transmute::<*const (), unsafe extern "C" fn($($ty),*) -> CUresult>(address)
+                };
+                // SAFETY: handles are the program's or the driver's, references are valid for what is written.
+                unsafe { function($($arg),*) }
+            }
+        )*
+
+        #[cfg(test)]
+        pub fn signatures() -> Vec<crate::signature::Named> {
+            vec![$((stringify!($symbol), crate::signature::signature!($($ty),*))),*]
         }
-    )*};
+    };
 }
 
 functions! {
