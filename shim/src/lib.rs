@@ -50,6 +50,7 @@ mod mode;
 mod module;
 mod nvidia_mps;
 mod objects;
+mod own_stack;
 mod pool;
 mod pools;
 mod printing;

@@ -3,7 +3,9 @@
 //! The server cannot map another process's anonymous memory. So the content of **private** memory moves into a block
 //! of the host arena, and the block's pages are mapped over the program's addresses as well: both addresses then show
 //! the same memory. Between the copy and the new mapping a write of another thread to the range is lost. Only a
-//! program that registers memory while another thread writes to it has this race; no such program is known.
+//! program that registers memory while another thread writes to it has this race; no such program is known. Of the calling
+//! thread's own stack another thread moves the pages ([`own_stack`]); what is forked while they are registered has them
+//! together with this process, as all registered memory.
 //!
 //! Of a **shared** mapping the file behind it goes to the server, which maps the same part and registers that, at the
 //! same address if it can. The device pointer (`cuMemHostGetDevicePointer`) is valid in kernels in both cases, the
@@ -28,7 +30,7 @@ use crate::context::Context;
 use crate::ffi::Status;
 use crate::memory::{self, Registered};
 use crate::submit::Session;
-use crate::{extents, stream};
+use crate::{extents, own_stack, stream};
 
 const PAGE: u64 = 4096;
 /// Bytes from which a block has a grant of its own: it begins at a page, whatever else is allocated.
@@ -59,7 +61,8 @@ pub fn register(
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    if !covered(&maps, first, last) {
+    let own_stack = own_stack::overlaps(first, last);
+    if !covered(&maps, first, last, own_stack) {
         return register_shared(
             session,
             context,
@@ -71,12 +74,20 @@ pub fn register(
     }
     let room = last - first;
     let block = memory::host_alloc_unowned(session, context, room.max(OWN_GRANT))?;
-    // SAFETY: the range is the program's, which may be read as just checked; the block is ours.
-    unsafe {
-        std::ptr::copy_nonoverlapping(first as *const u8, block as *mut u8, room as usize);
-    }
-    // SAFETY: whole pages of private anonymous memory; the block has their content.
-    if let Err(status) = unsafe { memory::map_again(block, first, room) } {
+    let take_over = move || {
+        // SAFETY: the range is the program's, which may be read as just checked; the block is ours.
+        unsafe {
+            std::ptr::copy_nonoverlapping(first as *const u8, block as *mut u8, room as usize);
+        }
+        // SAFETY: whole pages of private anonymous memory; the block has their content.
+        unsafe { memory::map_again(block, first, room) }
+    };
+    let taken = if own_stack {
+        own_stack::aside(take_over)
+    } else {
+        take_over()
+    };
+    if let Err(status) = taken {
         let _ = memory::host_give_back(session, block);
         return Err(status);
     }
@@ -208,6 +219,17 @@ pub fn unregister(session: &Session, address: u64) -> Status {
         session.submit(Op::FileUnregister, &Object { object: first })?;
     }
     let room = (address + registered.len).div_ceil(PAGE) * PAGE - first;
+    let give_back = move || replace(block, first, room);
+    if own_stack::overlaps(first, first + room) {
+        own_stack::aside(give_back)?;
+    } else {
+        give_back()?;
+    }
+    memory::host_give_back(session, block)
+}
+
+/// Puts private memory with the content of a block in the place of the block's pages at `first`.
+fn replace(block: u64, first: u64, room: u64) -> Status {
     // SAFETY: the block's pages are mapped at `first`; they are read through the arena, and replaced by anonymous
     // memory that gets their content before anything else can see it.
     unsafe {
@@ -235,12 +257,12 @@ pub fn unregister(session: &Session, address: u64) -> Status {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
     }
-    memory::host_give_back(session, block)
+    Ok(())
 }
 
 /// Whether all pages of `[first, last)` are readable and writable private memory with no file behind them, by the
-/// text of `/proc/self/maps`.
-fn covered(maps: &str, first: u64, last: u64) -> bool {
+/// text of `/proc/self/maps`. The main thread's stack is, for itself alone.
+fn covered(maps: &str, first: u64, last: u64, own_stack: bool) -> bool {
     let mut at = first;
     for line in maps.lines() {
         let mut words = line.split_ascii_whitespace();
@@ -257,7 +279,9 @@ fn covered(maps: &str, first: u64, last: u64) -> bool {
         let access = words.next();
         let inode = words.nth(2);
         let name = words.next();
-        let anonymous = name.is_none_or(|name| name == "[heap]" || name.starts_with("[anon"));
+        let anonymous = name.is_none_or(|name| {
+            name == "[heap]" || name.starts_with("[anon") || own_stack && name == "[stack]"
+        });
         if access != Some("rw-p") || inode != Some("0") || !anonymous {
             return false;
         }
@@ -439,13 +463,13 @@ mod tests {
 
     #[test]
     fn only_private_anonymous_memory_is_taken() {
-        assert!(covered(MAPS, 0x1000, 0x2000));
-        assert!(covered(MAPS, 0x2000, 0x4000));
-        assert!(!covered(MAPS, 0x2000, 0x5000), "read-only");
-        assert!(!covered(MAPS, 0x5000, 0x6000), "a file");
-        assert!(!covered(MAPS, 0x8000, 0x9000), "a stack");
-        assert!(!covered(MAPS, 0x6000, 0x7000), "nothing");
-        assert!(!covered(MAPS, 0x0, 0x2000), "begins before");
+        assert!(covered(MAPS, 0x1000, 0x2000, false));
+        assert!(covered(MAPS, 0x2000, 0x4000, false));
+        assert!(!covered(MAPS, 0x2000, 0x5000, false), "read-only");
+        assert!(!covered(MAPS, 0x5000, 0x6000, false), "a file");
+        assert!(!covered(MAPS, 0x8000, 0x9000, false), "a stack");
+        assert!(!covered(MAPS, 0x6000, 0x7000, false), "nothing");
+        assert!(!covered(MAPS, 0x0, 0x2000, false), "begins before");
     }
 
     const SHARED: &str = "\

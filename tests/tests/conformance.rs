@@ -50,6 +50,7 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "managed",
     "memory_operations_v1",
     "registered",
+    "registered_stack",
     "user_objects",
     "context_services",
     "event_calls",

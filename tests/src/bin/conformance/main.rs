@@ -247,6 +247,7 @@ const FURTHER: &[Section] = &[
     ("managed", managed::managed),
     ("ipc_memory", sharing::ipc_memory),
     ("registered", sharing::registered),
+    ("registered_stack", sharing::registered_stack),
     ("batches", sharing::batches),
     ("two_devices", peers::two_devices),
     ("stream_attributes", streamcalls::stream_attributes),

@@ -221,6 +221,56 @@ impl Drop for Shared {
     }
 }
 
+/// Variables on the stacks of this thread and of another one.
+pub fn registered_stack(setup: &Setup) {
+    println!("-- this thread");
+    on_stack(setup);
+    println!("-- another thread");
+    let mut context = CUcontext::NULL;
+    must!(cuCtxGetCurrent, &mut context);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            must!(cuCtxSetCurrent, context);
+            on_stack(setup);
+        });
+        other.join().expect("the other thread");
+    });
+}
+
+fn on_stack(setup: &Setup) {
+    let mut sum = 0;
+    let mut statuses = std::collections::BTreeSet::new();
+    for round in 1..=50 {
+        let mut values = [round; 8];
+        let base = std::hint::black_box(values.as_mut_ptr());
+        let mut device = 0u64;
+        let mut tell = |status: CUresult| statuses.insert(format!("{status}"));
+        tell(cu!(
+            cuMemHostRegister_v2,
+            base as u64,
+            32usize,
+            CU_MEMHOSTREGISTER_DEVICEMAP
+        ));
+        tell(cu!(
+            cuMemHostGetDevicePointer_v2,
+            &mut device,
+            base as u64,
+            0u32
+        ));
+        tell(setup.store_index(device, 7, round, CUstream::NULL));
+        tell(cu!(cuCtxSynchronize));
+        // SAFETY: the array is there; a kernel wrote it.
+        let written = unsafe { base.add(6).read_volatile() };
+        // SAFETY: as above; the kernel leaves the last element.
+        unsafe { base.add(7).write_volatile(written + 1) };
+        tell(cu!(cuMemHostUnregister, base as u64));
+        // SAFETY: as above.
+        sum += unsafe { base.add(6).read_volatile() + base.add(7).read_volatile() };
+    }
+    say!("all calls", "{statuses:?}");
+    say!("sum", "{sum}");
+}
+
 pub fn registered(setup: &Setup) {
     const LEN: usize = 1 << 20;
     for (name, flags) in [

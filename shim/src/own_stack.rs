@@ -1,0 +1,141 @@
+//! Replaces pages of the calling thread's stack.
+//!
+//! A program may register a variable on its stack. Whoever puts other pages there must not run on them: what it pushes after
+//! their content was copied would be lost. So another thread does it, while the calling one sleeps in the kernel.
+
+use std::cell::Cell;
+use std::fs;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY};
+
+use crate::ffi::Status;
+
+/// Bytes below the present frame that this module's own calls may use.
+const BELOW: u64 = 256 << 10;
+/// Pause between two looks whether the calling thread sleeps.
+const LOOK: Duration = Duration::from_micros(20);
+/// How often that is looked at.
+const LOOKS: usize = 50_000;
+
+thread_local! {
+    /// Where the thread's stack ends, 0 before it was asked for.
+    static TOP: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Whether pages of `[first, last)` are in use as the calling thread's stack.
+pub fn overlaps(first: u64, last: u64) -> bool {
+    let here = ptr::from_ref(&first).addr() as u64;
+    first < top() && last > here.saturating_sub(BELOW)
+}
+
+/// The end of the calling thread's stack.
+fn top() -> u64 {
+    TOP.with(|top| {
+        if top.get() == 0 {
+            top.set(find_top());
+        }
+        top.get()
+    })
+}
+
+fn find_top() -> u64 {
+    // SAFETY: all zero is a value of this type, which the call initializes and `pthread_attr_destroy` ends.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes) != 0 {
+            return 0;
+        }
+        let (mut start, mut len) = (ptr::null_mut(), 0);
+        libc::pthread_attr_getstack(&raw const attributes, &raw mut start, &raw mut len);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        start.addr() as u64 + len as u64
+    }
+}
+
+/// Has another thread do `work` while the calling one touches none of its stack.
+///
+/// # Errors
+/// `CUDA_ERROR_NOT_SUPPORTED` where it cannot be seen that it does not; `CUDA_ERROR_OUT_OF_MEMORY` when there is no other
+/// thread; what `work` gives.
+pub fn aside(work: impl FnOnce() -> Status + Send + 'static) -> Status {
+    let done = Box::leak(Box::new(AtomicU32::new(0)));
+    let _signals = Blocked::all();
+    // SAFETY: no arguments.
+    let caller = unsafe { libc::gettid() };
+    let word: &'static AtomicU32 = done;
+    let thread = std::thread::Builder::new().spawn(move || {
+        let outcome = match await_sleep(caller, word) {
+            true => work(),
+            false => Err(CUDA_ERROR_NOT_SUPPORTED),
+        };
+        word.store(1, Ordering::Release);
+        // SAFETY: the word lives as long as the process, or until the sleeper has been joined with this thread.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAKE, 1) };
+        outcome
+    });
+    let Ok(thread) = thread else {
+        // SAFETY: from `Box::leak` above, and nobody else has it.
+        drop(unsafe { Box::from_raw(ptr::from_ref(word).cast_mut()) });
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    };
+    while word.load(Ordering::Acquire) == 0 {
+        // SAFETY: the word is there; no timeout.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                word.as_ptr(),
+                WAIT,
+                0,
+                ptr::null::<libc::timespec>(),
+            )
+        };
+    }
+    let outcome = thread.join().unwrap_or(Err(CUDA_ERROR_NOT_SUPPORTED));
+    // SAFETY: from `Box::leak` above; the other thread has ended.
+    drop(unsafe { Box::from_raw(ptr::from_ref(word).cast_mut()) });
+    outcome
+}
+
+const WAIT: libc::c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+const WAKE: libc::c_int = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+
+/// Waits until a thread of this process sleeps at a word; whether it does.
+fn await_sleep(thread: libc::pid_t, word: &AtomicU32) -> bool {
+    // The call's number and first argument, while the thread sleeps in it (proc(5)).
+    let at_word = format!("{} {:#x} ", libc::SYS_futex, word.as_ptr().addr());
+    let path = format!("/proc/self/task/{thread}/syscall");
+    for _ in 0..LOOKS {
+        match fs::read_to_string(&path) {
+            Ok(call) if call.starts_with(&at_word) => return true,
+            Ok(_) => std::thread::sleep(LOOK),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// All signals are blocked for the calling thread: their handlers would run on its stack.
+struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    fn all() -> Blocked {
+        // SAFETY: all zero is a value of these types; both are initialized by the calls.
+        unsafe {
+            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
+                (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Blocked(before)
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the mask that the thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
