@@ -310,7 +310,7 @@ fn what_is_unloaded_is_the_next_clients_once_nothing_of_it_runs() {
     let place = place();
     let text = with(".visible .global .align 4 .u32 counter = 7;");
     let mut first = Client::new(&place, &text);
-    let mut load = |client: &mut Client, expected: (usize, usize)| {
+    let load = |client: &mut Client, expected: (usize, usize)| {
         let before = loads(&place);
         let module = client.0.peer.module(text.as_bytes()).expect("a module");
         let found = loads(&place);
