@@ -379,14 +379,19 @@ pub fn forget(start: u64, room: u64) {
     }
 }
 
-/// Gives the pages of a freed allocation back.
-pub fn give_back(ordinal: CUdevice, start: u64, room: u64) {
+/// Unmaps a freed allocation.
+pub fn unmap_freed(start: u64, room: u64) {
     if let Ok(driver) = driver() {
         let _ = driver
             .ranges
             .remove(start, |r| matches!(r.kind, Kind::Freed));
     }
     unmap(start, room);
+}
+
+/// Gives the pages of a freed allocation back.
+pub fn give_back(ordinal: CUdevice, start: u64, room: u64) {
+    unmap_freed(start, room);
     if let Ok(device) = device(ordinal) {
         device.give(room);
     }

@@ -81,11 +81,12 @@ impl Drop for NodeMemory {
             return;
         }
         let room = self.room();
+        // Work queued before may use it still: the pool keeps it until it is trimmed.
         if !*self.was_live.get_mut() {
-            memory::forget(self.start, room);
+            memory::turn(self.start, Kind::Freed);
+            self.pool.keep_addresses(self.start, room);
             return;
         }
-        // Work queued before may use it still: the pool keeps it until it is trimmed.
         match device(self.pool.device()).and_then(|device| device.take(room)) {
             Ok(()) => {
                 self.pool.count_node(0, room as i64);

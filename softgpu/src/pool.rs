@@ -25,6 +25,8 @@ pub struct Pool {
     attributes: [AtomicU64; 9],
     /// Freed memory: start, bytes, handle of the stream.
     freed: Mutex<Vec<(u64, u64, u64)>>,
+    /// Addresses of nodes that no launch made memory: start and bytes. They take nothing of the device.
+    addresses: Mutex<Vec<(u64, u64)>>,
     is_default: bool,
 }
 
@@ -39,6 +41,7 @@ impl Pool {
             device: ordinal,
             attributes: [0, 1, 1, 1, 0, 0, 0, 0, 0].map(AtomicU64::new),
             freed: Mutex::default(),
+            addresses: Mutex::default(),
             is_default,
         };
         Arc::new(pool)
@@ -67,6 +70,11 @@ impl Pool {
         self.freed.lock().push((start, room, stream));
     }
 
+    /// Keeps addresses that are no memory.
+    pub fn keep_addresses(&self, start: u64, room: u64) {
+        self.addresses.lock().push((start, room));
+    }
+
     fn count(&self, which: u32, add: i64) {
         let now = self.attributes[which as usize].fetch_add(add as u64, Ordering::AcqRel);
         let now = now.wrapping_add(add as u64);
@@ -75,6 +83,9 @@ impl Pool {
 
     /// Gives freed memory back, down to `keep` bytes.
     fn trim(&self, keep: u64) {
+        for (start, room) in self.addresses.lock().drain(..) {
+            memory::unmap_freed(start, room);
+        }
         let reserved = &self.attributes[CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as usize];
         let mut freed = self.freed.lock();
         while reserved.load(Ordering::Acquire) > keep {

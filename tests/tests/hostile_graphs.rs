@@ -270,7 +270,7 @@ fn a_capture_dies_with_its_client() {
                 object: state.graph,
             };
             let destroyed = peer.ask_as(0, Op::GraphDestroy, &filled, &[]).map(drop);
-            assert_eq!(destroyed, Err(CUDA_ERROR_INVALID_VALUE));
+            assert_eq!(destroyed, Err(CUDA_ERROR_ILLEGAL_STATE));
             // A mark does not get into a capture, and does not leave its waiter waiting.
             assert_eq!(
                 peer.finish(stream),
