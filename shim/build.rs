@@ -1,5 +1,5 @@
 //! Sets the SONAME by which programs find the shim, and writes the list of exported symbols for
-//! `src/symbols.rs` and `src/exports.rs` from the entry-point table.
+//! `src/loader/symbols.rs` and `src/loader/exports.rs` from the entry-point table.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -29,8 +29,10 @@ use mpsshim_proto::wire;
 use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::submit::{self, Session};
-use crate::{context, daemon, direct, genuine, memory, nvidia_mps, refusal, settings};
+use crate::loader::genuine;
+use crate::proxy::submit::{self, Session};
+use crate::proxy::{context, memory};
+use crate::{daemon, direct, nvidia_mps, refusal, settings};
 
 /// How long a client tries again when the server it was handed to is just ending.
 const REPLACEMENT: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 //! work ([`turn`]) and limits memory ([`memory`]). If the server ends, the program goes on ([`session`]).
 //!
 //! Every slot leads to the genuine function, except for the entry points that these modules wrap and those that submit
-//! work, which have a gate in front ([`crate::exports`]). docs/design/0012-direct-mode.md has the reasons.
+//! work, which have a gate in front ([`crate::loader::exports`]). docs/design/0012-direct-mode.md has the reasons.
 
 mod contexts;
 mod drain;
@@ -14,7 +14,7 @@ mod wrap;
 
 use std::os::fd::AsRawFd;
 
-use crate::symbols::Target;
+use crate::loader::symbols::Target;
 
 use state::direct;
 

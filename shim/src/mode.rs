@@ -16,13 +16,14 @@ use mpsshim_api::cuda::{
 use mpsshim_api::table;
 use parking_lot::ReentrantMutex;
 
-use crate::calls::{SERVED, entries};
 use crate::connect::Served;
-use crate::exports;
-use crate::genuine::{self, Driver, Error};
+use crate::loader::exports;
+use crate::loader::genuine::{self, Driver, Error};
+use crate::loader::procaddr;
+use crate::loader::symbols::{self, COUNT, SYMBOLS, Target};
+use crate::proxy::calls::{SERVED, entries};
 use crate::refusal::refuse;
-use crate::symbols::{self, COUNT, SYMBOLS, Target};
-use crate::{connect, daemon, direct, log, procaddr, settings};
+use crate::{connect, daemon, direct, log, settings};
 
 /// Where calls go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

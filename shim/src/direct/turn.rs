@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::drain::drain;
 use super::state::{Direct, direct, set_current};
-use crate::gate::{self, GATE, SUBMISSIONS};
+use crate::loader::gate::{self, GATE, SUBMISSIONS};
 use crate::thread;
 
 /// Held while the gate is opened or closed, and while one session follows another.

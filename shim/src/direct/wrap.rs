@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use crate::genuine;
-use crate::symbols::Target;
+use crate::loader::genuine;
+use crate::loader::symbols::Target;
 
 /// A function of the genuine driver, looked up once.
 #[derive(Debug)]
@@ -67,8 +67,8 @@ macro_rules! wrappers {
             $($crate::direct::wrap::wrapper! { $symbol $args |$genuine| $body })+
         )*
         /// What this module wraps.
-        pub static $table: &[(&str, $crate::symbols::Target)] = &[
-            $($((stringify!($symbol), $crate::symbols::Target::new($symbol as *const ())),)+)*
+        pub static $table: &[(&str, $crate::loader::symbols::Target)] = &[
+            $($((stringify!($symbol), $crate::loader::symbols::Target::new($symbol as *const ())),)+)*
         ];
 
         #[cfg(test)]

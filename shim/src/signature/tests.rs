@@ -6,7 +6,8 @@ use mpsshim_api::cuda::CUresult;
 
 use super::{Function, Named, driver};
 use crate::ffi::Out;
-use crate::{calls, direct, mode};
+use crate::proxy::calls;
+use crate::{direct, mode};
 
 /// The functions that are not as the driver declares them.
 fn differences(ours: impl IntoIterator<Item = Named>) -> Vec<String> {

@@ -1,0 +1,381 @@
+//! One-dimensional copies. The kinds of the addresses decide how a copy is done, not the name of the call.
+
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult,
+};
+use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Op, Side};
+
+use super::entries;
+use crate::ffi::{Status, guard};
+use crate::proxy::memory::{self, Place};
+use crate::proxy::stream::{self, StreamRef};
+use crate::proxy::submit::{Session, session};
+use crate::proxy::{capture, context, default_stream, shadow, staging};
+
+entries! {
+    cuMemcpy(_, _, _) => copy::<false>,
+    cuMemcpy_ptds(_, _, _) => copy::<true>,
+    cuMemcpyAsync(_, _, _, _) => copy_async::<false>,
+    cuMemcpyAsync_ptsz(_, _, _, _) => copy_async::<true>,
+    cuMemcpyHtoD_v2(_, _, _) => to_device::<false>,
+    cuMemcpyHtoD_v2_ptds(_, _, _) => to_device::<true>,
+    cuMemcpyHtoDAsync_v2(_, _, _, _) => to_device_async::<false>,
+    cuMemcpyHtoDAsync_v2_ptsz(_, _, _, _) => to_device_async::<true>,
+    cuMemcpyDtoH_v2(_, _, _) => from_device::<false>,
+    cuMemcpyDtoH_v2_ptds(_, _, _) => from_device::<true>,
+    cuMemcpyDtoHAsync_v2(_, _, _, _) => from_device_async::<false>,
+    cuMemcpyDtoHAsync_v2_ptsz(_, _, _, _) => from_device_async::<true>,
+    cuMemcpyDtoD_v2(_, _, _) => on_device::<false>,
+    cuMemcpyDtoD_v2_ptds(_, _, _) => on_device::<true>,
+    cuMemcpyDtoDAsync_v2(_, _, _, _) => on_device_async::<false>,
+    cuMemcpyDtoDAsync_v2_ptsz(_, _, _, _) => on_device_async::<true>,
+    cuMemcpyPeer(_, _, _, _, _) => peer::<false>,
+    cuMemcpyPeer_ptds(_, _, _, _, _) => peer::<true>,
+    cuMemcpyPeerAsync(_, _, _, _, _, _) => peer_async::<false>,
+    cuMemcpyPeerAsync_ptsz(_, _, _, _, _, _) => peer_async::<true>,
+}
+
+/// What the name of a call says about an address.
+#[derive(Clone, Copy)]
+pub enum Said {
+    Device,
+    Host,
+    /// Nothing: any address.
+    Any,
+}
+
+fn place(address: u64, said: Said, len: u64) -> Status<Place> {
+    if address == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    match said {
+        Said::Device => memory::device_place(address, len),
+        Said::Host | Said::Any => memory::place(address, len),
+    }
+}
+
+/// Where the server finds a side of a copy that it can reach.
+fn reachable(place: Place) -> Option<(u64, Side)> {
+    match place {
+        Place::Device(address) => Some((address, Side::Device)),
+        Place::Pinned(address) => Some((address, Side::Host)),
+        Place::Pageable(_) => None,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum When {
+    /// The call returns when the copy is as complete as CUDA promises for it.
+    Sync,
+    Async,
+}
+
+/// Copies `len` bytes in the order of a stream.
+pub fn transfer(
+    stream: u64,
+    per_thread: bool,
+    (to, to_said): (u64, Said),
+    (from, from_said): (u64, Said),
+    len: usize,
+    when: When,
+) -> Status {
+    let session = session()?;
+    let stream = default_stream::resolve(stream, per_thread)?;
+    let len = len as u64;
+    if len == 0 {
+        return session.check();
+    }
+    let (to, from) = (place(to, to_said, len)?, place(from, from_said, len)?);
+    if stream.is_capturing() {
+        if when == When::Sync {
+            return capture::forbid_wait(session, stream);
+        }
+        return captured(session, stream, to, from, len);
+    }
+    match (reachable(to), reachable(from)) {
+        (Some(to), Some(from)) if to.1 == Side::Host && from.1 == Side::Host => {
+            host_to_host(session, stream, to.0, from.0, len)
+        }
+        (Some(to), Some(from)) => {
+            submit(session, stream, to, from, len)?;
+            // A copy within the device is not waited for; one that touches host memory is.
+            let touches_host = to.1 == Side::Host || from.1 == Side::Host;
+            if when == When::Sync && touches_host {
+                stream::synchronize(session, stream)?;
+            }
+            Ok(())
+        }
+        (Some(to), None) => {
+            let Place::Pageable(from) = from else {
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            };
+            if to.1 == Side::Host {
+                return host_to_host(session, stream, to.0, from, len);
+            }
+            if len <= INLINE_COPY_MAX as u64 {
+                // SAFETY: the program vouches for `len` readable bytes at the source.
+                let data = unsafe { std::slice::from_raw_parts(from as *const u8, len as usize) };
+                let body = CopyInline {
+                    to: to.0,
+                    stream: stream.handle(),
+                    len,
+                };
+                return stream::submit(session, stream, Op::CopyInline, &body, data);
+            }
+            // SAFETY: as above.
+            unsafe { staging::to_device(session, stream, to, from, len) }
+        }
+        (None, Some(from)) => {
+            let Place::Pageable(to) = to else {
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            };
+            if from.1 == Side::Host {
+                return host_to_host(session, stream, to, from.0, len);
+            }
+            // SAFETY: the program vouches for `len` writable bytes at the target.
+            unsafe { staging::from_device(session, stream, to, from, len) }
+        }
+        (None, None) => {
+            let (Place::Pageable(to), Place::Pageable(from)) = (to, from) else {
+                return Err(CUDA_ERROR_NOT_SUPPORTED);
+            };
+            host_to_host(session, stream, to, from, len)
+        }
+    }
+}
+
+/// A copy that a graph will do: memory that the server cannot reach is moved to where it can, as the copy reads and
+/// writes it each time that the graph runs.
+fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u64) -> Status {
+    let mut shadows = Vec::new();
+    let mut reach = |place: Place, written: bool| match place {
+        Place::Pageable(address) => {
+            let context = stream.context();
+            let arena = shadow::reach(session, context, (address, len), written, &mut shadows)?;
+            Ok((arena, Side::Host))
+        }
+        place => reachable(place).ok_or(CUDA_ERROR_NOT_SUPPORTED),
+    };
+    let (to, from) = (reach(to, true)?, reach(from, false)?);
+    if !shadows.is_empty() {
+        shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
+    }
+    submit(session, stream, to, from, len)
+}
+
+/// Has the server copy between two sides that it reaches.
+fn submit(
+    session: &Session,
+    stream: StreamRef,
+    to: (u64, Side),
+    from: (u64, Side),
+    len: u64,
+) -> Status {
+    let body = Copy {
+        to: to.0,
+        from: from.0,
+        len,
+        stream: stream.handle(),
+        sides: to.1 as u32 | (from.1 as u32) << 8,
+        pad: 0,
+    };
+    stream::submit(session, stream, Op::Copy, &body, &[])
+}
+
+/// Host memory to host memory, by this thread once the stream has got there.
+fn host_to_host(session: &Session, stream: StreamRef, to: u64, from: u64, len: u64) -> Status {
+    stream::synchronize(session, stream)?;
+    // SAFETY: the program vouches for `len` bytes on both sides; they may overlap.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
+    Ok(())
+}
+
+/// `cuMemcpy`.
+pub unsafe extern "C" fn copy<const P: bool>(to: u64, from: u64, len: usize) -> CUresult {
+    guard(|| transfer(0, P, (to, Said::Any), (from, Said::Any), len, When::Sync))
+}
+
+/// `cuMemcpyAsync`.
+pub unsafe extern "C" fn copy_async<const P: bool>(
+    to: u64,
+    from: u64,
+    len: usize,
+    stream: u64,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            stream,
+            P,
+            (to, Said::Any),
+            (from, Said::Any),
+            len,
+            When::Async,
+        )
+    })
+}
+
+/// `cuMemcpyHtoD`.
+pub unsafe extern "C" fn to_device<const P: bool>(
+    to: CUdeviceptr,
+    from: u64,
+    len: usize,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            0,
+            P,
+            (to, Said::Device),
+            (from, Said::Host),
+            len,
+            When::Sync,
+        )
+    })
+}
+
+/// `cuMemcpyHtoDAsync`.
+pub unsafe extern "C" fn to_device_async<const P: bool>(
+    to: CUdeviceptr,
+    from: u64,
+    len: usize,
+    stream: u64,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            stream,
+            P,
+            (to, Said::Device),
+            (from, Said::Host),
+            len,
+            When::Async,
+        )
+    })
+}
+
+/// `cuMemcpyDtoH`.
+pub unsafe extern "C" fn from_device<const P: bool>(
+    to: u64,
+    from: CUdeviceptr,
+    len: usize,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            0,
+            P,
+            (to, Said::Host),
+            (from, Said::Device),
+            len,
+            When::Sync,
+        )
+    })
+}
+
+/// `cuMemcpyDtoHAsync`.
+pub unsafe extern "C" fn from_device_async<const P: bool>(
+    to: u64,
+    from: CUdeviceptr,
+    len: usize,
+    stream: u64,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            stream,
+            P,
+            (to, Said::Host),
+            (from, Said::Device),
+            len,
+            When::Async,
+        )
+    })
+}
+
+/// `cuMemcpyDtoD`.
+pub unsafe extern "C" fn on_device<const P: bool>(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    len: usize,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            0,
+            P,
+            (to, Said::Device),
+            (from, Said::Device),
+            len,
+            When::Sync,
+        )
+    })
+}
+
+/// `cuMemcpyDtoDAsync`.
+pub unsafe extern "C" fn on_device_async<const P: bool>(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    len: usize,
+    stream: u64,
+) -> CUresult {
+    guard(|| {
+        transfer(
+            stream,
+            P,
+            (to, Said::Device),
+            (from, Said::Device),
+            len,
+            When::Async,
+        )
+    })
+}
+
+/// The contexts of a copy between two must be some; none stands for the current one. Which devices the sides lie on
+/// is seen from the addresses.
+fn contexts(to: u64, from: u64) -> Status {
+    for context in [to, from] {
+        context::given_or_current(context)?;
+    }
+    Ok(())
+}
+
+/// `cuMemcpyPeer`: stands before all later and behind all earlier work, whatever stream that is in.
+pub unsafe extern "C" fn peer<const P: bool>(
+    to: CUdeviceptr,
+    to_context: u64,
+    from: CUdeviceptr,
+    from_context: u64,
+    len: usize,
+) -> CUresult {
+    guard(|| {
+        contexts(to_context, from_context)?;
+        let session = session()?;
+        stream::quiesce(session, None)?;
+        transfer(
+            0,
+            P,
+            (to, Said::Device),
+            (from, Said::Device),
+            len,
+            When::Sync,
+        )?;
+        stream::synchronize(session, default_stream::resolve(0, P)?)
+    })
+}
+
+/// `cuMemcpyPeerAsync`.
+pub unsafe extern "C" fn peer_async<const P: bool>(
+    to: CUdeviceptr,
+    to_context: u64,
+    from: CUdeviceptr,
+    from_context: u64,
+    len: usize,
+    stream: u64,
+) -> CUresult {
+    guard(|| {
+        contexts(to_context, from_context)?;
+        transfer(
+            stream,
+            P,
+            (to, Said::Device),
+            (from, Said::Device),
+            len,
+            When::Async,
+        )
+    })
+}

@@ -1,0 +1,584 @@
+//! The program's memory: device memory, pinned host memory, globals of its modules, registered memory; and the kind of an
+//! address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+};
+use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
+use mpsshim_proto::graph_memory::GraphMemory;
+use mpsshim_proto::handshake::MAX_DEVICES;
+use mpsshim_proto::message::{HostAlloc, MANAGED, MemGrant, Object, Op, Range};
+use mpsshim_proto::shm::Mapping;
+use parking_lot::{Mutex, RwLock};
+
+use crate::ffi::Status;
+use crate::proxy::context::{self, Context};
+use crate::proxy::extents;
+use crate::proxy::pool::{Block, Pool, Source};
+use crate::proxy::stream::{self, StreamRef};
+use crate::proxy::submit::{Answer, Session};
+use zerocopy::{Immutable, IntoBytes};
+
+/// Bytes that large device blocks are rounded up to: the driver's granularity.
+const DEVICE_ROUND: u64 = 2 << 20;
+/// Bytes that large pinned blocks are rounded up to.
+const HOST_ROUND: u64 = 64 << 10;
+
+static DEVICE: [Mutex<Pool>; MAX_DEVICES] =
+    [const { Mutex::new(Pool::new(DEVICE_ROUND)) }; MAX_DEVICES];
+static HOST: Mutex<Pool> = Mutex::new(Pool::new(HOST_ROUND));
+static HOST_MAPPINGS: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new());
+/// Whether the host arena's addresses are reserved in this process.
+static HOST_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
+static GLOBALS: RwLock<BTreeMap<u64, Global>> = RwLock::new(BTreeMap::new());
+static REGISTERED: RwLock<BTreeMap<u64, Registered>> = RwLock::new(BTreeMap::new());
+/// What nodes of graphs have given.
+static GRAPH_MEMORY: RwLock<GraphMemory> = RwLock::new(GraphMemory::new());
+static ANY_GRAPH_MEMORY: AtomicBool = AtomicBool::new(false);
+static REGISTERED_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// A global variable of a loaded module.
+#[derive(Clone, Copy, Debug)]
+pub struct Global {
+    pub len: u64,
+    /// Handle of the module or library.
+    pub image: u64,
+    pub context: &'static Context,
+}
+
+/// A range of the program's own memory that was registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered {
+    pub len: u64,
+    /// Where the server and the devices have the same pages.
+    pub arena: u64,
+    /// Where the arena's block begins, if the pages are such.
+    pub block: Option<u64>,
+    /// The block is registered at the program's address too.
+    pub aliased: bool,
+    /// Unique in the life of the process.
+    pub id: u64,
+    /// As `cuMemHostGetFlags` gives them.
+    pub flags: u32,
+    pub context: &'static Context,
+}
+
+/// What the memory at an address is, and where a copy finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Device memory at this address.
+    Device(u64),
+    /// Host memory that the server reaches, at this address of the host arena.
+    Pinned(u64),
+    /// Any other memory of the program.
+    Pageable(u64),
+}
+
+struct DeviceSource<'a> {
+    session: &'a Session,
+    device: u32,
+}
+
+impl Source for DeviceSource<'_> {
+    fn grant(&mut self, len: u64) -> Result<(u64, u64), CUresult> {
+        let body = MemGrant {
+            len,
+            device: self.device,
+            pad: 0,
+        };
+        let range: Range = self.session.request(Op::MemGrant, &body, &[])?.read()?;
+        if range.len < len || device_of(range.start) != Some(self.device) {
+            tracing::error!(
+                ?range,
+                "the server granted an invalid range of device memory"
+            );
+            return Err(CUDA_ERROR_MPS_RPC_FAILURE);
+        }
+        tracing::debug!(
+            len = range.len,
+            start = range.start,
+            "device memory from the server"
+        );
+        Ok((range.start, range.len))
+    }
+
+    fn release(&mut self, start: u64, len: u64) {
+        // An error means that the server is gone, and the memory with it.
+        let _ = self.session.submit(Op::MemRelease, &Range { start, len });
+    }
+}
+
+struct HostSource<'a> {
+    session: &'a Session,
+    device: u32,
+    flags: u32,
+}
+
+impl Source for HostSource<'_> {
+    fn grant(&mut self, len: u64) -> Result<(u64, u64), CUresult> {
+        if !HOST_ARENA_RESERVED.load(Ordering::Relaxed) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let body = HostAlloc {
+            len,
+            flags: self.flags,
+            device: self.device,
+        };
+        let (answer, descriptor) = self.session.request_receiving(Op::HostAlloc, &body)?;
+        let range: Range = answer.read()?;
+        let inside = arena::is_host(range.start)
+            && range.len >= len
+            && range.len <= arena::HOST_ARENA_LEN - (range.start - arena::HOST_ARENA);
+        let apart = {
+            let mappings = HOST_MAPPINGS.lock();
+            mappings
+                .range(..range.start.saturating_add(range.len))
+                .next_back()
+                .is_none_or(|(start, mapping)| start + mapping.len() as u64 <= range.start)
+        };
+        if !inside || !apart {
+            tracing::error!(?range, "the server granted an invalid range of host memory");
+            return Err(CUDA_ERROR_MPS_RPC_FAILURE);
+        }
+        // SAFETY: the range lies in the arena, which this process reserved, and apart from what is mapped there.
+        let mapping = unsafe { Mapping::at(range.start, descriptor.as_fd(), range.len as usize) }
+            .map_err(|error| {
+                tracing::error!(%error, ?range, "pinned memory cannot be mapped");
+                CUDA_ERROR_OUT_OF_MEMORY
+            });
+        match mapping {
+            Ok(mapping) => {
+                HOST_MAPPINGS.lock().insert(range.start, mapping);
+                Ok((range.start, range.len))
+            }
+            Err(status) => {
+                let _ = self.session.submit(Op::HostFree, &range);
+                Err(status)
+            }
+        }
+    }
+
+    fn release(&mut self, start: u64, len: u64) {
+        if let Some(mapping) = HOST_MAPPINGS.lock().remove(&start) {
+            mapping.retire();
+        }
+        let _ = self.session.submit(Op::HostFree, &Range { start, len });
+    }
+}
+
+/// The host arena's addresses are kept free in this process.
+pub fn host_arena_reserved() {
+    HOST_ARENA_RESERVED.store(true, Ordering::Relaxed);
+}
+
+/// The server's ordinal of the device that an address of the device arena belongs to.
+pub fn device_of(address: u64) -> Option<u32> {
+    arena::is_device(address).then(|| ((address - DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as u32)
+}
+
+fn device_pool(device: u32) -> Status<&'static Mutex<Pool>> {
+    DEVICE.get(device as usize).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Allocates device memory in a context.
+pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
+    session.check()?;
+    let device = context.server_device;
+    let mut source = DeviceSource { session, device };
+    let given = device_pool(device)?
+        .lock()
+        .alloc(len, context.handle, 0, &mut source);
+    tracing::debug!(len, ?given, "device memory");
+    given
+}
+
+/// Frees device memory, after the work that may use it.
+pub fn free(session: &Session, address: u64) -> Status {
+    let device = device_of(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let pool = device_pool(device)?;
+    if !pool.lock().begins(address) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    stream::quiesce(session, None)?;
+    forget_shared(session, address)?;
+    let mut source = DeviceSource { session, device };
+    pool.lock().free(address, &mut source).map(drop)
+}
+
+/// Blocks that other processes may open by a handle.
+static SHARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// A handle of the block that begins at `start` was given out.
+pub fn note_shared(start: u64) {
+    SHARED.lock().insert(start);
+}
+
+/// The block that begins at `start` ends: its handle must open nothing any more.
+fn forget_shared(session: &Session, start: u64) -> Status {
+    if SHARED.lock().remove(&start) {
+        session.submit(Op::IpcForget, &Object { object: start })?;
+    }
+    Ok(())
+}
+
+/// Frees device memory once the stream has done what it was given so far. Until then the block cannot be reused.
+pub fn free_behind(session: &Session, address: u64, stream: StreamRef) -> Status {
+    static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+    let id = match device_block(address) {
+        Some((start, block, _)) if start == address => block.id,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    let mut waiting = WAITING.lock();
+    if waiting.iter().any(|other| other.id == id) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    waiting.push(Waiting {
+        address,
+        id,
+        stream,
+        handle: stream.handle(),
+        at: stream.position(),
+    });
+    // One mark for several blocks: it is submitted when some have gathered, and seen reached by a later call.
+    if waiting.len().is_multiple_of(16) {
+        stream::mark(&mut session.ring()?, stream)?;
+    }
+    if waiting.iter().any(|b| b.stream.handle() != b.handle) {
+        // A stream was destroyed; what it was given is waited for with everything else.
+        stream::quiesce(session, None)?;
+    }
+    waiting.retain(|block| {
+        let done = block.stream.handle() != block.handle
+            || stream::has_reached(session, block.stream, block.at);
+        if done {
+            block.free(session);
+        }
+        !done
+    });
+    Ok(())
+}
+
+/// A block that a stream may still use.
+#[derive(Debug)]
+struct Waiting {
+    address: u64,
+    id: u64,
+    stream: StreamRef,
+    handle: u64,
+    at: u64,
+}
+
+impl Waiting {
+    fn free(&self, session: &Session) {
+        let Some(device) = device_of(self.address) else {
+            return;
+        };
+        let mut source = DeviceSource { session, device };
+        let Ok(pool) = device_pool(device) else {
+            return;
+        };
+        let mut pool = pool.lock();
+        // Its context's end may have been faster, and the address be another block's.
+        if pool
+            .find(self.address)
+            .is_some_and(|(_, b)| b.id == self.id)
+        {
+            let _ = forget_shared(session, self.address);
+            let _ = pool.free(self.address, &mut source);
+        }
+    }
+}
+
+/// Bytes of a device that were granted and are not used.
+pub fn unused(device: u32) -> u64 {
+    device_pool(device).map_or(0, |pool| pool.lock().unused())
+}
+
+/// Gives back granted memory that is unused but counts against a limit (host memory too, which may have been
+/// managed memory); whether there was anything.
+pub fn give_back_unused(session: &Session) -> bool {
+    let mut source = HostSource {
+        session,
+        device: 0,
+        flags: 0,
+    };
+    let mut any = HOST.lock().give_back_all(&mut source);
+    for (device, pool) in DEVICE.iter().enumerate() {
+        let device = device as u32;
+        let mut source = DeviceSource { session, device };
+        any |= pool.lock().give_back_all(&mut source);
+    }
+    any
+}
+
+/// Asks for something that takes device memory: once more when there was too little, and some could be given back.
+pub fn request_with_room(
+    session: &Session,
+    op: Op,
+    body: &(impl IntoBytes + Immutable),
+    trailing: &[u8],
+) -> Status<Answer> {
+    let answer = session.request(op, body, trailing)?;
+    if answer.status == CUDA_ERROR_OUT_OF_MEMORY && give_back_unused(session) {
+        return session.request(op, body, trailing);
+    }
+    Ok(answer)
+}
+
+/// Allocates pinned host memory in a context.
+pub fn host_alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
+    session.check()?;
+    match host_alloc_once(session, context, len, flags) {
+        // Managed memory counts as its device's.
+        Err(CUDA_ERROR_OUT_OF_MEMORY) if give_back_unused(session) => {
+            host_alloc_once(session, context, len, flags)
+        }
+        given => given,
+    }
+}
+
+fn host_alloc_once(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
+    let mut source = HostSource {
+        session,
+        device: context.server_device,
+        flags,
+    };
+    HOST.lock().alloc(len, context.handle, flags, &mut source)
+}
+
+/// Allocates pinned host memory that belongs to no context.
+pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Status<u64> {
+    let start = host_alloc(session, context, len, 0)?;
+    HOST.lock().set_owner(start, 0);
+    Ok(start)
+}
+
+/// Frees pinned host memory, after the work that may use it.
+pub fn host_free(session: &Session, address: u64) -> Status {
+    match HOST.lock().find(address) {
+        Some((start, block)) if start == address && block.flags & MANAGED == 0 => {}
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    }
+    stream::quiesce(session, None)?;
+    host_give_back(session, address)
+}
+
+/// Frees pinned host memory that no work uses.
+pub fn host_give_back(session: &Session, address: u64) -> Status {
+    let mut source = HostSource {
+        session,
+        device: 0,
+        flags: 0,
+    };
+    HOST.lock().free(address, &mut source).map(drop)
+}
+
+/// Maps part of a pinned block at a second address as well.
+///
+/// # Safety
+/// `[to, to + len)` are whole pages of the program's that no thread uses meanwhile, and that it expects to keep.
+pub unsafe fn map_again(arena: u64, to: u64, len: u64) -> Status {
+    // SAFETY: `old_size` 0 makes a second mapping of the same shared pages; the target is the caller's.
+    let mapped = unsafe {
+        libc::mremap(
+            arena as *mut _,
+            0,
+            len as usize,
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            to as *mut libc::c_void,
+        )
+    };
+    if mapped == libc::MAP_FAILED {
+        let error = std::io::Error::last_os_error();
+        tracing::error!(%error, "registered memory cannot be mapped");
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    Ok(())
+}
+
+/// Releases what was allocated in a context.
+pub fn release_of_context(session: &Session, context: &Context) {
+    let device = context.server_device;
+    if let Ok(pool) = device_pool(device) {
+        let mut source = DeviceSource { session, device };
+        pool.lock().free_owned(context.handle, &mut source);
+    }
+    let mut source = HostSource {
+        session,
+        device,
+        flags: 0,
+    };
+    HOST.lock().free_owned(context.handle, &mut source);
+}
+
+/// Adds a global of a module.
+pub fn add_global(start: u64, global: Global) {
+    GLOBALS.write().insert(start, global);
+}
+
+/// Removes the globals of an image.
+pub fn remove_globals(image: u64) {
+    GLOBALS.write().retain(|_, global| global.image != image);
+}
+
+/// Adds registered memory.
+pub fn add_registered(start: u64, registered: Registered) {
+    let mut table = REGISTERED.write();
+    table.insert(start, registered);
+    REGISTERED_COUNT.store(table.len(), Ordering::Release);
+}
+
+/// Removes the registered memory that begins at `start`.
+pub fn remove_registered(start: u64) -> Option<Registered> {
+    let mut table = REGISTERED.write();
+    let removed = table.remove(&start);
+    REGISTERED_COUNT.store(table.len(), Ordering::Release);
+    removed
+}
+
+/// The registered memory that contains an address: its start and what it is.
+pub fn registered(address: u64) -> Option<(u64, Registered)> {
+    if REGISTERED_COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let table = REGISTERED.read();
+    let (start, found) = table.range(..=address).next_back()?;
+    (address - start < found.len).then_some((*start, *found))
+}
+
+/// Whether some registered memory overlaps `[start, start + len)`.
+pub fn registered_overlaps(start: u64, len: u64) -> bool {
+    let table = REGISTERED.read();
+    table
+        .range(..start.saturating_add(len))
+        .next_back()
+        .is_some_and(|(other, found)| other + found.len > start)
+}
+
+/// Changes what is known about memory of graphs.
+pub fn change_graph_memory(change: impl FnOnce(&mut GraphMemory)) {
+    let mut table = GRAPH_MEMORY.write();
+    change(&mut table);
+    ANY_GRAPH_MEMORY.store(!table.is_empty(), Ordering::Release);
+}
+
+/// As [`change_graph_memory`] where nothing changes unless there is some.
+pub fn follow_graph_memory(change: impl FnOnce(&mut GraphMemory)) {
+    if any_graph_memory() {
+        change_graph_memory(change);
+    }
+}
+
+/// Whether any node of a graph gives memory.
+pub fn any_graph_memory() -> bool {
+    ANY_GRAPH_MEMORY.load(Ordering::Acquire)
+}
+
+/// Whether memory that a node of a graph has given begins here.
+pub fn is_graph_memory(address: u64) -> bool {
+    any_graph_memory() && GRAPH_MEMORY.read().begins(address)
+}
+
+/// Whether an address lies in memory that a node of a graph has given; how much is left from there.
+fn graph_memory(address: u64) -> Option<u64> {
+    if !any_graph_memory() {
+        return None;
+    }
+    GRAPH_MEMORY.read().behind(address)
+}
+
+/// The program's own address of memory that is registered or pinned, by that in the host arena.
+pub fn program_address(arena: u64) -> u64 {
+    let table = REGISTERED.read();
+    let of = |(start, found): (&u64, &Registered)| {
+        (found.arena <= arena && arena - found.arena < found.len)
+            .then(|| start + (arena - found.arena))
+    };
+    table.iter().find_map(of).unwrap_or(arena)
+}
+
+/// The device block that contains an address.
+pub fn device_block(address: u64) -> Option<(u64, Block, u32)> {
+    let device = device_of(address)?;
+    let (start, block) = device_pool(device).ok()?.lock().find(address)?;
+    Some((start, block, device))
+}
+
+/// The pinned block that contains an address.
+pub fn host_block(address: u64) -> Option<(u64, Block)> {
+    if !arena::is_host(address) {
+        return None;
+    }
+    HOST.lock().find(address)
+}
+
+/// The global that contains an address.
+pub fn global(address: u64) -> Option<(u64, Global)> {
+    let table = GLOBALS.read();
+    let (start, found) = table.range(..=address).next_back()?;
+    (address - start < found.len).then_some((*start, *found))
+}
+
+/// Where `[address, address + len)` lies.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for addresses of an arena that are not all inside one block.
+#[inline]
+pub fn place(address: u64, len: u64) -> Status<Place> {
+    let inside = |contained: bool, place| {
+        if contained {
+            Ok(place)
+        } else {
+            Err(CUDA_ERROR_INVALID_VALUE)
+        }
+    };
+    if let Some(device) = device_of(address) {
+        let contained = device_pool(device)?.lock().contains(address, len)
+            || extents::covers(address, len) == Some(true);
+        return inside(contained, Place::Device(address));
+    }
+    if arena::is_host(address) {
+        let contained = HOST.lock().contains(address, len);
+        return inside(contained, Place::Pinned(address));
+    }
+    if let Some(contained) = extents::covers(address, len) {
+        return inside(contained, Place::Device(address));
+    }
+    if arena::is_virtual(address) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if let Some((start, found)) = registered(address) {
+        let at = address - start;
+        // Memory that is registered in part is read as any other memory of the program.
+        return Ok(if len <= found.len - at {
+            Place::Pinned(found.arena + at)
+        } else {
+            Place::Pageable(address)
+        });
+    }
+    if let Some(left) = graph_memory(address) {
+        return inside(len <= left, Place::Device(address));
+    }
+    if let Some((start, found)) = global(address) {
+        return inside(len <= found.len - (address - start), Place::Device(address));
+    }
+    Ok(Place::Pageable(address))
+}
+
+/// As [`place`] for an argument that must be reachable by the device.
+#[inline]
+pub fn device_place(address: u64, len: u64) -> Status<Place> {
+    match place(address, len)? {
+        Place::Pageable(_) => Err(CUDA_ERROR_INVALID_VALUE),
+        place => Ok(place),
+    }
+}
+
+/// The context a block was allocated in.
+pub fn owner_of(block: &Block) -> Option<&'static Context> {
+    context::by_handle(block.owner).ok()
+}

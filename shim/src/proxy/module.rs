@@ -1,0 +1,559 @@
+//! Modules and the functions in them.
+//!
+//! A module belongs to a context; what a library ([`crate::proxy::library`]) is in a context is a module too. A function's
+//! parameter layout comes with the function, once, so that a launch packs its parameters without a request.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::ptr;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
+    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+};
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::{
+    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, Named, Object, Op,
+    PARAMS_MAX, Param, Range, Value,
+};
+use mpsshim_proto::shm;
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::ffi::Status;
+use crate::proxy::context::{self, Context};
+use crate::proxy::jit::{Parsed, Said};
+use crate::proxy::library;
+use crate::proxy::memory::{self, Global};
+use crate::proxy::objects::{Entry, Table};
+use crate::proxy::submit::Session;
+
+/// Images up to this many bytes are sent without a request first whether the server has them.
+const SEND_UNASKED: usize = 64 << 10;
+
+/// Every module and function of the process.
+static MODULES: Table<Image> = Table::new(Kind::Module);
+static FUNCTIONS: Table<Function> = Table::new(Kind::Function);
+
+/// A function and its handle.
+pub type FunctionRef = &'static Entry<Function>;
+
+/// A module.
+#[derive(Debug, Default)]
+pub struct Image {
+    context: AtomicPtr<Context>,
+    parts: Mutex<Parts>,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    /// What the server knows it by: the module's own handle, or a library's.
+    server: u64,
+    /// The library that it is in its context, else 0.
+    library: u64,
+    hash: [u8; 32],
+    functions: HashMap<CString, u64>,
+    globals: HashMap<CString, (u64, u64)>,
+}
+
+/// A function of a module.
+#[derive(Debug, Default)]
+pub struct Function {
+    layout: AtomicPtr<Layout>,
+    context: AtomicPtr<Context>,
+    parent: AtomicU64,
+    /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be requested.
+    attributes: [AtomicI32; 16],
+    /// What `attributes` were at first.
+    first: [AtomicI32; 16],
+    /// Bits of those that were set by `cuFuncSetAttribute`, which `cuKernelSetAttribute` does not change then.
+    own: AtomicU32,
+    /// How often attributes were set.
+    revision: AtomicU32,
+}
+
+/// What never changes about a function. One for each content and name, kept for the life of the process.
+#[derive(Debug)]
+pub struct Layout {
+    pub name: CString,
+    pub params: Vec<Param>,
+    /// Bytes of all parameters.
+    pub len: usize,
+    /// Launching it may print.
+    pub prints: bool,
+}
+
+impl Function {
+    /// Its name and parameters.
+    #[inline]
+    pub fn layout(&self) -> &'static Layout {
+        // SAFETY: set before the function is published, to a layout, none of which is ever freed.
+        unsafe { &*self.layout.load(Ordering::Acquire) }
+    }
+    /// The context it was loaded in.
+    #[inline]
+    pub fn context(&self) -> &'static Context {
+        // SAFETY: set before the function is published, to a context, none of which is ever freed.
+        unsafe { &*self.context.load(Ordering::Acquire) }
+    }
+    /// Handle of its module.
+    pub fn parent(&self) -> u64 {
+        self.parent.load(Ordering::Relaxed)
+    }
+    /// Whether an attribute is the function's own, not its kernel's.
+    #[inline]
+    pub fn is_own(&self, attribute: u32) -> bool {
+        attribute < 32 && self.own.load(Ordering::Relaxed) >> attribute & 1 != 0
+    }
+    /// What an attribute was at first, as far as it is known.
+    pub fn first(&self, attribute: u32) -> Option<i32> {
+        let value = self.first.get(attribute as usize)?;
+        Some(value.load(Ordering::Relaxed)).filter(|value| *value != i32::MIN)
+    }
+    /// Differs when attributes were set, on which occupancy may depend.
+    #[inline]
+    pub fn revision(&self) -> u32 {
+        self.revision.load(Ordering::Relaxed)
+    }
+    /// An attribute that is known here.
+    #[inline]
+    pub fn known(&self, attribute: u32) -> Option<i32> {
+        let value = self.attributes.get(attribute as usize)?;
+        Some(value.load(Ordering::Relaxed)).filter(|value| *value != i32::MIN)
+    }
+}
+
+/// The function of a `CUfunction`, or of a `CUkernel` in the current context.
+#[inline]
+pub fn function(handle: u64) -> Status<FunctionRef> {
+    match FUNCTIONS.get(handle) {
+        Some(function) => Ok(function),
+        None => library::function(library::kernel(handle)?, context::current()?),
+    }
+}
+
+/// As [`function`], where a kernel is meant in a given context.
+#[inline]
+pub fn function_in(handle: u64, context: &'static Context) -> Status<FunctionRef> {
+    match FUNCTIONS.get(handle) {
+        Some(function) => Ok(function),
+        None => library::function(library::kernel(handle)?, context),
+    }
+}
+
+/// The function of a `CUfunction`, unless it has ended.
+#[inline]
+pub fn live_function(handle: u64) -> Option<FunctionRef> {
+    FUNCTIONS.get(handle)
+}
+
+/// The module of a handle.
+fn image(handle: u64) -> Status<&'static Entry<Image>> {
+    MODULES.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+impl Image {
+    /// The context it is in.
+    pub fn context(&self) -> &'static Context {
+        // SAFETY: set before the module is published, to a context, none of which is ever freed.
+        unsafe { &*self.context.load(Ordering::Acquire) }
+    }
+}
+
+/// An image and how it is to be loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    pub content: &'a [u8],
+    pub options: &'a Parsed,
+}
+
+impl Load<'_> {
+    /// Has the server load it under a handle, for a device: the status, and what was said in either case.
+    pub fn send(
+        &self,
+        session: &Session,
+        handle: u64,
+        hash: [u8; 32],
+        device: u32,
+        said: &mut Said,
+    ) -> Status {
+        let body = ImageLoad {
+            image: handle,
+            hash,
+            len: self.content.len() as u64,
+            options: self.options.count,
+            device,
+            info_log: self.options.info_log,
+            error_log: self.options.error_log,
+        };
+        let options = &self.options.bytes;
+        let known = if self.content.len() > SEND_UNASKED {
+            let answer = session.request(Op::ImageLoad, &body, options);
+            match answer {
+                Ok(answer) if answer.status == CUDA_ERROR_NOT_FOUND => None,
+                other => Some(other),
+            }
+        } else {
+            None
+        };
+        let sent = || {
+            let file = sealed(self.content)?;
+            let len = self.content.len() as u64;
+            session.request_sending(Op::ImageLoad, &body, options, file.as_fd(), len)
+        };
+        let mut answer = known.unwrap_or_else(sent)?;
+        if answer.status == CUDA_ERROR_OUT_OF_MEMORY && memory::give_back_unused(session) {
+            answer = sent()?;
+        }
+        *said = Said::read(&answer.payload);
+        answer.status.ok()
+    }
+}
+
+/// As [`Load::send`], of a content that the server has.
+pub fn load_known(
+    session: &Session,
+    handle: u64,
+    hash: [u8; 32],
+    len: u64,
+    (count, options): (u32, &[u8]),
+    device: u32,
+) -> Status {
+    let body = ImageLoad {
+        image: handle,
+        hash,
+        len,
+        options: count,
+        device,
+        info_log: 0,
+        error_log: 0,
+    };
+    memory::request_with_room(session, Op::ImageLoad, &body, options)?
+        .status
+        .ok()
+}
+
+/// A sealed memory file with this content.
+pub fn sealed(content: &[u8]) -> Status<File> {
+    let file = shm::sealed_memfd(c"image", content.len() as u64).map_err(|error| {
+        tracing::error!(%error, "no memory file for an image");
+        CUDA_ERROR_OPERATING_SYSTEM
+    })?;
+    let mut file = File::from(file);
+    file.write_all(content)
+        .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok(file)
+}
+
+/// What an image is known by.
+pub fn hash_of(content: &[u8]) -> [u8; 32] {
+    Sha256::digest(content).into()
+}
+
+/// Loads a module into a context: the handle's status, and what was said in either case.
+pub fn load(session: &Session, context: &'static Context, load: Load<'_>) -> (Status<u64>, Said) {
+    let mut said = Said::default();
+    let status = load_module(session, context, load, &mut said);
+    (status, said)
+}
+
+fn load_module(
+    session: &Session,
+    context: &'static Context,
+    load: Load<'_>,
+    said: &mut Said,
+) -> Status<u64> {
+    let hash = hash_of(load.content);
+    let entry = MODULES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let handle = MODULES.handle_of(entry);
+    if let Err(status) = load.send(session, handle, hash, context.server_device, said) {
+        MODULES.recycle(entry);
+        return Err(status);
+    }
+    Ok(publish(entry, context, handle, 0, hash))
+}
+
+fn publish(
+    entry: &Entry<Image>,
+    context: &'static Context,
+    server: u64,
+    library: u64,
+    hash: [u8; 32],
+) -> u64 {
+    entry
+        .context
+        .store(ptr::from_ref(context).cast_mut(), Ordering::Release);
+    *entry.parts.lock() = Parts {
+        server,
+        library,
+        hash,
+        ..Parts::default()
+    };
+    let handle = MODULES.publish(entry);
+    context.own_image(handle);
+    handle
+}
+
+/// The module that a library is in a context: `server` is what the server knows the library by.
+pub fn of_library(
+    context: &'static Context,
+    server: u64,
+    library: u64,
+    hash: [u8; 32],
+) -> Status<u64> {
+    let entry = MODULES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    Ok(publish(entry, context, server, library, hash))
+}
+
+/// `cuModuleUnload`. A library's module goes with the library only.
+pub fn unload(session: &Session, handle: u64) -> Status {
+    if image(handle)?.parts.lock().library != 0 {
+        return Err(CUDA_ERROR_NOT_PERMITTED);
+    }
+    end(session, handle)
+}
+
+/// Ends a module with its functions.
+pub fn end(session: &Session, handle: u64) -> Status {
+    let entry = MODULES.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let context = entry.context();
+    context.forget_image(handle);
+    let parts = std::mem::take(&mut *entry.parts.lock());
+    for function in parts.functions.into_values() {
+        if let Some(function) = FUNCTIONS.retire(function) {
+            FUNCTIONS.recycle(function);
+        }
+    }
+    memory::remove_globals(handle);
+    let status = if parts.library == 0 {
+        session.submit(Op::ImageUnload, &Object { object: handle })
+    } else {
+        library::leave(session, parts.library, parts.server, context)
+    };
+    MODULES.recycle(entry);
+    status
+}
+
+/// A function of a module, if it was requested before.
+pub fn known(module: u64, name: &CStr) -> Option<FunctionRef> {
+    let handle = *MODULES.get(module)?.parts.lock().functions.get(name)?;
+    FUNCTIONS.get(handle)
+}
+
+/// A function of a module by name: the same handle each time.
+pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> {
+    session.check()?;
+    let image = image(module)?;
+    let mut parts = image.parts.lock();
+    if let Some(&known) = parts.functions.get(name) {
+        return Ok(known);
+    }
+    let entry = FUNCTIONS.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let context = image.context();
+    let body = GetFunction {
+        parent: parts.server,
+        function: FUNCTIONS.handle_of(entry),
+        device: context.server_device,
+        pad: 0,
+    };
+    let (info, layout) = match request_function(session, &body, parts.hash, name) {
+        Ok(read) => read,
+        Err(status) => {
+            FUNCTIONS.recycle(entry);
+            return Err(status);
+        }
+    };
+    entry
+        .layout
+        .store(ptr::from_ref(layout).cast_mut(), Ordering::Release);
+    entry
+        .context
+        .store(ptr::from_ref(context).cast_mut(), Ordering::Release);
+    entry.parent.store(module, Ordering::Relaxed);
+    for (to, from) in entry.attributes.iter().zip(info.attributes) {
+        to.store(from, Ordering::Relaxed);
+    }
+    for (to, from) in entry.first.iter().zip(info.attributes) {
+        to.store(from, Ordering::Relaxed);
+    }
+    entry.own.store(0, Ordering::Relaxed);
+    let handle = FUNCTIONS.publish(entry);
+    parts.functions.insert(name.to_owned(), handle);
+    Ok(handle)
+}
+
+/// Asks for a function, or for a description of a kernel, and its layout.
+pub fn request_function(
+    session: &Session,
+    body: &GetFunction,
+    hash: [u8; 32],
+    name: &CStr,
+) -> Status<(FunctionInfo, &'static Layout)> {
+    let answer = session.request(Op::GetFunction, body, name.to_bytes_with_nul())?;
+    let info: FunctionInfo = answer.read()?;
+    let mut params = vec![Param::new_zeroed(); info.params as usize];
+    let rest = &answer.payload[size_of::<FunctionInfo>()..];
+    let wanted = params.as_mut_bytes();
+    if rest.len() < wanted.len() {
+        return Err(CUDA_ERROR_MPS_RPC_FAILURE);
+    }
+    wanted.copy_from_slice(&rest[..wanted.len()]);
+    let prints = info.flags & FUNCTION_PRINTS != 0;
+    let layout = layout(hash, name, params, prints).ok_or(CUDA_ERROR_MPS_RPC_FAILURE)?;
+    Ok((info, layout))
+}
+
+/// The layout of a function of some content; `None` for parameters no kernel can have.
+fn layout(
+    hash: [u8; 32],
+    name: &CStr,
+    params: Vec<Param>,
+    prints: bool,
+) -> Option<&'static Layout> {
+    type Known = HashMap<([u8; 32], CString), &'static Layout>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let end = |param: &Param| param.offset as usize + param.size as usize;
+    let len = params.iter().map(end).max().unwrap_or(0);
+    if len > PARAMS_MAX {
+        return None;
+    }
+    let mut known = KNOWN.lock();
+    let layout = known.entry((hash, name.to_owned())).or_insert_with(|| {
+        Box::leak(Box::new(Layout {
+            name: name.to_owned(),
+            params,
+            len,
+            prints,
+        }))
+    });
+    Some(layout)
+}
+
+/// The server's handle of a module, and its device there.
+pub fn on_server(module: u64) -> Status<(u64, u32)> {
+    let image = image(module)?;
+    let server = image.parts.lock().server;
+    Ok((server, image.context().server_device))
+}
+
+/// A global of a module: address and length.
+pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u64)> {
+    session.check()?;
+    let image = image(module)?;
+    let context = image.context();
+    let mut parts = image.parts.lock();
+    if let Some(&known) = parts.globals.get(name) {
+        return Ok(known);
+    }
+    let body = Named {
+        parent: parts.server,
+        device: context.server_device,
+        pad: 0,
+    };
+    let range: Range = session
+        .request(Op::GetGlobal, &body, name.to_bytes_with_nul())?
+        .read()?;
+    memory::add_global(
+        range.start,
+        Global {
+            len: range.len,
+            image: module,
+            context,
+        },
+    );
+    parts
+        .globals
+        .insert(name.to_owned(), (range.start, range.len));
+    Ok((range.start, range.len))
+}
+
+/// The names of all functions of a module.
+pub fn names(session: &Session, module: u64) -> Status<Vec<CString>> {
+    session.check()?;
+    let server = image(module)?.parts.lock().server;
+    names_in(session, server)
+}
+
+/// The names of all functions, or kernels, of what the server has under a handle.
+pub fn names_in(session: &Session, server: u64) -> Status<Vec<CString>> {
+    let body = Named {
+        parent: server,
+        device: 0,
+        pad: 0,
+    };
+    let answer = session.request(Op::EnumerateFunctions, &body, &[])?;
+    let count: Value = answer.read()?;
+    let rest = &answer.payload[size_of::<Value>()..];
+    let names: Vec<CString> = rest
+        .split_inclusive(|byte| *byte == 0)
+        .take(count.value as usize)
+        .filter_map(|name| CString::from_vec_with_nul(name.to_vec()).ok())
+        .collect();
+    if names.len() as u64 != count.value {
+        return Err(CUDA_ERROR_MPS_RPC_FAILURE);
+    }
+    Ok(names)
+}
+
+/// `cuFuncGetAttribute`.
+pub fn attribute(session: &Session, function: FunctionRef, attribute: u32) -> Status<i32> {
+    if let Some(known) = function.known(attribute) {
+        session.check()?;
+        return Ok(known);
+    }
+    let body = FunctionAttribute {
+        function: function.handle(),
+        attribute,
+        value: 0,
+    };
+    let value: Value = session
+        .request(Op::GetFunctionAttribute, &body, &[])?
+        .read()?;
+    Ok(value.value as i32)
+}
+
+/// `cuFuncSetAttribute`.
+pub fn set_own_attribute(
+    session: &Session,
+    function: FunctionRef,
+    attribute: u32,
+    value: i32,
+) -> Status {
+    set_attribute(session, function, attribute, value)?;
+    if attribute < 32 {
+        function.own.fetch_or(1 << attribute, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Sets an attribute of a function, as its own or as its kernel's.
+pub fn set_attribute(
+    session: &Session,
+    function: FunctionRef,
+    attribute: u32,
+    value: i32,
+) -> Status {
+    if function.known(attribute) == Some(value) {
+        return session.check();
+    }
+    let body = FunctionAttribute {
+        function: function.handle(),
+        attribute,
+        value,
+    };
+    session
+        .request(Op::SetFunctionAttribute, &body, &[])?
+        .status
+        .ok()?;
+    if let Some(known) = function.attributes.get(attribute as usize) {
+        known.store(value, Ordering::Relaxed);
+    }
+    function.revision.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Device `printf`: the output of this program's kernels appears on its standard output when it synchronizes, as
+//! natively.
+//!
+//! The text is produced in the server. A program that has launched a function of a module that prints
+//! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) requests it whenever it has waited for work.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mpsshim_proto::message::{Op, Value};
+use zerocopy::FromBytes;
+
+use crate::proxy::stream;
+use crate::proxy::submit::Session;
+use crate::proxy::waited::{self, Seen};
+
+/// There may be text that was not fetched.
+static EXPECTED: AtomicBool = AtomicBool::new(false);
+
+/// A kernel that may print was launched.
+#[inline]
+pub fn expect() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| waited::add(collect));
+    EXPECTED.store(true, Ordering::Relaxed);
+}
+
+/// Writes what was printed so far to standard output.
+fn collect(session: &Session, seen: Seen) {
+    if seen != Seen::Query && EXPECTED.load(Ordering::Relaxed) {
+        fetch(session);
+    }
+}
+
+fn fetch(session: &Session) {
+    // Work that still runs may print more.
+    if !stream::any_busy() {
+        EXPECTED.store(false, Ordering::Relaxed);
+    }
+    loop {
+        let Ok(answer) = session.request(Op::Printed, &Value::default(), &[]) else {
+            return;
+        };
+        let Ok((left, text)) = Value::read_from_prefix(&answer.payload) else {
+            return;
+        };
+        write(text);
+        if left.value == 0 {
+            return;
+        }
+    }
+}
+
+/// Through the C library's stream, as the driver does: the order beside the program's own `printf` is kept.
+fn write(text: &[u8]) {
+    unsafe extern "C" {
+        static stdout: *mut libc::FILE;
+    }
+    if text.is_empty() {
+        return;
+    }
+    // SAFETY: the C library's stream, which it locks itself, and a buffer of this length.
+    unsafe {
+        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout);
+        libc::fflush(stdout);
+    }
+}

@@ -1,0 +1,486 @@
+//! The session: how a message gets into the ring, and how an answer comes back.
+//!
+//! The ring has one producer, so its lock orders the client's threads, which is the order CUDA promises them.
+//! Code that changes a stream's counts (`crate::proxy::stream`) holds that lock.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use mpsshim_api::cuda::{
+    CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUresult,
+};
+use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::message::{Object, Op};
+use mpsshim_proto::ring::{Producer, Reservation};
+use mpsshim_proto::segment::{
+    ANSWER, ANSWER_LEN, Header, RETURNED, RingMemory, STAGING, flag_offset, state,
+};
+use mpsshim_proto::shm::{self, Doorbell};
+use parking_lot::{Mutex, MutexGuard};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::ffi::Status;
+use crate::proxy::slots::Slots;
+
+/// How long a sleeper trusts that it will be woken before it looks whether the server is still there.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Messages between two looks at the socket.
+const MESSAGES_PER_LOOK: u32 = 256;
+
+static SESSION: OnceLock<Session> = OnceLock::new();
+
+/// The process's session. There is one whenever a handler runs.
+#[inline]
+pub fn session() -> Status<&'static Session> {
+    SESSION.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)
+}
+
+/// Makes this the process's session; it stays for the life of the process, exit handlers included.
+pub fn install(session: Session) {
+    if SESSION.set(session).is_err() {
+        tracing::error!("a second session was opened and is not used");
+    }
+}
+
+/// One client of one server.
+#[derive(Debug)]
+pub struct Session {
+    base: *mut u8,
+    socket: OwnedFd,
+    doorbell: Doorbell,
+    sender: Mutex<Sender>,
+    /// Held from a request to its answer: there is one answer slot.
+    requests: Mutex<u64>,
+    /// Status of every further call, once the server is gone; 0 before.
+    failed: AtomicU32,
+    /// Operations ever given to streams; written under `sender`.
+    pub operations: AtomicU64,
+    /// How many of them are known to be complete.
+    pub quiet: AtomicU64,
+    /// Completion flags.
+    slots: Mutex<Slots>,
+}
+
+// SAFETY: `base` is a mapping that lives as long as the process; everything in it is reached through atomics, or
+// through raw copies that a lock or the protocol orders.
+unsafe impl Send for Session {}
+// SAFETY: as above.
+unsafe impl Sync for Session {}
+
+#[derive(Debug)]
+struct Sender {
+    producer: Producer<RingMemory>,
+    messages: u32,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub struct Answer {
+    /// The server's status.
+    pub status: CUresult,
+    /// A copy of the payload.
+    pub payload: Vec<u8>,
+}
+
+impl Answer {
+    /// The payload's struct, when the status is success. A shorter payload is a defect of the server.
+    pub fn read<T: FromBytes>(&self) -> Status<T> {
+        self.status.ok()?;
+        T::read_from_prefix(&self.payload)
+            .map(|(value, _)| value)
+            .map_err(|_| CUDA_ERROR_MPS_RPC_FAILURE)
+    }
+}
+
+impl Session {
+    /// A session over a segment mapped at `base`.
+    ///
+    /// # Safety
+    /// `base` is a mapping of a whole segment that is never unmapped, and nothing else produces into its ring.
+    pub unsafe fn new(base: *mut u8, socket: OwnedFd, doorbell: Doorbell) -> Session {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { RingMemory::new(base) };
+        Session {
+            base,
+            socket,
+            doorbell,
+            sender: Mutex::new(Sender {
+                producer: Producer::new(memory),
+                messages: 0,
+            }),
+            requests: Mutex::new(0),
+            failed: AtomicU32::new(0),
+            operations: AtomicU64::new(0),
+            quiet: AtomicU64::new(0),
+            slots: Mutex::new(Slots::default()),
+        }
+    }
+
+    /// The segment's first page.
+    #[inline]
+    pub fn header(&self) -> &Header {
+        // SAFETY: the mapping lives as long as self; Header is all atomics, valid for any bytes, page aligned.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
+    /// The completion flag of a slot, or one of its flags for host functions. The GPU writes it after everything
+    /// before it in the stream's order.
+    #[inline]
+    pub fn flag(&self, flag: u32) -> &AtomicU32 {
+        let offset = flag_offset(flag).expect("flags are those of slots");
+        // SAFETY: inside the mapping, just checked; aligned to a word; only ever used as an atomic.
+        unsafe { &*self.base.add(offset).cast::<AtomicU32>() }
+    }
+
+    fn flag_value(&self, flag: u32) -> u32 {
+        // Acquire: what the GPU wrote before the flag is there.
+        self.flag(flag).load(Ordering::Acquire)
+    }
+
+    /// A completion flag for one use, and the value it holds; `None`: all are in use.
+    pub fn take_slot(&self) -> Option<(u32, u32)> {
+        self.slots.lock().take(|slot| self.flag_value(slot))
+    }
+
+    /// Gives back a slot whose first flag the GPU has no value to write into.
+    pub fn put_back_slot(&self, slot: u32) {
+        self.slots.lock().put_back(slot, self.flag_value(slot));
+    }
+
+    /// A slot may be used again when the GPU has written `value`.
+    pub fn retire_slot(&self, slot: u32, value: u32) {
+        self.slots.lock().retire(slot, value);
+    }
+
+    /// Retired slots that may not be used yet, with the values to come.
+    pub fn retiring_slots(&self) -> Vec<(u32, u32)> {
+        self.slots.lock().retiring(|slot| self.flag_value(slot))
+    }
+
+    /// Says that the host function of this value has returned; the server then lets its stream go on.
+    pub fn host_function_returned(&self, slot: u32, value: u32) {
+        self.flag(slot + RETURNED).store(value, Ordering::Release);
+        // Partner: the dispatch thread, which looks at the flag after it has said that it will sleep.
+        fence(Ordering::SeqCst);
+        self.wake_server();
+    }
+
+    /// Rings the doorbell if the server sleeps. A full fence stands between what it is to see and this.
+    #[inline]
+    fn wake_server(&self) {
+        if self.header().server_sleeps.0.load(Ordering::Relaxed) != 0 {
+            self.ring_doorbell();
+        }
+    }
+
+    /// The staging area.
+    pub fn staging(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(STAGING) }
+    }
+
+    /// Fails once calls are no longer served.
+    #[inline]
+    pub fn check(&self) -> Status {
+        if self.failed.load(Ordering::Relaxed) != 0
+            || self.header().state.0.load(Ordering::Acquire) != state::LIVE
+        {
+            return Err(self.ended());
+        }
+        Ok(())
+    }
+
+    /// Looks whether the server is still there. A system call.
+    pub fn look(&self) -> Status {
+        self.check()?;
+        if shm::is_hung_up(self.socket.as_fd()) {
+            return Err(self.ended());
+        }
+        Ok(())
+    }
+
+    /// Why calls are no longer served; remembered.
+    #[cold]
+    fn ended(&self) -> CUresult {
+        let header = self.header();
+        let said = match header.state.0.load(Ordering::Acquire) {
+            state::LIVE => 0,
+            _ => header.error.load(Ordering::Relaxed),
+        };
+        let status = if said == 0 {
+            CUDA_ERROR_MPS_RPC_FAILURE.0
+        } else {
+            said
+        };
+        match self
+            .failed
+            .compare_exchange(0, status, Ordering::Relaxed, Ordering::Relaxed)
+        {
+            Ok(_) => {
+                tracing::error!(status = %CUresult(status), "the server no longer serves this session");
+                CUresult(status)
+            }
+            Err(earlier) => CUresult(earlier),
+        }
+    }
+
+    /// The error of an earlier asynchronous command, which the call that finds it returns.
+    pub fn async_error(&self) -> Status {
+        let error = &self.header().posted_error;
+        if error.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        CUresult(error.swap(0, Ordering::AcqRel)).ok()
+    }
+
+    /// The ring, for this thread alone until the guard is dropped.
+    #[inline]
+    pub fn ring(&self) -> Status<Ring<'_>> {
+        self.check()?;
+        Ok(Ring {
+            session: self,
+            sender: self.sender.lock(),
+        })
+    }
+
+    /// Submits an asynchronous command that belongs to no stream.
+    pub fn submit<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
+        self.ring()?.put(op, 0, body, &[])
+    }
+
+    /// Waits until the server has executed what a stream was given: the error of a captured operation.
+    #[cold]
+    pub fn settle(&self, stream: u64) -> Status {
+        let body = Object { object: stream };
+        self.request(Op::Settle, &body, &[])?.status.ok()?;
+        self.async_error()
+    }
+
+    /// Wakes the server.
+    pub fn ring_doorbell(&self) {
+        self.doorbell.ring();
+    }
+
+    /// Sends a request and waits for its answer.
+    pub fn request<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        body: &T,
+        trailing: &[u8],
+    ) -> Status<Answer> {
+        let mut requests = self.requests.lock();
+        *requests += 1;
+        self.exchange(op, 0, body, trailing)
+    }
+
+    /// As [`Session::request`], with a descriptor of `len` bytes for the server.
+    pub fn request_sending<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        body: &T,
+        trailing: &[u8],
+        descriptor: BorrowedFd<'_>,
+        len: u64,
+    ) -> Status<Answer> {
+        let mut requests = self.requests.lock();
+        *requests += 1;
+        let note = DescriptorNote {
+            token: *requests,
+            len,
+        };
+        self.check()?;
+        shm::send_packet(self.socket.as_fd(), note.as_bytes(), &[descriptor])
+            .map_err(|_| self.ended())?;
+        self.exchange(op, note.token, body, trailing)
+    }
+
+    /// As [`Session::request`]; a successful answer comes with a descriptor.
+    pub fn request_receiving<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        body: &T,
+    ) -> Status<(Answer, OwnedFd)> {
+        let mut requests = self.requests.lock();
+        *requests += 1;
+        let answer = self.exchange(op, *requests, body, &[])?;
+        answer.status.ok()?;
+        loop {
+            let mut note = DescriptorNote::new_zeroed();
+            let (len, mut descriptors) =
+                shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), true)
+                    .map_err(|_| self.ended())?;
+            if len == 0 {
+                return Err(self.ended());
+            }
+            if len != size_of::<DescriptorNote>() || note.token != *requests {
+                tracing::warn!(len, token = note.token, "packet that belongs to no call");
+                continue;
+            }
+            let descriptor = descriptors.pop().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
+            return Ok((answer, descriptor));
+        }
+    }
+
+    /// The caller holds `requests`.
+    fn exchange<T: IntoBytes + Immutable>(
+        &self,
+        op: Op,
+        token: u64,
+        body: &T,
+        trailing: &[u8],
+    ) -> Status<Answer> {
+        debug_assert!(op.is_request());
+        let header = self.header();
+        let before = header.answers.0.load(Ordering::Acquire);
+        self.ring()?.put(op, token, body, trailing)?;
+        self.await_answer(before)?;
+        let len = (header.answer_len.load(Ordering::Relaxed) as usize).min(ANSWER_LEN);
+        let mut payload = vec![0u8; len];
+        // SAFETY: `len` bytes from ANSWER on are inside the mapping; the server wrote them before it published
+        // `answers` and writes the next answer only to the next request, which waits for our lock.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.add(ANSWER), payload.as_mut_ptr(), len);
+        }
+        Ok(Answer {
+            status: CUresult(header.answer_status.load(Ordering::Relaxed)),
+            payload,
+        })
+    }
+
+    fn await_answer(&self, before: u32) -> Status {
+        let header = self.header();
+        // Acquire: pairs with the server's release after the payload.
+        let arrived = || header.answers.0.load(Ordering::Acquire) != before;
+        let began = Instant::now();
+        let spin = if header.crowded.load(Ordering::Relaxed) != 0 {
+            Duration::from_micros(2)
+        } else {
+            Duration::from_micros(20)
+        };
+        loop {
+            for _ in 0..64 {
+                if arrived() {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            let waited = began.elapsed();
+            if waited > Duration::from_micros(300) {
+                break;
+            }
+            if waited > spin {
+                std::thread::yield_now();
+            }
+        }
+        loop {
+            header.answer_sleeps.0.store(1, Ordering::Relaxed);
+            // Partner: the server publishes `answers`, full fence, reads `answer_sleeps`.
+            fence(Ordering::SeqCst);
+            if !arrived() {
+                shm::futex_wait(&header.answers.0, before, LOOK_AGAIN);
+            }
+            header.answer_sleeps.0.store(0, Ordering::Relaxed);
+            if arrived() {
+                return Ok(());
+            }
+            self.look()?;
+        }
+    }
+}
+
+/// The ring, held by one thread. Dropping it rings the doorbell if the server sleeps.
+#[derive(Debug)]
+pub struct Ring<'a> {
+    session: &'a Session,
+    sender: MutexGuard<'a, Sender>,
+}
+
+impl Ring<'_> {
+    /// The session.
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+
+    /// Writes one message: a struct and what follows it.
+    #[inline]
+    pub fn put<T: IntoBytes + Immutable>(
+        &mut self,
+        op: Op,
+        token: u64,
+        body: &T,
+        trailing: &[u8],
+    ) -> Status {
+        let body = body.as_bytes();
+        let room = self.reserve(body.len() + trailing.len())?;
+        self.fill(room, 0, body);
+        if !trailing.is_empty() {
+            self.fill(room, body.len(), trailing);
+        }
+        self.publish(room, op, token);
+        Ok(())
+    }
+
+    /// Room for a message of `len` bytes, at most [`mpsshim_proto::ring::MAX_MESSAGE`]; waits while the ring is full.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Status<Reservation> {
+        self.sender.messages = self.sender.messages.wrapping_add(1);
+        if self.sender.messages.is_multiple_of(MESSAGES_PER_LOOK) {
+            self.session.look()?;
+        }
+        match self.sender.producer.reserve(len) {
+            Some(room) => Ok(room),
+            None => self.await_room(len),
+        }
+    }
+
+    #[cold]
+    fn await_room(&mut self, len: usize) -> Status<Reservation> {
+        let mut round = 0u32;
+        loop {
+            if let Some(room) = self.sender.producer.reserve(len) {
+                return Ok(room);
+            }
+            round += 1;
+            match round {
+                0..1_000 => std::hint::spin_loop(),
+                1_000..1_200 => std::thread::yield_now(),
+                _ => {
+                    self.wake_server();
+                    std::thread::sleep(Duration::from_micros(50));
+                    if round.is_multiple_of(100) {
+                        self.session.look()?;
+                    } else {
+                        self.session.check()?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fills part of a reservation.
+    #[inline]
+    pub fn fill(&self, room: Reservation, at: usize, bytes: &[u8]) {
+        self.sender.producer.fill(room, at, bytes);
+    }
+
+    /// Publishes a filled reservation.
+    #[inline]
+    pub fn publish(&mut self, room: Reservation, op: Op, token: u64) {
+        self.sender.producer.publish(room, op as u16, 0, token);
+    }
+
+    #[inline]
+    fn wake_server(&self) {
+        // `publish` ended with a full fence: either we see the mark or the server sees the message.
+        self.session.wake_server();
+    }
+}
+
+impl Drop for Ring<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.wake_server();
+    }
+}

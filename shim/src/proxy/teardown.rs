@@ -1,0 +1,93 @@
+//! The end of contexts, and with them of everything that was made in them.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+use mpsshim_api::cuda::CUDA_ERROR_INVALID_CONTEXT;
+use mpsshim_proto::message::{Object, Op};
+
+use crate::ffi::Status;
+use crate::proxy::context::{self, Context};
+use crate::proxy::submit::{Session, session};
+use crate::proxy::{array, capture, event, memory, module, stream};
+
+/// Releases everything made in a context. What is queued is waited for, as the driver does.
+fn end(session: &Session, context: &'static Context) {
+    let storage = std::mem::take(&mut *context.storage.lock());
+    for (key, (value, destructor)) in storage {
+        if let Some(destructor) = destructor {
+            // SAFETY: who stored the value gave this function for it.
+            unsafe { destructor(context.handle, key as *mut c_void, value as *mut c_void) };
+        }
+    }
+    context.alive.store(false, Ordering::Relaxed);
+    // Errors mean that the server is gone, and with it what is released here.
+    let _ = stream::quiesce(session, Some(context));
+    let contents = context.take_contents();
+    for handle in contents.events {
+        let _ = event::destroy(session, handle);
+    }
+    for handle in contents.streams {
+        let _ = capture::destroy_stream(session, handle);
+    }
+    for handle in contents.images {
+        let _ = module::end(session, handle);
+    }
+    array::release_of_context(session, context);
+    memory::release_of_context(session, context);
+    let part = context.take_back_part();
+    if part != 0 {
+        let _ = session.submit(Op::GreenDestroy, &Object { object: part });
+    }
+}
+
+/// `cuCtxDestroy` of a context that the program made.
+pub fn destroy(context: &'static Context) -> Status {
+    if context.primary || context.green != 0 || !context.alive.load(Ordering::Relaxed) {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    end(session()?, context);
+    context::forget(context);
+    if context::is_current(context) {
+        context::pop();
+    }
+    Ok(())
+}
+
+/// `cuGreenCtxDestroy`. Threads that have it current keep it, dead.
+pub fn destroy_green(session: &Session, context: &'static Context) -> Status {
+    context.usable()?;
+    end(session, context);
+    context::forget(context);
+    let body = Object {
+        object: context.green,
+    };
+    session.submit(Op::GreenDestroy, &body)?;
+    release(context.home())
+}
+
+/// `cuDevicePrimaryCtxRelease`.
+pub fn release(context: &'static Context) -> Status {
+    let mut retained = context.retained.lock();
+    if *retained == 0 {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    *retained -= 1;
+    if *retained == 0 {
+        end(session()?, context);
+    }
+    Ok(())
+}
+
+/// `cuDevicePrimaryCtxReset`: everything goes, the retains stay, and the next retain or use begins anew.
+pub fn reset(context: &'static Context) -> Status {
+    let retained = context.retained.lock();
+    if context.alive.load(Ordering::Relaxed) {
+        end(session()?, context);
+        if *retained > 0 {
+            context.take_part(session()?)?;
+            context.revive();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Waiting for a completion flag: spin, then yield, then sleep.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use mpsshim_api::cuda::{CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD};
+use mpsshim_proto::segment::{reached, sleeper};
+use mpsshim_proto::shm;
+
+use crate::ffi::Status;
+use crate::proxy::submit::Session;
+
+/// How a thread passes the time, as the context's scheduling flags ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// `CU_CTX_SCHED_AUTO`.
+    Auto,
+    /// `CU_CTX_SCHED_SPIN`.
+    Spin,
+    /// `CU_CTX_SCHED_YIELD`.
+    Yield,
+    /// `CU_CTX_SCHED_BLOCKING_SYNC`, `CU_EVENT_BLOCKING_SYNC`.
+    Block,
+    /// Of a thread that runs host functions: it is unknown how long the stream takes to get there.
+    HostFunction,
+}
+
+impl Policy {
+    /// Of a context's flags.
+    pub fn of(flags: u32) -> Policy {
+        if flags & CU_CTX_SCHED_BLOCKING_SYNC != 0 {
+            Policy::Block
+        } else if flags & CU_CTX_SCHED_YIELD != 0 {
+            Policy::Yield
+        } else if flags & CU_CTX_SCHED_SPIN != 0 {
+            Policy::Spin
+        } else {
+            Policy::Auto
+        }
+    }
+
+    /// How long to spin, and until when to yield, from the beginning of the wait.
+    fn times(self, crowded: bool) -> (Duration, Duration) {
+        let (spin, awake) = match self {
+            Policy::Auto if crowded => (2, 1_000),
+            // The driver's own waits spin for ever; a copy of 256 MiB takes 5 ms.
+            Policy::Auto => (20, 20_000),
+            Policy::Spin if crowded => (100, 100_000),
+            Policy::Spin => (100_000, 200_000),
+            Policy::Yield => (0, 100_000),
+            Policy::Block => (5, 5),
+            Policy::HostFunction if crowded => (2, 50),
+            Policy::HostFunction => (10, 200),
+        };
+        (Duration::from_micros(spin), Duration::from_micros(awake))
+    }
+}
+
+/// How long a sleeper trusts that it will be woken: a server that has died is noticed within 100 ms.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Waits until the flag of `slot` has reached `value`.
+///
+/// # Errors
+/// The session's, when it ends meanwhile.
+pub fn wait(session: &Session, slot: u32, value: u32, policy: Policy) -> Status {
+    let flag = session.flag(slot);
+    // Acquire: what the GPU wrote before the flag is there.
+    let done = || reached(flag.load(Ordering::Acquire), value);
+    if done() {
+        return session.check();
+    }
+    let crowded = session.header().crowded.load(Ordering::Relaxed) != 0;
+    let (spin, awake) = policy.times(crowded);
+    let began = Instant::now();
+    let mut round = 0u32;
+    loop {
+        for _ in 0..32 {
+            if done() {
+                return session.check();
+            }
+            std::hint::spin_loop();
+        }
+        let waited = began.elapsed();
+        if waited >= awake {
+            break;
+        }
+        session.check()?;
+        if waited >= spin {
+            round += 1;
+            if round.is_multiple_of(4096) {
+                session.look()?;
+            }
+            std::thread::yield_now();
+        }
+    }
+    sleep(session, slot, value, &done)
+}
+
+fn sleep(session: &Session, slot: u32, value: u32, done: &dyn Fn() -> bool) -> Status {
+    let header = session.header();
+    let place = header.sleepers.iter().find(|place| {
+        place
+            .state
+            .compare_exchange(
+                sleeper::FREE,
+                sleeper::CLAIMED,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+    });
+    let Some(place) = place else {
+        return nap(session, done);
+    };
+    place.slot.store(slot, Ordering::Relaxed);
+    place.value.store(value, Ordering::Relaxed);
+    // Release: the watcher that sees SLEEPS sees slot and value.
+    place.state.store(sleeper::SLEEPS, Ordering::Release);
+    header.sleeping.0.fetch_add(1, Ordering::Relaxed);
+    // Partner: the watcher, which looks at `sleeping` after it has said that it will sleep.
+    fence(Ordering::SeqCst);
+    session.ring_doorbell();
+    let mut status = Ok(());
+    while !done() {
+        if place.state.load(Ordering::Acquire) == sleeper::SLEEPS {
+            shm::futex_wait(&place.state, sleeper::SLEEPS, LOOK_AGAIN);
+        } else {
+            // Woken, yet the flag is not there: the watcher was mistaken.
+            place.state.store(sleeper::SLEEPS, Ordering::Release);
+            std::thread::yield_now();
+        }
+        if done() {
+            break;
+        }
+        status = session.look();
+        if status.is_err() {
+            break;
+        }
+    }
+    place.state.store(sleeper::FREE, Ordering::Release);
+    header.sleeping.0.fetch_sub(1, Ordering::Relaxed);
+    status.and_then(|()| session.check())
+}
+
+/// When every record is in use.
+fn nap(session: &Session, done: &dyn Fn() -> bool) -> Status {
+    let mut round = 0u32;
+    while !done() {
+        std::thread::sleep(Duration::from_micros(200));
+        round += 1;
+        if round.is_multiple_of(250) {
+            session.look()?;
+        }
+    }
+    session.check()
+}
