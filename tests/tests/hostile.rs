@@ -230,7 +230,12 @@ fn a_box_outside_the_segment_ends_the_session() {
         }),
         case("copy side 3", with([8, 2, 2], |b| b.from.side = 3)),
         case("copy side 256", with([8, 2, 2], |b| b.to.side = 256)),
-        case("staging range", with([64, 1 << 14, 1], |_| ())),
+        case(
+            "staging range",
+            with([64, 1 << 14, 1], |b| {
+                (b.to.rows, b.from.rows) = (1 << 14, 1 << 14)
+            }),
+        ),
         case("staging range", with([64, 4, 1 << 12], |_| ())),
         case(
             "staging range",

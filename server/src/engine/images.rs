@@ -7,32 +7,80 @@ use mpsshim_proto::shm::{is_sealed, read_sealed};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Content of an image; a NUL follows it.
-pub type Content = Arc<[u8]>;
+#[derive(Debug, Clone)]
+pub struct Content(Arc<Counted>);
+
+/// Bytes that count as those of the session that sent them, for as long as anybody uses them.
+#[derive(Debug)]
+struct Counted {
+    bytes: Box<[u8]>,
+    sent: Sent,
+}
+
+/// Bytes of images that a session has sent and that are still in use.
+#[derive(Debug, Clone, Default)]
+pub struct Sent(Arc<AtomicU64>);
+
+impl Sent {
+    /// Counts so many more.
+    fn add(&self, len: u64) -> Result<(), CUresult> {
+        let sum = |sent: u64| {
+            let sum = sent.checked_add(len)?;
+            (sum <= bounds::IMAGES_BYTES).then_some(sum)
+        };
+        let counted = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        counted.map(drop).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    fn remove(&self, len: u64) {
+        self.0.fetch_sub(len, Ordering::Relaxed);
+    }
+}
+
+impl Deref for Content {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.sent.remove(self.bytes.len() as u64);
+    }
+}
 
 /// Contents in use, by SHA-256.
 #[derive(Debug, Default)]
-pub struct ImageCache(Mutex<HashMap<[u8; 32], Weak<[u8]>>>);
+pub struct ImageCache(Mutex<HashMap<[u8; 32], Weak<Counted>>>);
 
 impl ImageCache {
     /// The content with this hash, if some session still uses it.
     pub fn get(&self, hash: &[u8; 32]) -> Option<Content> {
-        self.0.lock().get(hash)?.upgrade()
+        self.0.lock().get(hash)?.upgrade().map(Content)
     }
 
-    /// Takes a content from a client's descriptor. Its hash is computed here: a client cannot give another one's
-    /// image a false content.
+    /// Takes a content from the descriptor of a client that has sent so much. Its hash is computed here: a client cannot
+    /// give another one's image a false content.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_IMAGE` when it is not what the message says or is truncated.
+    /// `CUDA_ERROR_INVALID_IMAGE` when it is not what the message says or is truncated; `CUDA_ERROR_OUT_OF_MEMORY` beyond
+    /// [`bounds::IMAGES_BYTES`], or when the machine has too little memory for it.
     pub fn receive(
         &self,
         fd: BorrowedFd<'_>,
         len: u64,
         hash: &[u8; 32],
+        sent: &Sent,
     ) -> Result<Content, CUresult> {
         if len == 0 || len > bounds::IMAGE || !is_sealed(fd, len) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
@@ -43,18 +91,23 @@ impl ImageCache {
         if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
+        sent.add(len + 1)?;
+        let mut content = Counted {
+            bytes: vec![0; len as usize + 1].into(),
+            sent: sent.clone(),
+        };
         // The client may change its file meanwhile, so only the copy is hashed, checked and used.
-        let mut content: Content = std::iter::repeat_n(0, len as usize + 1).collect();
-        let bytes = &mut Arc::make_mut(&mut content)[..len as usize];
+        let bytes = &mut content.bytes[..len as usize];
         read_sealed(fd, bytes).map_err(|_| CUDA_ERROR_INVALID_IMAGE)?;
         let actual: [u8; 32] = Sha256::digest(&*bytes).into();
         if actual != *hash || !is_whole(bytes) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
+        let content = Arc::new(content);
         let mut cache = self.0.lock();
         cache.retain(|_, content| content.strong_count() > 0);
         cache.insert(actual, Arc::downgrade(&content));
-        Ok(content)
+        Ok(Content(content))
     }
 }
 
@@ -115,7 +168,10 @@ pub fn is_whole(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsshim_proto::shm::sealed_memfd;
     use proptest::prelude::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
 
     fn fatbin(payload: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -123,6 +179,39 @@ mod tests {
         bytes[6..8].copy_from_slice(&16u16.to_le_bytes());
         bytes[8..16].copy_from_slice(&payload.to_le_bytes());
         bytes
+    }
+
+    #[test]
+    fn what_a_session_has_sent_is_bounded() {
+        let cache = ImageCache::default();
+        let text = |n: u32| format!("// {n:08}").into_bytes();
+        let send = |n: u32, sent: &Sent| {
+            let bytes = text(n);
+            let file = sealed_memfd(c"image", bytes.len() as u64).expect("a memory file");
+            (&std::fs::File::from(file.try_clone().expect("its descriptor")))
+                .write_all(&bytes)
+                .expect("written");
+            let hash = Sha256::digest(&bytes).into();
+            cache.receive(file.as_fd(), bytes.len() as u64, &hash, sent)
+        };
+        let (sent, other) = (Sent::default(), Sent::default());
+        let first = send(1, &sent).expect("the first");
+        assert_eq!(&first[..11], text(1));
+        // Room for one more, its NUL included.
+        sent.add(bounds::IMAGES_BYTES - 2 * 12).expect("room");
+        let second = send(2, &sent).expect("the second");
+        assert_eq!(send(3, &sent).err(), Some(CUDA_ERROR_OUT_OF_MEMORY));
+        // What is there already takes nothing; others have their own.
+        let again = send(1, &sent).expect("the first again");
+        let third = send(3, &other).expect("another session's");
+        drop((second, first));
+        send(4, &sent).expect("room again");
+        drop((again, third));
+        assert_eq!(
+            sent.0.load(Ordering::Relaxed),
+            bounds::IMAGES_BYTES - 2 * 12
+        );
+        assert_eq!(other.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]

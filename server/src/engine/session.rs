@@ -14,6 +14,7 @@ use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
 use super::host::{HostBlock, Segment};
+use super::images::Sent;
 use super::instances::{Image, Instance, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
@@ -434,6 +435,8 @@ pub struct Session {
     pub left_images: bool,
     /// What others have of the image that its next message loads.
     pub offered: Option<Arc<Instance>>,
+    /// Bytes of images that it has sent.
+    pub sent: Sent,
     /// The image that it waits to load.
     pub prepared: Option<Prepared>,
     /// Something that was held back has to be done in such a moment.
@@ -501,6 +504,7 @@ impl Session {
             images_of: None,
             left_images: false,
             offered: None,
+            sent: Sent::default(),
             prepared: None,
             wants_moment: false,
             wants: None,

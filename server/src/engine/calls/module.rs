@@ -195,7 +195,10 @@ impl Session {
             0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
             token => {
                 let fd = self.receive_descriptor(token)?;
-                shared.images.receive(fd.as_fd(), body.len, &body.hash)?
+                let sent = &self.sent;
+                shared
+                    .images
+                    .receive(fd.as_fd(), body.len, &body.hash, sent)?
             }
         };
         // Not before the descriptor was taken in: another message is to get its own.
