@@ -341,6 +341,15 @@ fn open_at(directory: Option<&OwnedFd>, name: &CStr, flags: libc::c_int) -> io::
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
+/// Opens a directory so that its permissions can be changed; nothing that somebody has put in its place.
+fn open_to_change(above: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a plain system call with a NUL-ended name.
+    let raw = check(unsafe { libc::openat(above.as_raw_fd(), name.as_ptr(), flags) })?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
 /// Creates a directory with these permissions, whatever the umask; if it has been created meanwhile, opens it.
 fn make(above: &OwnedFd, name: &CStr, mode: u32) -> io::Result<OwnedFd> {
     // SAFETY: a plain system call with a NUL-ended name.
@@ -351,11 +360,7 @@ fn make(above: &OwnedFd, name: &CStr, mode: u32) -> io::Result<OwnedFd> {
         return made.and_then(|_| open_at(Some(above), name, 0));
     }
     if made.is_ok() && mode != 0o700 {
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        // SAFETY: a plain system call with a NUL-ended name.
-        let raw = check(unsafe { libc::openat(above.as_raw_fd(), name.as_ptr(), flags) })?;
-        // SAFETY: the descriptor is new and ours.
-        let directory = unsafe { OwnedFd::from_raw_fd(raw) };
+        let directory = open_to_change(above, name)?;
         // SAFETY: plain system calls, on that descriptor.
         if stat(&directory)?.st_uid == unsafe { libc::geteuid() } {
             // SAFETY: as above.

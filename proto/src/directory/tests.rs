@@ -93,6 +93,11 @@ fn is_link(path: &Path, link: &Path) {
     assert_eq!(refused.to_string(), expected);
 }
 
+fn is_close_on_exec(fd: &OwnedFd) -> bool {
+    // SAFETY: a plain system call on a descriptor of ours.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) == libc::FD_CLOEXEC }
+}
+
 /// What `fstat` says of a directory with this owner, group and mode.
 fn found(owner: u32, group: u32, mode: u32) -> libc::stat {
     let root = open_at(None, c"/", libc::O_DIRECTORY).expect("open");
@@ -214,6 +219,21 @@ fn a_directory_that_has_been_created_meanwhile_keeps_its_permissions() {
         fs::metadata(&there).expect("there").ino()
     );
     assert_eq!(mode(&there), 0o700);
+}
+
+#[test]
+fn permissions_of_what_is_put_in_place_of_a_new_directory_are_not_changed() {
+    let place = Place::new();
+    place.directory("directory", 0o700);
+    place.link("link", "directory");
+    fs::write(place.path("file"), "").expect("write");
+    let above = place.descriptor();
+    let opened = open_to_change(&above, c"directory").expect("opened");
+    assert!(is_close_on_exec(&opened));
+    for name in [c"link", c"file"] {
+        let error = open_to_change(&above, name).expect_err("no directory");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTDIR), "{name:?}");
+    }
 }
 
 #[test]
