@@ -89,6 +89,15 @@ fn only_a_sealed_file_is_read_and_holes_are_zeros() {
 }
 
 #[test]
+fn a_sealed_file_that_is_open_for_writing_only_is_an_error() {
+    let file = sealed_memfd(c"test", 4096).unwrap();
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let written = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    let error = read_sealed(written.as_fd(), &mut [0]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+}
+
+#[test]
 fn descriptors_travel() {
     let (a, b) = pair();
     let memory = sealed_memfd(c"test", 4096).unwrap();
