@@ -419,6 +419,14 @@ fn a_peer_that_is_gone_is_an_error_to_send_to_and_the_end_to_receive_from() {
 }
 
 #[test]
+fn a_peer_that_sends_no_more_counts_as_gone() {
+    let (a, b) = pair();
+    // SAFETY: a plain system call on our descriptor.
+    assert_eq!(unsafe { libc::shutdown(b.as_raw_fd(), libc::SHUT_WR) }, 0);
+    assert!(is_hung_up(a.as_fd()) && !is_hung_up(b.as_fd()));
+}
+
+#[test]
 fn a_packet_that_is_too_long_is_refused_and_its_descriptors_are_there() {
     let (a, b) = pair();
     let bell = Doorbell::new().unwrap();
