@@ -39,3 +39,54 @@ pub const fn is_host(address: u64) -> bool {
 pub const fn is_virtual(address: u64) -> bool {
     address >= VIRTUAL_ARENA && address < VIRTUAL_ARENA + VIRTUAL_ARENA_LEN
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIB: u64 = 1 << 40;
+    /// Host, device and virtual arena: first address and bytes.
+    const ARENAS: [(u64, u64); 3] = [
+        (0x2a00_0000_0000, TIB),
+        (0x2c00_0000_0000, 16 * TIB),
+        (0x4000_0000_0000, 16 * TIB),
+    ];
+
+    fn arenas_of(address: u64) -> [bool; 3] {
+        [is_host(address), is_device(address), is_virtual(address)]
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_one_arena_it_lies_in() {
+        for (arena, (first, len)) in ARENAS.into_iter().enumerate() {
+            for address in [first, first + len / 2, first + len - 1] {
+                let only = [0, 1, 2].map(|other| other == arena);
+                assert_eq!(arenas_of(address), only, "{address:#x}");
+            }
+            for address in [first - 1, first + len] {
+                assert_eq!(arenas_of(address), [false; 3], "{address:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn programs_libraries_and_stacks_are_in_no_arena() {
+        for address in [
+            0,
+            1,
+            0x40_0000,
+            0x5555_5555_4000,
+            0x7fff_ffff_f000,
+            u64::MAX,
+        ] {
+            assert_eq!(arenas_of(address), [false; 3], "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn the_device_arena_has_as_many_bytes_for_each_device() {
+        assert_eq!(DEVICE_ARENA_STRIDE, TIB);
+        let of_all = DEVICE_ARENA_STRIDE * crate::handshake::MAX_DEVICES as u64;
+        assert_eq!(DEVICE_ARENA_LEN, of_all);
+    }
+}

@@ -152,6 +152,7 @@ pub fn open(path: &Path, walk: Walk) -> Result<OwnedFd, Refused> {
             uid,
             walk,
             in_sticky: sticky,
+            unmapped: unmapped(),
         };
         if left.is_empty() {
             let checked = check_last(&at, &found, &owner);
@@ -226,13 +227,15 @@ struct Owner {
     walk: Walk,
     /// Anybody may have made the directory: the one above it is open to all.
     in_sticky: bool,
+    /// See [`unmapped`].
+    unmapped: Option<u32>,
 }
 
 impl Owner {
     fn is_trusted(&self, owner: u32) -> bool {
         owner == 0
             || owner == self.uid
-            || ((self.walk.named || !self.in_sticky) && is_unmapped(owner))
+            || ((self.walk.named || !self.in_sticky) && self.unmapped == Some(owner))
     }
 
     fn check(&self, path: &Path, owner: u32) -> Result<(), Refused> {
@@ -302,19 +305,22 @@ fn others_may_write(found: &libc::stat, groups_of_root_may: bool) -> bool {
     found.st_mode & 0o002 != 0 || (found.st_mode & 0o020 != 0 && !group_is_trusted)
 }
 
-/// Whether this is how a user namespace shows users that it does not know, such as the host's root in a container of a
-/// user's.
-fn is_unmapped(owner: u32) -> bool {
+/// The number by which this user namespace shows users that it does not know, such as the host's root in a container of a
+/// user's. `None`: it knows all users.
+fn unmapped() -> Option<u32> {
     static UNMAPPED: OnceLock<Option<u32>> = OnceLock::new();
-    let unmapped = UNMAPPED.get_or_init(|| {
+    *UNMAPPED.get_or_init(|| {
         let map = fs::read_to_string("/proc/self/uid_map").ok()?;
-        if map.split_whitespace().eq(["0", "0", "4294967295"]) {
-            return None;
-        }
         let number = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
-        number.trim().parse().ok()
-    });
-    *unmapped == Some(owner)
+        unmapped_by(&map, &number)
+    })
+}
+
+/// [`unmapped`], by the content of `/proc/self/uid_map` and `/proc/sys/kernel/overflowuid`.
+fn unmapped_by(map: &str, number: &str) -> Option<u32> {
+    let knows_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    let number = number.trim().parse().ok();
+    number.filter(|_| !knows_all)
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -335,6 +341,15 @@ fn open_at(directory: Option<&OwnedFd>, name: &CStr, flags: libc::c_int) -> io::
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
+/// Opens a directory so that its permissions can be changed; nothing that somebody has put in its place.
+fn open_to_change(above: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a plain system call with a NUL-ended name.
+    let raw = check(unsafe { libc::openat(above.as_raw_fd(), name.as_ptr(), flags) })?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
 /// Creates a directory with these permissions, whatever the umask; if it has been created meanwhile, opens it.
 fn make(above: &OwnedFd, name: &CStr, mode: u32) -> io::Result<OwnedFd> {
     // SAFETY: a plain system call with a NUL-ended name.
@@ -345,11 +360,7 @@ fn make(above: &OwnedFd, name: &CStr, mode: u32) -> io::Result<OwnedFd> {
         return made.and_then(|_| open_at(Some(above), name, 0));
     }
     if made.is_ok() && mode != 0o700 {
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        // SAFETY: a plain system call with a NUL-ended name.
-        let raw = check(unsafe { libc::openat(above.as_raw_fd(), name.as_ptr(), flags) })?;
-        // SAFETY: the descriptor is new and ours.
-        let directory = unsafe { OwnedFd::from_raw_fd(raw) };
+        let directory = open_to_change(above, name)?;
         // SAFETY: plain system calls, on that descriptor.
         if stat(&directory)?.st_uid == unsafe { libc::geteuid() } {
             // SAFETY: as above.
@@ -394,34 +405,4 @@ pub fn path_in(directory: BorrowedFd<'_>, name: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn uid() -> u32 {
-        // SAFETY: a plain system call that cannot fail.
-        unsafe { libc::geteuid() }
-    }
-
-    #[test]
-    fn a_user_s_own_directory_comes_before_the_system_s() {
-        let temporary = PathBuf::from("/tmp/mpsshim-1000");
-        let system = PathBuf::from(SYSTEM);
-        let of_root = candidates(0, Some(OsStr::new("/proc/self")));
-        assert_eq!(of_root, [Path::new(SYSTEM)]);
-        let both = [temporary, system];
-        assert_eq!(candidates(1000, None), both);
-        // Another user's, one that is not there, and one that is relative to nobody knows what.
-        for runtime in ["/proc/1", "/nowhere", "proc"] {
-            assert_eq!(
-                candidates(1000, Some(OsStr::new(runtime))),
-                both,
-                "{runtime}"
-            );
-        }
-        if uid() != 0 {
-            let own = candidates(uid(), Some(OsStr::new("/proc/self")));
-            assert_eq!(own[0], Path::new("/proc/self/mpsshim"));
-            assert_eq!(own.len(), 3);
-        }
-    }
-}
+mod tests;

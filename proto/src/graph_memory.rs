@@ -183,4 +183,82 @@ mod tests {
         memory.ended(2);
         assert!(memory.is_empty());
     }
+
+    #[test]
+    fn what_a_graph_allocates_and_frees_is_shared_and_nothing_else() {
+        let mut memory = GraphMemory::new();
+        memory.given(0x1000, 64, 1);
+        memory.given(0x2000, 32, 2);
+        memory.given(0x3000, 16, 1);
+        memory.freed_by(0x3000, 1);
+        memory.freed_by(0x2000, 2);
+        memory.share(1, 10);
+        assert!(memory.of(10).eq([(0x1000, 64), (0x3000, 16)]));
+        assert_eq!(memory.frees_of(10), [0x3000]);
+        assert!(memory.of(2).eq([(0x2000, 32)]));
+        memory.share(7, 70);
+        assert!(memory.of(70).next().is_none());
+        assert!(memory.frees_of(70).is_empty());
+        // Both in one, which has what both have.
+        memory.share(2, 10);
+        let all = [(0x1000, 64), (0x2000, 32), (0x3000, 16)];
+        assert!(memory.of(10).eq(all));
+        assert_eq!(memory.frees_of(10), [0x3000, 0x2000]);
+        memory.ended(10);
+        assert!(memory.of(1).eq([(0x1000, 64), (0x3000, 16)]));
+        assert_eq!(memory.frees_of(1), [0x3000]);
+    }
+
+    #[test]
+    fn a_graph_that_only_frees_or_only_allocates_is_not_nothing() {
+        let mut memory = GraphMemory::new();
+        assert!(memory.is_empty());
+        memory.freed_by(0x1000, 1);
+        assert!(!memory.is_empty());
+        memory.ended(2);
+        assert!(!memory.is_empty());
+        memory.ended(1);
+        assert!(memory.is_empty());
+        memory.given(0x1000, 64, 1);
+        assert!(!memory.is_empty());
+    }
+
+    #[test]
+    fn only_addresses_inside_a_block_have_bytes_behind_them() {
+        let mut memory = GraphMemory::new();
+        memory.given(0x1000, 64, 1);
+        memory.given(0x1100, 32, 1);
+        for (address, bytes) in [
+            (0, None),
+            (0xfff, None),
+            (0x1000, Some(64)),
+            (0x103f, Some(1)),
+            (0x1040, None),
+            (0x10ff, None),
+            (0x1100, Some(32)),
+            (0x111f, Some(1)),
+            (0x1120, None),
+            (u64::MAX, None),
+        ] {
+            assert_eq!(memory.behind(address), bytes, "{address:#x}");
+            let begins = matches!(address, 0x1000 | 0x1100);
+            assert_eq!(memory.begins(address), begins, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn a_launch_leaves_what_its_graph_does_not_free() {
+        let mut memory = GraphMemory::new();
+        memory.given(0x1000, 64, 1);
+        memory.given(0x2000, 64, 1);
+        memory.given(0x3000, 64, 2);
+        memory.freed_by(0x2000, 1);
+        memory.launched(1);
+        memory.ended(1);
+        memory.ended(2);
+        let left = [0x1000, 0x2000, 0x3000].map(|start| memory.begins(start));
+        assert_eq!(left, [true, false, false]);
+        memory.freed(0x2000);
+        assert!(memory.begins(0x1000));
+    }
 }

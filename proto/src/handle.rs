@@ -97,4 +97,18 @@ mod tests {
             assert_eq!(Handle(value).kind(), None, "{value:#x}");
         }
     }
+
+    #[test]
+    fn a_stale_handle_differs_from_its_successor() {
+        let first = Handle::new(Kind::Stream, 0, 7);
+        let others = [
+            Handle::new(Kind::Stream, 1, 7),
+            Handle::new(Kind::Event, 0, 7),
+            Handle::new(Kind::Stream, 0, 8),
+        ];
+        for other in others {
+            assert_ne!(first, other);
+        }
+        assert_eq!(first, Handle(0x5d06_0000_0000_0007));
+    }
 }

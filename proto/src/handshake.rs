@@ -163,4 +163,14 @@ mod tests {
         hostile.visible_len = u32::MAX;
         assert_eq!(hostile.visible(), None);
     }
+
+    /// A UUID is written in 40 characters, with a comma behind it.
+    #[test]
+    fn a_list_of_all_devices_has_room() {
+        let uuid = "GPU-00000000-0000-0000-0000-000000000000";
+        let list = [uuid; MAX_DEVICES].join(",");
+        let hello = ClientHello::new_zeroed().with_visible(Some(list.as_bytes()));
+        assert_eq!(hello.visible(), Some(list.as_str()));
+        assert_eq!(VISIBLE_LEN, 656);
+    }
 }

@@ -220,3 +220,54 @@ pub const ATTRIBUTES_MAX: usize = 32;
 
 /// The most bytes of kernel parameters the driver takes (CUDA 12.1 and later).
 pub const PARAMS_MAX: usize = 32_764;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn a_grid_has_as_many_blocks_as_its_sides_give() {
+        let blocks = |grid| {
+            Launch {
+                grid,
+                ..Launch::new_zeroed()
+            }
+            .blocks()
+        };
+        assert_eq!(blocks([3, 5, 7]), 105);
+        assert_eq!(blocks([1, 1, 1]), 1);
+        assert_eq!(blocks([1 << 31, 65_535, 0]), 0);
+        assert_eq!(blocks([i32::MAX as u32, 65_535, 1]), 140_735_340_806_145);
+    }
+
+    #[test]
+    fn a_side_has_a_number_and_other_numbers_are_no_side() {
+        for side in [Side::Device, Side::Host, Side::Staging] {
+            assert_eq!(Side::from_u8(side as u8), Some(side));
+        }
+        assert_eq!(
+            [0, 1, 2].map(|side| Side::from_u8(side).is_some()),
+            [true; 3]
+        );
+        assert_eq!([3, 4, 255].map(Side::from_u8), [None; 3]);
+    }
+
+    #[test]
+    fn managed_memory_is_told_by_a_flag_that_the_driver_does_not_know() {
+        // `CU_MEMHOSTALLOC_*` and `CU_MEM_ATTACH_*` are 1, 2 and 4.
+        assert_eq!(MANAGED & 7, 0);
+        assert_eq!(MANAGED.count_ones(), 1);
+    }
+
+    #[test]
+    fn the_largest_launch_and_the_largest_copy_are_one_message_each() {
+        assert_eq!(INLINE_COPY_MAX, 4096);
+        let copy = size_of::<CopyInline>() + INLINE_COPY_MAX;
+        let launch = size_of::<Launch>() + PARAMS_MAX;
+        for payload in [copy, launch] {
+            assert!(ring::message_len(payload) <= ring::MAX_MESSAGE as usize);
+        }
+    }
+}

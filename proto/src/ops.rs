@@ -601,4 +601,19 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn an_operation_s_declaration_says_how_it_is_served() {
+        // Whether the client waits, whether its content decides where and when, and whether it may take long.
+        for (op, is_request, is_judged, is_slow) in [
+            (Op::StreamAttribute, false, false, false),
+            (Op::EventExport, true, false, false),
+            (Op::ImageLoad, true, true, true),
+            (Op::GraphNode, true, true, false),
+            (Op::Confine, true, false, true),
+        ] {
+            let what = (op.is_request(), op.is_judged(), op.is_slow());
+            assert_eq!(what, (is_request, is_judged, is_slow), "{op:?}");
+        }
+    }
 }

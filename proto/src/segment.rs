@@ -231,6 +231,10 @@ pub fn reached(flag: u32, value: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring::{Consumer, Producer};
+    use crate::shm::{self, Mapping};
+    use std::os::fd::AsFd;
+    use std::panic::catch_unwind;
 
     #[test]
     fn flags_of_a_slot_share_its_line() {
@@ -246,5 +250,88 @@ mod tests {
     fn flags_wrap() {
         assert!(reached(5, 5) && reached(6, 5) && !reached(4, 5));
         assert!(reached(2, u32::MAX) && !reached(u32::MAX, 2));
+    }
+
+    #[test]
+    fn the_parts_of_the_segment_lie_one_behind_the_other() {
+        const KIB: usize = 1 << 10;
+        assert_eq!((ANSWER, ANSWER_LEN), (4 * KIB, 64 * KIB));
+        assert_eq!((RING, RING_LEN), (68 * KIB, 2048 * KIB));
+        assert_eq!(REGISTERED, 2116 * KIB);
+        assert_eq!((STAGING, STAGING_LEN), (2180 * KIB, 960 * KIB));
+        assert_eq!(REGISTERED_LEN, 1024 * KIB);
+        assert_eq!(SEGMENT_LEN, 3140 * KIB);
+        // The flags fill what lies between them and the staging.
+        let last = flag_offset(RETURNED + FLAGS as u32 - 1).unwrap();
+        assert_eq!(flag_offset(0), Some(REGISTERED));
+        assert_eq!(last + FLAG_STRIDE - 8, STAGING);
+    }
+
+    /// A segment of this process alone, and the ring in it.
+    fn segment() -> (Mapping, RingMemory) {
+        let file = shm::sealed_memfd(c"test", SEGMENT_LEN as u64).unwrap();
+        let mapping = Mapping::new(file.as_fd(), SEGMENT_LEN).unwrap();
+        // SAFETY: the mapping is as long as a segment; each test keeps it as long as the ring.
+        let memory = unsafe { RingMemory::new(mapping.base()) };
+        (mapping, memory)
+    }
+
+    #[test]
+    fn both_sides_find_the_ring_in_the_segment() {
+        let (mapping, memory) = segment();
+        assert_eq!(memory.capacity(), RING_LEN as u64);
+        let mut producer = Producer::new(memory);
+        let mut consumer = Consumer::new(memory);
+        // More than once around.
+        let payload = vec![7; 100_000];
+        for token in 0..50 {
+            let room = producer.reserve(payload.len()).unwrap();
+            producer.fill(room, 0, &payload);
+            producer.publish(room, 2, 0, token);
+            assert_eq!(memory.head(), producer.position());
+            let message = consumer.peek().unwrap().unwrap();
+            assert_eq!(message.token, token);
+            let mut copy = vec![0; payload.len()];
+            assert!(consumer.copy_out(&message, 0, &mut copy));
+            assert_eq!(copy, payload);
+            let address = memory.address(message.offset) as usize;
+            let base = mapping.base() as usize;
+            assert_eq!(address, base + RING + message.offset as usize);
+            consumer.consume(&message);
+            assert_eq!(memory.tail(), memory.head());
+        }
+    }
+
+    #[test]
+    fn the_cursors_are_in_the_header_and_messages_in_the_ring() {
+        let (mapping, memory) = segment();
+        memory.publish_head(0x1234);
+        memory.publish_tail(0x5678);
+        memory.write(0, b"first");
+        memory.write(RING_LEN as u64 - 4, b"last");
+        let mut read = [0; 4];
+        memory.read(RING_LEN as u64 - 4, &mut read);
+        assert_eq!(&read, b"last");
+        // SAFETY: inside the mapping, which nobody else uses.
+        let bytes = unsafe { std::slice::from_raw_parts(mapping.base(), SEGMENT_LEN) };
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(word(std::mem::offset_of!(Header, head)), 0x1234);
+        assert_eq!(word(std::mem::offset_of!(Header, tail)), 0x5678);
+        assert_eq!(&bytes[RING..RING + 5], b"first");
+        assert_eq!(&bytes[REGISTERED - 4..REGISTERED], b"last");
+        assert!(bytes[REGISTERED..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_past_the_end_of_the_ring() {
+        let (_mapping, memory) = segment();
+        let end = RING_LEN as u64;
+        let writes = || memory.write(end - 1, &[1; 2]);
+        assert!(catch_unwind(writes).is_err());
+        let reads = || memory.read(end - 1, &mut [0; 2]);
+        assert!(catch_unwind(reads).is_err());
+        assert!(catch_unwind(|| memory.address(end)).is_err());
+        memory.write(end, &[]);
+        memory.read(end, &mut []);
     }
 }

@@ -197,4 +197,39 @@ mod tests {
         assert_eq!(table.held(0), 0);
         assert!(table.take(0, 0, 600));
     }
+
+    #[test]
+    fn there_is_no_limit_where_all_may_be_held() {
+        let table = table(100);
+        table.devices[1].limit.store(u64::MAX, Ordering::Relaxed);
+        table.devices[2].limit.store(0, Ordering::Relaxed);
+        let limits = [0, 1, 2].map(|device| table.limit(device));
+        assert_eq!(limits, [Some(100), None, Some(0)]);
+        assert!(!table.take(2, 0, 1) && table.take(2, 0, 0));
+    }
+
+    #[test]
+    fn what_one_place_has_is_transferred_on_all_devices() {
+        let table = table(100);
+        for (device, place, bytes) in [(0, 1, 10), (0, 2, 20), (3, 1, 30), (4, 3, 40)] {
+            table.add(device, place, bytes);
+        }
+        table.transfer(1, 2);
+        let held = [0, 3, 4].map(|device| table.held(device));
+        assert_eq!(held, [30, 30, 40]);
+        table.clear(1);
+        assert_eq!(table.held(0), 30);
+        table.clear(2);
+        let held = [0, 3, 4].map(|device| table.held(device));
+        assert_eq!(held, [0, 0, 40]);
+    }
+
+    #[test]
+    fn only_places_that_were_used_count() {
+        let table = table(100);
+        table.add(0, 4, 70);
+        assert_eq!((table.held(0), table.left(0)), (0, 100));
+        table.used.store(5, Ordering::Relaxed);
+        assert_eq!((table.held(0), table.left(0)), (70, 30));
+    }
 }

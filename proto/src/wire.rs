@@ -181,4 +181,39 @@ mod tests {
             }
         }
     }
+
+    /// Known values of the 64-bit hash (draft-eastlake-fnv, appendix C).
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        for (text, expected) in [
+            ("", 0xcbf2_9ce4_8422_2325),
+            ("a", 0xaf63_dc4c_8601_ec8c),
+            ("foobar", 0x8594_4171_f739_67e8),
+        ] {
+            let mut hash = Fnv::new();
+            hash.bytes(text.as_bytes());
+            assert_eq!(hash.0, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_fingerprint_is_of_all_declarations() {
+        let facts: Vec<String> = facts().collect();
+        let mut hash = Fnv::new();
+        facts.iter().for_each(|fact| hash.text(fact));
+        assert_eq!(fingerprint(), hash.0);
+        let shared: Vec<String> = shared_memory().collect();
+        assert_eq!(
+            facts.len(),
+            TABLE.len() + Op::ALL.len() + structs().count() + shared.len()
+        );
+        let hello = format!("ClientHello {} magic 0", size_of::<ClientHello>());
+        assert!(shared.iter().any(|fact| fact.starts_with(&hello)));
+        let ring = format!("segment::RING {}", segment::RING);
+        assert!(shared.contains(&ring) && facts.contains(&ring));
+        let launch = ("Launch", size_of::<message::Launch>());
+        assert!(structs().any(|(name, _, len)| (name, len) == launch));
+        let request = format!("{:?} = {}: Request", Op::ImageLoad, Op::ImageLoad as u16);
+        assert!(facts.iter().any(|fact| fact.starts_with(&request)));
+    }
 }

@@ -189,3 +189,32 @@ impl Properties {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_survive_but_for_the_place() {
+        let device = |id| CUmemLocation { kind: 1, id };
+        let of_program = CUmemAllocationProp {
+            kind: 2,
+            requested_handle_types: 3,
+            location: device(4),
+            compression_type: 5,
+            gpu_direct_rdma_capable: 6,
+            usage: 7,
+            ..CUmemAllocationProp::default()
+        };
+        let properties = Properties::of(&of_program, Location { kind: 1, id: 8 });
+        let place = CUmemLocation::from(properties.location);
+        assert_eq!((place.kind, place.id), (1, 8));
+        let of_driver = properties.at(device(9));
+        assert_eq!((of_driver.location.kind, of_driver.location.id), (1, 9));
+        assert_eq!(of_driver.kind, 2);
+        assert_eq!(of_driver.requested_handle_types, 3);
+        assert_eq!(of_driver.compression_type, 5);
+        assert_eq!(of_driver.gpu_direct_rdma_capable, 6);
+        assert_eq!(of_driver.usage, 7);
+    }
+}
