@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_api::cuda::{
     CU_CTX_MAP_HOST, CU_DEVICE_ATTRIBUTE_MAX_PITCH, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -204,7 +204,7 @@ pub struct Context {
     pub cache_config: AtomicU32,
     /// `cuCtxAttach` without `cuCtxDetach`.
     pub attached: AtomicU32,
-    legacy: AtomicU64,
+    legacy: AtomicPtr<()>,
     making_legacy: Mutex<()>,
     streams: Mutex<BTreeSet<u64>>,
     events: Mutex<BTreeSet<u64>>,
@@ -299,7 +299,7 @@ impl Context {
             known_limits: [const { AtomicU64::new(UNKNOWN) }; CU_LIMIT_MAX as usize],
             cache_config: AtomicU32::new(0),
             attached: AtomicU32::new(0),
-            legacy: AtomicU64::new(0),
+            legacy: AtomicPtr::new(ptr::null_mut()),
             making_legacy: Mutex::new(()),
             streams: Mutex::new(BTreeSet::new()),
             events: Mutex::new(BTreeSet::new()),
@@ -383,18 +383,18 @@ impl Context {
         }
     }
 
-    /// Handle of its legacy default stream; 0 before it is made.
+    /// Its legacy default stream, as [`Context::set_legacy`] was given it; null before.
     #[inline]
-    pub fn legacy(&self) -> u64 {
+    pub fn legacy(&self) -> *const () {
         self.legacy.load(Ordering::Acquire)
     }
     /// Held while its legacy default stream is made.
     pub fn making_legacy(&self) -> MutexGuard<'_, ()> {
         self.making_legacy.lock()
     }
-    /// It has this legacy default stream now.
-    pub fn set_legacy(&self, handle: u64) {
-        self.legacy.store(handle, Ordering::Release);
+    /// It has this legacy default stream now, an entry of the table of streams, which stays there for the life of the process.
+    pub fn set_legacy(&self, stream: *const ()) {
+        self.legacy.store(stream.cast_mut(), Ordering::Release);
     }
 
     /// Handles of its streams now.
@@ -428,7 +428,7 @@ impl Context {
 
     /// Takes out what was made in it, which is to end: it lives no longer, and has no storage, streams, events or images.
     pub fn take_contents(&self) -> Contents {
-        self.legacy.store(0, Ordering::Release);
+        self.legacy.store(ptr::null_mut(), Ordering::Release);
         Contents {
             events: std::mem::take(&mut *self.events.lock()),
             streams: std::mem::take(&mut *self.streams.lock()),

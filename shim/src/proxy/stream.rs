@@ -314,22 +314,28 @@ pub fn create(
 /// The legacy default stream of a context, made on first use.
 #[inline]
 pub fn legacy(session: &Session, context: &'static Context) -> Status<StreamRef> {
-    match STREAMS.get(context.legacy()) {
+    match made_legacy(context) {
         Some(stream) => Ok(stream),
         None => make_legacy(session, context),
     }
 }
 
+#[inline]
+fn made_legacy(context: &Context) -> Option<StreamRef> {
+    // SAFETY: null, or what `make_legacy` has set: an entry of the table of streams, none of which is ever freed.
+    unsafe { context.legacy().cast::<Entry<Stream>>().as_ref() }
+}
+
 #[cold]
 fn make_legacy(session: &Session, context: &'static Context) -> Status<StreamRef> {
     let _making = context.making_legacy();
-    if let Some(stream) = STREAMS.get(context.legacy()) {
+    if let Some(stream) = made_legacy(context) {
         return Ok(stream);
     }
     context.usable()?;
     let made = create(session, context, 0, 0, true)?;
     context.own_stream(made.handle());
-    context.set_legacy(made.handle());
+    context.set_legacy(std::ptr::from_ref(made).cast());
     Ok(made)
 }
 
