@@ -18,7 +18,7 @@ const BELOW: u64 = 256 << 10;
 /// Pause between two looks whether the calling thread sleeps.
 const LOOK: Duration = Duration::from_micros(20);
 /// How often that is looked at.
-const LOOKS: usize = 50_000;
+const LOOKS: usize = 500_000;
 
 thread_local! {
     /// Where the thread's stack ends, 0 before it was asked for.

@@ -900,6 +900,8 @@ pub fn array_copies(_: &Setup) {
         "{}",
         cu!(cuMemcpyDtoA_v2, line, 2000usize, a, 100usize)
     );
+    // The stream waits for none of the copies before.
+    must!(cuCtxSynchronize);
     say!(
         "HtoA async",
         "{}",
