@@ -32,12 +32,9 @@ class Program:
         self.name, self.command, self.folder = name, command, folder
 
 
-def programs_of(folder):
-    for path in sorted(pathlib.Path(folder).resolve().iterdir()):
-        if path.is_file() and os.access(path, os.X_OK) and ".so" not in path.name:
-            with path.open("rb") as file:
-                if file.read(4) == b"\x7fELF":
-                    yield Program(path.name, [f"./{path.name}"], path.parent)
+def is_program(path):
+    with open(path, "rb") as file:
+        return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF" and ".so" not in path.name
 
 
 def long_programs(program):
@@ -166,7 +163,9 @@ def parse_arguments(arguments):
 def main(arguments):
     options = parse_arguments(arguments)
     without = options.without.split(",")
-    programs = [program for program in programs_of(options.programs) if program.name not in without]
+    files = sorted(path for path in pathlib.Path(options.programs).resolve().iterdir() if path.is_file())
+    paths = [path for path in files if is_program(path) and path.name not in without]
+    programs = [Program(path.name, [f"./{path.name}"], path.parent) for path in paths]
     with concurrent.futures.ThreadPoolExecutor(options.alone_jobs) as pool:
         alone = list(pool.map(lambda program: run(program, dict(os.environ), options.longest), programs))
     left_out = [program.name for program, (status, _) in zip(programs, alone) if status != 0]

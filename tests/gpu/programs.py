@@ -21,6 +21,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benches", "gpu"))
 import systems  # noqa: E402  The processes and the daemon are the benches'.
+from batch import is_program, link_or_copy  # noqa: E402
 
 WAIVED = 2
 # These end with a fault on the device on purpose. In one shared context that takes the server's other clients along
@@ -29,11 +30,6 @@ FAULTING = ("simpleAssert", "simpleAssert_nvrtc")
 # What differs from run to run: numbers with a point or an exponent, addresses, process ids, times.
 VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+\.\d+(e[-+]?\d+)?|\d+(?= ?(ms|us|usec|msec|sec|GB|MB|cycles|clocks))|nan|[\d,.]+%")
 SKIPPED_LINES = re.compile(r"time|speed|bandwidth|throughput|GB/s|MB/s|GFLOP|second|free|pid|\bseed|perf|clock", re.I)
-
-
-def is_program(path):
-    with open(path, "rb") as file:
-        return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF" and ".so" not in path.name
 
 
 def run(program, folder, env, timeout):
@@ -45,13 +41,6 @@ def run(program, folder, env, timeout):
     except subprocess.TimeoutExpired as late:
         status, out, err = None, late.stdout or b"", late.stderr or b""
     return status, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - began
-
-
-def link_or_copy(source, target):
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def comparable(text):

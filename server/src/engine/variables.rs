@@ -7,9 +7,12 @@ use super::Shared;
 use super::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
 use super::devices::{Device, Ordinal};
 use super::footprint::{at_top, declarations, of_declaration, without_comments};
+use super::host::is_affordable;
 use super::images::Content;
 use super::instances::Raw;
-use mpsshim_api::cuda::{CUDA_ERROR_INVALID_IMAGE, CUdeviceptr, CUresult, CUstream};
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUresult, CUstream,
+};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
 use parking_lot::Mutex;
@@ -24,8 +27,10 @@ const MOST: usize = 256;
 const MOST_KEPT: u64 = 256 << 10;
 /// Bytes that are written to put everything back.
 const MOST_WRITTEN: u64 = 16 << 20;
+/// Bytes of their names: they are kept when the image has gone.
+const MOST_NAMES: usize = 64 << 10;
 /// Images whose variables are known, at most.
-const MOST_KNOWN: usize = 4096;
+const MOST_KNOWN: usize = 1024;
 /// What is written where a variable begins as zeros.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -110,8 +115,11 @@ fn variables(image: &[u8], arch: u32) -> Option<Vec<Variable>> {
         such.fold(0u64, |sum, one| sum.saturating_add(one.len))
     };
     let (kept, zeros) = (sum(false), sum(true));
-    let fits =
-        found.len() <= MOST && kept <= MOST_KEPT && kept.saturating_add(zeros) <= MOST_WRITTEN;
+    let of_names: usize = found.iter().map(|one| one.name.len()).sum();
+    let fits = found.len() <= MOST
+        && of_names <= MOST_NAMES
+        && kept <= MOST_KEPT
+        && kept.saturating_add(zeros) <= MOST_WRITTEN;
     // One name for two variables would lead to one of them only.
     (fits && names.len() == found.len()).then_some(found)
 }
@@ -236,13 +244,19 @@ impl AsLoaded {
     /// Of an image that was loaded just now.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_INVALID_IMAGE` for a variable that is not as long as the image says.
+    /// The driver's; `CUDA_ERROR_INVALID_IMAGE` for a variable that is not as long as the image says;
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for their content.
     pub fn read(
         shared: &Shared,
         raw: Raw,
         device: Ordinal,
         variables: &[Variable],
     ) -> Result<AsLoaded, CUresult> {
+        let kept = variables.iter().filter(|one| !one.zeros);
+        let kept: u64 = kept.map(|one| one.len).sum();
+        if kept > 0 && !is_affordable(kept) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
         let driver = &shared.driver;
         let device = &shared.devices[device];
         device.make_current(driver)?;
@@ -266,10 +280,7 @@ impl AsLoaded {
             };
             all.push((start, before));
         }
-        let copied = all
-            .iter()
-            .any(|(_, before)| matches!(before, Before::Bytes(_)));
-        if copied {
+        if kept > 0 {
             on_stream(shared, device, |stream| {
                 for (start, before) in &mut all {
                     if let Before::Bytes(bytes) = before {
@@ -380,6 +391,8 @@ mod tests {
             .map(|n| format!(".global .u32 a{n};\n"))
             .collect();
         assert_eq!(of(&many), None);
+        let long = format!(".global .u32 {};", "a".repeat(MOST_NAMES));
+        assert_eq!(of(&long), None);
         assert!(variables(b"\x7fELF but none", 90).is_none());
     }
 }

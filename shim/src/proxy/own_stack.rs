@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -61,26 +62,22 @@ fn find_top() -> u64 {
 /// `CUDA_ERROR_NOT_SUPPORTED` where it cannot be seen that it does not; `CUDA_ERROR_OUT_OF_MEMORY` when there is no other
 /// thread; what `work` gives.
 pub fn aside(work: impl FnOnce() -> Status + Send + 'static) -> Status {
-    let done = Box::leak(Box::new(AtomicU32::new(0)));
+    let word = Arc::new(AtomicU32::new(0));
     let _signals = Blocked::all();
     // SAFETY: no arguments.
     let caller = unsafe { libc::gettid() };
-    let word: &'static AtomicU32 = done;
+    let theirs = word.clone();
     let thread = std::thread::Builder::new().spawn(move || {
-        let outcome = match await_sleep(caller, word) {
+        let outcome = match await_sleep(caller, &theirs) {
             true => work(),
             false => Err(CUDA_ERROR_NOT_SUPPORTED),
         };
-        word.store(1, Ordering::Release);
-        // SAFETY: the word lives as long as the process, or until the sleeper has been joined with this thread.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAKE, 1) };
+        theirs.store(1, Ordering::Release);
+        // SAFETY: the word is there.
+        unsafe { libc::syscall(libc::SYS_futex, theirs.as_ptr(), WAKE, 1) };
         outcome
     });
-    let Ok(thread) = thread else {
-        // SAFETY: from `Box::leak` above, and nobody else has it.
-        drop(unsafe { Box::from_raw(ptr::from_ref(word).cast_mut()) });
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    };
+    let thread = thread.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
     while word.load(Ordering::Acquire) == 0 {
         // SAFETY: the word is there; no timeout.
         unsafe {
@@ -93,10 +90,7 @@ pub fn aside(work: impl FnOnce() -> Status + Send + 'static) -> Status {
             )
         };
     }
-    let outcome = thread.join().unwrap_or(Err(CUDA_ERROR_NOT_SUPPORTED));
-    // SAFETY: from `Box::leak` above; the other thread has ended.
-    drop(unsafe { Box::from_raw(ptr::from_ref(word).cast_mut()) });
-    outcome
+    thread.join().unwrap_or(Err(CUDA_ERROR_NOT_SUPPORTED))
 }
 
 const WAIT: libc::c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
