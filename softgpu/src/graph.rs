@@ -965,7 +965,8 @@ fn depend(of: u64, from: In<u64>, to: In<u64>, count: usize, remove: bool) -> R<
     let graph = graph(of)?;
     for (from, to) in from.list(count)?.into_iter().zip(to.list(count)?) {
         let (source, target) = (node(from)?, node(to)?);
-        if from == to || source.lock().graph != graph.handle {
+        let inside = [&source, &target].map(|node| node.lock().graph == graph.handle);
+        if from == to || inside != [true; 2] {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut target = target.lock();
