@@ -12,3 +12,4 @@ pub mod driver;
 pub mod in_process;
 pub mod lingering;
 pub mod peer;
+pub mod refusals;
