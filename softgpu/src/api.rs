@@ -27,6 +27,17 @@ macro_rules! api {
         )*
         pub static $table: &[(&str, $crate::api::Entry)] =
             &[$((stringify!($name), $crate::api::Entry($name as *const ()))),*];
+
+        #[cfg(test)]
+        #[expect(non_snake_case, reason = "the table's name")]
+        pub mod $table {
+            #[allow(unused_imports, reason = "the types of the arguments")]
+            use super::*;
+
+            pub fn signatures() -> Vec<mpsshim_signatures::Named> {
+                vec![$((stringify!($name), mpsshim_signatures::signature!($($ty),*))),*]
+            }
+        }
     };
 }
 
@@ -50,6 +61,20 @@ macro_rules! api_streams {
             (stringify!($name), $crate::api::Entry($name as *const ())),
             (stringify!($second), $crate::api::Entry($second as *const ())),
         )*];
+
+        #[cfg(test)]
+        #[expect(non_snake_case, reason = "the table's name")]
+        pub mod $table {
+            #[allow(unused_imports, reason = "the types of the arguments")]
+            use super::*;
+
+            pub fn signatures() -> Vec<mpsshim_signatures::Named> {
+                vec![$(
+                    (stringify!($name), mpsshim_signatures::signature!($($ty),*)),
+                    (stringify!($second), mpsshim_signatures::signature!($($ty),*)),
+                )*]
+            }
+        }
     };
 }
 pub(crate) use {api, api_streams};
@@ -169,4 +194,45 @@ pub fn put_text(to: Out<u8>, room: usize, text: &str) -> R<()> {
         to.at(n).put(*byte);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{In, Out, Text};
+    use mpsshim_signatures::{Class, Passed, differences, pointer};
+
+    /// Values are read and written wherever they are.
+    fn unaligned(class: Class) -> Class {
+        match class {
+            Class::Pointer { writable, to } => Class::Pointer {
+                writable,
+                to: to.map(|(size, _)| (size, 1)),
+            },
+            other => other,
+        }
+    }
+
+    impl<T: 'static> Passed for In<T> {
+        fn class() -> Class {
+            unaligned(pointer::<T>(false))
+        }
+    }
+
+    impl<T: 'static> Passed for Out<T> {
+        fn class() -> Class {
+            unaligned(pointer::<T>(true))
+        }
+    }
+
+    impl Passed for Text {
+        fn class() -> Class {
+            pointer::<u8>(false)
+        }
+    }
+
+    #[test]
+    fn functions_have_the_signatures_of_the_driver() {
+        let found = differences(crate::lookup::signatures());
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
 }

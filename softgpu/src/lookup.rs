@@ -8,44 +8,53 @@ use mpsshim_api::cuda::*;
 use mpsshim_api::table::{self, Lookup};
 
 use crate::api::{Entry, Out, R, Text, api, log};
-use crate::{
-    array, context, copy, device, event, graph, graph_attribute, green, launch, library, link,
-    memory, module, pool, stream,
-};
 
 const PER_THREAD_STREAM: u64 = 2;
 
-pub fn exported() -> &'static HashMap<&'static str, Entry> {
-    static ALL: OnceLock<HashMap<&'static str, Entry>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        let tables = [
-            TABLE,
-            device::TABLE,
-            context::TABLE,
-            memory::TABLE,
-            module::TABLE,
-            library::TABLE,
-            link::TABLE,
-            launch::TABLE,
-            launch::TABLE_STREAMS,
-            stream::TABLE,
-            stream::TABLE_STREAMS,
-            event::TABLE,
-            event::TABLE_STREAMS,
-            array::TABLE,
-            array::TABLE_STREAMS,
-            graph::TABLE,
-            graph_attribute::TABLE,
-            green::TABLE,
-            graph::TABLE_STREAMS,
-            copy::COPIES,
-            copy::FILLS,
-            copy::PEER_COPIES,
-            pool::TABLE,
-            pool::TABLE_STREAMS,
-        ];
-        tables.into_iter().flatten().copied().collect()
-    })
+/// All tables of exported functions.
+macro_rules! tables {
+    ($($subject:ident::$table:ident,)*) => {
+        pub fn exported() -> &'static HashMap<&'static str, Entry> {
+            static ALL: OnceLock<HashMap<&'static str, Entry>> = OnceLock::new();
+            ALL.get_or_init(|| {
+                let tables = [$(crate::$subject::$table,)*];
+                tables.into_iter().flatten().copied().collect()
+            })
+        }
+
+        #[cfg(test)]
+        pub fn signatures() -> Vec<mpsshim_signatures::Named> {
+            let tables = [$(crate::$subject::$table::signatures(),)*];
+            tables.concat()
+        }
+    };
+}
+
+tables! {
+    lookup::TABLE,
+    device::TABLE,
+    context::TABLE,
+    memory::TABLE,
+    module::TABLE,
+    library::TABLE,
+    link::TABLE,
+    launch::TABLE,
+    launch::TABLE_STREAMS,
+    stream::TABLE,
+    stream::TABLE_STREAMS,
+    event::TABLE,
+    event::TABLE_STREAMS,
+    array::TABLE,
+    array::TABLE_STREAMS,
+    graph::TABLE,
+    graph_attribute::TABLE,
+    green::TABLE,
+    graph::TABLE_STREAMS,
+    copy::COPIES,
+    copy::FILLS,
+    copy::PEER_COPIES,
+    pool::TABLE,
+    pool::TABLE_STREAMS,
 }
 
 /// The newest symbol of a base name that a program built for `version` may be given.

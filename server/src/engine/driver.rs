@@ -63,6 +63,11 @@ macro_rules! functions {
                     },)*
                 })
             }
+            /// Names and signatures of all of them.
+            #[cfg(test)]
+            pub(super) fn signatures() -> Vec<mpsshim_signatures::Named> {
+                vec![$(($symbol, mpsshim_signatures::signature!($($ty),*))),*]
+            }
             $(
                 $(#[$doc])*
                 #[doc = concat!("`", $symbol, "`.")]
@@ -265,4 +270,24 @@ pub fn is_sticky(status: CUresult) -> bool {
             | CUDA_ERROR_DEINITIALIZED
             | CUDA_ERROR_CONTAINED
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_have_the_signatures_of_the_driver() {
+        let all = [
+            Core::signatures(),
+            array::ArrayFunctions::signatures(),
+            context::ContextFunctions::signatures(),
+            graph::GraphFunctions::signatures(),
+            image::ImageFunctions::signatures(),
+            memory::MemoryFunctions::signatures(),
+            stream::StreamFunctions::signatures(),
+        ];
+        let found = mpsshim_signatures::differences(all.concat());
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
 }

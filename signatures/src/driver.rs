@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::driver::sys::{self, *};
 
-use super::{Function, Named, passed, signature};
+use crate::{Function, Named, passed, signature};
 
 passed!(Integer:
     CUaddress_mode, CUarray_format, CUcoredumpSettings, CUdevResourceType, CUdevice_attribute,
@@ -22,7 +22,7 @@ type ArrayV1 = [u32; 4];
 /// `CUDA_ARRAY3D_DESCRIPTOR_v1`: width, height, depth, format, channels, flags.
 type Array3dV1 = [u32; 6];
 
-/// Every symbol that the shim serves, wraps or calls, for the legacy default stream.
+/// Every symbol that the shim serves, wraps or calls, the server calls or softgpu exports, for the legacy default stream.
 pub fn declarations() -> Vec<Named> {
     [header(), declared()].concat()
 }
@@ -89,6 +89,12 @@ header! {
     cuCtxWaitEvent(_, _)
     cuDevResourceGenerateDesc(_, _, _)
     cuDevSmResourceSplitByCount(_, _, _, _, _, _)
+    cuDeviceCanAccessPeer(_, _, _)
+    cuDeviceGet(_, _)
+    cuDeviceGetCount(_)
+    cuDeviceGetName(_, _, _)
+    cuDeviceGetTexture1DLinearMaxWidth(_, _, _, _)
+    cuDeviceGetUuid_v2(_, _)
     cuDeviceGetAttribute(_, _, _)
     cuDeviceGetDefaultMemPool(_, _)
     cuDeviceGetDevResource(_, _, _)
@@ -105,6 +111,7 @@ header! {
     cuDeviceSetMemPool(_, _)
     cuDeviceTotalMem_v2(_, _)
     cuDeviceUnregisterAsyncNotification(_, _)
+    cuDriverGetVersion(_)
     cuEventCreate(_, _)
     cuEventDestroy_v2(_)
     cuEventElapsedTime(_, _, _)
@@ -127,6 +134,7 @@ header! {
     cuFuncSetSharedSize(_, _)
     cuGetExportTable(_, _)
     cuGetProcAddress_v2(_, _, _, _, _)
+    cuGetErrorName(_, _)
     cuGraphAddBatchMemOpNode(_, _, _, _, _)
     cuGraphAddChildGraphNode(_, _, _, _, _)
     cuGraphAddDependencies(_, _, _, _)
