@@ -4,8 +4,9 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::graph::*;
 use mpsshim_proto::message::stream::HostFunction;
-use mpsshim_proto::message::{EventOnStream, Mark, MarkEvent, Object, Op, StreamCreate};
+use mpsshim_proto::message::{EventOnStream, Mark, MarkEvent, Object, Op, Side, StreamCreate};
 use mpsshim_proto::segment::FLAGS;
+use mpsshim_tests::peer::copy;
 use mpsshim_tests::refusals::{Draft, Scene, Table, node};
 
 fn begin(stream: u64, graph: u64, nodes: u32) -> Draft {
@@ -157,6 +158,11 @@ pub fn table() -> Table {
             (CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE),
             |_, stream| host(stream),
         );
+    // A graph copies between any memories.
+    t.op(Op::Copy).fine("host memory on both sides", |s| {
+        let (to, from, stream) = (s.host.start, s.host.start + 64, capturing(s));
+        Draft::of(&copy(Side::Host, to, Side::Host, from, 64, stream))
+    });
     // What waits for a flag that the GPU writes now cannot be part of a graph.
     t.op(Op::Mark).refused(
         "a stream that captures",

@@ -204,3 +204,61 @@ impl Session {
         self.submitted(shared, index, 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(at: [u64; 3], pitch: u64, rows: u64, size: [u64; 3]) -> Result<u64, CUresult> {
+        Rows { at, pitch, rows }.extent(size)
+    }
+
+    #[test]
+    fn a_box_ends_with_the_last_byte_of_its_last_row() {
+        // Rows of 10 bytes at 16 bytes, 4 rows a slice.
+        assert_eq!(extent([0; 3], 16, 4, [10, 1, 1]), Ok(10));
+        assert_eq!(extent([0; 3], 16, 4, [10, 3, 1]), Ok(2 * 16 + 10));
+        assert_eq!(extent([0; 3], 16, 4, [10, 3, 2]), Ok((4 + 2) * 16 + 10));
+        assert_eq!(extent([5, 1, 3], 16, 4, [10, 3, 2]), Ok((16 + 3) * 16 + 15));
+        assert_eq!(extent([5, 1, 3], 16, 4, [10, 0, 2]), Ok(0));
+    }
+
+    #[test]
+    fn what_is_not_given_is_what_the_box_reaches_to() {
+        assert_eq!(extent([0; 3], 0, 0, [10, 3, 2]), Ok(60));
+        assert_eq!(extent([6, 1, 0], 0, 0, [10, 3, 2]), Ok((4 + 3) * 16 + 16));
+    }
+
+    #[test]
+    fn rows_and_slices_of_a_box_do_not_overlap() {
+        let refused = Err(CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(extent([0; 3], 10, 3, [10, 3, 1]), Ok(30));
+        assert_eq!(extent([0; 3], 9, 3, [10, 3, 1]), refused);
+        assert_eq!(extent([1, 0, 0], 10, 3, [10, 3, 1]), refused);
+        assert_eq!(extent([0; 3], 10, 2, [10, 3, 1]), refused);
+        assert_eq!(extent([0, 1, 0], 10, 3, [10, 3, 1]), refused);
+    }
+
+    #[test]
+    fn the_extent_of_a_box_does_not_overflow() {
+        let refused = Err(CUDA_ERROR_INVALID_VALUE);
+        const HALF: u64 = 1 << 63;
+        assert_eq!(extent([HALF, 0, 0], 0, 0, [HALF, 1, 1]), refused);
+        assert_eq!(extent([0, HALF, 0], 0, 0, [1, HALF, 1]), refused);
+        assert_eq!(extent([0, 0, HALF], 0, 0, [1, 1, HALF]), refused);
+        assert_eq!(extent([0; 3], HALF, 3, [1, 3, 1]), refused);
+        assert_eq!(extent([0; 3], 1, HALF, [1, 1, 3]), refused);
+    }
+
+    #[test]
+    fn a_memset_ends_with_its_last_element() {
+        let refused = Err(CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(memset_extent(4, 3, 1, 0), Ok(12));
+        assert_eq!(memset_extent(2, 3, 4, 8), Ok(3 * 8 + 6));
+        assert_eq!(memset_extent(2, 4, 4, 8), Ok(4 * 8));
+        assert_eq!(memset_extent(2, 5, 4, 8), refused);
+        assert_eq!(memset_extent(1, 1, 0, 8), refused);
+        assert_eq!(memset_extent(4, 1 << 62, 1, 0), refused);
+        assert_eq!(memset_extent(1, 1, 3, 1 << 63), refused);
+    }
+}
