@@ -183,7 +183,7 @@ mod tests {
         );
     }
 
-    /// What comes of a try at a daemon that answers so.
+    /// What comes of a try at a daemon that reads the introduction and answers so.
     fn answered(answer: Option<&[u8]>) -> Result<Option<Link>, String> {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("control");
@@ -196,6 +196,11 @@ mod tests {
                     Err(_) => std::thread::sleep(Duration::from_millis(1)),
                 }
             };
+            // The kernel resets a connection that is closed with something unread: its answer could be lost.
+            seqpacket::set_nonblocking(&connection, false).expect("blocking");
+            let mut introduction = [0; 8];
+            let len = seqpacket::receive(connection.as_fd(), &mut introduction);
+            assert_eq!(&introduction[..len.expect("read")], b"hello");
             if let Some(answer) = answer {
                 seqpacket::send(connection.as_fd(), answer, None).expect("answer");
             }

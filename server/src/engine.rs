@@ -10,6 +10,7 @@ mod awaited;
 pub mod bounds;
 mod calls;
 mod calm;
+mod context_limits;
 mod cubin;
 mod devices;
 mod dispatch;

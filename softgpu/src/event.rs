@@ -179,8 +179,11 @@ api_streams! { TABLE_STREAMS;
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let found = find(event)?;
-        if flags & CU_EVENT_WAIT_EXTERNAL != 0 && graph::captured(&stream, || Does::Wait(event.0))? {
-            return Ok(());
+        if flags & CU_EVENT_WAIT_EXTERNAL != 0 {
+            return match graph::captured(&stream, || Does::Wait(event.0))? {
+                true => Ok(()),
+                false => Err(CUDA_ERROR_ILLEGAL_STATE),
+            };
         }
         if let Some(part) = found.part.lock().as_ref() {
             return graph::join(&stream, part);

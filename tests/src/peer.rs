@@ -537,6 +537,41 @@ impl Peer {
     }
 }
 
+/// A session's ring, mapped once more, to change messages that the server is about to read.
+pub struct PublishedRing {
+    memory: RingMemory,
+    _mapping: Mapping,
+}
+
+impl PublishedRing {
+    /// The ring of this client.
+    ///
+    /// # Errors
+    /// Those of the mapping.
+    pub fn of(peer: &Peer) -> io::Result<PublishedRing> {
+        let mapping = Mapping::new(peer.segment.as_fd(), SEGMENT_LEN)?;
+        // SAFETY: a mapping of SEGMENT_LEN bytes, which is kept as long as the memory.
+        let memory = unsafe { RingMemory::new(mapping.base()) };
+        Ok(PublishedRing {
+            memory,
+            _mapping: mapping,
+        })
+    }
+
+    /// Where the bytes begin and end that are published and not taken, counted from the session's beginning.
+    pub fn pending(&self) -> std::ops::Range<u64> {
+        self.memory.tail()..self.memory.head()
+    }
+
+    /// Flips these bits of the 32-bit word at a position, which is rounded down.
+    pub fn flip(&self, position: u64, bits: u32) {
+        let offset = position % self.memory.capacity() / 4 * 4;
+        let word = self.memory.address(offset).cast::<AtomicU32>();
+        // SAFETY: inside the mapping and aligned; the server copes with any bytes at any time.
+        unsafe { &*word }.fetch_xor(bits, Ordering::Relaxed);
+    }
+}
+
 /// An [`Op::Copy`].
 pub fn copy(to_side: Side, to: u64, from_side: Side, from: u64, len: u64, stream: u64) -> Copy {
     Copy {

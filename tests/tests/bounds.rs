@@ -50,10 +50,10 @@ fn fill(what: &str, most: usize, lot: usize, take: impl FnMut(&mut Peer) -> Stat
     peer.mem_info().expect("the session goes on");
     // Who comes now is served as ever.
     scene.worker().round().expect("a new client");
+    bystander.goes_on();
     leave(&mut scene, peer);
-    let rounds = bystander.stop();
-    println!("{taken} {what}: {rounds:?} of another client");
-    assert!(!rounds.stood_still(), "{what}: {rounds:?}");
+    let longest = bystander.stop();
+    println!("{taken} {what}: another client's longest round {longest:?}");
     scene.is_as_before();
 }
 
@@ -76,27 +76,47 @@ fn events() {
 }
 
 #[test]
-fn the_buffer_for_printing() {
+fn limits_of_a_context() {
     let mut scene = Scene::new();
     let bystander = Bystander::start(scene.worker());
     let mut peer = scene.peer();
     peer.attach().expect("attach");
-    let mut set = |value| -> Status<Value> {
+    let memory = peer.mem_info().expect("memory").total;
+    let mut set = |limit, value| -> Status<u64> {
         let body = Limit {
-            limit: CU_LIMIT_PRINTF_FIFO_SIZE,
+            limit,
             device: 0,
             value,
         };
-        peer.ask(Op::SetLimit, &body, &[])
+        let set: Value = peer.ask(Op::SetLimit, &body, &[])?;
+        Ok(set.value)
     };
-    for most in [bounds::PRINT_BUFFER / 2, bounds::PRINT_BUFFER] {
-        assert_eq!(set(most).map(|set| set.value), Ok(most));
+    for (limit, most) in [
+        (CU_LIMIT_PRINTF_FIFO_SIZE, bounds::PRINT_BUFFER),
+        (CU_LIMIT_MALLOC_HEAP_SIZE, memory / bounds::HEAP_PART),
+        (CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, bounds::SYNC_DEPTH),
+        (
+            CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT,
+            bounds::PENDING_LAUNCHES,
+        ),
+    ] {
+        for most in [most / 2, most] {
+            assert_eq!(set(limit, most), Ok(most), "{limit}");
+        }
+        for more in [most + 1, 1 << 40, u64::MAX] {
+            let refused = set(limit, more);
+            assert_eq!(refused, Err(CUDA_ERROR_OUT_OF_MEMORY), "{limit}: {more}");
+        }
     }
-    for more in [bounds::PRINT_BUFFER + 1, 1 << 40, u64::MAX] {
-        assert_eq!(set(more).map(drop), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    // Each of thousands of threads has so much.
+    assert_eq!(set(CU_LIMIT_STACK_SIZE, 4096), Ok(4096));
+    for more in [memory / 1024, 1 << 40, u64::MAX] {
+        let refused = set(CU_LIMIT_STACK_SIZE, more);
+        assert_eq!(refused, Err(CUDA_ERROR_OUT_OF_MEMORY), "{more}");
     }
+    bystander.goes_on();
     leave(&mut scene, peer);
-    assert!(!bystander.stop().stood_still());
+    bystander.stop();
     scene.is_as_before();
 }
 
@@ -158,9 +178,9 @@ fn pinned_blocks() {
     greedy.mem_info().expect("the session goes on");
     println!("{all} blocks, then {some}");
     drop((modest, late));
+    bystander.goes_on();
     leave(&mut scene, greedy);
-    let rounds = bystander.stop();
-    assert!(!rounds.stood_still(), "{rounds:?}");
+    bystander.stop();
     scene.is_as_before();
 }
 

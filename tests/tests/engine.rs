@@ -304,6 +304,26 @@ fn an_external_record_leaves_an_event_in_its_capture() {
 }
 
 #[test]
+fn an_external_wait_does_not_join_a_capture() {
+    let (engine, before) = engine();
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    let capture = Capture::begin(&mut peer);
+    let external = EventOnStream {
+        event: capture.event,
+        stream: capture.joins,
+        flags: CU_EVENT_WAIT_EXTERNAL,
+        ..EventOnStream::default()
+    };
+    peer.post(Op::StreamWaitEvent, &external, &[])
+        .expect("posted");
+    assert!(!captures(&mut peer, capture.joins));
+    assert_eq!(peer.posted_error(), Err(CUDA_ERROR_ILLEGAL_STATE));
+    capture.is_joined(&mut peer);
+    end(&engine, peer, &before);
+}
+
+#[test]
 fn a_graph_is_never_inside_itself() {
     let (engine, before) = engine();
     let mut peer = engine.connect().expect("a session");

@@ -7,7 +7,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphInstantiate, GraphInstantiated};
 use mpsshim_proto::message::memory::{PoolAlloc, PoolAttribute, PoolFree};
-use mpsshim_proto::message::{Object, Op, Range, Value};
+use mpsshim_proto::message::{Limit, Object, Op, Range, Value};
 use mpsshim_tests::peer::{Loaded, PTX, Peer, Status, fill_params, launch};
 use scene::{Scene, control};
 
@@ -85,6 +85,51 @@ fn memory_given_back_counts_until_it_is_free() {
         peer.finish(stream).expect("the kernel");
         peer.post(Op::MemRelease, &again, &[]).expect("post");
     });
+}
+
+#[test]
+fn what_a_context_takes_for_its_limits_counts() {
+    let mut scene = Scene::new();
+    let mut peer = scene.peer();
+    peer.attach().expect("attach");
+    limit(&mut peer, 256 * MIB);
+    let set = |peer: &mut Peer, limit, value| -> Status<u64> {
+        let body = Limit {
+            limit,
+            device: 0,
+            value,
+        };
+        let set: Value = peer.ask(Op::SetLimit, &body, &[])?;
+        Ok(set.value)
+    };
+    // A context begins with 8 MiB.
+    let heap = set(&mut peer, CU_LIMIT_MALLOC_HEAP_SIZE, 200 * MIB);
+    assert_eq!((heap, left(&mut peer)), (Ok(200 * MIB), 64 * MIB));
+    for (limit, value) in [
+        (CU_LIMIT_MALLOC_HEAP_SIZE, 265 * MIB),
+        (CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 1 << 16),
+        (CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 3),
+        (CU_LIMIT_STACK_SIZE, 64 << 10),
+    ] {
+        let refused = set(&mut peer, limit, value);
+        assert_eq!(refused, Err(CUDA_ERROR_OUT_OF_MEMORY), "{limit}");
+        assert_eq!(left(&mut peer), 64 * MIB, "{limit}");
+    }
+    // The context does not shrink.
+    let lower = set(&mut peer, CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB);
+    assert_eq!((lower, left(&mut peer)), (Ok(8 * MIB), 64 * MIB));
+    let refused = peer.memory(65 * MIB);
+    assert_eq!(refused, Err(CUDA_ERROR_OUT_OF_MEMORY));
+    peer.memory(60 * MIB).expect("within the limit");
+    // Nobody else pays for it, whoever wants as much does.
+    let mut other = scene.peer();
+    other.attach().expect("attach");
+    limit(&mut other, 256 * MIB);
+    assert_eq!(left(&mut other), 256 * MIB);
+    let heap = set(&mut other, CU_LIMIT_MALLOC_HEAP_SIZE, 200 * MIB);
+    assert_eq!((heap, left(&mut other)), (Ok(200 * MIB), 64 * MIB));
+    drop((peer, other));
+    scene.is_as_before();
 }
 
 #[test]

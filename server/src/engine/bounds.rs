@@ -12,6 +12,8 @@ pub enum Unit {
     Count,
     /// Bytes.
     Bytes,
+    /// How many of it make up a device's memory.
+    PartOfDevice,
 }
 
 /// One row of the table.
@@ -23,7 +25,7 @@ pub struct Bound {
     pub what: &'static str,
     /// How many a session may have at a time.
     pub most: u64,
-    /// Objects or bytes.
+    /// Objects, bytes or a part.
     pub unit: Unit,
     /// Why this number.
     pub reason: &'static str,
@@ -116,6 +118,14 @@ bounds! {
         "sixteen times the driver's usual buffer, which loses its oldest text too";
     PRINT_BUFFER: u64 = 64 << 20, Bytes, "bytes of the driver's buffer for printing",
         "it is device memory of the context, for all clients, and written out at once; the usual size is 1 MiB";
+    STACKS_PART: u64 = 4, PartOfDevice, "memory for the stacks of threads (`cudaLimitStackSize`)",
+        "it belongs to the context, for all clients, and stays; on an H100 a KiB of stack takes 264 MiB, so that 76 KiB are possible";
+    HEAP_PART: u64 = 8, PartOfDevice, "memory for `malloc` in kernels (`cudaLimitMallocHeapSize`)",
+        "as for stacks; the server begins with 512 MiB";
+    SYNC_DEPTH: u64 = 24, Count, "levels of kernels that wait for kernels (`cudaLimitDevRuntimeSyncDepth`)",
+        "the deepest that devices can; each takes up to 150 MiB of the device and stays";
+    PENDING_LAUNCHES: u64 = 1 << 16, Count, "pending launches by kernels (`cudaLimitDevRuntimePendingLaunchCount`)",
+        "32 times the usual; each takes 9,376 bytes of the device and stays";
 }
 
 /// The rows as the section of docs/threat-model.md has them.
@@ -127,6 +137,7 @@ pub fn markdown() -> String {
         let most = match bound.unit {
             Unit::Count => grouped(bound.most),
             Unit::Bytes => amount(bound.most),
+            Unit::PartOfDevice => format!("1/{} of the device's memory", bound.most),
         };
         let _ = writeln!(text, "| {} | {most} | {} |", bound.what, bound.reason);
     }

@@ -73,7 +73,7 @@ impl Session {
             || !self.places_of_contexts.is_empty()
             || self.places.iter().any(Option::is_some)
             || !self.peers.is_empty()
-            || self.raised_limits;
+            || self.raised_limits.any();
         let special = self.streams.iter().any(Stream::is_special)
             || self.retired.iter().any(Stream::is_special);
         // Recorded once more, one event alone says how long what comes now takes; two would say nothing.

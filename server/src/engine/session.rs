@@ -6,6 +6,7 @@ use super::activity::{Counts, Published};
 use super::arrays::{Array, Objects, Reference};
 use super::bounds;
 use super::calls::{LinkThread, Prepared};
+use super::context_limits::RaisedLimits;
 use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
@@ -421,8 +422,8 @@ pub struct Session {
     pub tracer: Option<Tracer>,
     /// Its side of the devices.
     pub side: Side,
-    /// It has raised a limit of its context.
-    pub raised_limits: bool,
+    /// Limits of its contexts that it has raised.
+    pub raised_limits: RaisedLimits,
     /// When a kernel that takes long was last seen in flight.
     pub had_kernel: Option<Instant>,
     /// It was to go to another side, and could not.
@@ -497,7 +498,7 @@ impl Session {
             counts: Counts::default(),
             tracer: None,
             side,
-            raised_limits: false,
+            raised_limits: RaisedLimits::default(),
             had_kernel: None,
             stays: false,
             moment: None,

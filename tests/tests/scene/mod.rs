@@ -167,37 +167,11 @@ pub fn reconnect(place: &Place) -> Worker {
     }
 }
 
-/// How long a client's rounds took.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Rounds {
-    pub longest: Duration,
-    all: Duration,
-    long: Duration,
-}
-
-impl Rounds {
-    /// A round of a client that nobody disturbs takes some milliseconds.
-    const LONG: Duration = Duration::from_millis(500);
-
-    fn note(&mut self, took: Duration) {
-        self.longest = self.longest.max(took);
-        self.all += took;
-        if took > Rounds::LONG {
-            self.long += took;
-        }
-    }
-
-    /// Whether the client stood still for most of its time. Single long rounds are the machine's.
-    pub fn stood_still(&self) -> bool {
-        self.long > self.all / 2
-    }
-}
-
 /// A client that computes in a thread of its own until it is stopped.
 pub struct Bystander {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU32>,
-    thread: JoinHandle<Rounds>,
+    thread: JoinHandle<Duration>,
 }
 
 impl Bystander {
@@ -208,15 +182,15 @@ impl Bystander {
         );
         let (told, count) = (stop.clone(), rounds.clone());
         let thread = std::thread::spawn(move || {
-            let mut all = Rounds::default();
+            let mut longest = Duration::ZERO;
             while !told.load(Ordering::Relaxed) {
                 let began = Instant::now();
                 worker.round().expect("a bystander is not disturbed");
-                all.note(began.elapsed());
+                longest = longest.max(began.elapsed());
                 count.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(1));
             }
-            all
+            longest
         });
         Bystander {
             stop,
@@ -225,8 +199,18 @@ impl Bystander {
         }
     }
 
-    /// One more round, then the end.
-    pub fn stop(self) -> Rounds {
+    /// Waits until it has done some more rounds: what goes on at the moment does not keep it waiting. How long a round takes
+    /// is the machine's affair.
+    pub fn goes_on(&self) {
+        let before = self.rounds.load(Ordering::Relaxed);
+        wait_until("the bystander goes on", || {
+            let ended = self.thread.is_finished();
+            ended || self.rounds.load(Ordering::Relaxed) >= before + 3
+        });
+    }
+
+    /// One more round, then the end; how long its longest round took.
+    pub fn stop(self) -> Duration {
         let before = self.rounds.load(Ordering::Relaxed);
         wait_until("the bystander has done one more round", || {
             self.rounds.load(Ordering::Relaxed) > before || self.thread.is_finished()

@@ -1,7 +1,8 @@
 //! Contexts: attaching to a device, limits.
 
 use super::super::Shared;
-use super::super::bounds;
+use super::super::context_limits::ContextLimit;
+use super::super::devices::Device;
 use super::super::session::Session;
 use super::Reply;
 use mpsshim_api::cuda::*;
@@ -10,17 +11,6 @@ use mpsshim_proto::ring::Message;
 
 /// Bytes (`CU_LIMIT_MAX_L2_FETCH_GRANULARITY`).
 const L2_FETCH_MAX: u64 = 128;
-
-/// What the driver makes of a limit (measured: 580.159.04).
-fn rounded(limit: CUlimit, value: u64) -> u64 {
-    match limit {
-        CU_LIMIT_STACK_SIZE => value.div_ceil(16).saturating_mul(16),
-        CU_LIMIT_PRINTF_FIFO_SIZE => value.max(512 << 10),
-        CU_LIMIT_MALLOC_HEAP_SIZE => value.max(4 << 20),
-        CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => value.max(32),
-        _ => value,
-    }
-}
 
 impl Session {
     /// Sees to it that the device has a context.
@@ -49,53 +39,70 @@ impl Session {
         let Ok(body) = self.body::<Limit>(message) else {
             return false;
         };
-        let device = shared.device(body.device);
-        if device
-            .and_then(|device| device.make_current(&shared.driver))
-            .is_err()
-        {
+        let Ok(device) = shared.device(body.device) else {
+            return false;
+        };
+        let Some(wanted) = ContextLimit::new(body.limit, body.value) else {
+            return false;
+        };
+        if !wanted.is_within_bounds(device) || device.make_current(&shared.driver).is_err() {
             return false;
         }
         let mut value = 0;
         let known = shared.driver.ctx_get_limit(&mut value, body.limit);
-        known.is_ok() && rounded(body.limit, body.value) > value as u64
+        known.is_ok() && wanted.value > value as u64
     }
 
-    /// `cuCtxSetLimit`. The context is everyone's: a limit only grows, and the client is told what its own would be.
+    /// `cuCtxSetLimit`. The context is everyone's: a limit only grows, within bounds, and the client is told what its own
+    /// would be.
     pub fn set_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
-        let driver = &shared.driver;
-        let mut value = 0;
-        driver.ctx_get_limit(&mut value, body.limit)?;
+        if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
+            return Ok(super::value(self.raise(shared, device, wanted)?));
+        }
+        shared.driver.ctx_get_limit(&mut 0, body.limit)?;
         match body.limit {
-            CU_LIMIT_STACK_SIZE..=CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => {
-                let wanted = rounded(body.limit, body.value);
-                // Elsewhere it is what it was at first.
-                let first = device.first_limit(body.limit);
-                self.raised_limits |= first.is_none_or(|first| wanted > first);
-                if wanted <= value as u64 {
-                    return Ok(super::value(wanted));
-                }
-                if body.limit == CU_LIMIT_PRINTF_FIFO_SIZE && wanted > bounds::PRINT_BUFFER {
-                    return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
-                }
-                driver.ctx_set_limit(body.limit, body.value as usize)?;
-                driver.ctx_get_limit(&mut value, body.limit)?;
-                if body.limit == CU_LIMIT_STACK_SIZE {
-                    device.has_grown(value as u64);
-                }
-            }
             // How the cache that all share is used: a wish that is heard and not granted.
             CU_LIMIT_MAX_L2_FETCH_GRANULARITY if body.value > L2_FETCH_MAX => {
-                return Err(CUDA_ERROR_INVALID_VALUE.into());
+                Err(CUDA_ERROR_INVALID_VALUE.into())
             }
             CU_LIMIT_MAX_L2_FETCH_GRANULARITY | CU_LIMIT_PERSISTING_L2_CACHE_SIZE => {
-                return Ok(super::value(body.value));
+                Ok(super::value(body.value))
             }
             // The driver permits setting them in no context such as the server's.
-            _ => return Err(CUDA_ERROR_NOT_PERMITTED.into()),
+            _ => Err(CUDA_ERROR_NOT_PERMITTED.into()),
         }
-        Ok(super::value(value as u64))
+    }
+
+    /// Has the context have at least this limit; returns the session's own.
+    fn raise(
+        &mut self,
+        shared: &Shared,
+        device: &Device,
+        wanted: ContextLimit,
+    ) -> Result<u64, CUresult> {
+        let ContextLimit { limit, value } = wanted;
+        let mut present = 0;
+        shared.driver.ctx_get_limit(&mut present, limit)?;
+        if !wanted.is_within_bounds(device) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let first = device.first_limit(limit).unwrap_or(present as u64);
+        let limits = &mut self.raised_limits;
+        let bytes = wanted.taken(first, device);
+        let before = limits.pay(&self.account, device.ordinal, limit, bytes)?;
+        if value <= present as u64 {
+            return Ok(value);
+        }
+        let set = shared.driver.ctx_set_limit(limit, value as usize);
+        if let Err(status) = set.and_then(|()| shared.driver.ctx_get_limit(&mut present, limit)) {
+            limits.undo(device.ordinal, limit, before);
+            return Err(status);
+        }
+        if limit == CU_LIMIT_STACK_SIZE {
+            device.has_grown(present as u64);
+        }
+        Ok(present as u64)
     }
 }

@@ -69,12 +69,17 @@ impl Session {
     ) -> Result<(), CallError> {
         let event = self.events.get(body.event)?;
         let index = self.streams.index(body.stream)?;
-        if !event.is_recorded() && !self.streams.at(index)?.capturing {
+        let capturing = self.streams.at(index)?.capturing;
+        let external = body.flags & CU_EVENT_WAIT_EXTERNAL != 0;
+        if external && !capturing {
+            return Err(CUDA_ERROR_ILLEGAL_STATE.into());
+        }
+        if !event.is_recorded() && !capturing {
             return Ok(());
         }
         let (raw, captured) = (event.raw, event.captured);
         let (index, stream) = self.prepare(shared, body.stream)?;
-        if captured && body.flags & CU_EVENT_WAIT_EXTERNAL == 0 {
+        if captured && !external {
             let joins = self.streams.at_mut(index)?;
             if joins.role == Role::Legacy {
                 return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.into());
@@ -82,7 +87,7 @@ impl Session {
             joins.ready_for_capture(shared)?;
         }
         shared.driver.stream_wait_event(stream, raw, body.flags)?;
-        if body.flags & CU_EVENT_WAIT_EXTERNAL != 0 {
+        if external {
             self.graphs.refer_to(body.event);
         }
         self.look_whether_captures(shared, index);
