@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 6;
+pub const LINK_VERSION: u32 = 7;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -122,6 +122,8 @@ pub enum ToDaemon {
     },
     /// A trace has ended.
     TraceEnded(Totals),
+    /// The connection to the keeper of the server's sessions comes with this packet; the next server gets it.
+    Keeper,
     /// The server is ending as it was told to.
     Stopping,
     /// What clients have; several reports make one answer.
@@ -376,7 +378,16 @@ impl Link {
 
     /// The next report, for the daemon. `None`: the server is gone.
     pub fn next_report(&self) -> Result<Option<ToDaemon>, LinkError> {
-        Ok(self.receive()?.map(|(report, _)| report))
+        Ok(self
+            .next_report_with_descriptor()?
+            .map(|(report, _)| report))
+    }
+
+    /// The same, with the descriptor that came along.
+    pub fn next_report_with_descriptor(
+        &self,
+    ) -> Result<Option<(ToDaemon, Option<Stranger>)>, LinkError> {
+        self.receive()
     }
 }
 

@@ -228,6 +228,16 @@ fn gate(usage: Option<&Usage>) -> [Value; 3] {
     ]
 }
 
+/// Whether a client's session goes on when its server ends unexpectedly, and what it is bound by if not; each `null` where
+/// there is no such thing or the server does not say.
+fn bonds(usage: Option<&Usage>) -> [Value; 2] {
+    let bonds = usage.and_then(|usage| usage.bonds);
+    [
+        json!(bonds.map(|bonds| u8::from(bonds.is_empty()))),
+        json!(bonds.map(|bonds| bonds.to_string())),
+    ]
+}
+
 /// `get_client_list`. `usage` is needed for the rows only.
 pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
     let row = |(session, client): (u64, &Client)| {
@@ -337,6 +347,7 @@ pub fn processes<'a>(
                 row.extend(turns(usage));
                 row.extend(activity(usage));
                 row.extend(gate(usage));
+                row.extend(bonds(usage));
                 rows.push(row);
             }
         }
@@ -379,6 +390,8 @@ pub fn processes<'a>(
             "gate_ms",
             "gate_blockers",
             "device_context",
+            "portable",
+            "bound_by",
         ],
         rows,
     }

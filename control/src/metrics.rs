@@ -241,6 +241,13 @@ const OF_CLIENT: &[Metric] = &[
     ),
     metric(
         G,
+        "client_portable",
+        None,
+        ("portable", 1.0),
+        "1: the client's session goes on in the next server if its server ends unexpectedly; proxy mode",
+    ),
+    metric(
+        G,
         "client_queued_operations",
         None,
         ("queued", 1.0),
@@ -519,7 +526,7 @@ mod tests {
             json!({"server": 10, "id": id, "pid": 100 + id, "command": "a \"b\"\\", "mode": "proxy", "uid": 0,
                    "user": "root", "device": device, "uuid": format!("GPU-{device}"), "memory": memory,
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
-                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id})
+                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id, "portable": 2 - id})
         };
         Lists {
             clients: json!([client(1, 0, 7), client(1, 1, 0), client(2, 0, 1)]),
@@ -586,6 +593,8 @@ mod tests {
             "0.25"
         );
         let second = ["session=\"2\""];
+        assert_eq!(line("mpsshim_client_portable", &first), "1.0");
+        assert_eq!(line("mpsshim_client_portable", &second), "0.0");
         assert_eq!(line("mpsshim_client_device_context", &first), "1.0");
         assert_eq!(line("mpsshim_client_device_context", &second), "2.0");
         assert_eq!(

@@ -69,6 +69,17 @@ impl Process {
         }
     }
 
+    /// Whether no thread of it executes anything any more, though the kernel may not have let go of all that it had: it has no
+    /// memory. Known of a child only.
+    pub fn is_exiting(&self) -> bool {
+        let Process::Child(child) = self else {
+            return false;
+        };
+        // Its number is nobody else's before it is waited for.
+        let pages = fs::read_to_string(format!("/proc/{}/statm", child.id()));
+        pages.is_ok_and(|pages| pages.split_whitespace().all(|pages| pages == "0"))
+    }
+
     /// Whether it has ended, and with which status, which only a child tells.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use super::defaults::Defaults;
 use super::greeting;
 use super::process::Process;
 use super::spawn::{Launcher, Owner};
+use crate::closers::Stranger;
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
 use crate::seqpacket;
@@ -203,6 +204,7 @@ impl Servers {
             if !devices.is_empty() {
                 self.learn_devices_of(pid, &devices);
             }
+            self.succeed_early(pid);
         }
         self.order_traces();
         self.advance();
@@ -256,6 +258,9 @@ impl Servers {
             None => tracing::info!("Server {pid} exited"),
         }
         let clients = server.sessions.len() + server.handed_over.len();
+        if server.succeeded || self.succeed(&mut server) {
+            return;
+        }
         match server.state {
             State::Stopping => {}
             State::Initializing if status.is_none() => {
@@ -279,6 +284,49 @@ impl Servers {
                 );
             }
         }
+    }
+
+    /// The same for one that is ending, and executes nothing any more: the driver may take long to let go of its context.
+    fn succeed_early(&mut self, pid: i32) {
+        let ending = |server: &Server| {
+            server.pid == pid && server.link.is_none() && server.process.is_exiting()
+        };
+        let Some(at) = self.running.iter().position(ending) else {
+            return;
+        };
+        let mut server = self.running.remove(at);
+        if self.succeed(&mut server) {
+            server.succeeded = true;
+            server.state = State::Fault;
+            server.sessions.clear();
+        }
+        self.running.insert(at, server);
+    }
+
+    /// Starts a server that goes on with the sessions of one that has ended without having been told to; whether there is one.
+    fn succeed(&mut self, server: &mut Server) -> bool {
+        let is_starting = server.state == State::Initializing;
+        let ended_well = server.state == State::Stopping || self.closing;
+        if ended_well || server.sessions.is_empty() && !is_starting {
+            return false;
+        }
+        let Some(keeper) = server.keeper.take() else {
+            return false;
+        };
+        let (pid, uid, clients) = (server.pid, server.uid, server.sessions.len());
+        if is_starting {
+            self.failures.add(uid, Instant::now());
+            if self.failures.too_many(uid, Instant::now()) {
+                tracing::error!("The sessions that server {pid} was to go on with have ended");
+                return false;
+            }
+        }
+        tracing::error!(
+            "Server {pid} ended unexpectedly, with {clients} clients; the next server goes on with those that it can"
+        );
+        let owner = self.launcher.owner(uid, None);
+        self.start(owner, Some(keeper));
+        true
     }
 
     /// When [`Servers::expire`] has something to do next.
@@ -392,7 +440,7 @@ impl Servers {
             if self.failures.too_many(owner.uid, Instant::now()) {
                 self.give_up(owner);
             } else if self.running.is_empty() {
-                self.start(owner);
+                self.start(owner, None);
             } else {
                 // Another user's server, or one of the same user that is ending. One that works on goes on:
                 // the ranks of a parallel program must all be served.
@@ -468,9 +516,11 @@ impl Servers {
             .find(|owner| !self.running.iter().any(|server| serves(server, owner.uid)))
     }
 
-    fn start(&mut self, owner: Owner) {
+    /// `keeper`: it goes on with the sessions there.
+    fn start(&mut self, owner: Owner, keeper: Option<Stranger>) {
         let limits = self.limits_for(owner.uid);
-        match self.launcher.start(owner, &limits) {
+        let connection = keeper.as_ref().map(|keeper| keeper.as_fd());
+        match self.launcher.start(owner, &limits, connection) {
             Ok((child, link)) => {
                 let pid = child.id();
                 tracing::info!(
@@ -482,7 +532,8 @@ impl Servers {
                 let process = Process::Child(child);
                 let trusted = self.launcher.trusts(owner.uid);
                 let identity = (pid as i32, owner.uid);
-                let server = Server::new(identity, trusted, process, link, limits);
+                let mut server = Server::new(identity, trusted, process, link, limits);
+                server.keeper = keeper;
                 self.running.push(server);
             }
             Err(error) => {

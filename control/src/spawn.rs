@@ -126,8 +126,13 @@ impl Launcher {
         self.settings.mode.clone().unwrap_or_default()
     }
 
-    /// Starts a server and keeps the daemon's end of the link, which does not block.
-    pub fn start(&self, owner: Owner, limits: &Limits) -> Result<(Child, Link), SpawnError> {
+    /// Starts a server and keeps the daemon's end of the link, which does not block. It goes on with the sessions of `keeper`.
+    pub fn start(
+        &self,
+        owner: Owner,
+        limits: &Limits,
+        keeper: Option<BorrowedFd<'_>>,
+    ) -> Result<(Child, Link), SpawnError> {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
         let mut command = self.command()?;
@@ -141,8 +146,14 @@ impl Launcher {
             .args(["--turns", &settings::name_of(&self.settings.turns)])
             .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
             .args(["--marks", &settings::name_of(&self.settings.marks)])
-            .stdin(theirs)
-            .stdout(self.log.try_clone()?);
+            .stdin(theirs);
+        // In the same way, the connection to the keeper is its standard output, until it has taken it.
+        match keeper {
+            Some(keeper) => command
+                .args(["--keeper-fd", "1"])
+                .stdout(keeper.try_clone_to_owned()?),
+            None => command.stdout(self.log.try_clone()?),
+        };
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
             // The most hardware queues there are: clients' streams then seldom wait for each other's.
             command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");

@@ -1,5 +1,6 @@
 //! Clients.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Who is at the other end of a client's connection (`SO_PEERCRED` as the daemon read it).
@@ -14,7 +15,7 @@ pub struct Credentials {
 }
 
 /// One connected client, as listed to an operator.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientInfo {
     /// Number of the session.
     pub session: u64,
@@ -44,6 +45,11 @@ pub enum EngineEvent {
     /// A session has ended, but its work on the device goes on for long. It keeps its memory; [`EngineEvent::Gone`] follows
     /// if the work ever ends.
     Stuck(ClientInfo),
-    /// The context is lost with this status (`CUresult`); every session has been told. The process must be replaced.
-    Fault(u32),
+    /// The context is lost. Sessions that end have been told. The process must be replaced.
+    Fault {
+        /// The `CUresult`.
+        status: u32,
+        /// Sessions that go on in the next server.
+        going_on: usize,
+    },
 }

@@ -1,6 +1,7 @@
 //! What is known of clients, devices, limits and modes: plain data, without threads, sockets or a driver.
 
 pub mod amount;
+pub mod bonds;
 pub mod client;
 pub mod device;
 pub mod limits;

@@ -1,6 +1,7 @@
 //! Limits of the clients of a server. The daemon decides them, the server enforces them; a client's environment can only
 //! lower them.
 
+use crate::bonds::Bonds;
 use crate::mode::Mode;
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
@@ -177,7 +178,7 @@ impl Default for Limits {
 }
 
 /// What a client may have besides memory, for as long as it is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// Active-thread percentage.
     pub threads: Percentage,
@@ -231,6 +232,10 @@ pub struct Usage {
     /// Its waits at the gate, and where it works, in proxy mode.
     #[serde(default)]
     pub gate: Option<GateUsage>,
+    /// What binds its session to its server, in proxy mode; without any, the session goes on in the next server if this one
+    /// ends unexpectedly.
+    #[serde(default)]
+    pub bonds: Option<Bonds>,
 }
 
 impl Usage {

@@ -13,7 +13,7 @@ use std::mem::offset_of;
 /// Hands all rows of the table to a macro, behind its own arguments if it has any. A row is
 ///
 /// ```text
-/// Name = number: kind handler(Body, rest) -> Answer; lane, ordering, gate, trace subject;
+/// Name = number: kind handler(Body, rest) -> Answer; lane, ordering, gate, trace subject, change;
 /// ```
 ///
 /// with `rest` where something may follow the body or come in a descriptor. An opcode, once given, is never reused. Each
@@ -25,269 +25,269 @@ macro_rules! for_each_op {
             $($arguments)?
             // Launches, copies, streams, events, memory, images.
             /// Launches a kernel: `cuLaunchKernel`, `cuLaunchKernelEx`, `cuLaunchCooperativeKernel`. Trailing: packed parameters, then `CUlaunchAttribute`s.
-            Launch = 2: Async launch(Launch, rest); Dispatch, [Launch stream], Never, Launch;
+            Launch = 2: Async launch(Launch, rest); Dispatch, [Launch stream], Never, Launch, Nothing;
             /// Writes a completion marker when the stream gets there.
-            Mark = 3: Async mark(Mark); Dispatch, [Stream stream], Never, Wait;
+            Mark = 3: Async mark(Mark); Dispatch, [Stream stream], Never, Wait, Nothing;
             /// Copies the trailing bytes to device memory.
-            CopyInline = 4: Async copy_inline(CopyInline, rest); Dispatch, [Stream stream], Never, [Copy stream len];
+            CopyInline = 4: Async copy_inline(CopyInline, rest); Dispatch, [Stream stream], Never, [Copy stream len], Nothing;
             /// Copies between memory that the server can reach.
-            Copy = 5: Async copy(Copy); Dispatch, [Stream stream], Never, [Copy stream len];
+            Copy = 5: Async copy(Copy); Dispatch, [Stream stream], Never, [Copy stream len], Nothing;
             /// Sets one- or two-dimensional memory.
-            Memset = 6: Async memset(Memset); Dispatch, [Stream stream], Never, Set;
+            Memset = 6: Async memset(Memset); Dispatch, [Stream stream], Never, Set, Nothing;
             /// Creates a stream, or a default stream of a context.
-            StreamCreate = 7: Async stream_create(StreamCreate); Dispatch, [Stream stream], NewStream, Nothing;
+            StreamCreate = 7: Async stream_create(StreamCreate); Dispatch, [Stream stream], NewStream, Nothing, [Makes stream];
             /// Destroys a stream; work already queued still runs.
-            StreamDestroy = 8: Async stream_destroy(Object); Dispatch, [Stream object], Never, Nothing;
+            StreamDestroy = 8: Async stream_destroy(Object); Dispatch, [Stream object], Never, Nothing, [Ends object];
             /// Creates an event.
-            EventCreate = 9: Async event_create(EventCreate); Dispatch, [Event event], Never, Nothing;
+            EventCreate = 9: Async event_create(EventCreate); Dispatch, [Event event], Never, Nothing, [Makes event];
             /// Destroys an event.
-            EventDestroy = 10: Async event_destroy(Object); Dispatch, [Event object], Never, Nothing;
+            EventDestroy = 10: Async event_destroy(Object); Dispatch, [Event object], Never, Nothing, [Ends object];
             /// Records an event on a stream.
-            EventRecord = 11: Async event_record(EventOnStream); Dispatch, [Stream stream, Event event], Never, Nothing;
+            EventRecord = 11: Async event_record(EventOnStream); Dispatch, [Stream stream, Event event], Never, Nothing, Nothing;
             /// Has a stream wait for an event.
-            StreamWaitEvent = 12: Async stream_wait_event(EventOnStream); Dispatch, [Stream stream, Read event], Never, Nothing;
+            StreamWaitEvent = 12: Async stream_wait_event(EventOnStream); Dispatch, [Stream stream, Read event], Never, Nothing, Nothing;
             /// Writes a completion marker when the event's last record is complete.
-            MarkEvent = 13: Async mark_event(MarkEvent); Dispatch, [Stream stream, Read event], Never, Nothing;
+            MarkEvent = 13: Async mark_event(MarkEvent); Dispatch, [Stream stream, Read event], Never, Nothing, Nothing;
             /// Returns a granted mapping.
-            MemRelease = 14: Async mem_release(Range); SlowSubmits, Earlier, Never, Call;
+            MemRelease = 14: Async mem_release(Range); SlowSubmits, Earlier, Never, Call, Own;
             /// Unloads a module or a library.
-            ImageUnload = 15: Async image_unload(Object); SlowSubmits, Everything, Never, Call;
+            ImageUnload = 15: Async image_unload(Object); SlowSubmits, Everything, Never, Call, [Ends object];
             /// Returns pinned host memory.
-            HostFree = 16: Async host_free(Range); Dispatch, Earlier, Never, Nothing;
+            HostFree = 16: Async host_free(Range); Dispatch, Earlier, Never, Nothing, Own;
             /// Creates the device's context, if there is none.
-            Attach = 64: Request attach(Attach) -> (); SlowSubmits, Free, Never, Call;
+            Attach = 64: Request attach(Attach) -> (); SlowSubmits, Free, Never, Call, [Makes device];
             /// Maps device memory for the client's allocator.
-            MemGrant = 65: Request mem_grant(MemGrant) -> Range; SlowSubmits, Free, Never, Call;
+            MemGrant = 65: Request mem_grant(MemGrant) -> Range; SlowSubmits, Free, Never, Call, Own;
             /// Allocates pinned or managed memory. Answered with a descriptor of it.
-            HostAlloc = 66: Request host_alloc(HostAlloc, rest) -> Range; Slow, Free, Never, Call;
+            HostAlloc = 66: Request host_alloc(HostAlloc, rest) -> Range; Slow, Free, Never, Call, Own;
             /// Free and total memory of a device.
-            MemInfo = 67: Request mem_info(Attach) -> MemInfo; Dispatch, Free, Never, Nothing;
+            MemInfo = 67: Request mem_info(Attach) -> MemInfo; Dispatch, Free, Never, Nothing, Nothing;
             /// Loads a module or a library from a descriptor, or by its hash. Trailing: options and lists. Answered with the logs.
-            ImageLoad = 68: Request image_load(ImageLoad, rest) -> ImageLoaded; Slow, Free, NewModule, Call;
+            ImageLoad = 68: Request image_load(ImageLoad, rest) -> ImageLoaded; Slow, Free, NewModule, Call, [Makes image];
             /// Finds a function and describes it. Trailing: its name. Answered with [`Param`]s.
-            GetFunction = 69: Request get_function(GetFunction, rest) -> FunctionInfo; Slow, Free, NewFunction, Call;
+            GetFunction = 69: Request get_function(GetFunction, rest) -> FunctionInfo; Slow, Free, NewFunction, Call, [Makes function];
             /// Address and size of a variable. Trailing: its name.
-            GetGlobal = 70: Request get_global(Named, rest) -> Range; Slow, Free, [Variable parent], Call;
+            GetGlobal = 70: Request get_global(Named, rest) -> Range; Slow, Free, [Variable parent], Call, Own;
             /// An attribute of a function.
-            GetFunctionAttribute = 71: Request get_function_attribute(FunctionAttribute) -> Value; Dispatch, Free, Never, Nothing;
+            GetFunctionAttribute = 71: Request get_function_attribute(FunctionAttribute) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Sets an attribute of a function.
-            SetFunctionAttribute = 72: Request set_function_attribute(FunctionAttribute) -> (); Dispatch, Free, FunctionAttribute, Nothing;
+            SetFunctionAttribute = 72: Request set_function_attribute(FunctionAttribute) -> (); Dispatch, Free, FunctionAttribute, Nothing, [Sets function];
             /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`, `cuOccupancyAvailableDynamicSMemPerBlock`.
-            Occupancy = 73: Request occupancy(Occupancy) -> Value; Dispatch, Free, Never, Nothing;
+            Occupancy = 73: Request occupancy(Occupancy) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// `cuOccupancyMaxActiveClusters` or `cuOccupancyMaxPotentialClusterSize`, by the body's flags. Trailing: attributes.
-            Clusters = 74: Request clusters(Launch, rest) -> Value; Dispatch, Free, Never, Nothing;
+            Clusters = 74: Request clusters(Launch, rest) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// A limit of the context.
-            GetLimit = 75: Request get_limit(Limit) -> Value; Dispatch, Free, Never, Nothing;
+            GetLimit = 75: Request get_limit(Limit) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Sets a limit of the context.
-            SetLimit = 76: Request set_limit(Limit) -> Value; SlowSubmits, Free, HigherLimit, Call;
+            SetLimit = 76: Request set_limit(Limit) -> Value; SlowSubmits, Free, HigherLimit, Call, Binds;
             /// `cuEventQuery`: the answer is its status.
-            EventQuery = 77: Request event_query(Object) -> (); Dispatch, [Read object], Never, Nothing;
+            EventQuery = 77: Request event_query(Object) -> (); Dispatch, [Read object], Never, Nothing, Nothing;
             /// Milliseconds between two events: the bits of an `f32`.
-            EventElapsed = 78: Request event_elapsed(EventPair) -> Value; Dispatch, [Read start, Read end], Never, Nothing;
+            EventElapsed = 78: Request event_elapsed(EventPair) -> Value; Dispatch, [Read start, Read end], Never, Nothing, Nothing;
             /// Counts the kernels of a library or the functions of a module. Answered with their names, each ended by NUL.
-            EnumerateFunctions = 79: Request enumerate_functions(Named) -> Value; Slow, Free, NewImage, Call;
+            EnumerateFunctions = 79: Request enumerate_functions(Named) -> Value; Slow, Free, NewImage, Call, Nothing;
             /// An attribute of a pointer that the client does not know, into a variable say.
-            PointerAttribute = 80: Request pointer_attribute(PointerQuery) -> Value; Dispatch, Free, Never, Nothing;
+            PointerAttribute = 80: Request pointer_attribute(PointerQuery) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// What the session's kernels have printed: bytes that are left, then text.
-            Printed = 81: Request printed(()) -> Value; SlowSubmits, Free, Never, Call;
+            Printed = 81: Request printed(()) -> Value; SlowSubmits, Free, Never, Call, Nothing;
 
             // Graphs and capture: [`graph`].
             /// Launches a graph's instance.
-            GraphLaunch = 100: Async graph_launch(graph::GraphLaunch); Dispatch, [Stream stream], Never, [Graph stream];
+            GraphLaunch = 100: Async graph_launch(graph::GraphLaunch); Dispatch, [Stream stream], Never, [Graph stream], Nothing;
             /// Makes an instance ready for its launch.
-            GraphUpload = 101: Async graph_upload(graph::GraphLaunch); Dispatch, [Stream stream], Never, Nothing;
+            GraphUpload = 101: Async graph_upload(graph::GraphLaunch); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Captures a host function.
-            CaptureHost = 128: Async capture_host(graph::CaptureHost); Dispatch, [Stream stream], Never, Nothing;
+            CaptureHost = 128: Async capture_host(graph::CaptureHost); Dispatch, [Stream stream], Never, Nothing, Binds;
             /// Begins a capture. Trailing: nodes, edges.
-            CaptureBegin = 102: Request capture_begin(graph::CaptureBegin, rest) -> (); Dispatch, [Stream stream], Never, Nothing;
+            CaptureBegin = 102: Request capture_begin(graph::CaptureBegin, rest) -> (); Dispatch, [Stream stream], Never, Nothing, Binds;
             /// Ends a stream's capture; the answer is the graph.
-            CaptureEnd = 103: Request capture_end(Object) -> Value; SlowSubmits, [Stream object], Never, Call;
+            CaptureEnd = 103: Request capture_end(Object) -> Value; SlowSubmits, [Stream object], Never, Call, Binds;
             /// State of a stream's capture. Answered with nodes and edges.
-            CaptureState = 104: Request capture_state(Object) -> graph::CaptureState; Dispatch, [Stream object], Never, Nothing;
+            CaptureState = 104: Request capture_state(Object) -> graph::CaptureState; Dispatch, [Stream object], Never, Nothing, Nothing;
             /// Changes what the next captured node depends on. Trailing: nodes, edges.
-            CaptureUpdate = 105: Request capture_update(graph::CaptureUpdate, rest) -> (); Dispatch, [Stream stream], Never, Nothing;
+            CaptureUpdate = 105: Request capture_update(graph::CaptureUpdate, rest) -> (); Dispatch, [Stream stream], Never, Nothing, Binds;
             /// Has a stream's capture end with an error.
-            CaptureBreak = 106: Request capture_break(Object) -> (); Dispatch, [Stream object], Never, Nothing;
+            CaptureBreak = 106: Request capture_break(Object) -> (); Dispatch, [Stream object], Never, Nothing, Binds;
             /// Does nothing, in the order of a stream: a failure of what the stream was given shows in the client's next wait.
-            Settle = 107: Request show_failure(Object) -> (); Dispatch, [Stream object], Never, Nothing;
+            Settle = 107: Request show_failure(Object) -> (); Dispatch, [Stream object], Never, Nothing, Nothing;
             /// Creates a graph.
-            GraphCreate = 108: Request graph_create(graph::GraphCreate) -> Value; Dispatch, Free, Never, Nothing;
+            GraphCreate = 108: Request graph_create(graph::GraphCreate) -> Value; Dispatch, Free, Never, Nothing, Binds;
             /// Destroys a graph.
-            GraphDestroy = 109: Request graph_destroy(Object) -> (); SlowSubmits, Free, Never, Call;
+            GraphDestroy = 109: Request graph_destroy(Object) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Clones a graph.
-            GraphClone = 110: Request graph_clone(Object) -> Value; SlowSubmits, Free, Never, Call;
+            GraphClone = 110: Request graph_clone(Object) -> Value; SlowSubmits, Free, Never, Call, Binds;
             /// Finds a node's copy in a clone of its graph.
-            GraphFindInClone = 111: Request graph_find_in_clone(graph::GraphPair) -> Value; SlowSubmits, Free, Never, Call;
+            GraphFindInClone = 111: Request graph_find_in_clone(graph::GraphPair) -> Value; SlowSubmits, Free, Never, Call, Nothing;
             /// Lists a graph's nodes and edges. Answered with both.
-            GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Call;
+            GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Call, Nothing;
             /// Adds or removes dependencies. Trailing: nodes, edges.
-            GraphDependencies = 113: Request graph_dependencies(graph::GraphDependencies, rest) -> (); Dispatch, Free, Never, Nothing;
+            GraphDependencies = 113: Request graph_dependencies(graph::GraphDependencies, rest) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Adds a node, or sets what it does, in a graph or an instance. Trailing: nodes, edges, what it does. Answered with the graphs inside it.
-            GraphNode = 114: Request graph_node(graph::GraphNode, rest) -> graph::GraphNodeAdded; SlowForGraphs, Instances, Never, Nothing;
+            GraphNode = 114: Request graph_node(graph::GraphNode, rest) -> graph::GraphNodeAdded; SlowForGraphs, Instances, Never, Nothing, Binds;
             /// What a node does. Answered with its parameters.
-            GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Call;
+            GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Call, Nothing;
             /// `CUgraphNodeType` of a node.
-            GraphNodeKind = 116: Request graph_node_kind(Object) -> Value; Dispatch, Free, Never, Nothing;
+            GraphNodeKind = 116: Request graph_node_kind(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Destroys a node.
-            GraphNodeDestroy = 117: Request graph_node_destroy(Object) -> (); SlowSubmits, Free, Never, Call;
+            GraphNodeDestroy = 117: Request graph_node_destroy(Object) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Gets or sets an attribute of a kernel node.
-            GraphAttribute = 118: Request graph_attribute(graph::GraphAttribute) -> graph::GraphAttribute; Dispatch, Free, Never, Nothing;
+            GraphAttribute = 118: Request graph_attribute(graph::GraphAttribute) -> graph::GraphAttribute; Dispatch, Free, Never, Nothing, Binds;
             /// Copies the attributes of the second kernel node to the first.
-            GraphCopyAttributes = 119: Request graph_copy_attributes(graph::GraphPair) -> (); Dispatch, Free, Never, Nothing;
+            GraphCopyAttributes = 119: Request graph_copy_attributes(graph::GraphPair) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Instantiates a graph.
-            GraphInstantiate = 120: Request graph_instantiate(graph::GraphInstantiate, rest) -> graph::GraphInstantiated; SlowSubmits, [Optional stream], Always, Call;
+            GraphInstantiate = 120: Request graph_instantiate(graph::GraphInstantiate, rest) -> graph::GraphInstantiated; SlowSubmits, [Optional stream], Always, Call, Binds;
             /// Destroys an instance.
-            GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Call;
+            GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Call, Binds;
             /// Flags that an instance was made with.
-            GraphExecFlags = 122: Request graph_exec_flags(Object) -> Value; Dispatch, Free, Never, Nothing;
+            GraphExecFlags = 122: Request graph_exec_flags(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Updates an instance from a graph.
-            GraphExecUpdate = 123: Request graph_exec_update(graph::GraphPair) -> graph::GraphUpdated; SlowSubmits, Instances, Never, Call;
+            GraphExecUpdate = 123: Request graph_exec_update(graph::GraphPair) -> graph::GraphUpdated; SlowSubmits, Instances, Never, Call, Binds;
             /// Gets or sets whether a node of an instance is enabled.
-            GraphEnabled = 124: Request graph_enabled(graph::GraphEnabled) -> graph::GraphEnabled; Dispatch, Instances, Never, Nothing;
+            GraphEnabled = 124: Request graph_enabled(graph::GraphEnabled) -> graph::GraphEnabled; Dispatch, Instances, Never, Nothing, Binds;
             /// Describes a graph in DOT. Answered with a descriptor of the text.
-            GraphDot = 125: Request graph_dot(graph::GraphDot, rest) -> Value; SlowSubmits, Free, Never, Call;
+            GraphDot = 125: Request graph_dot(graph::GraphDot, rest) -> Value; SlowSubmits, Free, Never, Call, Nothing;
             /// Gets, sets or trims the memory that graphs keep on a device.
-            GraphMemory = 126: Request graph_memory(graph::GraphMemory) -> Value; SlowSubmits, Free, Never, Call;
+            GraphMemory = 126: Request graph_memory(graph::GraphMemory) -> Value; SlowSubmits, Free, Never, Call, Nothing;
             /// The driver's number of a conditional handle.
-            GraphCondition = 127: Request graph_condition(graph::GraphCondition) -> Value; Dispatch, Free, Never, Nothing;
+            GraphCondition = 127: Request graph_condition(graph::GraphCondition) -> Value; Dispatch, Free, Never, Nothing, Binds;
 
             // Pools, virtual memory, managed and shared memory: [`memory`].
             /// Frees a reservation of addresses.
-            AddressFree = 200: Async address_free(Range); SlowSubmits, Free, Never, Call;
+            AddressFree = 200: Async address_free(Range); SlowSubmits, Free, Never, Call, Own;
             /// Releases the handle of an allocation; what is mapped stays.
-            PhysicalRelease = 201: Async physical_release(Object); SlowSubmits, Free, Never, Call;
+            PhysicalRelease = 201: Async physical_release(Object); SlowSubmits, Free, Never, Call, Own;
             /// Destroys a pool; what was allocated from it stays.
-            PoolDestroy = 202: Async pool_destroy(Object); SlowSubmits, Everything, Never, Call;
+            PoolDestroy = 202: Async pool_destroy(Object); SlowSubmits, Everything, Never, Call, Binds;
             /// Frees memory in the order of a stream.
-            PoolFree = 203: Async pool_free(memory::PoolFree); Dispatch, [Stream stream], Never, Nothing;
+            PoolFree = 203: Async pool_free(memory::PoolFree); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// An allocation is freed: handles that were exported of it open nothing any more.
-            IpcForget = 204: Async ipc_forget(Object); Dispatch, Everything, Never, Nothing;
+            IpcForget = 204: Async ipc_forget(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Closes memory that was opened by an IPC handle.
-            IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Call;
+            IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Call, Binds;
             /// Unregisters a file's memory.
-            FileUnregister = 206: Async file_unregister(Object); Dispatch, Everything, Never, Nothing;
+            FileUnregister = 206: Async file_unregister(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Reserves addresses.
-            AddressReserve = 210: Request address_reserve(memory::AddressReserve) -> Range; SlowSubmits, Free, Never, Call;
+            AddressReserve = 210: Request address_reserve(memory::AddressReserve) -> Range; SlowSubmits, Free, Never, Call, Own;
             /// Creates an allocation without an address.
-            PhysicalCreate = 211: Request physical_create(memory::PhysicalCreate) -> (); SlowSubmits, Free, Never, Call;
+            PhysicalCreate = 211: Request physical_create(memory::PhysicalCreate) -> (); SlowSubmits, Free, Never, Call, Own;
             /// Maps an allocation.
-            MapMemory = 212: Request map_memory(memory::MapMemory) -> (); Dispatch, Free, Never, Nothing;
+            MapMemory = 212: Request map_memory(memory::MapMemory) -> (); Dispatch, Free, Never, Nothing, Own;
             /// Unmaps addresses, when nothing in flight may touch them.
-            UnmapMemory = 213: Request unmap_memory(Range) -> (); SlowSubmits, Free, Never, Call;
+            UnmapMemory = 213: Request unmap_memory(Range) -> (); SlowSubmits, Free, Never, Call, Own;
             /// Sets which devices may access addresses. Trailing: [`memory::Access`]es.
-            SetAccess = 214: Request set_access(memory::SetAccess, rest) -> (); SlowSubmits, Free, Never, Call;
+            SetAccess = 214: Request set_access(memory::SetAccess, rest) -> (); SlowSubmits, Free, Never, Call, Own;
             /// How a device may access an address.
-            GetAccess = 215: Request get_access(memory::GetAccess) -> Value; Dispatch, Free, Never, Nothing;
+            GetAccess = 215: Request get_access(memory::GetAccess) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Exports an allocation. Answered with a descriptor.
-            PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call;
+            PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Imports an allocation from a descriptor.
-            PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Call;
+            PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Call, Binds;
             /// Another handle of what is mapped at an address.
-            PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Call;
+            PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Call, Binds;
             /// Granularity of allocations with these properties.
-            Granularity = 219: Request granularity(memory::Granularity) -> Value; Dispatch, Free, Never, Nothing;
+            Granularity = 219: Request granularity(memory::Granularity) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Creates a pool.
-            PoolCreate = 230: Request pool_create(memory::PoolCreate) -> (); SlowSubmits, Free, Never, Call;
+            PoolCreate = 230: Request pool_create(memory::PoolCreate) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Allocates memory in the order of a stream.
-            PoolAlloc = 231: Request pool_alloc(memory::PoolAlloc) -> Range; Dispatch, Free, Never, Nothing;
+            PoolAlloc = 231: Request pool_alloc(memory::PoolAlloc) -> Range; Dispatch, Free, Never, Nothing, Binds;
             /// An attribute of a pool.
-            PoolGetAttribute = 232: Request pool_get_attribute(memory::PoolAttribute) -> Value; Dispatch, Free, Never, Nothing;
+            PoolGetAttribute = 232: Request pool_get_attribute(memory::PoolAttribute) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Sets an attribute of a pool.
-            PoolSetAttribute = 233: Request pool_set_attribute(memory::PoolAttribute) -> (); Dispatch, Free, Never, Nothing;
+            PoolSetAttribute = 233: Request pool_set_attribute(memory::PoolAttribute) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Sets which devices may access a pool. Trailing: [`memory::Access`]es.
-            PoolSetAccess = 234: Request pool_set_access(memory::PoolAccess, rest) -> (); SlowSubmits, Free, Never, Call;
+            PoolSetAccess = 234: Request pool_set_access(memory::PoolAccess, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// How a device may access a pool. Trailing: a [`memory::Access`].
-            PoolGetAccess = 235: Request pool_get_access(memory::PoolAccess, rest) -> Value; Dispatch, Free, Never, Nothing;
+            PoolGetAccess = 235: Request pool_get_access(memory::PoolAccess, rest) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Gives back a pool's unused memory down to so many bytes.
-            PoolTrim = 236: Request pool_trim(memory::PoolAttribute) -> (); SlowSubmits, Free, Never, Call;
+            PoolTrim = 236: Request pool_trim(memory::PoolAttribute) -> (); SlowSubmits, Free, Never, Call, Nothing;
             /// Exports a pool. Answered with a descriptor.
-            PoolExport = 237: Request pool_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call;
+            PoolExport = 237: Request pool_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Imports a pool from a descriptor.
-            PoolImport = 238: Request pool_import(memory::PoolImport, rest) -> (); SlowSubmits, Free, Never, Call;
+            PoolImport = 238: Request pool_import(memory::PoolImport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Exports an allocation of a pool.
-            PoolExportPointer = 239: Request pool_export_pointer(Object) -> memory::Opaque; SlowSubmits, Free, Never, Call;
+            PoolExportPointer = 239: Request pool_export_pointer(Object) -> memory::Opaque; SlowSubmits, Free, Never, Call, Binds;
             /// Imports an allocation of an imported pool.
-            PoolImportPointer = 240: Request pool_import_pointer(memory::PoolImportPointer) -> Range; SlowSubmits, Free, Never, Call;
+            PoolImportPointer = 240: Request pool_import_pointer(memory::PoolImportPointer) -> Range; SlowSubmits, Free, Never, Call, Binds;
             /// An IPC handle of an allocation.
-            IpcShare = 250: Request ipc_share(Range) -> memory::Opaque; Dispatch, Free, Never, Nothing;
+            IpcShare = 250: Request ipc_share(Range) -> memory::Opaque; Dispatch, Free, Never, Nothing, Binds;
             /// Opens memory by an IPC handle.
-            IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Call;
+            IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Call, Binds;
             /// Registers a file's memory from a descriptor.
-            FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Call;
+            FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Call, Binds;
             /// Registers pinned memory at the client's other address of it too.
-            HostAlias = 255: Request host_alias(memory::HostAlias) -> (); SlowSubmits, Free, Never, Call;
+            HostAlias = 255: Request host_alias(memory::HostAlias) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Enables or disables access between devices.
-            PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Call;
+            PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Exports a range of addresses. Answered with a descriptor.
-            RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Call;
+            RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
 
             // Arrays, textures, two- and three-dimensional copies: [`array`].
             /// Copies in two or three dimensions, arrays too.
-            CopyBox = 300: Async copy_box(array::CopyBox); Dispatch, [Stream stream], Never, [CopyBox stream];
+            CopyBox = 300: Async copy_box(array::CopyBox); Dispatch, [Stream stream], Never, [CopyBox stream], Nothing;
             /// Destroys an array or a mipmapped array.
-            ArrayDestroy = 301: Async array_destroy(Object); Dispatch, Everything, Never, Nothing;
+            ArrayDestroy = 301: Async array_destroy(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Destroys a texture object or a surface object.
-            TextureDestroy = 302: Async texture_destroy(array::TextureDestroy); Dispatch, Everything, Never, Nothing;
+            TextureDestroy = 302: Async texture_destroy(array::TextureDestroy); Dispatch, Everything, Never, Nothing, Binds;
             /// Creates an array or a mipmapped array.
-            ArrayCreate = 303: Request array_create(array::ArrayCreate) -> array::ArrayInfo; SlowSubmits, Free, Never, Call;
+            ArrayCreate = 303: Request array_create(array::ArrayCreate) -> array::ArrayInfo; SlowSubmits, Free, Never, Call, Binds;
             /// A level of a mipmapped array, or a plane of an array.
-            ArrayPart = 304: Request array_part(array::ArrayPart) -> array::ArrayInfo; Dispatch, Free, Never, Nothing;
+            ArrayPart = 304: Request array_part(array::ArrayPart) -> array::ArrayInfo; Dispatch, Free, Never, Nothing, Binds;
             /// Answered with `CUDA_ARRAY_MEMORY_REQUIREMENTS`, `CUDA_ARRAY_SPARSE_PROPERTIES`.
-            ArrayQuery = 305: Request array_query(array::ArrayQuery) -> (); Dispatch, Free, Never, Nothing;
+            ArrayQuery = 305: Request array_query(array::ArrayQuery) -> (); Dispatch, Free, Never, Nothing, Nothing;
             /// Creates a texture object or a surface object.
-            TextureCreate = 306: Request texture_create(array::TextureCreate) -> array::TextureInfo; Dispatch, Free, Never, Nothing;
+            TextureCreate = 306: Request texture_create(array::TextureCreate) -> array::TextureInfo; Dispatch, Free, Never, Nothing, Binds;
             /// Finds a texture or surface reference. Trailing: its name.
-            GetReference = 307: Request get_reference(array::GetReference, rest) -> (); SlowSubmits, Free, [Variable module], Call;
+            GetReference = 307: Request get_reference(array::GetReference, rest) -> (); SlowSubmits, Free, [Variable module], Call, Binds;
             /// A call on a texture or surface reference.
-            ReferenceCall = 308: Request reference_call(array::ReferenceArguments) -> array::ReferenceResult; SlowSubmits, Free, Never, Call;
+            ReferenceCall = 308: Request reference_call(array::ReferenceArguments) -> array::ReferenceResult; SlowSubmits, Free, Never, Call, Binds;
             /// Encodes a tensor map.
-            TensorMap = 309: Request tensor_map(array::TensorMap) -> array::TensorMapMade; Dispatch, Free, Never, Nothing;
+            TensorMap = 309: Request tensor_map(array::TensorMap) -> array::TensorMapMade; Dispatch, Free, Never, Nothing, Nothing;
 
             // Linker, module options: [`image`].
             /// What was found in a library on a device is not used any more.
-            ImageLeave = 400: Async image_leave(Named); Dispatch, Earlier, Never, Nothing;
+            ImageLeave = 400: Async image_leave(Named); Dispatch, Earlier, Never, Nothing, [Sets parent];
             /// Gets or sets an attribute of a library's kernel on a device. Trailing: its name.
-            KernelAttribute = 401: Request kernel_attribute(image::KernelAttribute, rest) -> Value; SlowSubmits, Free, KernelAttribute, Call;
+            KernelAttribute = 401: Request kernel_attribute(image::KernelAttribute, rest) -> Value; SlowSubmits, Free, KernelAttribute, Call, [Sets library];
             /// Whether a library has a managed variable: the answer is the status. Trailing: its name.
-            GetManaged = 402: Request get_managed(Named, rest) -> (); SlowSubmits, Free, [Variable parent], Call;
+            GetManaged = 402: Request get_managed(Named, rest) -> (); SlowSubmits, Free, [Variable parent], Call, Nothing;
             /// Creates a linker. Trailing: options and lists.
-            LinkCreate = 403: Request link_create(image::LinkCreate, rest) -> (); Slow, Free, Never, Call;
+            LinkCreate = 403: Request link_create(image::LinkCreate, rest) -> (); Slow, Free, Never, Call, Binds;
             /// Adds an image from a descriptor to a linker. Trailing: options and lists, its name. Answered with the logs.
-            LinkAdd = 404: Request link_add(image::LinkAdd, rest) -> ImageLoaded; Slow, Free, Never, Call;
+            LinkAdd = 404: Request link_add(image::LinkAdd, rest) -> ImageLoaded; Slow, Free, Never, Call, Binds;
             /// Completes a linker. Answered with the logs.
-            LinkComplete = 405: Request link_complete(Object) -> ImageLoaded; Slow, Free, Never, Call;
+            LinkComplete = 405: Request link_complete(Object) -> ImageLoaded; Slow, Free, Never, Call, Binds;
             /// The linked cubin. Answered with a descriptor.
-            LinkFetch = 406: Request link_fetch(Object, rest) -> (); Slow, Free, Never, Call;
+            LinkFetch = 406: Request link_fetch(Object, rest) -> (); Slow, Free, Never, Call, Nothing;
             /// Destroys a linker.
-            LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Call;
+            LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Call, Binds;
 
             // Stream memory operations, attributes, host functions: [`stream`].
             /// Has a stream wait until the client has run a host function.
-            HostFunction = 500: Async host_function(stream::HostFunction); Dispatch, [Stream stream], Never, Nothing;
+            HostFunction = 500: Async host_function(stream::HostFunction); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Writes a word in memory, or waits for one, in the order of a stream.
-            MemOp = 501: Async mem_op(stream::MemOp); Dispatch, [Stream stream], Never, Nothing;
+            MemOp = 501: Async mem_op(stream::MemOp); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Sets an attribute of a stream.
-            StreamAttribute = 502: Async stream_attribute(stream::StreamAttribute); Dispatch, [Stream stream], Never, Nothing;
+            StreamAttribute = 502: Async stream_attribute(stream::StreamAttribute); Dispatch, [Stream stream], Never, Nothing, [Sets stream];
             /// An IPC handle of an event.
-            EventExport = 503: Request event_export(stream::EventExport) -> stream::EventToken; Dispatch, Free, Never, Nothing;
+            EventExport = 503: Request event_export(stream::EventExport) -> stream::EventToken; Dispatch, Free, Never, Nothing, Binds;
             /// Opens an event by an IPC handle.
-            EventImport = 504: Request event_import(stream::EventImport) -> (); Dispatch, [Event event], Never, Nothing;
+            EventImport = 504: Request event_import(stream::EventImport) -> (); Dispatch, [Event event], Never, Nothing, Binds;
 
             // Green contexts, device-wide settings: [`context`].
             /// Resources of a device, a context or a stream.
-            ResourceQuery = 600: Request resource_query(context::ResourceQuery) -> context::Resource; Dispatch, Free, Never, Nothing;
+            ResourceQuery = 600: Request resource_query(context::ResourceQuery) -> context::Resource; Dispatch, Free, Never, Nothing, Binds;
             /// Splits multiprocessors into groups. Answered with a [`context::Resource`] for each.
-            ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Call;
+            ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Call, Binds;
             /// What a green context can be made of. Trailing: tokens of resources.
-            ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Call;
+            ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Call, Binds;
             /// Creates a green context.
-            GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Call;
+            GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Call, Binds;
             /// Destroys a green context, of which all streams were destroyed before.
-            GreenDestroy = 604: Async green_destroy(Object); Dispatch, Everything, Never, Nothing;
+            GreenDestroy = 604: Async green_destroy(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Confines the session to a part of the multiprocessors; the answer is their number.
-            Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Call;
+            Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Call, Binds;
             /// Sets the client's own memory limit of a device.
-            LimitMemory = 606: Async limit_memory(context::LimitMemory); Dispatch, Everything, Never, Nothing;
+            LimitMemory = 606: Async limit_memory(context::LimitMemory); Dispatch, Everything, Never, Nothing, [Makes device];
         }
     };
 }
@@ -345,6 +345,15 @@ macro_rules! traced {
     };
 }
 
+macro_rules! change {
+    ($body:ty, [$kind:ident $field:ident]) => {
+        Change::$kind(offset_of!($body, $field))
+    };
+    ($body:ty, $change:ident) => {
+        Change::$change
+    };
+}
+
 macro_rules! text {
     () => {
         ""
@@ -358,7 +367,7 @@ macro_rules! define {
     ($(
         #[doc = $doc:literal]
         $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
-        $lane:ident, $ordering:tt, $gate:tt, $traced:tt;
+        $lane:ident, $ordering:tt, $gate:tt, $traced:tt, $change:tt;
     )*) => {
         /// What a message asks for.
         #[repr(u16)]
@@ -391,6 +400,10 @@ macro_rules! define {
             /// What a trace shows of it.
             pub const fn traced(self) -> Traced {
                 match self { $(Op::$name => traced!($body, $traced),)* }
+            }
+            /// What it changes in the description of its session.
+            pub const fn change(self) -> Change {
+                match self { $(Op::$name => change!($body, $change),)* }
             }
             /// What it does, for the document of the protocol.
             pub const fn description(self) -> &'static str {
@@ -556,6 +569,24 @@ pub enum Traced {
     Call,
 }
 
+/// What a message that was executed changes in the description of its session, from which the session can be made again in
+/// another context. Offsets in the body, bytes, of the object's handle; 0 there means no object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing.
+    Nothing,
+    /// It makes this object: executed again, it makes it once more.
+    Makes(usize),
+    /// It changes this object, and has to be executed again behind what made it.
+    Sets(usize),
+    /// It ends this object, with all that was set of it.
+    Ends(usize),
+    /// Its handler describes what it does.
+    Own,
+    /// It may make, or end, what cannot be made again.
+    Binds,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -588,6 +619,17 @@ mod tests {
     fn traces_show_the_calls_of_the_slow_lane() {
         for op in Op::ALL {
             assert_eq!(op.traced() == Traced::Call, op.is_slow(), "{op:?}");
+        }
+    }
+
+    /// What ends objects names one; what makes them is described by one message each.
+    #[test]
+    fn changes_name_an_object_inside_the_body() {
+        for op in Op::ALL {
+            let (Change::Makes(at) | Change::Sets(at) | Change::Ends(at)) = op.change() else {
+                continue;
+            };
+            assert!(at + 8 <= op.lengths().0, "{op:?}");
         }
     }
 

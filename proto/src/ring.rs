@@ -58,6 +58,10 @@ pub const fn message_len(payload: usize) -> usize {
 pub struct Place(u64);
 
 impl Place {
+    /// Bytes of the ring before it, since the session began.
+    pub fn position(self) -> u64 {
+        self.0
+    }
     /// Behind the message that is here.
     #[inline]
     #[must_use]
@@ -203,6 +207,26 @@ impl<M: Memory> Consumer<M> {
             tail: 0,
             head: 0,
         }
+    }
+    /// A consumer that goes on where another one, in a process that has ended, has stopped.
+    ///
+    /// # Errors
+    /// A [`Violation`] when no message can begin there.
+    pub fn resume(memory: M) -> Result<Self, Violation> {
+        let (tail, head) = (memory.tail(), memory.head());
+        let capacity = memory.capacity();
+        if !tail.is_multiple_of(ALIGN as u64) || head.wrapping_sub(tail) > capacity {
+            return Err(Violation::Head {
+                head,
+                tail,
+                capacity,
+            });
+        }
+        Ok(Consumer {
+            memory,
+            tail,
+            head: tail,
+        })
     }
     /// The ring's memory.
     pub fn memory(&self) -> &M {

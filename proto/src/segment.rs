@@ -14,6 +14,7 @@
 //! time: it bounds every value before it uses it.
 
 use crate::ring::Memory;
+use crate::shm::{self, Mapping};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes of the header.
@@ -222,6 +223,41 @@ pub const fn flag_offset(flag: u32) -> Option<usize> {
     }
 }
 
+/// Ends a session for its client, by the header at the beginning of its segment: every further call of it returns `status`, a
+/// `CUresult`, and its threads that sleep wake.
+///
+/// # Panics
+/// When the mapping is shorter than a header.
+pub fn end(segment: &Mapping, status: u32) {
+    assert!(segment.len() >= size_of::<Header>());
+    // SAFETY: the mapping has as many bytes and lives through the call; Header is all atomics.
+    let header = unsafe { &*segment.base().cast::<Header>() };
+    header.error.store(status, Ordering::Relaxed);
+    header.state.0.store(state::ENDED, Ordering::Release);
+    fence(Ordering::SeqCst);
+    shm::futex_wake(&header.answers.0);
+    for sleeper in &header.sleepers {
+        if sleeper.state.load(Ordering::Acquire) == sleeper::SLEEPS {
+            sleeper.state.store(sleeper::WOKEN, Ordering::Release);
+            shm::futex_wake(&sleeper.state);
+        }
+    }
+}
+
+/// What was last written into a flag; 0 outside the table.
+///
+/// # Panics
+/// When the mapping is shorter than a segment.
+pub fn flag_of(segment: &Mapping, slot: u32) -> u32 {
+    assert!(segment.len() >= SEGMENT_LEN);
+    let Some(offset) = flag_offset(slot) else {
+        return 0;
+    };
+    // SAFETY: inside the mapping, aligned to a word.
+    let word = unsafe { &*segment.base().add(offset).cast::<AtomicU32>() };
+    word.load(Ordering::Acquire)
+}
+
 /// Whether a flag that counts up, modulo 2^32, has reached a value.
 #[inline]
 pub fn reached(flag: u32, value: u32) -> bool {
@@ -232,7 +268,6 @@ pub fn reached(flag: u32, value: u32) -> bool {
 mod tests {
     use super::*;
     use crate::ring::{Consumer, Producer};
-    use crate::shm::{self, Mapping};
     use std::os::fd::AsFd;
     use std::panic::catch_unwind;
 

@@ -145,6 +145,14 @@ impl Mapping {
         Mapping::map(std::ptr::null_mut(), fd, len, libc::MAP_SHARED)
     }
 
+    /// The same, not populated: only what is touched takes memory.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub fn sparse(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        Mapping::map_sparse(std::ptr::null_mut(), fd, len, libc::MAP_SHARED)
+    }
+
     /// Maps at exactly `address`, which the caller has reserved (see [`Reservation`]).
     ///
     /// # Errors
@@ -163,18 +171,27 @@ impl Mapping {
         len: usize,
         flags: libc::c_int,
     ) -> io::Result<Mapping> {
+        let mapping = Mapping::map_sparse(address, fd, len, flags)?;
+        mapping.populate();
+        Ok(mapping)
+    }
+
+    fn map_sparse(
+        address: *mut u8,
+        fd: BorrowedFd<'_>,
+        len: usize,
+        flags: libc::c_int,
+    ) -> io::Result<Mapping> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: with a null address the kernel chooses a free place; with a fixed one the caller of `at` vouches.
         let base = unsafe { libc::mmap(address.cast(), len, protection, flags, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let mapping = Mapping {
+        Ok(Mapping {
             base: base.cast(),
             len,
-        };
-        mapping.populate();
-        Ok(mapping)
+        })
     }
 
     /// Takes the pages now rather than at the first touch, a few at a time: while the kernel takes them, the process can

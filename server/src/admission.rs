@@ -54,6 +54,12 @@ impl Admission {
         Some(self.next_session.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Counts a client that another server had admitted, with the number of its session.
+    pub fn readmit(&self, session: u64) {
+        self.alive.fetch_add(1, Ordering::AcqRel);
+        self.next_session.fetch_max(session + 1, Ordering::Relaxed);
+    }
+
     /// Takes an admission back.
     pub fn retract(&self) {
         self.alive.fetch_sub(1, Ordering::AcqRel);
@@ -109,5 +115,8 @@ mod tests {
         assert_eq!((admission.admit(), admission.alive()), (None, 2));
         admission.retract();
         assert_eq!(admission.admit(), Some(3));
+        let next = Admission::new(2);
+        next.readmit(3);
+        assert_eq!((next.admit(), next.admit()), (Some(4), None));
     }
 }

@@ -5,6 +5,7 @@
 
 mod account;
 mod activity;
+mod adopt;
 mod arrays;
 mod awaited;
 pub mod bounds;
@@ -12,6 +13,7 @@ mod calls;
 mod calm;
 mod context_limits;
 mod cubin;
+mod description;
 mod devices;
 mod dispatch;
 mod driver;
@@ -37,6 +39,7 @@ mod parking;
 mod partition;
 mod patience;
 mod pools;
+mod portable;
 mod printing;
 mod ranges;
 mod rations;
@@ -61,6 +64,7 @@ pub use fairness::LOW_TURN;
 pub use images::is_whole;
 
 use crate::admission::Admission;
+use crate::keeper::{self, Keeper, Name};
 use calm::Calm;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use devices::{Device, Devices, Grant};
@@ -155,6 +159,10 @@ struct Shared {
     held_files: Arc<Rations>,
     virtual_arena: VirtualArena,
     images: ImageCache,
+    /// Holds what sessions have, for a server that comes after this one.
+    keeper: Option<Arc<Keeper>>,
+    /// Whether images can be loaded elsewhere unnoticed, by their hashes.
+    outlasting: Mutex<HashMap<[u8; 32], bool>>,
     families: Families,
     variables: KnownVariables,
     residents: Residents,
@@ -189,6 +197,8 @@ struct Shared {
     synchronizing: AtomicUsize,
     /// The sticky status of a lost context, 0 while all is well.
     lost: AtomicU32,
+    /// It is decided which sessions go on in the next server.
+    decided: AtomicBool,
     stopping: AtomicBool,
     /// A trace goes on.
     tracing: AtomicBool,
@@ -206,7 +216,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes the context of the first device and starts the threads. Blocks until ready, some hundred milliseconds on a
+    /// Makes the context of the first device, starts the threads, and makes the sessions again that the keeper knows of. Blocks until ready, some hundred milliseconds on a
     /// GPU. What happens is told to `events`.
     ///
     /// # Errors
@@ -214,6 +224,7 @@ impl Engine {
     pub fn start(
         opened: OpenDriver,
         config: EngineConfig,
+        keeper: Option<Arc<Keeper>>,
         admission: Arc<Admission>,
         events: Sender<EngineEvent>,
     ) -> anyhow::Result<Engine> {
@@ -271,7 +282,9 @@ impl Engine {
             arena,
             held_files: Rations::of_files(),
             virtual_arena,
-            images: ImageCache::default(),
+            images: ImageCache::new(keeper.clone()),
+            keeper,
+            outlasting: Mutex::default(),
             families: Families::default(),
             variables: KnownVariables::default(),
             residents: Residents::default(),
@@ -300,6 +313,7 @@ impl Engine {
             crowded: AtomicBool::new(false),
             synchronizing: AtomicUsize::new(0),
             lost: AtomicU32::new(0),
+            decided: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             tracing: AtomicBool::new(false),
             trace_number: AtomicU32::new(0),
@@ -349,6 +363,7 @@ impl Engine {
         let _ = shared
             .watcher
             .set(threads[dispatch_threads].thread().clone());
+        adopt::run(&shared).context("sessions of the server before")?;
         Ok(Engine { shared, threads })
     }
 
@@ -493,7 +508,10 @@ impl Shared {
     /// Gives device memory back that this was the last holder of.
     fn revoke(&self, grant: Arc<Grant>) -> Result<(), CUresult> {
         match Arc::into_inner(grant) {
-            Some(grant) => self.devices[grant.device].revoke(&self.driver, grant),
+            Some(grant) => {
+                self.forget_kept(Name::numbered(keeper::Kind::Memory, grant.start));
+                self.devices[grant.device].revoke(&self.driver, grant)
+            }
             None => Ok(()),
         }
     }
@@ -648,6 +666,13 @@ impl Shared {
     fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed) != 0
     }
+    /// Of a context that is lost: whether the session goes on in the next server. Waits until that is decided.
+    fn goes_on(&self, session: &SessionShared) -> bool {
+        while !self.decided.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        session.description.may_outlive()
+    }
     fn lost_status(&self) -> Option<CUresult> {
         match self.lost.load(Ordering::Relaxed) {
             0 => None,
@@ -664,10 +689,21 @@ impl Shared {
         {
             return;
         }
+        let mut going_on = 0;
         for session in self.session_list() {
-            session.end(status);
+            if session.is_portable_now() {
+                session.description.set_outlives();
+                going_on += 1;
+            } else {
+                session.end(status);
+                self.forget_session(session.info.session);
+            }
         }
-        self.tell(EngineEvent::Fault(status.0));
+        self.decided.store(true, Ordering::SeqCst);
+        self.tell(EngineEvent::Fault {
+            status: status.0,
+            going_on,
+        });
     }
     /// Asks the driver whether the contexts are sound.
     fn probe(&self) {

@@ -4,6 +4,7 @@
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
 use crate::engine::{Engine, EngineConfig, Kept, OpenDriver};
+use crate::keeper::Keeper;
 use crate::serve::Host;
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
@@ -94,6 +95,7 @@ pub struct Hosting {
     uuids: Vec<[u8; 16]>,
     admission: Arc<Admission>,
     events: Sender<EngineEvent>,
+    keeper: Option<Arc<Keeper>>,
     parts: Arc<Mutex<Parts>>,
 }
 
@@ -103,7 +105,12 @@ impl Hosting {
     ///
     /// # Errors
     /// When there is no driver, no device, or the driver refuses.
-    pub fn start(config: HostingConfig, events: Sender<EngineEvent>) -> anyhow::Result<Hosting> {
+    /// The sessions that the keeper holds of a server before go on; without one, sessions end with this server.
+    pub fn start(
+        config: HostingConfig,
+        keeper: Option<Keeper>,
+        events: Sender<EngineEvent>,
+    ) -> anyhow::Result<Hosting> {
         let opened = OpenDriver::open(config.cuda_library.as_deref())?;
         let (devices, uuids) = (opened.devices(), opened.uuids());
         let admission = Arc::new(Admission::new(config.max_clients));
@@ -112,12 +119,16 @@ impl Hosting {
         for why in wrong {
             tracing::error!("--mode {}: {why}", config.modes);
         }
+        let goes_on = keeper.as_ref().is_some_and(Keeper::has_sessions);
+        let keeper = keeper.map(Arc::new);
         let proxy = match modes.of_first() {
-            Mode::Proxy => {
+            Mode::Direct if !goes_on => Proxy::Absent(Box::new(opened)),
+            _ => {
                 let (admission, events) = (Arc::clone(&admission), events.clone());
-                Proxy::Running(Engine::start(opened, config.engine(), admission, events)?)
+                let (config, keeper) = (config.engine(), keeper.clone());
+                let engine = Engine::start(opened, config, keeper, admission, events)?;
+                Proxy::Running(engine)
             }
-            Mode::Direct => Proxy::Absent(Box::new(opened)),
         };
         let parts = Parts {
             proxy,
@@ -132,6 +143,7 @@ impl Hosting {
             uuids,
             admission,
             events,
+            keeper,
             parts: Arc::new(Mutex::new(parts)),
         })
     }
@@ -208,10 +220,11 @@ impl Hosting {
     fn start_engine(&self, opened: OpenDriver) {
         let (config, parts) = (self.config.engine(), Arc::clone(&self.parts));
         let (admission, events) = (Arc::clone(&self.admission), self.events.clone());
+        let keeper = self.keeper.clone();
         let started = std::thread::Builder::new()
             .name("engine-start".into())
             .spawn(move || {
-                let started = Engine::start(opened, config, admission, events.clone());
+                let started = Engine::start(opened, config, keeper, admission, events.clone());
                 settle(&mut parts.lock(), started, &events);
             });
         if let Err(error) = started {
@@ -270,6 +283,11 @@ impl Host for Hosting {
 
     fn devices(&self) -> Vec<DeviceInfo> {
         self.devices.clone()
+    }
+
+    fn keeper(&self) -> Option<OwnedFd> {
+        let keeper = self.keeper.as_ref()?;
+        keeper.connection().try_clone_to_owned().ok()
     }
 
     fn has_contexts(&self) -> bool {

@@ -5,5 +5,6 @@ pub mod arbiter;
 pub mod driver_locks;
 pub mod engine;
 pub mod hosting;
+pub mod keeper;
 pub mod nvml;
 pub mod serve;

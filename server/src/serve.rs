@@ -17,7 +17,7 @@ use mpsshim_proto::handshake::ClientHello;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,6 +55,10 @@ pub trait Host {
     fn start_trace(&self, file: File) -> io::Result<()>;
     /// Ends the trace; `None`: there is none.
     fn stop_trace(&self) -> Option<Totals>;
+    /// The connection to the keeper of the sessions, if there is one.
+    fn keeper(&self) -> Option<OwnedFd> {
+        None
+    }
     /// Ends every session.
     fn shutdown(self);
 }
@@ -120,8 +124,8 @@ pub fn serve<H: Host>(
                 End::Orderly
             }
         }
-        Err(Lost(status)) => {
-            serving.fault(status, events);
+        Err(lost) => {
+            serving.fault(&lost, events);
             // A lost context may not even be destroyed without hanging; the process's end does it.
             std::mem::forget(serving.host);
             End::Fault
@@ -129,8 +133,12 @@ pub fn serve<H: Host>(
     }
 }
 
-/// The context is lost with this status.
-struct Lost(u32);
+/// The context is lost.
+struct Lost {
+    status: u32,
+    /// Sessions that go on in the next server.
+    going_on: usize,
+}
 
 /// `None`: the daemon has gone.
 fn read_orders(link: Arc<Link>) -> Receiver<Option<Order>> {
@@ -177,9 +185,19 @@ impl<H: Host> Serving<H> {
     fn announce(&self) {
         self.announce_limits();
         tracing::info!("Server has started");
+        self.hand_keeper();
         self.report(&ToDaemon::Ready {
             devices: self.host.devices(),
         });
+    }
+
+    /// Gives the daemon the connection to the keeper, for the next server.
+    fn hand_keeper(&self) {
+        if let (Some(link), Some(keeper)) = (&self.link, self.host.keeper())
+            && let Err(error) = link.send(&ToDaemon::Keeper, Some(keeper.as_fd()))
+        {
+            tracing::debug!("{error}");
+        }
     }
 
     fn announce_limits(&self) {
@@ -310,7 +328,10 @@ impl<H: Host> Serving<H> {
                 recv(events) -> event => match event {
                     Ok(event) => self.note(event)?,
                     // The engine has ended by itself, which only a lost context can explain.
-                    Err(_) => return Err(Lost(mpsshim_api::cuda::CUDA_ERROR_UNKNOWN.0)),
+                    Err(_) => {
+                        let status = mpsshim_api::cuda::CUDA_ERROR_UNKNOWN.0;
+                        return Err(Lost { status, going_on: 0 });
+                    }
                 },
             }
         }
@@ -369,6 +390,7 @@ impl<H: Host> Serving<H> {
         if self.stopping {
             self.report(&ToDaemon::Stopping);
         }
+        self.hand_keeper();
         self.report(&ToDaemon::Ready {
             devices: self.host.devices(),
         });
@@ -437,23 +459,28 @@ impl<H: Host> Serving<H> {
                 self.stuck.insert(session, client);
                 self.report(&ToDaemon::Stuck { session });
             }
-            EngineEvent::Fault(status) => return Err(Lost(status)),
+            EngineEvent::Fault { status, going_on } => return Err(Lost { status, going_on }),
         }
         Ok(())
     }
 
     /// Tells the daemon, then waits until the clients have seen the error and gone, or their time is over.
-    fn fault(&mut self, status: u32, events: &Receiver<EngineEvent>) {
+    fn fault(&mut self, lost: &Lost, events: &Receiver<EngineEvent>) {
+        let Lost { status, going_on } = *lost;
         let clients = self.clients.len();
         tracing::error!(
-            "The context is lost: {:?}. Ending with {clients} clients",
+            "The context is lost: {:?}. Ending with {clients} clients, of which {going_on} go on in the next server",
             CUresult(status)
         );
         self.report(&ToDaemon::Fault { status });
+        // Those wait, and the others have been told in their segments.
+        if going_on > 0 {
+            return;
+        }
         let until = Instant::now() + FAULT_PATIENCE;
         while !self.clients.is_empty() {
             match events.recv_deadline(until) {
-                Ok(EngineEvent::Fault(_)) => {}
+                Ok(EngineEvent::Fault { .. }) => {}
                 // Nothing but a fault is an error here.
                 Ok(event) => self.note(event).unwrap_or_default(),
                 Err(RecvTimeoutError::Timeout) => break,

@@ -14,12 +14,14 @@ use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_server::engine::Kept;
 use mpsshim_server::hosting::{Hosting, HostingConfig};
+use mpsshim_server::keeper::{self, Keeper};
 use mpsshim_server::serve::Host;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a client waits for its welcome.
@@ -57,7 +59,8 @@ impl InProcess {
         };
         let (sender, events) = unbounded();
         let output = io::stdout().as_fd().try_clone_to_owned()?;
-        let host = Hosting::start(config, sender).map_err(io::Error::other)?;
+        let host =
+            Hosting::start(config, Some(keeper(driver)?), sender).map_err(io::Error::other)?;
         // SAFETY: two open descriptors.
         if unsafe { libc::dup2(output.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
             return Err(io::Error::last_os_error());
@@ -250,4 +253,14 @@ pub fn resident_bytes() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     Ok(pages.unwrap_or(0u64) * 4096)
+}
+
+/// The keeper of the mps-server beside the driver; it ends with its connection.
+fn keeper(driver: &Path) -> io::Result<Keeper> {
+    let (own, others) = seqpacket::pair()?;
+    Command::new(driver.with_file_name("mps-server"))
+        .arg(keeper::OPTION)
+        .stdin(Stdio::from(others))
+        .spawn()?;
+    Keeper::on(own)
 }

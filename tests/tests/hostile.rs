@@ -1263,12 +1263,17 @@ fn clients_killed_at_any_moment_leave_nothing() {
     });
 }
 
+/// One that ends with its server, whatever it has in flight.
+fn bound_worker(place: &Place) -> Worker {
+    let mut worker = Worker::connect(&control(place)).expect("worker");
+    worker.peer.bind().expect("a graph");
+    worker
+}
+
 #[test]
 fn a_killed_server_is_noticed_by_all_and_replaced() {
     let place = daemon();
-    let workers: Vec<Worker> = (0..4)
-        .map(|_| Worker::connect(&control(&place)).expect("worker"))
-        .collect();
+    let workers: Vec<Worker> = (0..4).map(|_| bound_worker(&place)).collect();
     let server = workers[0].peer.welcome.server_pid;
     let busy: Vec<_> = workers
         .into_iter()
@@ -1296,7 +1301,7 @@ fn a_killed_server_is_noticed_by_all_and_replaced() {
 #[test]
 fn an_illegal_address_ends_every_session_and_the_server_is_replaced() {
     let place = daemon();
-    let connect = || Worker::connect(&control(&place)).expect("worker");
+    let connect = || bound_worker(&place);
     let (mut guilty, busy, idle) = (connect(), connect(), connect());
     let server = idle.peer.welcome.server_pid;
     let busy = std::thread::spawn(move || (busy.run(), Instant::now()));

@@ -140,7 +140,7 @@ fn a_server_that_was_taken_over_and_dies_is_replaced() {
     assert_ne!(server(&place), pid);
     let log = place.log("control.log");
     let line =
-        format!("Server {pid} ended unexpectedly, with 1 clients; the next client gets a new");
+        format!("Server {pid} ended unexpectedly, with 1 clients; the next server goes on with");
     assert!(log.contains(&line), "{log}");
 }
 

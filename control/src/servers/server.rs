@@ -1,6 +1,7 @@
 //! One server: its process, its link, and its reports.
 
 use super::traces::Part;
+use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::process::Process;
 use crate::trace::Totals;
@@ -95,6 +96,10 @@ pub struct Server {
     pub(super) remains: Option<String>,
     /// What it has to do with the trace.
     pub(super) part: Part,
+    /// Another goes on with its sessions already.
+    pub(super) succeeded: bool,
+    /// The connection to the keeper of its sessions: the next server goes on with them.
+    pub(super) keeper: Option<Stranger>,
     /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
 }
@@ -127,6 +132,8 @@ impl Server {
             killed: None,
             remains: None,
             part: Part::None,
+            succeeded: false,
+            keeper: None,
             traced: Vec::new(),
         }
     }
@@ -323,6 +330,8 @@ impl Server {
             ToDaemon::TraceStarted { error } => self.note_trace_start(error),
             ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),
             ToDaemon::Stopping => self.state = State::Stopping,
+            // It came without the connection.
+            ToDaemon::Keeper => {}
             ToDaemon::Usage {
                 question,
                 clients,
@@ -348,9 +357,11 @@ impl Server {
     pub(super) fn read_reports(&mut self, limit: usize) {
         for _ in 0..limit {
             let Some(link) = &self.link else { return };
-            match link.next_report() {
-                Ok(Some(report)) => {
-                    if let Err(why) = self.note(report) {
+            match link.next_report_with_descriptor() {
+                Ok(Some((report, descriptor))) => {
+                    if report == ToDaemon::Keeper {
+                        self.keeper = descriptor;
+                    } else if let Err(why) = self.note(report) {
                         tracing::error!("Server {}: {why}", self.pid);
                         self.close_link();
                         return self.kill();

@@ -467,6 +467,7 @@ impl Arbiting {
                 launches,
                 activity: None,
                 gate: None,
+                bonds: None,
             }
         };
         self.clients.iter().map(of).collect()

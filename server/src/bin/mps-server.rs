@@ -11,9 +11,10 @@ use mpsshim_control::settings::Settings;
 use mpsshim_server::driver_locks;
 use mpsshim_server::engine::list_devices;
 use mpsshim_server::hosting::{Hosting, HostingConfig};
+use mpsshim_server::keeper::{self, Keeper};
 use mpsshim_server::serve::{End, serve};
 use std::fs::File;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,6 +25,12 @@ fn main() -> ExitCode {
         eprintln!("mps-server: {error:#}");
         ExitCode::FAILURE
     };
+    if options.keeper {
+        return match run_keeper() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => said(&error),
+        };
+    }
     match describe(&options) {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => {}
@@ -58,6 +65,13 @@ fn describe(options: &Server) -> anyhow::Result<bool> {
     let devices = list_devices(settings.cuda_library.as_deref())?;
     println!("{}", serde_json::to_string(&devices)?);
     Ok(true)
+}
+
+/// The connection is standard input.
+fn run_keeper() -> anyhow::Result<()> {
+    let connection = std::io::stdin().as_fd().try_clone_to_owned()?;
+    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(keeper::run(connection)?)
 }
 
 /// Link, settings and log: what is wrong until here is said on standard error.
@@ -97,9 +111,25 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     };
     driver_locks::spin_for(Duration::from_micros(options.lock_spin_us));
     let (events, receiver) = unbounded();
-    let host = Hosting::start(config, events).context("cannot start the engine")?;
+    let keeper = match options.keeper_fd {
+        Some(fd) => Some(take_keeper(fd).context("cannot take over sessions")?),
+        None => Keeper::start()
+            .inspect_err(|error| {
+                tracing::warn!("No keeper, sessions do not outlive this server: {error}");
+            })
+            .ok(),
+    };
+    let host = Hosting::start(config, keeper, events).context("cannot start the engine")?;
     let limits = options.limits.clone().unwrap_or_default();
     Ok(serve(link, host, &receiver, limits, &control))
+}
+
+/// The connection to the keeper of the server before: standard output, which is the log from then on.
+fn take_keeper(fd: RawFd) -> anyhow::Result<Keeper> {
+    ensure!(fd == 1, "descriptor {fd} is not the keeper's");
+    let connection = std::io::stdout().as_fd().try_clone_to_owned()?;
+    nix::unistd::dup2_stdout(std::io::stderr())?;
+    Ok(Keeper::on(connection)?)
 }
 
 /// The link as an own descriptor that children do not inherit.

@@ -66,6 +66,8 @@ bounds! {
         "the largest fatbins of libraries have 1 to 2 GiB";
     IMAGES_BYTES: u64 = 16 << 30, Bytes, "bytes of images that it sent and somebody uses",
         "the libraries of frameworks have 1 to 3 GiB; what others have sent before is not sent again";
+    DESCRIBED: usize = 1 << 20, Bytes, "bytes of one message in its description",
+        "names and options are far shorter; a session with a longer one is not made again elsewhere";
     FUNCTIONS: usize = 1 << 20, Count, "functions",
         "each a name and a driver's handle; no kernel is loaded for it";
     LINKS: usize = 16, Count, "linkers",

@@ -6,7 +6,7 @@
 
 use super::host::is_affordable;
 use object::read::elf::{ElfFile64, FileHeader};
-use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolKind};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
 use std::borrow::Cow;
 use std::collections::HashSet;
 
@@ -59,6 +59,12 @@ mod work {
 /// Bytes that may still be looked at. What an image names can overlap, and what is compressed can be far longer than the
 /// image: the scan must end in time linear in the image's length all the same.
 pub(super) struct Budget(u64);
+
+/// Variables of an image that the log names.
+const NAMED: usize = 16;
+
+/// Bytes that count for a relocation.
+const RELOCATION: u64 = 16;
 
 impl Budget {
     /// For names in an image: they may overlap a little.
@@ -149,7 +155,13 @@ impl<'a> Entry<'a> {
 /// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
 /// empty objects that NVIDIA's C++ libraries define in each file that includes them.
 pub(super) fn is_constant(name: &str, size: u64) -> bool {
-    const LITERALS: [&str; 2] = ["$str", "__unnamed_"];
+    // The last two: constants of a header that nvcc includes in each file, and of CuPy's.
+    const LITERALS: [&str; 4] = [
+        "$str",
+        "__unnamed_",
+        "_ZN26__nv_atomic_triv_cp_helperI",
+        "_ZN6CArrayI",
+    ];
     const TABLES: [&str; 5] = [
         "__cudart_i2opi_",
         "__cudart_sin_cos_coeffs",
@@ -157,7 +169,15 @@ pub(super) fn is_constant(name: &str, size: u64) -> bool {
         "mrg32k3aM",
         "__cr_lgamma_table",
     ];
-    const NAMESPACES: [&str; 5] = ["4cuda3std", "6thrust", "3cub", "4cute", "7cutlass"];
+    const NAMESPACES: [&str; 7] = [
+        "4cuda3std",
+        "4cuda3__4",
+        "4cuda9execution",
+        "6thrust",
+        "3cub",
+        "4cute",
+        "7cutlass",
+    ];
     let begins = |with: &[&str]| with.iter().any(|start| name.starts_with(start));
     let is_empty = || {
         size == 1
@@ -185,6 +205,7 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
         }
     }
     let mut named = 0;
+    let mut kept = Vec::new();
     for symbol in file.symbols() {
         let Some(section) = symbol.section_index() else {
             continue;
@@ -197,8 +218,15 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
         work::count(name.len());
         budget.spend(name.len() as u64)?;
         if !is_constant(name, symbol.size()) {
-            return Some(false);
+            kept.push(name);
+            if kept.len() == NAMED {
+                break;
+            }
         }
+    }
+    if !kept.is_empty() {
+        tracing::debug!(?kept, "kernels may write variables");
+        return Some(false);
     }
     // Variables without names would be nobody's known constants.
     Some(writable.is_empty() || named > 0)
@@ -291,6 +319,53 @@ pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
         |bytes: &[u8]| Some(is_constant_cubin(bytes)? && takes_no_addresses_cubin(bytes)?);
     let of_text = |bytes: &[u8]| is_constant_text(bytes) && takes_no_addresses_text(bytes);
     of_all_code(image, arch, of_cubin, of_text)
+}
+
+/// Whether the kernels of a cubin find what they left when it is loaded elsewhere: they keep nothing in it, and where it has
+/// addresses of functions, which could be left in memory, as tables of virtual functions or for memory that kernels allocate,
+/// they are those of assertions. Addresses of literals are not counted: a kernel that is launched once more takes them anew.
+fn outlasts_cubin(bytes: &[u8]) -> Option<bool> {
+    const HARMLESS: [&str; 1] = ["__assertfail"];
+    const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
+    if !is_constant_cubin(bytes)? {
+        return Some(false);
+    }
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    let mut budget = Budget::of_names(bytes);
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        budget.spend(name.len() as u64)?;
+        if !BANKS.iter().any(|bank| name.starts_with(bank)) {
+            continue;
+        }
+        for (_, relocation) in section.relocations() {
+            budget.spend(RELOCATION)?;
+            let RelocationTarget::Symbol(index) = relocation.target() else {
+                return Some(false);
+            };
+            let symbol = file.symbol_by_index(index).ok()?;
+            let is_data = matches!(symbol.kind(), SymbolKind::Data | SymbolKind::Section);
+            let name = symbol.name().unwrap_or_default();
+            let is_table = name.starts_with("_ZTV");
+            if is_table || !is_data && !HARMLESS.contains(&name) {
+                tracing::debug!(name, "kernels may store an address of the image");
+                return Some(false);
+            }
+        }
+    }
+    Some(true)
+}
+
+/// The same of a text for the driver's compiler, by the words that such code has.
+fn outlasts_text(bytes: &[u8]) -> bool {
+    const WORDS: [&[u8]; 3] = [b"malloc", b".callprototype", b".calltargets"];
+    let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
+    is_constant_text(bytes) && !WORDS.iter().any(has)
+}
+
+/// Whether an image can be loaded elsewhere between two launches of its kernels, which do not notice.
+pub fn outlasts(image: &[u8], arch: u32) -> bool {
+    of_all_code(image, arch, outlasts_cubin, outlasts_text)
 }
 
 fn of_all_code(

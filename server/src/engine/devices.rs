@@ -15,6 +15,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::{Deref, Index};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -81,6 +82,21 @@ pub struct Grant {
     paid: Mutex<Paid>,
 }
 
+/// A descriptor of physical memory, which holds it as long as somebody has it open.
+///
+/// # Errors
+/// The driver's.
+pub fn export(driver: &Driver, handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
+    let mut raw = -1;
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    driver.memory.mem_export(&mut raw, handle, kind, 0)?;
+    if raw < 0 {
+        return Err(CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    // SAFETY: the driver opened it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
 /// Who pays for a grant.
 #[derive(Debug)]
 struct Paid {
@@ -91,6 +107,14 @@ struct Paid {
 }
 
 impl Grant {
+    /// A descriptor of the memory, which holds it as long as somebody has it open.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn export(&self, driver: &Driver) -> Result<OwnedFd, CUresult> {
+        export(driver, self.handle)
+    }
+
     /// A session has opened a part of it.
     pub fn opened_by(&self, account: &Account) {
         self.paid.lock().openers.push(account.clone());
@@ -657,45 +681,89 @@ impl Device {
             .take(len)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let mut handle = CUmemGenericAllocationHandle::NULL;
-        let made = driver
-            .mem_create(&mut handle, len as usize, &self.properties(), 0)
-            .and_then(|()| {
-                let access = CUmemAccessDesc {
-                    location: CUmemLocation {
-                        kind: CU_MEM_LOCATION_TYPE_DEVICE,
-                        id: self.raw,
-                    },
-                    flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-                };
-                driver
-                    .mem_map(start, len as usize, 0, handle, 0)
-                    .and_then(|()| {
-                        driver
-                            .mem_set_access(start, len as usize, &access, 1)
-                            .inspect_err(|_| {
-                                let _ = driver.mem_unmap(start, len as usize);
-                            })
-                    })
-                    .inspect_err(|_| {
-                        let _ = driver.mem_release(handle);
-                    })
-            });
+        let made = driver.mem_create(&mut handle, len as usize, &self.properties(), 0);
+        let made = made.and_then(|()| self.map(driver, handle, (start, len)));
         match made {
-            Ok(()) => Ok(Grant {
-                start,
-                len,
-                device: self.ordinal,
-                handle,
-                paid: Mutex::new(Paid {
-                    charge,
-                    openers: Vec::new(),
-                }),
-            }),
+            Ok(()) => Ok(self.granted(handle, (start, len), charge)),
             Err(status) => {
                 self.addresses.lock().give_back(start, len);
                 self.short.store(true, Ordering::Relaxed);
                 Err(status)
             }
+        }
+    }
+
+    /// Memory that another server has granted, at its address.
+    ///
+    /// # Errors
+    /// As [`Device::grant`]; `CUDA_ERROR_INVALID_VALUE` where no server grants any, or did so already.
+    pub fn adopt(
+        &self,
+        driver: &Driver,
+        account: &Account,
+        (start, len): (u64, u64),
+        memory: OwnedFd,
+    ) -> Result<Grant, CUresult> {
+        self.make_current(driver)?;
+        let charge = account.take(Memory::Device(self.ordinal), len)?;
+        let taken = self.addresses.lock().take_at(start, len);
+        taken.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let descriptor = memory.as_raw_fd() as usize;
+        let made = driver.memory.mem_import(&mut handle, descriptor, kind);
+        match made.and_then(|()| self.map(driver, handle, (start, len))) {
+            Ok(()) => Ok(self.granted(handle, (start, len), charge)),
+            Err(status) => {
+                self.addresses.lock().give_back(start, len);
+                Err(status)
+            }
+        }
+    }
+
+    /// Maps memory for this device; the handle is released where that fails.
+    fn map(
+        &self,
+        driver: &Driver,
+        handle: CUmemGenericAllocationHandle,
+        (start, len): (u64, u64),
+    ) -> Result<(), CUresult> {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation {
+                kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.raw,
+            },
+            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        driver
+            .mem_map(start, len as usize, 0, handle, 0)
+            .and_then(|()| {
+                driver
+                    .mem_set_access(start, len as usize, &access, 1)
+                    .inspect_err(|_| {
+                        let _ = driver.mem_unmap(start, len as usize);
+                    })
+            })
+            .inspect_err(|_| {
+                let _ = driver.mem_release(handle);
+            })
+    }
+
+    fn granted(
+        &self,
+        handle: CUmemGenericAllocationHandle,
+        (start, len): (u64, u64),
+        charge: Charge,
+    ) -> Grant {
+        Grant {
+            start,
+            len,
+            device: self.ordinal,
+            handle,
+            paid: Mutex::new(Paid {
+                charge,
+                openers: Vec::new(),
+            }),
         }
     }
 

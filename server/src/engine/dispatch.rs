@@ -280,6 +280,9 @@ fn sleep(
 fn visit(shared: &Shared, session: &mut Session) -> Visit {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
+    if shared.is_lost() && shared.goes_on(&session.shared) {
+        return Visit::Idle;
+    }
     if session.shared.hung_up.load(Ordering::Relaxed) {
         let terminated = session.shared.terminated.load(Ordering::SeqCst);
         return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
@@ -295,6 +298,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         match session.replay(shared) {
             Ok(worked) => wrote |= worked,
             Err(why) => return Visit::Ended(Some(why)),
+        }
+        if !session.held.any() {
+            session.shared.description.set_deferred(false);
         }
         if session.wants_moment {
             return Visit::Slow;
@@ -321,9 +327,10 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         shared.wake_watcher();
     }
     session.stop_printing(shared);
+    session.reap_streams(shared);
     session.finish_releases(shared);
     session.trim_pools(shared);
-    if shared.is_lost() {
+    if shared.is_lost() && !shared.goes_on(&session.shared) {
         return Visit::Ended(Some("the context is lost".into()));
     }
     if shared.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
@@ -353,6 +360,10 @@ pub enum Step {
 /// Executes the next message of a session.
 #[inline]
 pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step {
+    // What is executed now would be so in vain.
+    if shared.is_lost() && shared.goes_on(&session.shared) {
+        return Step::Full;
+    }
     let message = match session.consumer.peek() {
         Ok(Some(message)) => message,
         Ok(None) => return Step::None,
@@ -369,6 +380,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         match session.order(op, &message) {
             Order::Now => {}
             Order::Taken => {
+                session.shared.description.set_deferred(true);
                 session.consumer.consume(&message);
                 return Step::Done;
             }
@@ -421,12 +433,16 @@ fn perform(
     }
     match calls::execute(shared, session, op, message) {
         Ok(()) => {
+            if session.held.any() {
+                session.shared.description.set_deferred(true);
+            }
             session.consumer.consume(message);
             Step::Done
         }
         // Maybe its stream is held now.
         Err(Undone::Later) if session.held.any() => match session.order(op, message) {
             Order::Taken => {
+                session.shared.description.set_deferred(true);
                 session.consumer.consume(message);
                 Step::Done
             }

@@ -100,6 +100,11 @@ pub struct Moment {
 }
 
 impl Moment {
+    /// One that does not end: nobody else is there yet.
+    pub fn endless() -> Arc<Moment> {
+        Moment::of(0)
+    }
+
     fn of(count: usize) -> Arc<Moment> {
         Arc::new(Moment {
             left: AtomicUsize::new(count),
@@ -480,7 +485,9 @@ impl Waiting {
         self.session.end_wait(shared);
         let why = match shared.stopping.load(Ordering::Relaxed) {
             true => "the server is shutting down",
-            false if shared.is_lost() => "the context is lost",
+            false if shared.is_lost() && !shared.goes_on(&self.session.shared) => {
+                "the context is lost"
+            }
             false => return shared.send_home(self.session),
         };
         dispatch::end(shared, self.session, Some(why.into()));

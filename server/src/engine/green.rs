@@ -133,6 +133,11 @@ pub struct Resources {
 }
 
 impl Resources {
+    /// Whether the client was told of none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.descriptions.is_empty()
+    }
+
     /// What a client gets to know of a resource of a device.
     ///
     /// # Errors

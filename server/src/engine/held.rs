@@ -180,6 +180,8 @@ pub struct Held {
     blocked: BTreeSet<Object>,
     /// The message that is executed, if it is not in the ring.
     replay: Vec<u8>,
+    /// It was deferred.
+    replaying: bool,
     /// The message at the ring's tail has to wait for the backlog.
     stalled: bool,
     /// Something in the backlog waits for work in flight.
@@ -232,6 +234,24 @@ impl Held {
         let pauses = self.holds.iter().filter_map(|hold| hold.awaited.pause());
         pauses.min()
     }
+    /// Whether the message that is executed was deferred.
+    pub fn is_replaying(&self) -> bool {
+        self.replaying
+    }
+
+    /// A message with these bytes that is not in the ring, to be executed next.
+    pub fn message_of(&mut self, op: Op, bytes: &[u8]) -> Message {
+        self.replay.clear();
+        self.replay.extend_from_slice(bytes);
+        Message {
+            op: op as u16,
+            flags: 0,
+            token: 0,
+            offset: REPLAY,
+            len: bytes.len() as u32,
+        }
+    }
+
     /// Bytes of a message that was held back.
     pub fn replayed(&self, message: &Message) -> Option<&[u8]> {
         (message.offset == REPLAY).then_some(&self.replay)
@@ -374,7 +394,10 @@ impl Session {
                     self.wants = None;
                     Err(Undone::Alone)
                 } else {
-                    calls::execute(shared, self, next.op, &next.message)
+                    self.held.replaying = true;
+                    let outcome = calls::execute(shared, self, next.op, &next.message);
+                    self.held.replaying = false;
+                    outcome
                 };
                 match outcome {
                     Ok(()) => {

@@ -11,7 +11,7 @@ use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::segment::FLAG_STRIDE;
 use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
 use parking_lot::Mutex;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -179,6 +179,47 @@ impl HostArena {
             .and_then(|(file, mapping)| Ok((file, Registration::new(driver, mapping, 0)?)))
         {
             Ok((file, registration)) => Ok(HostBlock {
+                registration,
+                file,
+                charge: None,
+                host: Some(host),
+                place,
+            }),
+            Err(status) => {
+                self.retire(start, room);
+                Err(status)
+            }
+        }
+    }
+
+    /// Pinned memory that another server has made, at its address.
+    ///
+    /// # Errors
+    /// As [`HostArena::allocate`]; `CUDA_ERROR_INVALID_VALUE` where no server has made any.
+    pub fn adopt(
+        &self,
+        driver: &Driver,
+        device: &Device,
+        (account, place): (&Account, Ration),
+        (start, len): (u64, u64),
+        file: OwnedFd,
+    ) -> Result<HostBlock, CUresult> {
+        device.make_current(driver)?;
+        let host = account.take(Memory::Host, len)?;
+        let room = {
+            let mut addresses = self.addresses.lock();
+            let room = addresses.round_up(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            addresses
+                .take_at(start, room)
+                .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            room
+        };
+        let file = MemoryFile::adopt(file);
+        // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
+        let mapping = unsafe { Mapping::at(start, file.as_fd(), len as usize) };
+        let mapping = mapping.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY);
+        match mapping.and_then(|mapping| Registration::new(driver, mapping, 0)) {
+            Ok(registration) => Ok(HostBlock {
                 registration,
                 file,
                 charge: None,

@@ -2,13 +2,15 @@
 
 use super::bounds;
 use super::host::is_affordable;
+use crate::keeper::{self, Keeper, Name};
 use mpsshim_api::cuda::*;
-use mpsshim_proto::shm::{is_sealed, read_sealed};
+use mpsshim_proto::shm::{Mapping, is_sealed, read_sealed, sealed_memfd};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
+use std::io;
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -19,7 +21,10 @@ pub struct Content(Arc<Counted>);
 /// Bytes that count as those of the session that sent them, for as long as anybody uses them.
 #[derive(Debug)]
 struct Counted {
-    bytes: Box<[u8]>,
+    bytes: Mapping,
+    hash: [u8; 32],
+    /// Holds it until it is dropped.
+    keeper: Option<Arc<Keeper>>,
     sent: Sent,
 }
 
@@ -49,24 +54,82 @@ impl Deref for Content {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0.bytes
+        self.0.bytes()
+    }
+}
+
+impl Counted {
+    /// An image of so many bytes, and a NUL, in a memory file.
+    fn new(file: BorrowedFd<'_>, len: usize, hash: &[u8; 32], sent: &Sent) -> io::Result<Counted> {
+        let bytes = Mapping::sparse(file, len + 1)?;
+        let counted = sent.add(len as u64 + 1);
+        counted.map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Counted {
+            bytes,
+            hash: *hash,
+            keeper: None,
+            sent: sent.clone(),
+        })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping lives as long as self, and nobody writes there once the image is known.
+        unsafe { std::slice::from_raw_parts(self.bytes.base(), self.bytes.len()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; nobody else has it yet.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.base(), self.bytes.len()) }
+    }
+
+    fn name(&self) -> Name {
+        Name {
+            kind: keeper::Kind::Content,
+            id: self.hash,
+        }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
         self.sent.remove(self.bytes.len() as u64);
+        if let Some(keeper) = &self.keeper {
+            keeper.release(self.name());
+        }
+    }
+}
+
+impl Content {
+    /// Its SHA-256.
+    pub fn hash(&self) -> &[u8; 32] {
+        &self.0.hash
+    }
+
+    /// Whether the keeper holds it.
+    pub fn is_kept(&self) -> bool {
+        self.0.keeper.is_some()
     }
 }
 
 /// Contents in use, by SHA-256.
 #[derive(Debug, Default)]
-pub struct ImageCache(Mutex<HashMap<[u8; 32], Weak<Counted>>>);
+pub struct ImageCache {
+    known: Mutex<HashMap<[u8; 32], Weak<Counted>>>,
+    keeper: Option<Arc<Keeper>>,
+}
 
 impl ImageCache {
+    /// An empty one, whose contents the keeper holds, if there is one.
+    pub fn new(keeper: Option<Arc<Keeper>>) -> ImageCache {
+        ImageCache {
+            known: Mutex::default(),
+            keeper,
+        }
+    }
+
     /// The content with this hash, if some session still uses it.
     pub fn get(&self, hash: &[u8; 32]) -> Option<Content> {
-        self.0.lock().get(hash)?.upgrade().map(Content)
+        self.known.lock().get(hash)?.upgrade().map(Content)
     }
 
     /// Takes a content from the descriptor of a client that has sent so much. Its hash is computed here: a client cannot
@@ -91,23 +154,45 @@ impl ImageCache {
         if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        sent.add(len + 1)?;
-        let mut content = Counted {
-            bytes: vec![0; len as usize + 1].into(),
-            sent: sent.clone(),
-        };
+        let file = sealed_memfd(c"mpsshim-image", len + 1);
+        let file = file.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let made = Counted::new(file.as_fd(), len as usize, hash, sent);
+        let mut content = made.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
         // The client may change its file meanwhile, so only the copy is hashed, checked and used.
-        let bytes = &mut content.bytes[..len as usize];
+        let bytes = &mut content.bytes_mut()[..len as usize];
         read_sealed(fd, bytes).map_err(|_| CUDA_ERROR_INVALID_IMAGE)?;
         let actual: [u8; 32] = Sha256::digest(&*bytes).into();
         if actual != *hash || !is_whole(bytes) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
+        // Not the same content twice: the name would be gone with the first.
+        if let Some(content) = self.get(hash) {
+            return Ok(content);
+        }
+        let holds = |keeper: &&Arc<Keeper>| keeper.hold(content.name(), file.as_fd());
+        content.keeper = self.keeper.as_ref().filter(holds).cloned();
+        Ok(self.remember(content))
+    }
+
+    fn remember(&self, content: Counted) -> Content {
         let content = Arc::new(content);
-        let mut cache = self.0.lock();
+        let mut cache = self.known.lock();
         cache.retain(|_, content| content.strong_count() > 0);
-        cache.insert(actual, Arc::downgrade(&content));
-        Ok(Content(content))
+        cache.insert(content.hash, Arc::downgrade(&content));
+        Content(content)
+    }
+
+    /// A content that another server has left with the keeper, which goes on holding it.
+    ///
+    /// # Errors
+    /// Those of the system calls; `InvalidData` for what no server has left.
+    pub fn adopt(&self, file: OwnedFd, hash: &[u8; 32]) -> io::Result<Content> {
+        let file = std::fs::File::from(file);
+        let len = file.metadata()?.len() as usize;
+        let len = len.checked_sub(1).ok_or(io::ErrorKind::InvalidData)?;
+        let mut content = Counted::new(file.as_fd(), len, hash, &Sent::default())?;
+        content.keeper = self.keeper.clone();
+        Ok(self.remember(content))
     }
 }
 

@@ -647,6 +647,11 @@ impl Image {
                 .all(|device| cubin::takes_no_addresses(bytes, device.capability))
     }
 
+    /// What it was loaded from.
+    pub fn content(&self) -> &Content {
+        &self.content
+    }
+
     /// The driver's object to ask about names.
     pub fn raw(&self) -> Raw {
         self.instances[0].raw

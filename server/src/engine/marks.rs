@@ -7,6 +7,7 @@
 //! the flag, which was never much better (docs/design/0002-marks-and-waits.md).
 
 use super::devices::Ordinal;
+use super::driver::is_sticky;
 use super::flag_kernel::FlagKernel;
 use super::session::Session;
 use super::streams::Stream;
@@ -202,6 +203,10 @@ impl Session {
             let mark = &self.marks.asked[at];
             let _ = shared.devices[mark.device].make_current(&shared.driver);
             match shared.driver.event_query(mark.event) {
+                Err(status) if is_sticky(status) => {
+                    shared.note_status(status);
+                    return any;
+                }
                 Err(CUDA_ERROR_NOT_READY) => {
                     at += 1;
                     continue;

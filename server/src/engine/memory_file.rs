@@ -36,6 +36,11 @@ impl MemoryFile {
         Ok(MemoryFile { fd, watch })
     }
 
+    /// One that another server has made. No other client gets it: nobody has watched what its client did.
+    pub fn adopt(fd: OwnedFd) -> MemoryFile {
+        MemoryFile { fd, watch: None }
+    }
+
     /// The server's descriptor.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd

@@ -119,6 +119,7 @@ impl Session {
             let _ = shared.devices[stream.device].make_current(&shared.driver);
             stream.release(shared);
         }
+        self.shared.description.set_retired(false);
         self.release_marks(shared);
         let of = self.images_of.unwrap_or(self.side);
         let any = self.images.len() + self.libraries.len() > 0;

@@ -75,6 +75,11 @@ impl Default for Pools {
 }
 
 impl Pools {
+    /// Whether it has no pool.
+    pub fn is_untouched(&self) -> bool {
+        self.pools.len() == 0 && self.blocks.is_empty()
+    }
+
     /// Adds a pool that was made.
     ///
     /// # Errors

@@ -33,6 +33,26 @@ impl RangeAllocator {
         Some(start)
     }
 
+    /// Takes the range that begins at `start`, if all of it is free.
+    pub fn take_at(&mut self, start: u64, len: u64) -> Option<()> {
+        if !start.is_multiple_of(self.granularity) || !len.is_multiple_of(self.granularity) {
+            return None;
+        }
+        let end = start.checked_add(len)?;
+        let (&first, &room) = self.free.range(..=start).next_back()?;
+        if len == 0 || end > first + room {
+            return None;
+        }
+        self.free.remove(&first);
+        if first < start {
+            self.free.insert(first, start - first);
+        }
+        if end < first + room {
+            self.free.insert(end, first + room - end);
+        }
+        Some(())
+    }
+
     /// Makes a range that was taken free again.
     pub fn give_back(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &room)) = self.free.range(..start).next_back()
@@ -76,5 +96,29 @@ mod tests {
             }
             prop_assert_eq!(allocator.take(64 * 16), Some(0x1000));
         }
+    }
+
+    #[test]
+    fn a_range_is_taken_at_an_address_if_all_of_it_is_free() {
+        let mut allocator = RangeAllocator::new(0x1000, 16 * 8, 16);
+        assert_eq!(allocator.take_at(0x1020, 32), Some(()));
+        for (start, len) in [
+            (0x1020, 16),
+            (0x1010, 32),
+            (0x1030, 16),
+            (0x1044, 16),
+            (0x1040, 8),
+            (0x1040, 0),
+            (0x1070, 32),
+            (0x0ff0, 32),
+            (u64::MAX - 15, 16),
+        ] {
+            assert_eq!(allocator.take_at(start, len), None, "{start:#x}+{len}");
+        }
+        assert_eq!(allocator.take_at(0x1000, 32), Some(()));
+        assert_eq!(allocator.take_at(0x1040, 64), Some(()));
+        assert_eq!(allocator.take(16), None);
+        allocator.give_back(0x1020, 32);
+        assert_eq!(allocator.take(32), Some(0x1020));
     }
 }

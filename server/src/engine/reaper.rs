@@ -13,6 +13,7 @@ use super::instances::Image;
 use super::session::{Session, SessionShared};
 use super::side::Side;
 use super::undertaker::Buried;
+use crate::keeper::{self, Name};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use mpsshim_control::panics;
 use mpsshim_model::client::EngineEvent;
@@ -174,6 +175,9 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     }
     session.graphs.free_memory(shared);
     session.pools.clear(shared);
+    for key in session.virtual_memory.keys() {
+        shared.forget_kept(session.name_of_physical(key));
+    }
     session.virtual_memory.clear(shared);
     let mut graves: Vec<Buried> = session.greens.drain().map(Buried::Green).collect();
     session.forget_offer(shared);
@@ -192,6 +196,11 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     let images = session.images.drain().chain(session.libraries.drain());
     graves.extend(images.map(drained));
     graves.extend(session.take_arrays(shared));
+    let id = session.shared.info.session;
+    shared.forget_session(id);
+    for start in session.host.keys() {
+        shared.forget_kept(Name::numbered(keeper::Kind::Host, *start));
+    }
     let host = std::mem::take(&mut session.host)
         .into_values()
         .chain(session.host_spare.drain(..));

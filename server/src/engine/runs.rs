@@ -461,7 +461,9 @@ impl Session {
             && function.length == Length::Short
             && body.param_len >= function.param_bytes;
         let raw = fits.then_some(function.raw)?;
-        let params = self.in_place(message, size_of::<Launch>(), len).ok()? as u64;
+        let params = self.in_place(message, size_of::<Launch>(), len).ok()?;
+        self.note_params(params, len).ok()?;
+        let params = params as u64;
         Some(Planned {
             body,
             raw,

@@ -7,6 +7,7 @@ use super::arrays::{Array, Objects, Reference};
 use super::bounds;
 use super::calls::{LinkThread, Prepared};
 use super::context_limits::RaisedLimits;
+use super::description::Description;
 use super::devices::{Grant, Ordinal};
 use super::fairness::Standing;
 use super::files::FileRegistration;
@@ -44,6 +45,7 @@ use mpsshim_proto::ring::{Consumer, Message, Violation};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -112,9 +114,42 @@ pub struct SessionShared {
     pub activity: Published,
     /// Its waits at the gate.
     pub waits: Waits,
+    /// What it has made, for a server that comes after this one.
+    pub description: Arc<Description>,
 }
 
 impl SessionShared {
+    /// A session that has nothing yet, with its doorbell and its client's connection.
+    pub fn new(
+        info: ClientInfo,
+        segment: Segment,
+        (bell, socket): (Doorbell, Stranger),
+        (terms, account): (Terms, Account),
+        description: Arc<Description>,
+    ) -> SessionShared {
+        let uid = info.uid;
+        SessionShared {
+            info,
+            segment,
+            bell,
+            socket,
+            hung_up: AtomicBool::new(false),
+            terminated: AtomicBool::new(false),
+            at_work: AtomicBool::new(false),
+            works_for: Default::default(),
+            left: Mutex::default(),
+            side: AtomicU8::new(Side::MAIN.index() as u8),
+            account,
+            terms,
+            flags: Holder::new(uid),
+            held_files: Holder::new(uid),
+            standing: Standing::default(),
+            activity: Published::default(),
+            waits: Waits::default(),
+            description,
+        }
+    }
+
     /// What the client has and may have.
     pub fn usage(&self) -> Usage {
         let (launches, activity) = self.activity();
@@ -131,6 +166,7 @@ impl SessionShared {
             launches,
             activity: Some(activity),
             gate: Some(self.gate_usage()),
+            bonds: Some(self.description.bonds()),
         }
     }
     fn base(&self) -> *mut u8 {
@@ -199,22 +235,7 @@ impl SessionShared {
     }
     /// Ends the session for the client: every further call of it returns `status`, sleepers wake.
     pub fn end(&self, status: CUresult) {
-        let header = self.header();
-        header.error.store(status.0, Ordering::Relaxed);
-        header
-            .state
-            .0
-            .store(segment::state::ENDED, Ordering::Release);
-        fence(Ordering::SeqCst);
-        shm::futex_wake(&header.answers.0);
-        for sleeper in &header.sleepers {
-            if sleeper.state.load(Ordering::Acquire) == segment::sleeper::SLEEPS {
-                sleeper
-                    .state
-                    .store(segment::sleeper::WOKEN, Ordering::Release);
-                shm::futex_wake(&sleeper.state);
-            }
-        }
+        segment::end(self.segment.registration.mapping(), status.0);
     }
     /// Its side of the devices.
     pub fn side(&self) -> Side {
@@ -444,6 +465,26 @@ pub struct Session {
     pub wants_moment: bool,
     /// What its next launch needs before it can be made.
     pub wants: Option<Want>,
+    /// The keeper has what every session has.
+    pub kept: bool,
+    /// Some memory or image of it, the keeper has not.
+    pub unkept_memory: bool,
+    /// Its description has had no room for something.
+    pub undescribed: bool,
+    /// It has used an image that cannot be loaded elsewhere unnoticed.
+    pub binding_images: bool,
+    /// It has had more streams than its description has room for.
+    pub far_streams: bool,
+    /// It has recorded an event with a time.
+    pub timed: bool,
+    /// It has used a variable by its address.
+    pub uses_variables: Cell<bool>,
+    /// First address and end of the variables that the client knows.
+    pub variables_span: (u64, u64),
+    /// Variables that are elsewhere than the client knows: length, and where, by the address that it knows.
+    pub moved: BTreeMap<u64, (u64, u64)>,
+    /// It has had memory or events in common with other processes.
+    pub shares: bool,
     /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
     pub classed: bool,
 }
@@ -509,6 +550,16 @@ impl Session {
             prepared: None,
             wants_moment: false,
             wants: None,
+            kept: false,
+            unkept_memory: false,
+            undescribed: false,
+            binding_images: false,
+            far_streams: false,
+            timed: false,
+            uses_variables: Cell::new(false),
+            variables_span: (0, 0),
+            moved: BTreeMap::new(),
+            shares: false,
             classed: false,
         }
     }
@@ -663,6 +714,7 @@ impl Session {
                 Some((start, global))
                     if address - start < global.len && len <= global.len - (address - start) =>
                 {
+                    self.note_variable();
                     Ok(())
                 }
                 _ if self.graphs.owns(address, len) => Ok(()),

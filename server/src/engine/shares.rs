@@ -72,6 +72,11 @@ fn random() -> Result<Token, CUresult> {
 }
 
 impl Sharing {
+    /// Whether nothing was given or opened.
+    pub fn is_untouched(&self) -> bool {
+        self.given.is_empty() && self.opened.is_empty()
+    }
+
     /// The handle of `[start, start + len)`, which lies in a grant of the session; the same one each time.
     ///
     /// # Errors

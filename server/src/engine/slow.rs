@@ -1,14 +1,12 @@
 //! The slow lane: calls that take long or wait inside the driver, and the setting up of sessions.
 
 use super::account::{Account, Memory};
-use super::activity::Published;
+use super::description::Description;
 use super::dispatch::{self, Step};
-use super::fairness::Standing;
-use super::gate::{self, Moment, Waits};
+use super::gate::{self, Moment};
 use super::host::{Registration, Segment};
 use super::memory_file::MemoryFile;
 use super::partition::Place;
-use super::rations::Holder;
 use super::session::{Session, SessionShared};
 use super::side::{self, Side};
 use super::undertaker::Buried;
@@ -26,10 +24,9 @@ use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_AREN
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
-use parking_lot::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -346,30 +343,26 @@ fn prepare(
         Ok(made) => made,
         Err((status, why)) => return Err((socket, status, why)),
     };
+    let description = match Description::new() {
+        Ok(description) => Arc::new(description),
+        Err(error) => {
+            let why = format!("cannot make its description: {error}");
+            return Err((socket, CUDA_ERROR_OUT_OF_MEMORY, why));
+        }
+    };
     let home = shared.least_loaded();
-    let session_shared = Arc::new(SessionShared {
-        info: ClientInfo {
-            session: id,
-            pid: who.pid,
-            uid: who.uid,
-        },
+    let info = ClientInfo {
+        session: id,
+        pid: who.pid,
+        uid: who.uid,
+    };
+    let session_shared = Arc::new(SessionShared::new(
+        info,
         segment,
-        bell,
-        socket,
-        hung_up: AtomicBool::new(false),
-        terminated: AtomicBool::new(false),
-        at_work: AtomicBool::new(false),
-        works_for: Default::default(),
-        left: Mutex::default(),
-        side: AtomicU8::new(Side::MAIN.index() as u8),
-        account,
-        terms,
-        flags: Holder::new(who.uid),
-        held_files: Holder::new(who.uid),
-        standing: Standing::default(),
-        activity: Published::default(),
-        waits: Waits::default(),
-    });
+        (bell, socket),
+        (terms, account),
+        description,
+    ));
     let mut welcome = admission::welcome(CUDA_SUCCESS);
     welcome.mode = Mode::Proxy.number();
     welcome.session = id;
@@ -398,5 +391,7 @@ fn prepare(
         tracing::debug!("client {} left before it was welcomed: {error}", who.pid);
         session_shared.hung_up.store(true, Ordering::Relaxed);
     }
+    // Not before: the next server would wait for a client that waits for its welcome.
+    session.begin_description(shared);
     Ok(session)
 }

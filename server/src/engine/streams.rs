@@ -9,6 +9,7 @@ use super::devices::Ordinal;
 use super::green::GreenRef;
 use super::host::Flag;
 use super::pace::Pace;
+use super::portable::Progress;
 use super::rations::Holder;
 use super::runs::Chains;
 use super::session::{CallError, Session, SessionShared};
@@ -87,6 +88,8 @@ pub struct Stream {
     pub waits_for_each: bool,
     /// How fast it gets on.
     pub pace: Pace,
+    /// Where it notes how far it is.
+    pub progress: Option<Progress>,
 }
 
 impl Stream {
@@ -123,6 +126,7 @@ impl Stream {
             chains: Chains::default(),
             waits_for_each: false,
             pace: Pace::default(),
+            progress: None,
         }
     }
 
@@ -152,6 +156,11 @@ impl Stream {
         }
         if self.own_flag.is_none() && self.done != self.ops && self.ask_driver(shared) {
             self.done = self.ops;
+        }
+        if self.done == self.ops
+            && let Some(progress) = &mut self.progress
+        {
+            progress.settle();
         }
         self.done
     }
@@ -273,6 +282,25 @@ impl Stream {
             slot,
             value,
         });
+        if let Some(progress) = &mut self.progress {
+            progress.cover(slot, value);
+        }
+    }
+
+    /// What was begun was refused: whether something was submitted since the last mark, the counts say.
+    pub fn take_back_begun(&mut self) {
+        let covered = self.ops == self.done || self.mark.is_some_and(|mark| mark.ops == self.ops);
+        if let Some(progress) = self.progress.as_mut().filter(|_| covered) {
+            progress.take_back();
+        }
+    }
+
+    /// Something is about to be submitted to it, or was.
+    #[inline]
+    fn begin_work(&mut self) {
+        if let Some(progress) = &mut self.progress {
+            progress.begin();
+        }
     }
 
     /// Has the GPU tell the server when everything submitted so far is done.
@@ -431,7 +459,9 @@ impl Session {
             Role::Legacy => self.join_members(shared, index)?,
             Role::Blocking(legacy) => self.join_legacy(shared, index, legacy)?,
         }
-        Ok((index, self.streams.at(index)?.raw))
+        let stream = self.streams.at_mut(index)?;
+        stream.begin_work();
+        Ok((index, stream.raw))
     }
 
     /// Counts operations just submitted, and bounds what is unknown to be done.
@@ -448,6 +478,7 @@ impl Session {
             return Ok(());
         }
         stream.ops += operations;
+        stream.begin_work();
         if stream.uncovered() >= interval {
             stream.checkpoint(shared)?;
         }

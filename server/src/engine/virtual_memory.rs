@@ -15,7 +15,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN};
 use mpsshim_proto::handle::Kind;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -72,8 +72,12 @@ struct Reservation {
 /// who allocated it pays or has ended; the driver does not tell its size before.
 #[derive(Debug)]
 pub struct Physical {
+    /// The handle that it was made with.
+    key: u64,
     memory: Memory,
     charge: Mutex<Charge>,
+    /// The client may export it.
+    exportable: bool,
     imported: bool,
     exported: AtomicBool,
 }
@@ -87,6 +91,11 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    /// Whether the client may export it: it asked for that when it made it, or has it from another process.
+    pub fn is_exportable(&self) -> bool {
+        self.physical.exportable
+    }
+
     /// A descriptor may hold the memory from now on.
     pub fn is_exported(&self) {
         self.physical.exported.store(true, Ordering::Relaxed);
@@ -100,6 +109,15 @@ struct Mapped {
     /// Some device may use it.
     usable: bool,
     physical: Arc<Physical>,
+}
+
+/// What an unmapping has ended.
+#[derive(Debug)]
+pub struct Unmapped {
+    /// Mappings, by first address.
+    pub mappings: Vec<u64>,
+    /// Physical memory of which nothing is left, by the handles that it was made with.
+    pub physical: Vec<u64>,
 }
 
 /// What a session has of all this.
@@ -166,6 +184,30 @@ impl VirtualMemory {
             },
         );
         Ok(start)
+    }
+
+    /// A reservation that the session had with another server: what the arena gave for it.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` where the addresses are taken.
+    pub fn adopt_reservation(
+        &mut self,
+        shared: &Shared,
+        (start, len): (u64, u64),
+        taken: (u64, u64),
+    ) -> Result<(), CUresult> {
+        let mut arena = shared.virtual_arena.0.lock();
+        arena
+            .take_at(taken.0, taken.1)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.reserved += taken.1;
+        self.reservations.insert(start, Reservation { len, taken });
+        Ok(())
+    }
+
+    /// What the arena gave for a reservation.
+    pub fn taken_for(&self, start: u64) -> Option<(u64, u64)> {
+        Some(self.reservations.get(&start)?.taken)
     }
 
     /// Gives a reservation back, which must have no mappings.
@@ -248,9 +290,11 @@ impl VirtualMemory {
     }
 
     /// Physical memory that was allocated, and what it counts as.
-    pub fn physical(memory: Memory, charge: Charge) -> Arc<Physical> {
+    pub fn physical(key: u64, exportable: bool, memory: Memory, charge: Charge) -> Arc<Physical> {
         Arc::new(Physical {
+            key,
             memory,
+            exportable,
             charge: Mutex::new(charge),
             imported: false,
             exported: AtomicBool::new(false),
@@ -263,6 +307,8 @@ impl VirtualMemory {
     /// As [`Account::take`].
     pub fn imported(account: &Account, memory: Memory) -> Result<Arc<Physical>, CUresult> {
         Ok(Arc::new(Physical {
+            key: 0,
+            exportable: true,
             memory,
             charge: Mutex::new(account.take(memory, 0)?),
             imported: true,
@@ -270,19 +316,19 @@ impl VirtualMemory {
         }))
     }
 
-    /// Gives up a hold of memory. What was exported stays counted.
-    fn let_go(&mut self, physical: Arc<Physical>) {
-        let Some(last) = Arc::into_inner(physical) else {
-            return;
-        };
+    /// Gives up a hold of memory. What was exported stays counted. With the last hold, the handle that it was made with.
+    fn let_go(&mut self, physical: Arc<Physical>) -> Option<u64> {
+        let last = Arc::into_inner(physical)?;
+        let key = Some(last.key);
         if !last.exported.into_inner() {
-            return;
+            return key;
         }
         let charge = last.charge.into_inner();
         match self.exported.iter_mut().find(|(of, _)| *of == last.memory) {
             Some((_, all)) => all.merge(charge),
             None => self.exported.push((last.memory, charge)),
         }
+        key
     }
 
     /// Maps memory into a reservation.
@@ -336,18 +382,34 @@ impl VirtualMemory {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
-    pub fn unmap(&mut self, shared: &Shared, start: u64, len: u64) -> Result<(), CUresult> {
+    pub fn unmap(&mut self, shared: &Shared, start: u64, len: u64) -> Result<Unmapped, CUresult> {
         if !self.is_reserved(start, len) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         shared.driver.mem_unmap(start, len as usize)?;
-        let gone: Vec<u64> = self.overlapping(start, len).collect();
-        for at in gone {
-            if let Some(mapped) = self.mappings.remove(&at) {
-                self.let_go(mapped.physical);
+        let mut gone = Unmapped {
+            mappings: self.overlapping(start, len).collect(),
+            physical: Vec::new(),
+        };
+        for at in &gone.mappings {
+            if let Some(mapped) = self.mappings.remove(at) {
+                gone.physical.extend(self.let_go(mapped.physical));
             }
         }
-        Ok(())
+        Ok(gone)
+    }
+
+    /// First addresses and lengths of the mappings in a range.
+    pub fn mappings_in(&self, start: u64, len: u64) -> Vec<(u64, u64)> {
+        let starts = self.overlapping(start, len);
+        let whole = starts.filter_map(|at| Some((at, self.mappings.get(&at)?.len)));
+        whole.collect()
+    }
+
+    /// The handle that the memory behind another handle was made with.
+    pub fn key_of(&self, handle: u64) -> Option<u64> {
+        let allocation = self.allocations.get(handle).ok()?;
+        Some(allocation.physical.key)
     }
 
     /// Gives devices access to mappings, or takes it.
@@ -380,18 +442,25 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Gives a handle back.
+    /// Gives a handle back. If it was the last hold of its memory: the handle that it was made with.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`, or the driver's.
-    pub fn release(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
+    pub fn release(&mut self, shared: &Shared, handle: u64) -> Result<Option<u64>, CUresult> {
         let allocation = self
             .allocations
             .remove(handle)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let released = shared.driver.mem_release(allocation.raw);
-        self.let_go(allocation.physical);
-        released
+        let gone = self.let_go(allocation.physical);
+        released.map(|()| gone)
+    }
+
+    /// All its physical memory, by the handles that it was made with.
+    pub fn keys(&self) -> BTreeSet<u64> {
+        let handles = self.allocations.iter().map(|one| one.physical.key);
+        let mapped = self.mappings.values().map(|mapped| mapped.physical.key);
+        handles.chain(mapped).collect()
     }
 
     /// Frees everything. Nothing may be in flight.

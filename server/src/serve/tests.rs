@@ -81,6 +81,7 @@ impl Host for Fake {
                 blockers_left: true,
                 device_context: u32::MAX,
             }),
+            bonds: None,
         };
         (0..self.held.lock().len()).map(usage).collect()
     }
@@ -352,7 +353,10 @@ fn a_fault_is_told_and_ends_the_server() {
     let start = Instant::now();
     running
         .events
-        .send(EngineEvent::Fault(700))
+        .send(EngineEvent::Fault {
+            status: 700,
+            going_on: 0,
+        })
         .expect("serving");
     assert_eq!(running.report(), ToDaemon::Fault { status: 700 });
     running.leave(1);
@@ -371,7 +375,10 @@ fn a_fault_does_not_wait_longer_than_a_second() {
     let start = Instant::now();
     running
         .events
-        .send(EngineEvent::Fault(719))
+        .send(EngineEvent::Fault {
+            status: 719,
+            going_on: 0,
+        })
         .expect("serving");
     assert_eq!(running.thread.join().expect("end"), End::Fault);
     assert!(start.elapsed() >= FAULT_PATIENCE && start.elapsed() < 3 * FAULT_PATIENCE);

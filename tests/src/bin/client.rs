@@ -34,6 +34,9 @@ impl Client {
         let mut context = CUcontext::NULL;
         cu!(cuDevicePrimaryCtxRetain, &mut context, device).ok()?;
         cu!(cuCtxSetCurrent, context).ok()?;
+        // With it, the session ends with its server.
+        let mut graph = CUgraph::NULL;
+        cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
         Client::in_context()
     }
 

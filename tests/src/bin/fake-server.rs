@@ -56,7 +56,10 @@ impl Host for Fake {
                 let _ = seqpacket::send(socket.as_fd(), welcome.as_bytes(), None);
                 return self
                     .events
-                    .send(EngineEvent::Fault(700))
+                    .send(EngineEvent::Fault {
+                        status: 700,
+                        going_on: 0,
+                    })
                     .unwrap_or_default();
             }
             "drop" => std::process::abort(),
@@ -82,6 +85,7 @@ impl Host for Fake {
             launches: 0,
             activity: None,
             gate: None,
+            bonds: None,
         };
         self.clients.lock().expect("clients").push(usage);
         let (events, clients) = (self.events.clone(), self.clients.clone());
@@ -153,7 +157,10 @@ fn attend(socket: &OwnedFd, client: &ClientInfo, events: &Sender<EngineEvent>) {
     if seqpacket::send(socket.as_fd(), welcome.as_bytes(), None).is_ok() {
         while let Ok(len @ 1..) = seqpacket::receive(socket.as_fd(), &mut buffer) {
             match &buffer[..len] {
-                b"fault" => tell(EngineEvent::Fault(700)),
+                b"fault" => tell(EngineEvent::Fault {
+                    status: 700,
+                    going_on: 0,
+                }),
                 b"die" => std::process::abort(),
                 _ => {}
             }

@@ -71,7 +71,11 @@ impl Scene {
             descriptors: fs::read_dir(format!("/proc/{pid}/fd"))
                 .expect("descriptors")
                 .count(),
-            mappings: maps.lines().filter(|line| line.contains("memfd:")).count(),
+            // Images stay for those who load them next.
+            mappings: maps
+                .lines()
+                .filter(|line| line.contains("memfd:") && !line.contains("memfd:mpsshim-image"))
+                .count(),
         }
     }
 

@@ -102,10 +102,11 @@ impl Session {
         let kind = u8::try_from(side.side).ok().and_then(Side::from_u8);
         match kind {
             Some(Side::Device) => {
-                self.check_device(side.address, len)?;
+                let place = self.place_of(side.address);
+                self.check_device(place, len)?;
                 Ok(DriverSide {
                     kind: CU_MEMORYTYPE_DEVICE,
-                    device: side.address,
+                    device: place,
                     ..DriverSide::default()
                 })
             }

@@ -80,14 +80,15 @@ impl Session {
             )));
         }
         let data = self.in_place(message, size_of::<CopyInline>(), body.len as usize)?;
-        self.check_device(body.to, body.len)?;
-        self.check_writable(body.to)?;
+        let to = self.place_of(body.to);
+        self.check_device(to, body.len)?;
+        self.check_writable(to)?;
         let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         let copy = |stream| {
             let len = body.len as usize;
             shared
                 .driver
-                .memcpy_htod_async(body.to, data as u64, len, stream)
+                .memcpy_htod_async(to, data as u64, len, stream)
         };
         self.copy_with_host(shared, (index, stream), body.to, copy)?;
         self.counts.copies += 1;
@@ -156,7 +157,11 @@ impl Session {
 
     fn resolve(&self, side: Side, address: u64, len: u64) -> Result<u64, CallError> {
         match side {
-            Side::Device => self.check_device(address, len)?,
+            Side::Device => {
+                let place = self.place_of(address);
+                self.check_device(place, len)?;
+                return Ok(place);
+            }
             Side::Host => self.check_reachable(address, len)?,
             Side::Staging => return self.shared.staging_address(address, len),
         }
@@ -167,12 +172,13 @@ impl Session {
     pub fn memset(&mut self, shared: &Shared, body: Memset) -> Result<(), CallError> {
         let flat = body.height == 1;
         let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
+        let place = self.place_of(body.to);
         let owned = self
-            .check_device(body.to, len)
-            .and_then(|()| self.check_writable(body.to));
+            .check_device(place, len)
+            .and_then(|()| self.check_writable(place));
         let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         let to = match owned {
-            Ok(()) => body.to,
+            Ok(()) => place,
             Err(_) if self.streams.at(index)?.capturing => NOBODYS,
             Err(status) => return Err(status.into()),
         };

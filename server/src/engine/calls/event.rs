@@ -57,7 +57,11 @@ impl Session {
         }
         let event = self.events.get_mut(body.event)?;
         // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
+        let first = !event.recorded;
         event.note_recorded(captured || external && event.captured);
+        if first && event.flags & CU_EVENT_DISABLE_TIMING == 0 {
+            self.note_timed(shared);
+        }
         self.submitted(shared, index, 1)
     }
 
@@ -143,6 +147,7 @@ impl Session {
 
     /// `cuIpcGetEventHandle`.
     pub fn event_export(&mut self, shared: &Shared, body: EventExport) -> Reply {
+        self.shares = true;
         let event = self.events.get_mut(body.event)?;
         let token = shared.shared_events.export(event, self.shared.info.uid)?;
         Ok(EventToken { token }.as_bytes().to_vec())
@@ -150,6 +155,7 @@ impl Session {
 
     /// `cuIpcOpenEventHandle`.
     pub fn event_import(&mut self, shared: &Shared, body: EventImport) -> Reply {
+        self.shares = true;
         shared.device(body.device)?;
         let uid = self.shared.info.uid;
         let event = shared.shared_events.import(&body.token, uid)?;

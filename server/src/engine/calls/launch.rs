@@ -48,6 +48,7 @@ impl Session {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let params = self.params(message, &body)?;
+        self.note_params(params, body.param_len as usize)?;
         let grows = grows && !self.is_capturing(body.stream);
         if grows && self.moment.is_none() {
             self.wants = Some(Want::Local(device, local));

@@ -3,6 +3,7 @@
 use super::super::Shared;
 use super::super::account::Memory;
 use super::super::bounds;
+use super::super::portable::Place;
 use super::super::session::{CallError, Session};
 use super::Reply;
 use mpsshim_api::cuda::*;
@@ -46,6 +47,7 @@ impl Session {
             }
             return Err(status.into());
         }
+        self.describe_memory(shared, &grant);
         Ok(range.as_bytes().to_vec())
     }
 
@@ -57,6 +59,7 @@ impl Session {
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         grant.left_by(&self.account);
+        self.describe_memory_end(body.start);
         self.releasing.push(grant);
         let began = Instant::now();
         while !self.finish_releases(shared) && began.elapsed() < SETTLING {
@@ -77,7 +80,14 @@ impl Session {
         (memory, bytes): (Memory, u64),
         attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
     ) -> Result<T, CallError> {
-        let first = attempt(self);
+        let mut first = attempt(self);
+        // The keeper may not have let go of memory that was freed.
+        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
+            && let Some(keeper) = &shared.keeper
+        {
+            keeper.settle();
+            first = attempt(self);
+        }
         if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.is_short() {
             shared.give_up_residents();
         }
@@ -158,6 +168,9 @@ impl Session {
             self.settle_pools(shared);
             device.make_current(&shared.driver)?;
         }
+        if let Some(keeper) = &shared.keeper {
+            keeper.settle();
+        }
         let (mut free, mut total) = (0, 0);
         shared.driver.mem_get_info(&mut free, &mut total)?;
         let mut info = MemInfo {
@@ -220,15 +233,22 @@ impl Session {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         self.host.insert(range.start, block);
+        let place = Place {
+            len,
+            device: device.ordinal.into(),
+            managed: body.flags & MANAGED != 0,
+        };
+        self.describe_host(shared, range.start, place);
         Ok(range.as_bytes().to_vec())
     }
 
     /// Pinned memory given back. It stays registered: unregistering waits for other clients' work.
-    pub fn host_free(&mut self, _: &Shared, body: Range) -> Result<(), CallError> {
+    pub fn host_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         let mut block = self
             .host
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.describe_host_end(shared, body.start);
         block.charge = None;
         self.host_spare.push(block);
         Ok(())
@@ -248,7 +268,8 @@ impl Session {
 
     /// `cuPointerGetAttribute` of numbers, for pointers that the client cannot judge itself.
     pub fn pointer_attribute(&mut self, shared: &Shared, body: PointerQuery) -> Reply {
-        self.check_device(body.pointer, 1)?;
+        let pointer = self.place_of(body.pointer);
+        self.check_device(pointer, 1)?;
         shared
             .any_device()
             .ok_or(CUDA_ERROR_INVALID_VALUE)?
@@ -262,11 +283,9 @@ impl Session {
             | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {}
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
         }
-        shared.driver.pointer_get_attribute(
-            value.as_mut_ptr().cast(),
-            body.attribute,
-            body.pointer,
-        )?;
+        shared
+            .driver
+            .pointer_get_attribute(value.as_mut_ptr().cast(), body.attribute, pointer)?;
         Ok(super::value(value[0]))
     }
 }

@@ -24,12 +24,13 @@ pub use link::LinkThread;
 pub use module::Prepared;
 
 use super::Shared;
+use super::driver::is_sticky;
 use super::session::{CallError, Session};
 use super::trace;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::{Op, Value};
-use mpsshim_proto::ops::{Body, Lane};
+use mpsshim_proto::ops::{Body, Change, Lane};
 use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
 
@@ -73,7 +74,7 @@ macro_rules! execute_by_table {
         $(
             #[doc = $doc:literal]
             $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
-            $lane:ident, $ordering:tt, $gate:tt, $traced:tt;
+            $lane:ident, $ordering:tt, $gate:tt, $traced:tt, $change:tt;
         )*
     ) => {
         match $op {
@@ -83,6 +84,11 @@ macro_rules! execute_by_table {
                     $(let $rest = $message;)?
                     $session.$handler($shared, body $(, $rest)?)
                 });
+                if const { !matches!(Op::$name.change(), Change::Nothing) } && Outcome::<$kind>::is_done(&outcome) {
+                    $session.note_change($shared, Op::$name, $message);
+                } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&outcome) {
+                    $session.note_executed($message);
+                }
                 Outcome::<$kind>::conclude(outcome, $shared, $session, $op)
             })*
         }
@@ -120,8 +126,50 @@ pub fn perform(
     for_each_op!(execute_by_table(op, shared, session, message))
 }
 
+/// One arm for each row of the table: decodes the body and calls the handler.
+macro_rules! replay_by_table {
+    (
+        ($op:ident, $shared:ident, $session:ident, $message:ident)
+        $(
+            #[doc = $doc:literal]
+            $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
+            $lane:ident, $ordering:tt, $gate:tt, $traced:tt, $change:tt;
+        )*
+    ) => {
+        match $op {
+            $(Op::$name => {
+                let body = $session.body::<Body<$number>>($message)?;
+                $(let $rest = $message;)?
+                Outcome::<$kind>::status($session.$handler($shared, body $(, $rest)?))
+            })*
+        }
+    };
+}
+
+/// Executes a message whose client knows already what came of it.
+///
+/// # Errors
+/// The handler's.
+pub fn replay(
+    shared: &Shared,
+    session: &mut Session,
+    op: Op,
+    message: &Message,
+) -> Result<(), CallError> {
+    for_each_op!(replay_by_table(op, shared, session, message))
+}
+
 /// What a handler of this kind of operation returns.
 trait Outcome<Kind> {
+    /// Whether it has done what was asked for.
+    fn is_done(&self) -> bool;
+
+    /// Without what the client is told.
+    ///
+    /// # Errors
+    /// Why it was not done.
+    fn status(self) -> Result<(), CallError>;
+
     /// Tells the client.
     ///
     /// # Errors
@@ -135,6 +183,14 @@ enum Async {}
 enum Request {}
 
 impl Outcome<Async> for Result<(), CallError> {
+    fn is_done(&self) -> bool {
+        self.is_ok()
+    }
+
+    fn status(self) -> Result<(), CallError> {
+        self
+    }
+
     #[inline]
     fn conclude(self, shared: &Shared, session: &mut Session, op: Op) -> Result<(), Undone> {
         let Err(error) = self else {
@@ -142,20 +198,28 @@ impl Outcome<Async> for Result<(), CallError> {
         };
         let status = error.status()?;
         tracing::debug!(session = session.shared.info.session, ?op, %status, "an asynchronous operation failed");
-        shared.note_status(status);
+        session.note_failure(shared, status)?;
         session.post_error(status);
         Ok(())
     }
 }
 
 impl Outcome<Request> for Reply {
+    fn is_done(&self) -> bool {
+        self.is_ok()
+    }
+
+    fn status(self) -> Result<(), CallError> {
+        self.map(drop)
+    }
+
     fn conclude(self, shared: &Shared, session: &mut Session, op: Op) -> Result<(), Undone> {
         let (status, payload) = match self {
             Ok(payload) => (Ok(()), payload),
             Err(error) => {
                 let status = error.status()?;
                 tracing::debug!(session = session.shared.info.session, ?op, %status, "a request failed");
-                shared.note_status(status);
+                session.note_failure(shared, status)?;
                 (Err(status), Vec::new())
             }
         };
@@ -165,16 +229,39 @@ impl Outcome<Request> for Reply {
 }
 
 impl Outcome<Request> for Logged {
+    fn is_done(&self) -> bool {
+        matches!(self, Ok((Ok(()), _)))
+    }
+
+    fn status(self) -> Result<(), CallError> {
+        Ok(self?.0?)
+    }
+
     fn conclude(self, shared: &Shared, session: &mut Session, op: Op) -> Result<(), Undone> {
         match self {
             Ok((Err(status), payload)) => {
-                shared.note_status(status);
+                session.note_failure(shared, status)?;
                 session.answer(Err(status), &payload);
                 Ok(())
             }
             other => other
                 .map(|(_, payload)| payload)
                 .conclude(shared, session, op),
+        }
+    }
+}
+
+impl Session {
+    /// The driver has refused a message. Where the context is lost and the session goes on in the next server, the message
+    /// is that one's.
+    fn note_failure(&mut self, shared: &Shared, status: CUresult) -> Result<(), Undone> {
+        if is_sticky(status) {
+            self.take_back_begun();
+        }
+        shared.note_status(status);
+        match shared.is_lost() && shared.goes_on(&self.shared) {
+            true => Err(Undone::Later),
+            false => Ok(()),
         }
     }
 }

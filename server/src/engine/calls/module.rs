@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::account::{Charge, Memory};
+use super::super::description::Kind as Described;
 use super::super::devices::Ordinal;
 use super::super::families::Family;
 use super::super::footprint::footprint;
@@ -288,7 +289,7 @@ impl Session {
         // What was found in it must not be named any more: the driver's objects are about to go.
         self.functions
             .retain(|function| function.image != body.object);
-        self.globals.retain(|_, global| global.image != body.object);
+        self.forget_variables(|global| global.image == body.object);
         self.texture_references
             .retain(|reference| reference.image != body.object);
         self.surface_references
@@ -307,9 +308,22 @@ impl Session {
         let left = |image: u64, device: Ordinal| image == body.parent && device == over;
         self.functions
             .retain(|function| !left(function.image, function.device));
-        self.globals
-            .retain(|_, global| !left(global.image, global.device));
+        self.forget_variables(|global| left(global.image, global.device));
         Ok(())
+    }
+
+    /// The client knows such variables no more.
+    fn forget_variables(&mut self, gone: impl Fn(&Global) -> bool) {
+        let gone = self.globals.iter().filter(|(_, global)| gone(global));
+        let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
+        for start in gone {
+            self.globals.remove(&start);
+            let known = self.moved.iter().find(|(_, (_, now))| *now == start);
+            let known = known.map_or(start, |(known, _)| *known);
+            self.moved.remove(&known);
+            self.describe_end(Described::VariableEnds, known);
+        }
+        self.note_span();
     }
 
     /// Sees to it that an image shares nothing with other clients; says whether it did until now.
@@ -407,6 +421,8 @@ impl Session {
             device,
         };
         self.globals.insert(start, global);
+        self.note_span();
+        self.describe_variable(start, message);
         self.look_ahead(shared, body.parent, device);
         Ok(Range {
             start,

@@ -70,11 +70,11 @@ impl Session {
             stream.release(shared);
             return Err(status.into());
         }
+        let index = self.streams.index(body.stream)?;
         if let Role::Blocking(legacy) = role {
-            let index = self.streams.index(body.stream)?;
             self.streams.at_mut(legacy)?.members.push(index);
         }
-        Ok(())
+        Ok(self.begin_progress(shared, index)?)
     }
 
     /// `cuStreamDestroy`: what is queued still runs.
@@ -91,17 +91,24 @@ impl Session {
             .make_current(&shared.driver)
             .and_then(|()| stream.checkpoint(shared));
         // Whatever the driver said, the stream is not forgotten.
+        self.shared.description.set_retired(true);
+        stream.progress = None;
         self.retired.push(stream);
         self.reap_streams(shared);
         Ok(told?)
     }
 
-    fn reap_streams(&mut self, shared: &Shared) {
+    /// Gives streams back that the client has destroyed and that have no work any more.
+    pub fn reap_streams(&mut self, shared: &Shared) {
+        if self.retired.is_empty() {
+            return;
+        }
         let mut at = 0;
         while at < self.retired.len() {
             // The driver's word, not a flag that the client can write: the next session to get the stream must not wait
             // behind this one's work.
             let stream = &mut self.retired[at];
+            let _ = shared.devices[stream.device].make_current(&shared.driver);
             if !stream.capturing
                 && stream.in_flight(shared, &self.shared) == 0
                 && shared.driver.stream_query(stream.raw).is_ok()
@@ -110,6 +117,9 @@ impl Session {
             } else {
                 at += 1;
             }
+        }
+        if self.retired.is_empty() {
+            self.shared.description.set_retired(false);
         }
     }
 
@@ -208,6 +218,10 @@ impl Session {
         if !body.address.is_multiple_of(len) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
+        let body = MemOp {
+            address: self.place_of(body.address),
+            ..body
+        };
         self.check_device(body.address, len)?;
         if matches!(
             body.operation,

@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::description::Kind as Described;
 use super::super::devices::Ordinal;
 use super::super::files::Looked;
 use super::super::session::{CallError, Session};
@@ -58,6 +59,9 @@ impl Session {
         let start = self
             .virtual_memory
             .reserve(shared, body.len, body.alignment, body.flags)?;
+        let taken = self.virtual_memory.taken_for(start);
+        let taken = taken.unwrap_or((start, body.len));
+        self.describe_reservation((start, body.len), taken);
         Ok(Range {
             start,
             len: body.len,
@@ -69,7 +73,9 @@ impl Session {
     /// `cuMemAddressFree`.
     pub fn address_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         shared.use_any_device();
-        Ok(self.virtual_memory.free(shared, body.start, body.len)?)
+        self.virtual_memory.free(shared, body.start, body.len)?;
+        self.describe_end(Described::ReservationEnds, body.start);
+        Ok(())
     }
 
     /// `cuMemGetAllocationGranularity`.
@@ -92,22 +98,36 @@ impl Session {
             session.account.take(memory, body.len)
         })?;
         let mut raw = CUmemGenericAllocationHandle::NULL;
+        // So that the keeper can hold it.
+        let properties = CUmemAllocationProp {
+            requested_handle_types: properties.requested_handle_types
+                | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            ..properties
+        };
         shared
             .driver
             .mem_create(&mut raw, body.len as usize, &properties, body.flags)?;
-        let physical = VirtualMemory::physical(memory, charge);
+        let exportable = body.properties.handle_types != 0;
+        let physical = VirtualMemory::physical(body.handle, exportable, memory, charge);
         self.virtual_memory
             .add(body.handle, raw, physical)
             .inspect_err(|_| {
                 let _ = shared.driver.mem_release(raw);
             })?;
+        let what = (body.len, device.ordinal, exportable);
+        self.describe_physical(shared, body.handle, raw, what);
         Ok(Vec::new())
     }
 
     /// `cuMemRelease` of the client's last reference to a handle.
     pub fn physical_release(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         shared.use_any_device();
-        Ok(self.virtual_memory.release(shared, body.object)?)
+        let gone = self.virtual_memory.release(shared, body.object)?;
+        match gone {
+            Some(key) => self.describe_physical_end(shared, key),
+            None => self.describe_end(Described::Released, body.object),
+        }
+        Ok(())
     }
 
     /// `cuMemMap`.
@@ -116,6 +136,7 @@ impl Session {
         let range = (body.address, body.len);
         self.virtual_memory
             .map(shared, range, body.handle, body.offset, body.flags)?;
+        self.describe_mapping(&body);
         Ok(Vec::new())
     }
 
@@ -130,7 +151,13 @@ impl Session {
             std::thread::yield_now();
         }
         shared.use_any_device();
-        self.virtual_memory.unmap(shared, body.start, body.len)?;
+        let gone = self.virtual_memory.unmap(shared, body.start, body.len)?;
+        for start in gone.mappings {
+            self.describe_end(Described::MappingEnds, start);
+        }
+        for key in gone.physical {
+            self.describe_physical_end(shared, key);
+        }
         Ok(Vec::new())
     }
 
@@ -162,6 +189,7 @@ impl Session {
         shared.use_any_device();
         self.virtual_memory
             .set_access(shared, body.address, body.len, &accesses)?;
+        self.describe_access(body.address, body.len, &accesses);
         Ok(Vec::new())
     }
 
@@ -189,6 +217,10 @@ impl Session {
         let Ok(allocation) = self.virtual_memory.allocations.get(body.handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
+        // As the driver says of memory for which no handles were asked.
+        if !allocation.is_exportable() {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
         // Other kinds of handles are no descriptors, and the driver would write more than one.
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -204,6 +236,7 @@ impl Session {
         // SAFETY: the driver opened it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         allocation.is_exported();
+        self.shares = true;
         self.send_descriptor(message.token, &fd, 0)?;
         Ok(Vec::new())
     }
@@ -221,6 +254,7 @@ impl Session {
     /// `cuMemImportFromShareableHandle`. What the client sends may be anything; the driver sees it only if it can
     /// be the driver's.
     pub fn physical_import(&mut self, shared: &Shared, body: Object, message: &Message) -> Reply {
+        self.shares = true;
         let fd = self.receive_descriptor(message.token)?;
         if !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_UNKNOWN.into());
@@ -266,7 +300,15 @@ impl Session {
                 })
             });
         match added {
-            Ok(location) => Ok(Properties::of(&found, location).as_bytes().to_vec()),
+            Ok(location) => {
+                let mut properties = Properties::of(&found, location);
+                // The server asks for handles of all memory.
+                let known = self.virtual_memory.allocations.get(handle);
+                if known.is_ok_and(|allocation| !allocation.is_exportable()) {
+                    properties.handle_types = 0;
+                }
+                Ok(properties.as_bytes().to_vec())
+            }
             Err(status) => {
                 let _ = shared.driver.mem_release(raw);
                 Err(status.into())
@@ -276,6 +318,7 @@ impl Session {
 
     /// `cuMemRetainAllocationHandle` where the client has no handle any more.
     pub fn physical_retain(&mut self, shared: &Shared, body: PhysicalRetain) -> Reply {
+        self.shares = true;
         let physical = self
             .virtual_memory
             .mapped(body.address)

@@ -336,7 +336,7 @@ impl Oracle {
                         Progress::text()
                     );
                 }
-                EngineEvent::Fault(_) => self.lost = true,
+                EngineEvent::Fault { .. } => self.lost = true,
                 EngineEvent::Stuck(why) => {
                     return Err(self.hung(&format!("the engine says that it is stuck: {why}")));
                 }

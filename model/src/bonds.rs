@@ -1,0 +1,108 @@
+//! Why a session cannot be made again in another context: what binds it to the one that it is in.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! bonds {
+    ($($(#[doc = $doc:literal])* $name:ident = $bit:literal: $text:literal;)*) => {
+        impl Bonds {
+            $($(#[doc = $doc])* pub const $name: Bonds = Bonds(1 << $bit);)*
+            /// All of them, each with what operators read of it.
+            pub const ALL: &'static [(Bonds, &'static str)] = &[$((Bonds::$name, $text),)*];
+        }
+    };
+}
+
+/// A set of reasons. Without one the session is portable: what it has made can be made again in another context, and its
+/// program does not notice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bonds(pub u32);
+
+bonds! {
+    /// Nobody keeps its memory: there is no keeper, or it took no more.
+    UNKEPT = 0: "unkept memory";
+    /// Graphs, instances of graphs, captures.
+    GRAPHS = 1: "graphs";
+    /// Variables that it uses by their addresses.
+    VARIABLES = 2: "addresses of variables";
+    /// An image in use whose kernels may write its variables, or store addresses of its functions.
+    IMAGES = 6: "kernels with variables";
+    /// Arrays and mipmapped arrays.
+    ARRAYS = 3: "arrays";
+    /// Texture and surface objects, and references.
+    TEXTURES = 4: "textures";
+    /// Memory pools, and allocations in stream order.
+    POOLS = 5: "memory pools";
+    /// Memory or events that it has in common with other processes.
+    SHARED = 7: "shared memory or events";
+    /// Green contexts, resources of multiprocessors, and contexts that are confined to some.
+    PARTITIONS = 8: "partitions";
+    /// Access between devices.
+    PEERS = 9: "peer access";
+    /// Registered host memory.
+    REGISTERED = 10: "registered memory";
+    /// Limits of its contexts that it has raised.
+    LIMITS = 11: "raised limits";
+    /// A recorded event with a time.
+    TIMES = 12: "recorded times";
+    /// Linkers.
+    LINKERS = 13: "linkers";
+    /// Kernels that print.
+    PRINTS = 14: "device printf";
+    /// More streams, or more objects, than its description has room for.
+    MANY = 15: "too many objects";
+}
+
+impl Bonds {
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// These, and others if a condition holds.
+    #[must_use]
+    pub fn with(self, others: Bonds, condition: bool) -> Bonds {
+        match condition {
+            true => Bonds(self.0 | others.0),
+            false => self,
+        }
+    }
+
+    /// What operators read of them.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let has = move |(bond, _): &&(Bonds, &'static str)| self.0 & bond.0 != 0;
+        Bonds::ALL.iter().filter(has).map(|(_, name)| *name)
+    }
+}
+
+impl fmt::Display for Bonds {
+    /// The names, separated by semicolons.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, name) in self.names().enumerate() {
+            f.write_str(if at == 0 { "" } else { "; " })?;
+            f.write_str(name)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_a_bit_and_a_name_of_its_own() {
+        let all = Bonds::ALL
+            .iter()
+            .fold(Bonds::default(), |all, (one, _)| all.with(*one, true));
+        assert_eq!(all.0.count_ones() as usize, Bonds::ALL.len());
+        assert_eq!(all.names().count(), Bonds::ALL.len());
+        let two = Bonds::GRAPHS
+            .with(Bonds::POOLS, true)
+            .with(Bonds::MANY, false);
+        assert_eq!(two.to_string(), "graphs; memory pools");
+        assert_eq!(Bonds::default().to_string(), "");
+        assert!(Bonds::default().is_empty() && !two.is_empty());
+    }
+}

@@ -1,0 +1,674 @@
+//! The description of a session, in memory that outlives the server: what its client has made, as the messages that made it,
+//! and whether something is in flight.
+//!
+//! It is a memory file that only servers have: the keeper ([`crate::keeper`]) holds a descriptor of it. The first page says
+//! how the session is; records follow, in one of two areas. A record is appended before its message is answered, and counts
+//! once the header says so; when an area is full, what still counts is written to the other one. A server that is killed at
+//! any instant leaves a description that is true.
+
+use mpsshim_model::bonds::Bonds;
+use mpsshim_proto::message::{GetFunction, Op};
+use mpsshim_proto::shm::{Mapping, sealed_memfd};
+use mpsshim_proto::wire;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Streams whose progress is noted, by their positions.
+pub const STREAMS: usize = 256;
+/// Bytes before the first area.
+const HEADER: usize = 8192;
+/// Bytes of an area. Only what is written takes memory.
+const AREA: usize = 8 << 20;
+/// What may count of an area, bytes: with more, it would be compacted time and again.
+const FULL: usize = AREA / 4 * 3;
+/// Bytes of the whole file.
+const LEN: usize = HEADER + 2 * AREA;
+/// The bit of [`Header::end`] that tells which area counts.
+const SECOND: u64 = 1 << 63;
+
+/// How far a stream is.
+#[repr(C)]
+struct Progress {
+    /// 1: something was submitted, or is about to be, that no mark covers.
+    busy: AtomicU32,
+    /// The client's flag behind everything submitted, plus one; 0: nothing is in flight.
+    slot: AtomicU32,
+    /// What the flag will be.
+    value: AtomicU32,
+    _pad: u32,
+}
+
+#[repr(C)]
+struct Header {
+    /// [`wire::fingerprint`] of the server that writes.
+    fingerprint: AtomicU64,
+    /// End of the records, from the area's beginning, and [`SECOND`].
+    end: AtomicU64,
+    /// Position in the ring behind the last message that is described.
+    described: AtomicU64,
+    /// [`Bonds`].
+    bonds: AtomicU32,
+    /// Messages are deferred.
+    deferred: AtomicU32,
+    /// Destroyed streams may have work.
+    retired: AtomicU32,
+    /// Its server has lost the context, and nothing of it was in flight: what it was given since was not begun.
+    outlives: AtomicU32,
+    /// Servers that have ended one after the other with the message at this position, plus one, as the session's next.
+    attempts: AtomicU32,
+    /// Servers that have ended one after the other while they made the session again.
+    remade: AtomicU32,
+    _pad: u32,
+    waiting_at: AtomicU64,
+    streams: [Progress; STREAMS],
+}
+
+const _: () = assert!(size_of::<Header>() <= HEADER);
+
+/// What a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Kind {
+    /// Who the client is, and its terms: the first record.
+    Client = 1,
+    /// A message that makes an object, or an object's state; one with the same operation and key takes its place.
+    Makes = 2,
+    /// A message that changes an object; only one with the same content takes its place.
+    Sets = 3,
+    /// The object with this key is gone, and what was set of it.
+    Ends = 4,
+    /// Device memory; the key is its address.
+    Memory = 5,
+    /// It is gone.
+    MemoryEnds = 6,
+    /// Pinned memory; the key is its address.
+    Host = 7,
+    /// It is gone.
+    HostEnds = 8,
+    /// A reservation of addresses; the key is the first.
+    Reservation = 9,
+    /// It is gone.
+    ReservationEnds = 10,
+    /// Physical memory, by the handle that it was made with.
+    Physical = 11,
+    /// It is gone: no handle and no mapping is left.
+    PhysicalEnds = 12,
+    /// That handle was released.
+    Released = 13,
+    /// A mapping; the key is its address.
+    Mapping = 14,
+    /// It is gone.
+    MappingEnds = 15,
+    /// Access to mappings; the key is the first address.
+    Access = 16,
+    /// A variable, by its address.
+    Variable = 17,
+    /// The client does not know it any more.
+    VariableEnds = 18,
+}
+
+impl Kind {
+    const ALL: [Kind; 18] = [
+        Kind::Client,
+        Kind::Makes,
+        Kind::Sets,
+        Kind::Ends,
+        Kind::Memory,
+        Kind::MemoryEnds,
+        Kind::Host,
+        Kind::HostEnds,
+        Kind::Reservation,
+        Kind::ReservationEnds,
+        Kind::Physical,
+        Kind::PhysicalEnds,
+        Kind::Released,
+        Kind::Mapping,
+        Kind::MappingEnds,
+        Kind::Access,
+        Kind::Variable,
+        Kind::VariableEnds,
+    ];
+
+    /// What is gone with the key, by a record of this kind.
+    fn ends(self) -> &'static [Kind] {
+        match self {
+            Kind::MemoryEnds => &[Kind::Memory],
+            Kind::HostEnds => &[Kind::Host],
+            Kind::ReservationEnds => &[Kind::Reservation],
+            Kind::PhysicalEnds => &[Kind::Physical, Kind::Released],
+            Kind::MappingEnds => &[Kind::Mapping, Kind::Access],
+            Kind::VariableEnds => &[Kind::Variable],
+            _ => &[],
+        }
+    }
+
+    fn of(number: u16) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u16 == number)
+    }
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What it says.
+    pub kind: Kind,
+    /// The operation, of a message.
+    pub op: u16,
+    /// What it is about.
+    pub key: u64,
+    /// A message, whole, or what the kind says.
+    pub bytes: Vec<u8>,
+}
+
+/// Bytes before a record's own: length, operation, kind, key.
+const RECORD: usize = 16;
+
+impl Record {
+    fn len(&self) -> usize {
+        RECORD + self.bytes.len().next_multiple_of(8)
+    }
+}
+
+/// The file, mapped. All threads read; the thread that has the session writes.
+#[derive(Debug)]
+pub struct Description {
+    file: OwnedFd,
+    mapping: Mapping,
+}
+
+impl Description {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// No memory, no descriptors.
+    pub fn new() -> io::Result<Description> {
+        let file = sealed_memfd(c"mpsshim-session", LEN as u64)?;
+        let this = Description::open(file)?;
+        let header = this.header();
+        header
+            .fingerprint
+            .store(wire::fingerprint(), Ordering::Relaxed);
+        Ok(this)
+    }
+
+    /// One that another server has made.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub fn open(file: OwnedFd) -> io::Result<Description> {
+        let mapping = Mapping::sparse(file.as_fd(), LEN)?;
+        Ok(Description { file, mapping })
+    }
+
+    /// Whether a server like this one has made it.
+    pub fn is_of_this_release(&self) -> bool {
+        self.header().fingerprint.load(Ordering::Relaxed) == wire::fingerprint()
+    }
+
+    /// For the keeper.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping has LEN bytes, which are more, and lives as long as self; all that is written there is atomic.
+        unsafe { &*self.mapping.base().cast::<Header>() }
+    }
+
+    fn area(&self, second: bool) -> *mut u8 {
+        let at = HEADER + if second { AREA } else { 0 };
+        // SAFETY: inside the mapping.
+        unsafe { self.mapping.base().add(at) }
+    }
+
+    /// What binds the session to its context.
+    pub fn bonds(&self) -> Bonds {
+        Bonds(self.header().bonds.load(Ordering::Acquire))
+    }
+
+    /// Notes what binds the session.
+    pub fn set_bonds(&self, bonds: Bonds) {
+        self.header().bonds.store(bonds.0, Ordering::Release);
+    }
+
+    /// Notes that messages are deferred, or not any more.
+    #[inline]
+    pub fn set_deferred(&self, deferred: bool) {
+        let (word, value) = (&self.header().deferred, u32::from(deferred));
+        if word.load(Ordering::Relaxed) != value {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    /// Notes whether destroyed streams may have work.
+    pub fn set_retired(&self, any: bool) {
+        self.header().retired.store(any.into(), Ordering::Release);
+    }
+
+    fn progress(&self, stream: usize) -> Option<&Progress> {
+        self.header().streams.get(stream)
+    }
+
+    /// Something is about to be submitted to the stream at this position.
+    pub fn begin(&self, stream: usize) {
+        if let Some(progress) = self.progress(stream) {
+            progress.busy.store(1, Ordering::Release);
+        }
+    }
+
+    /// All that was submitted to it is done when this flag of the client's has the value.
+    pub fn cover(&self, stream: usize, slot: u32, value: u32) {
+        if let Some(progress) = self.progress(stream) {
+            progress.value.store(value, Ordering::Relaxed);
+            progress.slot.store(slot + 1, Ordering::Relaxed);
+            progress.busy.store(0, Ordering::Release);
+        }
+    }
+
+    /// What was begun was not submitted; the last flag covers everything, as before.
+    pub fn take_back(&self, stream: usize) {
+        if let Some(progress) = self.progress(stream) {
+            progress.busy.store(0, Ordering::Release);
+        }
+    }
+
+    /// Nothing of it is in flight.
+    pub fn settle(&self, stream: usize) {
+        if let Some(progress) = self.progress(stream) {
+            progress.slot.store(0, Ordering::Relaxed);
+            progress.busy.store(0, Ordering::Release);
+        }
+    }
+
+    /// Whether nothing of the session is in flight, as `has` tells of the client's flags that they have a value.
+    pub fn is_at_rest(&self, has: impl Fn(u32, u32) -> bool) -> bool {
+        let header = self.header();
+        let rests = |stream: &Progress| {
+            let busy = stream.busy.load(Ordering::Acquire) != 0;
+            let slot = stream.slot.load(Ordering::Relaxed).checked_sub(1);
+            let reached = slot.is_none_or(|slot| has(slot, stream.value.load(Ordering::Relaxed)));
+            !busy && reached
+        };
+        header.deferred.load(Ordering::Acquire) == 0
+            && header.retired.load(Ordering::Acquire) == 0
+            && header.streams.iter().all(rests)
+    }
+
+    /// Whether it was decided that the session goes on in the next server.
+    #[inline]
+    pub fn may_outlive(&self) -> bool {
+        self.header().outlives.load(Ordering::Acquire) != 0
+    }
+
+    /// Decides that.
+    pub fn set_outlives(&self) {
+        self.header().outlives.store(1, Ordering::SeqCst);
+    }
+
+    /// Another server goes on, with a message at this position as the next: how many have with the same one.
+    pub fn note_attempt(&self, position: u64) -> u32 {
+        let header = self.header();
+        let before = header.waiting_at.swap(position + 1, Ordering::Relaxed);
+        let earlier = header.attempts.load(Ordering::Relaxed);
+        let attempts = if before == position + 1 {
+            earlier + 1
+        } else {
+            1
+        };
+        header.attempts.store(attempts, Ordering::Relaxed);
+        attempts
+    }
+
+    /// Another server begins to make the session again: how many have begun, and not come to the end.
+    pub fn note_remake(&self) -> u32 {
+        self.header().remade.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// In another server, which has made the session again: nothing is in flight any more.
+    pub fn reset(&self) {
+        self.header().remade.store(0, Ordering::Relaxed);
+        self.header().outlives.store(0, Ordering::SeqCst);
+        (0..STREAMS).for_each(|stream| self.settle(stream));
+        self.set_deferred(false);
+        self.set_retired(false);
+    }
+
+    /// Position in the ring behind the last message that is described.
+    pub fn described(&self) -> u64 {
+        self.header().described.load(Ordering::Acquire)
+    }
+
+    fn end(&self) -> (bool, usize) {
+        let end = self.header().end.load(Ordering::Acquire);
+        (end & SECOND != 0, ((end & !SECOND) as usize).min(AREA))
+    }
+
+    /// Notes that the messages before this position in the ring are described.
+    pub fn set_described(&self, position: u64) {
+        self.header().described.store(position, Ordering::Release);
+    }
+
+    /// Appends a record. `false`: there is no room, even without what does not count any more.
+    #[must_use]
+    pub fn append(&self, record: &Record) -> bool {
+        let (mut second, mut end) = self.end();
+        if end + record.len() > AREA {
+            match self.compact() {
+                Some(new) if new.1 + record.len() <= FULL => (second, end) = new,
+                _ => return false,
+            }
+        }
+        self.write(second, end, record);
+        self.publish(second, end + record.len());
+        true
+    }
+
+    fn publish(&self, second: bool, end: usize) {
+        let bit = if second { SECOND } else { 0 };
+        self.header().end.store(end as u64 | bit, Ordering::Release);
+    }
+
+    fn write(&self, second: bool, at: usize, record: &Record) {
+        let mut head = [0; RECORD];
+        head[..4].copy_from_slice(&(record.bytes.len() as u32).to_le_bytes());
+        head[4..6].copy_from_slice(&record.op.to_le_bytes());
+        head[6..8].copy_from_slice(&(record.kind as u16).to_le_bytes());
+        head[8..].copy_from_slice(&record.key.to_le_bytes());
+        debug_assert!(at + record.len() <= AREA);
+        // SAFETY: the callers have seen to the room; nobody reads behind the end.
+        unsafe {
+            let to = self.area(second).add(at);
+            std::ptr::copy_nonoverlapping(head.as_ptr(), to, RECORD);
+            let bytes = &record.bytes;
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(RECORD), bytes.len());
+        }
+    }
+
+    /// Writes what counts to the other area; that one and its end.
+    fn compact(&self) -> Option<(bool, usize)> {
+        let second = !self.end().0;
+        let mut end = 0;
+        for record in self.records() {
+            if end + record.len() > AREA {
+                return None;
+            }
+            self.write(second, end, &record);
+            end += record.len();
+        }
+        self.publish(second, end);
+        // Nothing but room is lost if the pages stay.
+        // SAFETY: a part of our own mapping, in which nothing counts any more.
+        unsafe { libc::madvise(self.area(!second).cast(), AREA, libc::MADV_REMOVE) };
+        Some((second, end))
+    }
+
+    /// What counts, in the order of its coming.
+    pub fn records(&self) -> Vec<Record> {
+        let (second, end) = self.end();
+        // SAFETY: inside the mapping; only the thread that has the session writes, behind the end or in the other area.
+        let bytes = unsafe { std::slice::from_raw_parts(self.area(second), end) };
+        current(parse(bytes))
+    }
+}
+
+/// All records, as far as they are whole.
+fn parse(mut bytes: &[u8]) -> Vec<Record> {
+    let mut records = Vec::new();
+    while let Some((head, rest)) = bytes.split_at_checked(RECORD) {
+        let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let len = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        let mut key = [0; 8];
+        key.copy_from_slice(&head[8..]);
+        let (Some(kind), Some((body, behind))) = (
+            Kind::of(number(6)),
+            rest.split_at_checked(len.next_multiple_of(8)),
+        ) else {
+            break;
+        };
+        records.push(Record {
+            kind,
+            op: number(4),
+            key: u64::from_le_bytes(key),
+            bytes: body[..len].to_vec(),
+        });
+        bytes = behind;
+    }
+    records
+}
+
+/// Those that later ones have neither ended nor replaced.
+fn current(records: Vec<Record>) -> Vec<Record> {
+    let mut kept: Vec<Option<Record>> = Vec::with_capacity(records.len());
+    let mut made: HashMap<(Kind, u16, u64), usize> = HashMap::new();
+    let mut set: HashSet<(u16, u64, Vec<u8>)> = HashSet::new();
+    let mut of_object: HashMap<u64, Vec<usize>> = HashMap::new();
+    for record in records {
+        if record.kind == Kind::Ends {
+            for at in of_object.remove(&record.key).into_iter().flatten() {
+                if let Some(gone) = kept[at].take() {
+                    made.remove(&(gone.kind, gone.op, gone.key));
+                    set.remove(&(gone.op, gone.key, gone.bytes));
+                }
+            }
+            continue;
+        }
+        let ends = record.kind.ends();
+        for kind in ends {
+            if let Some(at) = made.remove(&(*kind, 0, record.key)) {
+                kept[at] = None;
+            }
+        }
+        if !ends.is_empty() {
+            continue;
+        }
+        if record.kind == Kind::Sets {
+            // What was set once more counts from now on.
+            let content = (record.op, record.key, record.bytes.clone());
+            if !set.insert(content) {
+                let same = |at: &&usize| kept[**at].as_ref() == Some(&record);
+                let places = of_object.get_mut(&record.key);
+                let places = places.map(|places| &*places);
+                let earlier = places
+                    .and_then(|places| places.iter().rev().find(same))
+                    .copied();
+                if let Some(earlier) = earlier {
+                    kept[earlier] = None;
+                }
+            }
+        } else {
+            let name = (record.kind, record.op, record.key);
+            if let Some(earlier) = made.insert(name, kept.len()) {
+                kept[earlier] = None;
+            }
+        }
+        if matches!(record.kind, Kind::Makes | Kind::Sets) {
+            of_object.entry(record.key).or_default().push(kept.len());
+        }
+        kept.push(Some(record));
+    }
+    let mut records: Vec<Record> = kept.into_iter().flatten().collect();
+    forget_functions(&mut records);
+    records
+}
+
+/// Drops functions whose images are gone, and what was set of them.
+fn forget_functions(records: &mut Vec<Record>) {
+    let of = |op: Op| move |record: &&Record| record.kind == Kind::Makes && record.op == op as u16;
+    let images = records.iter().filter(of(Op::ImageLoad));
+    let images: HashSet<u64> = images.map(|record| record.key).collect();
+    let parent = |record: &Record| {
+        let parent = record.bytes.get(..8)?.try_into().ok()?;
+        Some(u64::from_le_bytes(parent))
+    };
+    let functions = records.iter().filter(of(Op::GetFunction));
+    let gone =
+        functions.filter(|function| parent(function).is_none_or(|image| !images.contains(&image)));
+    let gone: HashSet<u64> = gone.map(|record| record.key).collect();
+    records.retain(|record| {
+        !matches!(record.kind, Kind::Makes | Kind::Sets) || !gone.contains(&record.key)
+    });
+}
+
+const _: () = assert!(offset_of!(GetFunction, parent) == 0);
+
+const _: () = assert!(offset_of!(Header, streams) % 8 == 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(kind: Kind, op: u16, key: u64, bytes: &[u8]) -> Record {
+        Record {
+            kind,
+            op,
+            key,
+            bytes: bytes.to_vec(),
+        }
+    }
+
+    fn described(records: &[Record]) -> Description {
+        let description = Description::new().expect("a description");
+        for record in records {
+            assert!(description.append(record));
+        }
+        description
+    }
+
+    #[test]
+    fn what_was_ended_or_replaced_does_not_count() {
+        let description = described(&[
+            record(Kind::Client, 0, 0, b"who"),
+            record(Kind::Makes, 7, 1, b"stream"),
+            record(Kind::Sets, 502, 1, b"a"),
+            record(Kind::Sets, 502, 1, b"b"),
+            record(Kind::Sets, 502, 1, b"a"),
+            record(Kind::Makes, 64, 0, b"first"),
+            record(Kind::Makes, 64, 0, b"second"),
+            record(Kind::Makes, 9, 2, b"event"),
+            record(Kind::Sets, 502, 2, b"of the event"),
+            record(Kind::Memory, 0, 2, b"at an address like a handle"),
+            record(Kind::Host, 0, 3, b"pinned"),
+            record(Kind::HostEnds, 0, 3, b""),
+            record(Kind::Ends, 0, 2, b""),
+        ]);
+        let expected = [
+            record(Kind::Client, 0, 0, b"who"),
+            record(Kind::Makes, 7, 1, b"stream"),
+            record(Kind::Sets, 502, 1, b"b"),
+            record(Kind::Sets, 502, 1, b"a"),
+            record(Kind::Makes, 64, 0, b"second"),
+            record(Kind::Memory, 0, 2, b"at an address like a handle"),
+        ];
+        assert_eq!(description.records(), expected);
+        // The same in another process.
+        let file = description.file().try_clone_to_owned().expect("its file");
+        let again = Description::open(file).expect("opened again");
+        assert!(again.is_of_this_release());
+        assert_eq!(again.records(), expected);
+        description.compact().expect("room");
+        assert_eq!(again.records(), expected);
+        assert!(again.append(&record(Kind::MemoryEnds, 0, 2, b"")));
+        assert_eq!(description.records(), expected[..5]);
+        description.set_described(77);
+        assert_eq!(again.described(), 77);
+    }
+
+    #[test]
+    fn a_full_area_is_compacted_and_one_that_stays_full_takes_no_more() {
+        let description = described(&[record(Kind::Client, 0, 0, b"who")]);
+        let big = vec![1; 1 << 20];
+        for round in 0..20u8 {
+            let mut bytes = big.clone();
+            bytes[0] = round;
+            assert!(description.append(&record(Kind::Makes, 64, 5, &bytes)));
+        }
+        let records = description.records();
+        assert_eq!(records.len(), 2);
+        assert_eq!(
+            (records[0].bytes.as_slice(), records[1].bytes[0]),
+            (&b"who"[..], 19)
+        );
+        let more = |key: u64| description.append(&record(Kind::Makes, 64, key, &big));
+        let taken = (100..120).take_while(|key| more(*key)).count();
+        assert_eq!(taken, 5, "of three quarters of eight MiB one is taken");
+        assert_eq!(description.records().len(), 7);
+        for key in 102..105 {
+            assert!(description.append(&record(Kind::Ends, 0, key, b"")));
+        }
+        assert!(more(200), "there is room again");
+    }
+
+    #[test]
+    fn a_session_is_at_rest_when_all_that_was_submitted_is_covered_by_a_reached_flag() {
+        let description = Description::new().expect("a description");
+        let reached = |slot: u32, value: u32| (slot, value) == (3, 8);
+        assert!(description.is_at_rest(reached));
+        description.begin(1);
+        assert!(!description.is_at_rest(reached));
+        description.cover(1, 3, 9);
+        assert!(
+            !description.is_at_rest(reached),
+            "the flag is not there yet"
+        );
+        description.cover(1, 3, 8);
+        assert!(description.is_at_rest(reached));
+        description.begin(1);
+        assert!(!description.is_at_rest(reached), "behind the mark");
+        description.settle(1);
+        assert!(description.is_at_rest(|_, _| false));
+        description.set_deferred(true);
+        assert!(!description.is_at_rest(reached));
+        description.set_deferred(false);
+        description.set_retired(true);
+        assert!(!description.is_at_rest(reached));
+        description.reset();
+        assert!(description.is_at_rest(|_, _| false));
+        // What has no room is bound, and notes nothing.
+        description.begin(STREAMS);
+        assert!(description.is_at_rest(|_, _| false));
+    }
+
+    #[test]
+    fn functions_go_with_their_images() {
+        let (load, find, set) = (
+            Op::ImageLoad as u16,
+            Op::GetFunction as u16,
+            Op::SetFunctionAttribute as u16,
+        );
+        let of = |image: u64| image.to_le_bytes();
+        let description = described(&[
+            record(Kind::Makes, load, 1, b"one"),
+            record(Kind::Makes, load, 2, b"other"),
+            record(Kind::Makes, find, 3, &of(1)),
+            record(Kind::Sets, set, 3, b"an attribute"),
+            record(Kind::Makes, find, 4, &of(2)),
+            record(Kind::Ends, 0, 1, b""),
+        ]);
+        let expected = [
+            record(Kind::Makes, load, 2, b"other"),
+            record(Kind::Makes, find, 4, &of(2)),
+        ];
+        assert_eq!(description.records(), expected);
+    }
+
+    #[test]
+    fn attempts_with_the_same_message_are_counted() {
+        let description = Description::new().expect("a description");
+        assert_eq!(
+            [0, 0, 64, 64, 64, 0].map(|at| description.note_attempt(at)),
+            [1, 2, 1, 2, 3, 1]
+        );
+    }
+
+    #[test]
+    fn what_is_not_whole_is_not_read() {
+        let whole = record(Kind::Makes, 7, 1, b"stream");
+        let description = described(&[whole.clone(), whole.clone()]);
+        let (second, end) = description.end();
+        description.publish(second, end - 8);
+        assert_eq!(description.records(), [whole]);
+    }
+}

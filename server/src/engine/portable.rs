@@ -1,0 +1,545 @@
+//! What a session writes down about itself while it works, so that it can be made again in another context
+//! ([`super::adopt`]): docs/design/0017-portable-sessions.md.
+
+use super::Shared;
+use super::bounds;
+use super::cubin;
+use super::description::{Description, Kind, Record, STREAMS};
+use super::devices::{self, Grant, Ordinal};
+use super::images::Content;
+use super::session::{Event, Session, SessionShared};
+use crate::keeper::{self, Name};
+use mpsshim_api::cuda::{
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_VALUE, CUmemAccessDesc,
+    CUmemGenericAllocationHandle, CUresult,
+};
+use mpsshim_model::bonds::Bonds;
+use mpsshim_model::client::ClientInfo;
+use mpsshim_model::limits::Terms;
+use mpsshim_proto::message::memory::MapMemory;
+use mpsshim_proto::message::{GetFunction, Op};
+use mpsshim_proto::ops::Change;
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::reached;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Images that were looked into and are known, at most.
+const MOST_KNOWN: usize = 1 << 14;
+
+/// The first record of a description.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Client {
+    /// Who it is.
+    pub info: ClientInfo,
+    /// The terms that it came with.
+    pub terms: Terms,
+    /// Its group.
+    pub weight: u32,
+    /// Bytes of device memory that the daemon lets it have, by ordinal.
+    pub memory: BTreeMap<usize, u64>,
+}
+
+/// The record of device or pinned memory, behind its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Bytes.
+    pub len: u64,
+    /// Server's ordinal of the device.
+    pub device: u32,
+    /// It counts as device memory: managed memory.
+    pub managed: bool,
+}
+
+/// Where a stream notes how far it is.
+#[derive(Debug)]
+pub struct Progress {
+    description: Arc<Description>,
+    stream: usize,
+    begun: bool,
+}
+
+impl Progress {
+    /// Of the stream at this position, which has nothing in flight.
+    pub fn new(description: &Arc<Description>, stream: usize) -> Progress {
+        description.settle(stream);
+        Progress {
+            description: description.clone(),
+            stream,
+            begun: false,
+        }
+    }
+
+    /// Something is about to be submitted.
+    #[inline]
+    pub fn begin(&mut self) {
+        if !self.begun {
+            self.begun = true;
+            self.description.begin(self.stream);
+        }
+    }
+
+    /// A flag of the client's covers everything that was submitted.
+    #[inline]
+    pub fn cover(&mut self, slot: u32, value: u32) {
+        self.begun = false;
+        self.description.cover(self.stream, slot, value);
+    }
+
+    /// Nothing was submitted after all.
+    pub fn take_back(&mut self) {
+        if std::mem::take(&mut self.begun) {
+            self.description.take_back(self.stream);
+        }
+    }
+
+    /// Nothing is in flight.
+    #[inline]
+    pub fn settle(&mut self) {
+        if self.begun {
+            self.begun = false;
+            self.description.settle(self.stream);
+        }
+    }
+}
+
+impl Drop for Progress {
+    /// The stream is destroyed: the session says whether it has work.
+    fn drop(&mut self) {
+        self.description.settle(self.stream);
+    }
+}
+
+impl Shared {
+    /// Has the keeper hold a descriptor, if there is one. Whether it does.
+    pub fn keep(&self, name: Name, fd: BorrowedFd<'_>) -> bool {
+        let keeper = self.keeper.as_ref();
+        keeper.is_some_and(|keeper| keeper.hold(name, fd))
+    }
+
+    /// Has the keeper close a descriptor.
+    pub fn forget_kept(&self, name: Name) {
+        if let Some(keeper) = &self.keeper {
+            keeper.release(name);
+        }
+    }
+
+    /// Has the keeper hold device memory. Whether it does.
+    pub fn keep_grant(&self, grant: &Grant) -> bool {
+        if self.keeper.is_none() {
+            return false;
+        }
+        let name = Name::numbered(keeper::Kind::Memory, grant.start);
+        let exported = grant.export(&self.driver);
+        exported.is_ok_and(|fd| self.keep(name, fd.as_fd()))
+    }
+
+    /// Has the keeper hold what every session has; whether it does.
+    pub fn keep_session(&self, session: &SessionShared) -> bool {
+        let id = session.info.session;
+        let parts = [
+            (keeper::Kind::Description, session.description.file()),
+            (keeper::Kind::Segment, session.segment.file.as_fd()),
+            (keeper::Kind::Bell, session.bell.fd()),
+            (keeper::Kind::Socket, session.socket()),
+        ];
+        let mut parts = parts.into_iter();
+        parts.all(|(kind, fd)| self.keep(Name::numbered(kind, id), fd))
+    }
+
+    /// Has the keeper close them.
+    pub fn forget_session(&self, session: u64) {
+        for kind in keeper::Kind::OF_SESSION {
+            self.forget_kept(Name::numbered(kind, session));
+        }
+    }
+
+    /// Whether an image can be loaded elsewhere between two launches of its kernels. Its content is looked into once.
+    fn outlasts(&self, content: &Content) -> bool {
+        let known = self.outlasting.lock().get(content.hash()).copied();
+        if let Some(known) = known {
+            return known;
+        }
+        let bytes = &content[..content.len() - 1];
+        let mut devices = self.devices.iter();
+        let outlasts = devices.all(|device| cubin::outlasts(bytes, device.capability));
+        let mut known = self.outlasting.lock();
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        known.insert(*content.hash(), outlasts);
+        outlasts
+    }
+}
+
+impl SessionShared {
+    /// Whether nothing of it is in flight, by what it has noted: the driver need not be asked, which has lost the context.
+    pub fn is_at_rest(&self) -> bool {
+        self.description
+            .is_at_rest(|slot, value| reached(self.flag(slot), value))
+    }
+
+    /// Whether it can be made again in another context as it is now.
+    pub fn is_portable_now(&self) -> bool {
+        self.description.bonds().is_empty() && self.is_at_rest()
+    }
+}
+
+impl Session {
+    /// Writes down who it is. Whether the keeper has it.
+    pub fn begin_description(&mut self, shared: &Shared) {
+        let client = Client {
+            info: self.shared.info.clone(),
+            terms: self.shared.terms,
+            weight: self.shared.standing.weight(),
+            memory: self.account.limits_of_devices(),
+        };
+        self.kept = shared.keep_session(&self.shared);
+        let bytes = serde_json::to_vec(&client).unwrap_or_default();
+        self.write_down(Kind::Client, 0, 0, bytes);
+        self.note_bonds(shared);
+    }
+
+    /// Writes a record; what has no room binds the session.
+    fn write_down(&mut self, kind: Kind, op: u16, key: u64, bytes: Vec<u8>) {
+        // What is missing does not come back.
+        if self.undescribed {
+            return;
+        }
+        let record = Record {
+            kind,
+            op,
+            key,
+            bytes,
+        };
+        if !self.shared.description.append(&record) {
+            self.undescribed = true;
+        }
+    }
+
+    /// The message at the ring's tail is executed, and must not be once more.
+    #[inline]
+    pub fn note_executed(&self, message: &Message) {
+        let behind = self.consumer.place().behind(message);
+        self.shared.description.set_described(behind.position());
+    }
+
+    /// A message was executed that changes what the session is.
+    pub fn note_change(&mut self, shared: &Shared, op: Op, message: &Message) {
+        if !self.kept {
+            return;
+        }
+        if !self.held.is_replaying() {
+            self.note_executed(message);
+        }
+        let (kind, at) = match op.change() {
+            Change::Makes(at) => (Kind::Makes, at),
+            Change::Sets(at) => (Kind::Sets, at),
+            Change::Ends(at) => (Kind::Ends, at),
+            Change::Own => return,
+            Change::Nothing | Change::Binds => return self.note_bonds(shared),
+        };
+        let key = self.word(message, at);
+        if key == 0 && op == Op::GetFunction {
+            return;
+        }
+        let bytes = match kind {
+            Kind::Ends => Vec::new(),
+            _ => {
+                let mut bytes = vec![0; message.len as usize];
+                let _ = self.copy_out(message, 0, &mut bytes);
+                bytes
+            }
+        };
+        if bytes.len() > bounds::DESCRIBED {
+            self.undescribed = true;
+        } else {
+            self.write_down(kind, op as u16, key, bytes);
+        }
+        if op == Op::GetFunction
+            && let Ok(body) = self.body::<GetFunction>(message)
+        {
+            self.appraise_image(shared, body.parent);
+        }
+        self.note_bonds(shared);
+    }
+
+    /// Looks whether an image of which a function is used binds the session.
+    fn appraise_image(&mut self, shared: &Shared, handle: u64) {
+        let Ok(image) = self.image(handle) else {
+            return;
+        };
+        let (binds, is_kept) = (!shared.outlasts(image.content()), image.content().is_kept());
+        self.binding_images |= binds;
+        self.unkept_memory |= !is_kept;
+    }
+
+    /// Memory was given to it. Whether it is kept.
+    pub fn describe_memory(&mut self, shared: &Shared, grant: &Grant) {
+        if !self.kept {
+            return;
+        }
+        if !shared.keep_grant(grant) {
+            self.unkept_memory = true;
+            return self.note_bonds(shared);
+        }
+        let place = Place {
+            len: grant.len,
+            device: grant.device.into(),
+            managed: false,
+        };
+        self.describe_place(Kind::Memory, grant.start, place);
+    }
+
+    /// Memory was taken from it.
+    pub fn describe_memory_end(&mut self, start: u64) {
+        if self.kept {
+            self.write_down(Kind::MemoryEnds, 0, start, Vec::new());
+        }
+    }
+
+    /// Pinned memory was given to it.
+    pub fn describe_host(&mut self, shared: &Shared, start: u64, place: Place) {
+        if !self.kept {
+            return;
+        }
+        let name = Name::numbered(keeper::Kind::Host, start);
+        let block = self.host.get(&start);
+        if !block.is_some_and(|block| shared.keep(name, block.file.as_fd())) {
+            self.unkept_memory = true;
+            return self.note_bonds(shared);
+        }
+        self.describe_place(Kind::Host, start, place);
+    }
+
+    /// Pinned memory was taken from it.
+    pub fn describe_host_end(&mut self, shared: &Shared, start: u64) {
+        if self.kept {
+            self.write_down(Kind::HostEnds, 0, start, Vec::new());
+            shared.forget_kept(Name::numbered(keeper::Kind::Host, start));
+        }
+    }
+
+    fn describe_place(&mut self, kind: Kind, start: u64, place: Place) {
+        let bytes = serde_json::to_vec(&place).unwrap_or_default();
+        self.write_down(kind, 0, start, bytes);
+    }
+
+    /// What stood for this key is gone, or not a handle any more.
+    pub fn describe_end(&mut self, kind: Kind, key: u64) {
+        if self.kept {
+            self.write_down(kind, 0, key, Vec::new());
+        }
+    }
+
+    fn describe_with(&mut self, kind: Kind, key: u64, what: &impl Serialize) {
+        if self.kept {
+            let bytes = serde_json::to_vec(what).unwrap_or_default();
+            self.write_down(kind, 0, key, bytes);
+        }
+    }
+
+    /// Addresses were reserved.
+    pub fn describe_reservation(&mut self, (start, len): (u64, u64), taken: (u64, u64)) {
+        self.describe_with(Kind::Reservation, start, &(len, taken));
+    }
+
+    /// Physical memory was made.
+    pub fn describe_physical(
+        &mut self,
+        shared: &Shared,
+        key: u64,
+        raw: CUmemGenericAllocationHandle,
+        (len, device, exportable): (u64, Ordinal, bool),
+    ) {
+        if !self.kept {
+            return;
+        }
+        let exported = devices::export(&shared.driver, raw);
+        let name = self.name_of_physical(key);
+        if !exported.is_ok_and(|fd| shared.keep(name, fd.as_fd())) {
+            self.unkept_memory = true;
+            return self.note_bonds(shared);
+        }
+        let device = u32::from(device);
+        self.describe_with(Kind::Physical, key, &(len, device, exportable));
+    }
+
+    /// Nothing is left of it.
+    pub fn describe_physical_end(&mut self, shared: &Shared, key: u64) {
+        self.describe_end(Kind::PhysicalEnds, key);
+        shared.forget_kept(self.name_of_physical(key));
+    }
+
+    /// What the keeper calls physical memory of the session's.
+    pub fn name_of_physical(&self, key: u64) -> Name {
+        let mut name = Name::numbered(keeper::Kind::Physical, key);
+        let session = self.shared.info.session.to_le_bytes();
+        name.id[8..16].copy_from_slice(&session);
+        name
+    }
+
+    /// Memory was mapped.
+    pub fn describe_mapping(&mut self, body: &MapMemory) {
+        if let Some(key) = self.virtual_memory.key_of(body.handle) {
+            let what = (body.len, body.offset, body.flags, key);
+            self.describe_with(Kind::Mapping, body.address, &what);
+        }
+    }
+
+    /// Devices may use mappings, or may not.
+    pub fn describe_access(&mut self, start: u64, len: u64, accesses: &[CUmemAccessDesc]) {
+        let each = accesses
+            .iter()
+            .map(|access| (access.location.kind, access.location.id, access.flags));
+        let each: Vec<(u32, i32, u32)> = each.collect();
+        self.describe_with(Kind::Access, start, &(len, each));
+    }
+
+    /// The client was told the address of a variable, by this message.
+    pub fn describe_variable(&mut self, start: u64, message: &Message) {
+        if self.kept {
+            let mut bytes = vec![0; message.len as usize];
+            let _ = self.copy_out(message, 0, &mut bytes);
+            self.write_down(Kind::Variable, 0, start, bytes);
+        }
+    }
+
+    /// It uses a variable by its address, which is another one elsewhere.
+    #[cold]
+    fn bind_by_variable(&self) {
+        let description = &self.shared.description;
+        if !self.uses_variables.replace(true) {
+            let bonds = description.bonds().with(Bonds::VARIABLES, true);
+            description.set_bonds(bonds);
+        }
+    }
+
+    /// Notes that memory of a variable is named.
+    #[inline]
+    pub fn note_variable(&self) {
+        if !self.uses_variables.get() {
+            self.bind_by_variable();
+        }
+    }
+
+    /// Looks whether a kernel's parameters, so many bytes at `params`, name a variable.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if it is elsewhere than the client knows: the kernel would find another's memory there.
+    #[inline]
+    pub fn note_params(&self, params: *const u8, len: usize) -> Result<(), CUresult> {
+        let (first, end) = self.variables_span;
+        if end == 0 || self.uses_variables.get() && self.moved.is_empty() {
+            return Ok(());
+        }
+        for at in (0..len & !7).step_by(8) {
+            // SAFETY: the caller has seen to it that so many bytes can be read; the client may change them meanwhile.
+            let word = unsafe { params.add(at).cast::<u64>().read_unaligned() };
+            if word >= first && word < end {
+                if self.place_of(word) != word {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                let below = self.globals.range(..=word).next_back();
+                if below.is_some_and(|(start, global)| word - start < global.len) {
+                    self.bind_by_variable();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The client knows these variables.
+    pub fn note_span(&mut self) {
+        let now = self.globals.iter();
+        let now = now.map(|(start, global)| (*start, start + global.len));
+        let before = self.moved.iter();
+        let before = before.map(|(start, (len, _))| (*start, start + len));
+        self.variables_span = now
+            .chain(before)
+            .fold((0, 0), |span, (start, end)| match span {
+                (_, 0) => (start, end),
+                (first, last) => (first.min(start), last.max(end)),
+            });
+    }
+
+    /// Where memory is that the client names by an address: a variable is elsewhere than in the server before.
+    #[inline]
+    pub fn place_of(&self, address: u64) -> u64 {
+        if self.moved.is_empty() {
+            return address;
+        }
+        let below = self.moved.range(..=address).next_back();
+        match below {
+            Some((start, (len, now))) if address - start < *len => now + (address - start),
+            _ => address,
+        }
+    }
+
+    /// The driver has refused what was about to be submitted, for the context is lost: streams that were given nothing since
+    /// their last mark have nothing in flight.
+    pub fn take_back_begun(&mut self) {
+        for stream in self.streams.iter_mut() {
+            stream.take_back_begun();
+        }
+    }
+
+    /// Notes what binds the session to its context now.
+    pub fn note_bonds(&mut self, shared: &Shared) {
+        let bonds = self.bonds(shared);
+        if bonds != self.shared.description.bonds() {
+            self.shared.description.set_bonds(bonds);
+        }
+    }
+
+    /// What cannot be made again.
+    fn bonds(&self, shared: &Shared) -> Bonds {
+        let keeps = shared
+            .keeper
+            .as_ref()
+            .is_some_and(|keeper| keeper.is_there());
+        let timed = |event: &Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
+        let times = self.timed && self.events.iter().any(timed);
+        let arrays = self.arrays.len() + self.mipmaps.len() + self.bound_arrays.len();
+        let references = self.texture_references.len() + self.surface_references.len();
+        let partitions = self.greens.len() > 0
+            || !self.resources.is_empty()
+            || !self.places_of_contexts.is_empty();
+        Bonds::default()
+            .with(Bonds::UNKEPT, !keeps || !self.kept || self.unkept_memory)
+            .with(Bonds::GRAPHS, !self.graphs.is_untouched())
+            .with(Bonds::VARIABLES, self.uses_variables.get())
+            .with(Bonds::IMAGES, self.binding_images)
+            .with(Bonds::ARRAYS, arrays > 0)
+            .with(Bonds::TEXTURES, references > 0 || !self.textures.is_empty())
+            .with(Bonds::POOLS, !self.pools.is_untouched())
+            .with(Bonds::SHARED, self.shares || !self.sharing.is_untouched())
+            .with(Bonds::PARTITIONS, partitions)
+            .with(Bonds::PEERS, !self.peers.is_empty())
+            .with(Bonds::REGISTERED, !self.files.is_empty())
+            .with(Bonds::LIMITS, self.raised_limits.any())
+            .with(Bonds::TIMES, times)
+            .with(Bonds::LINKERS, self.links.len() > 0)
+            .with(Bonds::PRINTS, self.prints())
+            .with(Bonds::MANY, self.undescribed || self.far_streams)
+    }
+
+    /// An event with a time was recorded for the first time.
+    pub fn note_timed(&mut self, shared: &Shared) {
+        self.timed = true;
+        self.note_bonds(shared);
+    }
+
+    /// A stream was made at this position: it notes there how far it is.
+    pub fn begin_progress(&mut self, shared: &Shared, index: usize) -> Result<(), CUresult> {
+        let description = self.shared.description.clone();
+        self.streams.at_mut(index)?.progress = Some(Progress::new(&description, index));
+        if index >= STREAMS && !self.far_streams {
+            self.far_streams = true;
+            self.note_bonds(shared);
+        }
+        Ok(())
+    }
+}

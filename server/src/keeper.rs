@@ -1,0 +1,451 @@
+//! The keeper: a process that holds descriptors for a server, so that what is behind them outlives it. Device memory, pinned
+//! memory, segments, connections and descriptions of sessions are there for the next server when one is killed, crashes, or
+//! loses its context.
+//!
+//! It does nothing else, touches no driver, and ends when nobody has its connection any more: the server has one, and the
+//! daemon has one for the next server. Nothing else can ask it for a descriptor.
+
+use mpsshim_control::seqpacket;
+use mpsshim_proto::shm;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// The option that makes an mps-server a keeper; its connection is its standard input.
+pub const OPTION: &str = "--keeper";
+/// What the process is called.
+const NAME: &std::ffi::CStr = c"mps-keeper";
+/// How long a keeper may keep a server waiting.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Descriptors that the process needs for itself.
+const OWN: usize = 32;
+
+/// What a descriptor is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Kind {
+    /// A session's description; by the session's number, as the next three.
+    Description = 1,
+    /// Its segment.
+    Segment = 2,
+    /// Its doorbell.
+    Bell = 3,
+    /// The connection to its client.
+    Socket = 4,
+    /// Device memory, by its address.
+    Memory = 5,
+    /// Pinned memory, by its address.
+    Host = 6,
+    /// The content of an image, by its hash.
+    Content = 7,
+    /// Physical memory that a program manages itself, by its handle and the session's number.
+    Physical = 8,
+}
+
+impl Kind {
+    const ALL: [Kind; 8] = [
+        Kind::Description,
+        Kind::Segment,
+        Kind::Bell,
+        Kind::Socket,
+        Kind::Memory,
+        Kind::Host,
+        Kind::Content,
+        Kind::Physical,
+    ];
+    /// Those of which a session has one each.
+    pub const OF_SESSION: [Kind; 4] = [Kind::Description, Kind::Segment, Kind::Bell, Kind::Socket];
+}
+
+/// The name of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    /// What it is of.
+    pub kind: Kind,
+    /// A number, or a hash.
+    pub id: [u8; 32],
+}
+
+impl Name {
+    /// With a number.
+    pub fn numbered(kind: Kind, number: u64) -> Name {
+        let mut id = [0; 32];
+        id[..8].copy_from_slice(&number.to_le_bytes());
+        Name { kind, id }
+    }
+
+    /// The number that it was made with.
+    pub fn number(&self) -> u64 {
+        let mut number = [0; 8];
+        number.copy_from_slice(&self.id[..8]);
+        u64::from_le_bytes(number)
+    }
+}
+
+/// What is asked of the keeper, and what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Verb {
+    /// Holds the descriptor that comes along.
+    Hold = 1,
+    /// Closes one.
+    Drop = 2,
+    /// Sends all; an [`Verb::End`] follows the last. In the answer: one of them.
+    List = 3,
+    /// Says [`Verb::End`].
+    Settle = 4,
+    /// The answer is complete.
+    End = 5,
+}
+
+/// A packet, in both directions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Packet {
+    verb: u32,
+    kind: u32,
+    id: [u8; 32],
+    /// Number of the question, and of its answers.
+    question: u64,
+}
+
+impl Packet {
+    fn new(verb: Verb, name: Option<Name>) -> Packet {
+        Packet {
+            verb: verb as u32,
+            kind: name.map_or(0, |name| name.kind as u32),
+            id: name.map_or([0; 32], |name| name.id),
+            question: 0,
+        }
+    }
+
+    fn of(self, question: u64) -> Packet {
+        Packet { question, ..self }
+    }
+
+    fn verb(&self) -> Option<Verb> {
+        let all = [Verb::Hold, Verb::Drop, Verb::List, Verb::Settle, Verb::End];
+        all.into_iter().find(|verb| *verb as u32 == self.verb)
+    }
+
+    fn name(&self) -> Option<Name> {
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|kind| *kind as u32 == self.kind)?;
+        Some(Name { kind, id: self.id })
+    }
+}
+
+/// A server's connection to its keeper.
+#[derive(Debug)]
+pub struct Keeper {
+    socket: OwnedFd,
+    /// It has failed: nothing is kept any more.
+    lost: AtomicBool,
+    /// Descriptors that it may hold.
+    most: usize,
+    /// Another server had it.
+    is_old: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What it holds, and how often that was asked for.
+    held: BTreeMap<Name, usize>,
+    /// Something was dropped since it was last waited for.
+    dropped: bool,
+    /// Number of the last question: no server before has asked one with it.
+    question: u64,
+}
+
+impl Keeper {
+    /// Starts a keeper.
+    ///
+    /// # Errors
+    /// No process, no descriptors.
+    pub fn start() -> io::Result<Keeper> {
+        let (own, others) = seqpacket::pair()?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg0(NAME.to_str().unwrap_or_default())
+            .arg(OPTION)
+            // What ends the server's group is not to end this.
+            .process_group(0)
+            .stdin(Stdio::from(others))
+            .stdout(Stdio::null());
+        command.spawn()?;
+        let keeper = Keeper::on(own)?;
+        Ok(Keeper {
+            is_old: false,
+            ..keeper
+        })
+    }
+
+    /// On a connection to a keeper that another server had.
+    ///
+    /// # Errors
+    /// When it takes no limit of time.
+    pub fn on(socket: OwnedFd) -> io::Result<Keeper> {
+        use nix::sys::socket::{setsockopt, sockopt};
+        use nix::sys::time::TimeVal;
+        let patience = TimeVal::new(PATIENCE.as_secs() as i64, 0);
+        setsockopt(&socket, sockopt::SendTimeout, &patience)?;
+        setsockopt(&socket, sockopt::ReceiveTimeout, &patience)?;
+        let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard as usize);
+        Ok(Keeper {
+            socket,
+            lost: AtomicBool::new(false),
+            most: most.saturating_sub(OWN),
+            is_old: true,
+            state: Mutex::new(State {
+                question: u64::from(std::process::id()) << 32,
+                ..State::default()
+            }),
+        })
+    }
+
+    /// Whether it may have sessions of a server before.
+    pub fn has_sessions(&self) -> bool {
+        self.is_old
+    }
+
+    /// For the daemon.
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether it takes descriptors.
+    pub fn is_there(&self) -> bool {
+        !self.lost.load(Ordering::Relaxed)
+    }
+
+    fn send(&self, packet: Packet, fd: Option<BorrowedFd<'_>>) -> bool {
+        if !self.is_there() {
+            return false;
+        }
+        let sent = shm::send_packet(self.socket.as_fd(), packet.as_bytes(), fd.as_slice());
+        if let Err(error) = &sent {
+            self.give_up(error);
+        }
+        sent.is_ok()
+    }
+
+    /// It has failed. The connection is closed for all who have it, so that the keeper ends, and nobody waits for what it held.
+    fn give_up(&self, error: &io::Error) {
+        use nix::sys::socket::{Shutdown, shutdown};
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            tracing::error!("The keeper has failed, sessions do not outlive this server: {error}");
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    /// Has it hold a descriptor, until it was released as often as it was held; of the same name twice, the second one. Whether
+    /// it does.
+    #[must_use]
+    pub fn hold(&self, name: Name, fd: BorrowedFd<'_>) -> bool {
+        let mut state = self.state.lock();
+        if state.held.len() >= self.most && !state.held.contains_key(&name) {
+            return false;
+        }
+        let sent = self.send(Packet::new(Verb::Hold, Some(name)), Some(fd));
+        if sent {
+            *state.held.entry(name).or_default() += 1;
+        }
+        sent
+    }
+
+    /// Has it close a descriptor, if it holds it.
+    pub fn release(&self, name: Name) {
+        let mut state = self.state.lock();
+        let Some(times) = state.held.get_mut(&name) else {
+            return;
+        };
+        *times -= 1;
+        if *times == 0 {
+            state.held.remove(&name);
+            state.dropped |= self.send(Packet::new(Verb::Drop, Some(name)), None);
+        }
+    }
+
+    /// Waits until what was released is closed: then its memory is the driver's.
+    pub fn settle(&self) {
+        let mut state = self.state.lock();
+        if !std::mem::take(&mut state.dropped) {
+            return;
+        }
+        state.question += 1;
+        let question = Packet::new(Verb::Settle, None).of(state.question);
+        // Nobody else reads: the lock is held.
+        if self.send(question, None)
+            && let Err(error) = self.receive(state.question)
+        {
+            self.give_up(&error);
+        }
+    }
+
+    /// The next packet of the answer to a question. Of those to earlier ones, another server may have left some unread.
+    fn receive(&self, question: u64) -> io::Result<(Packet, Vec<OwnedFd>)> {
+        loop {
+            let mut packet = Packet::new_zeroed();
+            let (len, fds) = shm::recv_packet(self.socket.as_fd(), packet.as_mut_bytes(), true)?;
+            if len != size_of::<Packet>() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if packet.question == question {
+                return Ok((packet, fds));
+            }
+        }
+    }
+
+    /// All that it holds: what another server has left.
+    ///
+    /// # Errors
+    /// It has failed, and holds nothing any more.
+    pub fn list(&self) -> io::Result<BTreeMap<Name, OwnedFd>> {
+        let listed = self.ask_for_list();
+        listed.inspect_err(|error| self.give_up(error))
+    }
+
+    fn ask_for_list(&self) -> io::Result<BTreeMap<Name, OwnedFd>> {
+        let mut state = self.state.lock();
+        let mut all = BTreeMap::new();
+        state.question += 1;
+        let question = Packet::new(Verb::List, None).of(state.question);
+        if !self.send(question, None) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        loop {
+            let (packet, mut fds) = self.receive(state.question)?;
+            match (packet.verb(), packet.name(), fds.pop()) {
+                (Some(Verb::List), Some(name), Some(fd)) => drop(all.insert(name, fd)),
+                (Some(Verb::End), ..) => break,
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        state.held = all.keys().map(|name| (*name, 1)).collect();
+        Ok(all)
+    }
+}
+
+/// The body of the keeper process.
+///
+/// # Errors
+/// Its connection fails.
+pub fn run(socket: OwnedFd) -> io::Result<()> {
+    // SAFETY: a plain system call with a NUL-ended name.
+    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+    let mut held: BTreeMap<Name, OwnedFd> = BTreeMap::new();
+    loop {
+        let mut packet = Packet::new_zeroed();
+        let mut fds = Vec::new();
+        let bytes = packet.as_mut_bytes();
+        let len = shm::recv_packet_with(socket.as_fd(), bytes, true, &mut fds)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match (packet.verb(), packet.name(), fds.pop()) {
+            (Some(Verb::Hold), Some(name), Some(fd)) => drop(held.insert(name, fd)),
+            (Some(Verb::Drop), Some(name), _) => drop(held.remove(&name)),
+            (Some(Verb::Settle), ..) => {
+                let end = Packet::new(Verb::End, None).of(packet.question);
+                shm::send_packet(socket.as_fd(), end.as_bytes(), &[])?;
+            }
+            (Some(Verb::List), ..) => {
+                for (name, fd) in &held {
+                    let one = Packet::new(Verb::List, Some(*name)).of(packet.question);
+                    shm::send_packet(socket.as_fd(), one.as_bytes(), &[fd.as_fd()])?;
+                }
+                let end = Packet::new(Verb::End, None).of(packet.question);
+                shm::send_packet(socket.as_fd(), end.as_bytes(), &[])?;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::thread::{self, JoinHandle};
+
+    fn keeper() -> (Keeper, JoinHandle<io::Result<()>>) {
+        let (own, others) = seqpacket::pair().expect("a pair");
+        let thread = thread::spawn(move || run(others));
+        (Keeper::on(own).expect("a keeper"), thread)
+    }
+
+    fn pipe() -> (OwnedFd, OwnedFd) {
+        nix::unistd::pipe().expect("a pipe")
+    }
+
+    #[test]
+    fn what_is_held_comes_back_and_what_is_released_is_closed() {
+        let (keeper, thread) = keeper();
+        let (first, second) = (pipe(), pipe());
+        let name = |number| Name::numbered(Kind::Memory, number);
+        assert!(keeper.hold(name(1), first.1.as_fd()));
+        assert!(keeper.hold(name(2), second.1.as_fd()));
+        drop((first.1, second.1));
+        keeper.release(name(1));
+        keeper.settle();
+        // Its last writer is closed.
+        let mut rest = Vec::new();
+        File::from(first.0).read_to_end(&mut rest).expect("its end");
+        // As the next server: the other's connection, with an answer that it did not read.
+        assert!(keeper.send(Packet::new(Verb::Settle, None).of(1), None));
+        let copy = keeper.connection().try_clone_to_owned().expect("a copy");
+        drop(keeper);
+        let next = Keeper::on(copy).expect("a keeper");
+        let mut held = next.list().expect("the list");
+        assert_eq!(held.keys().copied().collect::<Vec<_>>(), [name(2)]);
+        let fd = held.remove(&name(2)).expect("the second");
+        File::from(fd).write_all(b"there").expect("written");
+        next.release(name(2));
+        next.settle();
+        File::from(second.0)
+            .read_to_end(&mut rest)
+            .expect("what was written");
+        assert_eq!(rest, b"there");
+        assert!(next.list().expect("the list").is_empty());
+        drop(next);
+        thread.join().expect("ended").expect("without an error");
+    }
+
+    #[test]
+    fn a_keeper_that_has_gone_holds_nothing() {
+        let (own, others) = seqpacket::pair().expect("a pair");
+        drop(others);
+        let keeper = Keeper::on(own).expect("a keeper");
+        let (_, fd) = pipe();
+        assert!(!keeper.hold(Name::numbered(Kind::Host, 1), fd.as_fd()));
+        assert!(!keeper.is_there());
+        keeper.release(Name::numbered(Kind::Host, 1));
+        keeper.settle();
+        assert!(keeper.list().is_err());
+    }
+
+    #[test]
+    fn names_have_their_numbers() {
+        let name = Name::numbered(Kind::Socket, 1 << 40 | 7);
+        assert_eq!(name.number(), 1 << 40 | 7);
+        let packet = Packet::new(Verb::Hold, Some(name));
+        assert_eq!(
+            (packet.verb(), packet.name()),
+            (Some(Verb::Hold), Some(name))
+        );
+        assert_eq!(Packet::new(Verb::End, None).name(), None);
+    }
+}

@@ -1,0 +1,272 @@
+//! A program whose state outlives its server, or not; it sees nothing but the driver API. It reads commands, a line each, and
+//! answers each with a line:
+//!
+//! - `round`: looks whether everything holds what it held after the last round, then changes it; `ok N MS` with the number of
+//!   rounds and the milliseconds that this one took;
+//! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
+//! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
+//! - `graph`: makes a graph; `graph`.
+//!
+//! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
+
+use mpsshim_api::cuda::*;
+use mpsshim_tests::cu;
+use mpsshim_tests::peer::{PTX, new_ptx};
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::io::{self, BufRead, Write};
+use std::process::ExitCode;
+use std::ptr::null_mut;
+use std::time::Instant;
+
+type Status<T = ()> = Result<T, CUresult>;
+
+const BLOCK: u32 = 256;
+const BLOCKS: u32 = 16;
+const WORDS: usize = (BLOCK * BLOCKS) as usize;
+/// More than a grant, so that there are several.
+const LARGE: usize = 24 << 20;
+
+fn context() -> Status {
+    cu!(cuInit, 0 as c_uint).ok()?;
+    let mut device: CUdevice = 0;
+    cu!(cuDeviceGet, &mut device, 0 as c_int).ok()?;
+    let mut context = CUcontext::NULL;
+    cu!(cuDevicePrimaryCtxRetain, &mut context, device).ok()?;
+    cu!(cuCtxSetCurrent, context).ok()
+}
+
+fn load(text: &str) -> Status<(CUmodule, CUfunction, CUfunction)> {
+    let image = CString::new(text).expect("no NUL");
+    let mut module = CUmodule::NULL;
+    cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
+    let (mut fill, mut stray) = (CUfunction::NULL, CUfunction::NULL);
+    cu!(cuModuleGetFunction, &mut fill, module, c"fill".as_ptr()).ok()?;
+    cu!(cuModuleGetFunction, &mut stray, module, c"stray".as_ptr()).ok()?;
+    Ok((module, fill, stray))
+}
+
+fn memory(bytes: usize) -> Status<CUdeviceptr> {
+    let mut memory: CUdeviceptr = 0;
+    cu!(cuMemAlloc_v2, &mut memory, bytes).ok()?;
+    Ok(memory)
+}
+
+fn launch(
+    function: CUfunction,
+    stream: CUstream,
+    (mut out, mut seed, mut rounds): (CUdeviceptr, u32, u32),
+) -> Status {
+    let mut params: [*mut c_void; 3] = [
+        (&raw mut out).cast(),
+        (&raw mut seed).cast(),
+        (&raw mut rounds).cast(),
+    ];
+    cu!(
+        cuLaunchKernel,
+        function,
+        BLOCKS,
+        1u32,
+        1u32,
+        BLOCK,
+        1u32,
+        1u32,
+        0u32,
+        stream,
+        params.as_mut_ptr(),
+        null_mut::<*mut c_void>()
+    )
+    .ok()
+}
+
+/// What it has, and what that should hold.
+struct State {
+    fill: CUfunction,
+    stray: CUfunction,
+    /// One more, loaded anew now and then.
+    module: CUmodule,
+    other: CUfunction,
+    streams: [CUstream; 2],
+    event: CUevent,
+    /// What a kernel writes.
+    computed: CUdeviceptr,
+    /// What is copied.
+    copied: CUdeviceptr,
+    large: CUdeviceptr,
+    /// One more, allocated anew each round.
+    changing: CUdeviceptr,
+    pinned: *mut u32,
+    round: u32,
+}
+
+impl State {
+    fn new() -> Status<State> {
+        context()?;
+        let (_, fill, stray) = load(PTX)?;
+        let (module, other, _) = load(&new_ptx())?;
+        let mut streams = [CUstream::NULL; 2];
+        cu!(cuStreamCreate, &mut streams[0], CU_STREAM_NON_BLOCKING).ok()?;
+        cu!(cuStreamCreate, &mut streams[1], CU_STREAM_DEFAULT).ok()?;
+        let mut event = CUevent::NULL;
+        cu!(cuEventCreate, &mut event, CU_EVENT_DISABLE_TIMING).ok()?;
+        let mut pinned = null_mut::<c_void>();
+        cu!(cuMemHostAlloc, &mut pinned, WORDS * 4, 0 as c_uint).ok()?;
+        let mut state = State {
+            fill,
+            stray,
+            module,
+            other,
+            streams,
+            event,
+            computed: memory(WORDS * 4)?,
+            copied: memory(WORDS * 4)?,
+            large: memory(LARGE)?,
+            changing: memory(4 << 20)?,
+            pinned: pinned.cast(),
+            round: 0,
+        };
+        state.change()?;
+        Ok(state)
+    }
+
+    fn given(&self, at: usize) -> u32 {
+        self.round.wrapping_mul(0x9e37_79b9) ^ at as u32
+    }
+
+    fn words(&mut self) -> &mut [u32] {
+        // SAFETY: the block has room for as many, and only this thread touches it.
+        unsafe { std::slice::from_raw_parts_mut(self.pinned, WORDS) }
+    }
+
+    /// Everything of the next round.
+    fn change(&mut self) -> Status {
+        self.round += 1;
+        let given: Vec<u32> = (0..WORDS).map(|at| self.given(at)).collect();
+        self.words().copy_from_slice(&given);
+        let [first, second] = self.streams;
+        cu!(
+            cuMemcpyHtoDAsync_v2,
+            self.copied,
+            self.pinned.cast_const(),
+            WORDS * 4,
+            first
+        )
+        .ok()?;
+        launch(self.fill, first, (self.computed, self.round, 3))?;
+        cu!(cuEventRecord, self.event, first).ok()?;
+        cu!(cuStreamWaitEvent, second, self.event, 0 as c_uint).ok()?;
+        let end = self.large + (LARGE - WORDS * 4) as u64;
+        cu!(cuMemsetD32Async, self.large, self.round, WORDS, second).ok()?;
+        cu!(cuMemcpyDtoDAsync_v2, end, self.computed, WORDS * 4, second).ok()?;
+        launch(self.other, second, (self.changing, self.round, 5))?;
+        cu!(cuStreamSynchronize, second).ok()?;
+        cu!(cuMemsetD32_v2, self.changing, self.round, 16usize).ok()
+    }
+
+    /// Whether everything holds what the last round left.
+    fn is_right(&mut self) -> Status<bool> {
+        let round = self.round;
+        let end = self.large + (LARGE - WORDS * 4) as u64;
+        let kernel =
+            move |at: usize, rounds: u32| rounds.wrapping_mul(at as u32).wrapping_mul(round);
+        let pinned: Vec<u32> = self.words().to_vec();
+        let mut right = (0..WORDS).all(|at| pinned[at] == self.given(at));
+        cu!(cuEventSynchronize, self.event).ok()?;
+        let mut look = |from: CUdeviceptr, expected: &dyn Fn(usize) -> u32| -> Status {
+            let mut found = vec![0u32; WORDS];
+            cu!(cuMemcpyDtoH_v2, found.as_mut_ptr(), from, WORDS * 4).ok()?;
+            let same = found
+                .iter()
+                .enumerate()
+                .all(|(at, word)| *word == expected(at));
+            right &= same;
+            Ok(())
+        };
+        look(self.computed, &|at| kernel(at, 3))?;
+        look(self.copied, &|at| {
+            round.wrapping_mul(0x9e37_79b9) ^ at as u32
+        })?;
+        look(self.large, &|_| round)?;
+        look(end, &|at| kernel(at, 3))?;
+        look(self.changing, &|at| match at {
+            0..16 => round,
+            _ => kernel(at, 5),
+        })?;
+        Ok(right)
+    }
+
+    fn round(&mut self) -> Status<bool> {
+        if !self.is_right()? {
+            return Ok(false);
+        }
+        cu!(cuMemFree_v2, self.changing).ok()?;
+        self.changing = memory(4 << 20)?;
+        if self.round.is_multiple_of(4) {
+            cu!(cuModuleUnload, self.module).ok()?;
+            (self.module, self.other, _) = load(&new_ptx())?;
+            cu!(cuEventDestroy_v2, self.event).ok()?;
+            cu!(cuEventCreate, &mut self.event, CU_EVENT_DISABLE_TIMING).ok()?;
+            cu!(cuStreamDestroy_v2, self.streams[0]).ok()?;
+            cu!(cuStreamCreate, &mut self.streams[0], CU_STREAM_NON_BLOCKING).ok()?;
+        }
+        self.change()?;
+        self.is_right()
+    }
+}
+
+fn say(line: &str) {
+    println!("{line}");
+    // The reader may be gone.
+    let _ = io::stdout().flush();
+}
+
+fn run() -> Status<bool> {
+    let mut state = State::new()?;
+    say("started");
+    for line in io::stdin().lock().lines() {
+        let line = line.unwrap_or_default();
+        let (command, argument) = line.split_once(' ').unwrap_or((&line, "0"));
+        let argument: u32 = argument.parse().unwrap_or(0);
+        match command {
+            "round" => {
+                let began = Instant::now();
+                if !state.round()? {
+                    return Ok(false);
+                }
+                let took = began.elapsed().as_millis();
+                say(&format!("ok {} {took}", state.round));
+            }
+            "launch" => {
+                let rounds = argument.saturating_mul(100_000);
+                launch(state.fill, state.streams[0], (state.computed, 1, rounds))?;
+                say("launched");
+            }
+            "stray" => {
+                // Its first parameter is the address.
+                launch(state.stray, state.streams[0], (0x10, 0, 0))?;
+                let status = cu!(cuStreamSynchronize, state.streams[0]);
+                say(&format!("{status}"));
+            }
+            "graph" => {
+                let mut graph = CUgraph::NULL;
+                cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
+                say("graph");
+            }
+            _ => panic!("round | launch MS | stray | graph, not {line:?}"),
+        }
+    }
+    Ok(true)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            say("wrong");
+            ExitCode::from(2)
+        }
+        Err(status) => {
+            say(&format!("{status}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Sessions that outlive their server: killed, or with its context lost.
+
+mod control_daemon;
+mod programs;
+mod scene;
+
+use control_daemon::{Place, wait_until};
+use mpsshim_tests::PATIENCE;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use programs::{Running, client, preloaded, succeed, well};
+use scene::daemon;
+
+const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
+const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
+
+/// `tests/src/bin/survivor.rs`.
+struct Survivor {
+    program: Running,
+    rounds: u32,
+}
+
+impl Survivor {
+    fn start(place: &Place) -> Survivor {
+        let mut command = preloaded(env!("CARGO_BIN_EXE_survivor"), place.pipe());
+        let program = Running::start_until(&mut command, "started");
+        Survivor { program, rounds: 1 }
+    }
+
+    fn say(&mut self, command: &str) {
+        self.program.say(command);
+    }
+
+    fn ask(&mut self, command: &str) -> String {
+        self.program.say(command);
+        self.program.line()
+    }
+
+    /// The answer to `round`: all that it had is as it was.
+    fn is_well(&mut self) {
+        let answer = self.program.line();
+        self.rounds += 1;
+        let expected = format!("ok {} ", self.rounds);
+        assert!(answer.starts_with(&expected), "{answer}");
+    }
+
+    fn round(&mut self) {
+        self.say("round");
+        self.is_well();
+    }
+
+    fn end(self) {
+        assert_eq!(well(&self.program.finish(PATIENCE)), "");
+    }
+}
+
+fn server(place: &Place) -> Option<i32> {
+    let list = place.control(&["get_server_list"]).out;
+    // One that is ending may still be there.
+    list.lines().last()?.trim().parse().ok()
+}
+
+/// Kills the server as nobody expects it.
+fn kill_server(place: &Place) -> i32 {
+    let pid = server(place).expect("a server");
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("kill");
+    pid
+}
+
+fn clients(place: &Place) -> Vec<(String, String)> {
+    let mut clients: Vec<_> = place
+        .ps()
+        .iter()
+        .map(|row| (row["pid"].clone(), row["id"].clone()))
+        .collect();
+    clients.sort();
+    clients
+}
+
+fn keepers(place: &Place) -> usize {
+    let mine = |pid: &str| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let folder = place.pipe().display().to_string();
+        let has = |part: &[u8]| part.ends_with(folder.as_bytes());
+        name == "mps-keeper\n" && environment.split(|byte| *byte == 0).any(has)
+    };
+    let entries = std::fs::read_dir("/proc").expect("/proc");
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| mine(name)).count()
+}
+
+#[test]
+fn clients_at_rest_go_on_when_their_server_is_killed() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
+    for survivor in &mut survivors {
+        survivor.round();
+    }
+    let before = clients(&place);
+    for _ in 0..5 {
+        let killed = kill_server(&place);
+        // At once: the first finds no server, and waits.
+        for survivor in &mut survivors {
+            survivor.round();
+        }
+        wait_until("the server before has ended", || {
+            server(&place).is_some_and(|pid| pid != killed)
+        });
+        assert_eq!(clients(&place), before, "the same clients and contexts");
+    }
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    let log = place.log("server.log");
+    let again = "Sessions of the server before: 3 go on, 0 have ended";
+    assert_eq!(log.matches(again).count(), 5, "{log}");
+    survivors.into_iter().for_each(Survivor::end);
+    wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+#[test]
+fn a_fault_ends_the_program_that_caused_it_and_no_other() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
+    for _ in 0..5 {
+        let mut faulty = Survivor::start(&place);
+        faulty.round();
+        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+        for survivor in &mut survivors {
+            survivor.round();
+        }
+        // What is lost stays lost.
+        assert_eq!(faulty.ask("round"), ILLEGAL_ADDRESS);
+    }
+    survivors.into_iter().for_each(Survivor::end);
+    let log = place.log("server.log");
+    assert_eq!(
+        log.matches("of which 3 go on in the next server").count(),
+        5
+    );
+}
+
+#[test]
+fn what_is_in_flight_or_bound_to_its_context_is_lost_and_the_others_go_on() {
+    let place = daemon();
+    let [mut idle, mut busy, mut bound] = [(); 3].map(|()| Survivor::start(&place));
+    assert_eq!(bound.ask("graph"), "graph");
+    // Longer than any patience.
+    assert_eq!(busy.ask("launch 1000000"), "launched");
+    wait_until("the kernel is seen", || {
+        place.control(&["get_server_list"]).code == 0
+    });
+    kill_server(&place);
+    assert_eq!(busy.ask("round"), RPC_FAILURE);
+    assert_eq!(bound.ask("round"), RPC_FAILURE);
+    idle.round();
+    let log = place.log("server.log");
+    assert!(
+        log.contains("it was bound to its context by graphs"),
+        "{log}"
+    );
+    assert!(log.contains("it had work in flight"), "{log}");
+    idle.end();
+}
+
+#[test]
+fn kills_at_any_instant_lose_nobody_at_rest_and_corrupt_nothing() {
+    let place = daemon();
+    let [mut idle, mut other] = [(); 2].map(|()| Survivor::start(&place));
+    let mut lost = 0;
+    for round in 0..30u64 {
+        // The other one is somewhere in its round when the server is killed: it goes on, or has an error.
+        other.say("round");
+        std::thread::sleep(std::time::Duration::from_micros(round * 397 % 5000));
+        kill_server(&place);
+        idle.round();
+        let answer = other.program.line();
+        if answer.starts_with("ok ") {
+            other.rounds += 1;
+        } else {
+            assert_eq!(answer, RPC_FAILURE);
+            lost += 1;
+            other = Survivor::start(&place);
+        }
+    }
+    assert!(lost < 30, "some rounds had ended, or not begun");
+    idle.end();
+    other.end();
+}
+
+#[test]
+fn a_server_that_is_told_to_end_has_no_successor_and_leaves_no_keeper() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    assert_eq!(keepers(&place), 1);
+    let pid = server(&place).expect("a server").to_string();
+    let done = place.control(&["shutdown_server", &pid, "-f"]);
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert_eq!(survivor.ask("round"), RPC_FAILURE);
+    assert_eq!(server(&place), None);
+    wait_until("the keeper has ended", || keepers(&place) == 0);
+    let next = Survivor::start(&place);
+    assert_eq!(keepers(&place), 1);
+    next.end();
+}
+
+#[test]
+fn what_a_client_has_counts_for_it_in_the_next_server() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    let memory = |place: &Place| {
+        let list = place.control(&["--format=json", "ps"]);
+        let list: serde_json::Value = serde_json::from_str(&list.out).expect("a list");
+        let client = &list[0];
+        assert_eq!(client["portable"], 1, "{client}");
+        (
+            client["memory"].clone(),
+            client["pinned_host_memory"].clone(),
+        )
+    };
+    let before = memory(&place);
+    assert!(before.0.as_u64().expect("bytes") > 24 << 20);
+    kill_server(&place);
+    survivor.round();
+    assert_eq!(memory(&place), before);
+    assert_eq!(survivor.ask("graph"), "graph");
+    let list = place.control(&["--format=json", "ps"]).out;
+    assert!(list.contains("\"bound_by\":\"graphs\""), "{list}");
+    survivor.end();
+}
