@@ -155,12 +155,14 @@ impl<'a> Entry<'a> {
 /// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
 /// empty objects that NVIDIA's C++ libraries define in each file that includes them.
 pub(super) fn is_constant(name: &str, size: u64) -> bool {
-    // The last two: constants of a header that nvcc includes in each file, and of CuPy's.
-    const LITERALS: [&str; 4] = [
+    // From the third on: constants of a header that nvcc includes in each file, and of CuPy's headers.
+    const LITERALS: [&str; 6] = [
         "$str",
         "__unnamed_",
         "_ZN26__nv_atomic_triv_cp_helperI",
         "_ZN6CArrayI",
+        "_ZN8CIndexerI",
+        "_ZN4cupy11type_traits",
     ];
     const TABLES: [&str; 5] = [
         "__cudart_i2opi_",
@@ -341,6 +343,7 @@ fn outlasts_cubin(bytes: &[u8]) -> Option<bool> {
         for (_, relocation) in section.relocations() {
             budget.spend(RELOCATION)?;
             let RelocationTarget::Symbol(index) = relocation.target() else {
+                tracing::debug!("an address of a section in a constant bank");
                 return Some(false);
             };
             let symbol = file.symbol_by_index(index).ok()?;

@@ -165,6 +165,11 @@ impl Shared {
         let bytes = &content[..content.len() - 1];
         let mut devices = self.devices.iter();
         let outlasts = devices.all(|device| cubin::outlasts(bytes, device.capability));
+        tracing::debug!(
+            bytes = bytes.len(),
+            outlasts,
+            "whether an image binds its sessions"
+        );
         let mut known = self.outlasting.lock();
         if known.len() >= MOST_KNOWN {
             known.clear();
