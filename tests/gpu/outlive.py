@@ -115,6 +115,8 @@ def run(system, processes, options):
                         time.sleep(2)
             time.sleep(0.2)
             ask_all(clients)
+            # A framework's threads go on for a moment.
+            time.sleep(0.2)
         rows.append((what, done, lost, pauses, wrong))
     for client in clients:
         processes.end(client.process)

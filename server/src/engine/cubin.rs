@@ -363,7 +363,9 @@ fn outlasts_cubin(bytes: &[u8]) -> Option<bool> {
 fn outlasts_text(bytes: &[u8]) -> bool {
     const WORDS: [&[u8]; 3] = [b"malloc", b".callprototype", b".calltargets"];
     let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
-    is_constant_text(bytes) && !WORDS.iter().any(has)
+    let (is_constant, stores) = (is_constant_text(bytes), WORDS.iter().any(has));
+    tracing::debug!(is_constant, stores, "text for the driver's compiler");
+    is_constant && !stores
 }
 
 /// Whether an image can be loaded elsewhere between two launches of its kernels, which do not notice.
