@@ -202,10 +202,10 @@ pub struct Server {
     /// Descriptor of the link to the control daemon
     #[arg(long, value_name = "FD")]
     pub link_fd: Option<RawFd>,
-    /// Descriptor of the connection to the keeper of the sessions of the server before
+    /// Descriptor of a connection to the keeper of sessions to be taken over
     #[arg(long, value_name = "FD")]
     pub keeper_fd: Option<RawFd>,
-    /// Hold descriptors for the server at the other end of standard input
+    /// Run as a keeper, which holds descriptors for the server connected to standard input
     #[arg(long, conflicts_with = "link_fd")]
     pub keeper: bool,
     /// Number of threads that execute clients' calls; 0: derived from the number of CPUs

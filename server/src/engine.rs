@@ -73,7 +73,7 @@ use fairness::Fairness;
 use families::Families;
 use gate::Gate;
 use host::{HostArena, ServerFlags};
-use images::ImageCache;
+use images::{Findings, ImageCache};
 use instances::{Image, Instance, Raw};
 use jit::JitOptions;
 use mpsshim_api::cuda::*;
@@ -162,7 +162,7 @@ struct Shared {
     /// Holds what sessions have, for a server that comes after this one.
     keeper: Option<Arc<Keeper>>,
     /// Whether images can be loaded elsewhere unnoticed, by their hashes.
-    outlasting: Mutex<HashMap<[u8; 32], bool>>,
+    outlasting: Findings<bool>,
     families: Families,
     variables: KnownVariables,
     residents: Residents,
@@ -284,9 +284,9 @@ impl Engine {
             virtual_arena,
             images: ImageCache::new(keeper.clone()),
             keeper,
-            outlasting: Mutex::default(),
+            outlasting: Findings::new(portable::MOST_KNOWN),
             families: Families::default(),
-            variables: KnownVariables::default(),
+            variables: KnownVariables::new(variables::MOST_KNOWN),
             residents: Residents::default(),
             shares: Shares::default(),
             printing: Printing::capture().context("standard output")?,

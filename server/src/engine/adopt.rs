@@ -9,12 +9,13 @@ use super::account::{Account, Memory};
 use super::calls;
 use super::description::{Description, Kind, Record};
 use super::dispatch;
-use super::host::{Registration, Segment};
+use super::host::Segment;
 use super::images::Content;
 use super::memory_file::MemoryFile;
 use super::portable::{Client, Place};
 use super::session::{CallError, Session, SessionShared};
 use super::side::{self, Side};
+use super::slow;
 use super::virtual_memory::VirtualMemory;
 use super::{STACK, Shared};
 use crate::keeper::{self, Name};
@@ -24,7 +25,7 @@ use mpsshim_control::seqpacket;
 use mpsshim_model::client::EngineEvent;
 use mpsshim_proto::message::{Named, Op, Range};
 use mpsshim_proto::ring::Consumer;
-use mpsshim_proto::segment::{self, reached};
+use mpsshim_proto::segment::{self, RingMemory, reached};
 use mpsshim_proto::shm::{Doorbell, Mapping};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -201,9 +202,10 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         return Err(turn_away(parts, 0, why));
     };
     let uid = client.info.uid;
-    if let Err(why) = may_go_on(&parts) {
-        return Err(turn_away(parts, uid, why));
-    }
+    let consumer = match may_go_on(&parts) {
+        Ok(consumer) => consumer,
+        Err(why) => return Err(turn_away(parts, uid, why)),
+    };
     let account = match shared.admission.users().place(uid) {
         Ok(place) => Account::of_user(place),
         Err(error) => {
@@ -223,27 +225,10 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
             return Err(turn_away(parts, uid, why));
         }
     };
-    let registered = shared
-        .any_device()
-        .ok_or(CUDA_ERROR_NO_DEVICE)
-        .and_then(|device| device.make_current(&shared.driver))
-        .and_then(|()| {
-            let mapping = Mapping::new(parts.segment_file.as_fd(), segment::SEGMENT_LEN);
-            let mapping = mapping.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-            Registration::new(&shared.driver, mapping, segment::REGISTERED)
-        });
-    let registration = match registered {
-        Ok(registration) => registration,
-        Err(status) => {
-            let why = format!("its segment cannot be registered: {status}");
-            return Err(turn_away(parts, uid, why));
-        }
-    };
-    for (device, bytes) in &client.memory {
-        if let Ok(device) = shared.device(*device as u32) {
-            account.lower_limit(Memory::Device(device.ordinal), *bytes);
-        }
-    }
+    // Where that fails, the client sees its connection closed.
+    let registration = slow::register_segment(shared, parts.segment)
+        .map_err(|status| format!("its segment cannot be registered: {status}"))?;
+    slow::limit_memory(shared, &account, &client.memory);
     shared.admission.readmit(id);
     shared.fairness.admit(client.terms.priority);
     let segment = Segment {
@@ -267,16 +252,13 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     shared.fairness.set_weight(&own.standing, client.weight);
     let home = shared.least_loaded();
     let mut session = Box::new(Session::new(own, home));
-    // It was checked before that a message can begin there.
-    if let Ok(consumer) = Consumer::resume(session.shared.ring()) {
-        session.consumer = consumer;
-    }
+    session.consumer = consumer;
     session.places = places;
     Ok((session, records))
 }
 
-/// Whether a session may be made again.
-fn may_go_on(parts: &Parts) -> Result<(), Lost> {
+/// Whether a session may be made again; its ring, which is as long as the mapping of the segment.
+fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
     let bonds = parts.description.bonds();
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
@@ -285,8 +267,8 @@ fn may_go_on(parts: &Parts) -> Result<(), Lost> {
     if !parts.description.is_at_rest(flag) {
         return Err("it had work in flight".into());
     }
-    // SAFETY: the mapping has SEGMENT_LEN bytes and lives longer than the consumer, which is dropped here.
-    let ring = unsafe { segment::RingMemory::new(parts.segment.base()) };
+    // SAFETY: the mapping has SEGMENT_LEN bytes; the session that gets the consumer keeps it.
+    let ring = unsafe { RingMemory::new(parts.segment.base()) };
     let consumer = Consumer::resume(ring).map_err(|violation| violation.to_string())?;
     let (taken, described) = (consumer.place().position(), parts.description.described());
     if (taken.wrapping_sub(described) as i64) < 0 {
@@ -298,7 +280,7 @@ fn may_go_on(parts: &Parts) -> Result<(), Lost> {
     if consumer.has_message() && parts.description.note_attempt(taken) > MOST_ATTEMPTS {
         return Err("servers end with its next call".into());
     }
-    Ok(())
+    Ok(consumer)
 }
 
 /// Makes what the session had.
@@ -417,9 +399,6 @@ fn make_from(
         }
         Kind::Makes | Kind::Sets => {
             let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;
-            if is_of_nothing(session, op, record) {
-                return Ok(());
-            }
             let message = session.held.message_of(op, &record.bytes);
             match calls::replay(shared, session, op, &message) {
                 Ok(()) => Ok(()),
@@ -487,19 +466,6 @@ fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Re
     match session.globals.keys().any(|start| overlaps(*start)) {
         true => Err(CUDA_ERROR_INVALID_VALUE),
         false => Ok(()),
-    }
-}
-
-/// Whether a function was found in an image that is gone: with it went the function.
-fn is_of_nothing(session: &Session, op: Op, record: &Record) -> bool {
-    let parent = |at: usize| {
-        let word = record.bytes.get(at..at + 8)?;
-        Some(u64::from_le_bytes(word.try_into().ok()?))
-    };
-    match op {
-        Op::GetFunction => parent(0).is_none_or(|parent| session.image(parent).is_err()),
-        Op::SetFunctionAttribute => session.functions.get(record.key).is_err(),
-        _ => false,
     }
 }
 

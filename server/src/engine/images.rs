@@ -111,6 +111,38 @@ impl Content {
     }
 }
 
+/// What was found out about images, by SHA-256.
+#[derive(Debug)]
+pub struct Findings<T> {
+    known: Mutex<HashMap<[u8; 32], T>>,
+    most: usize,
+}
+
+impl<T: Clone> Findings<T> {
+    /// Of so many images at most; with one more, all are forgotten.
+    pub fn new(most: usize) -> Findings<T> {
+        Findings {
+            known: Mutex::default(),
+            most,
+        }
+    }
+
+    /// What is known of an image, or what looking into it finds, which takes time.
+    pub fn look_up(&self, hash: &[u8; 32], find: impl FnOnce() -> T) -> T {
+        let known = self.known.lock().get(hash).cloned();
+        if let Some(known) = known {
+            return known;
+        }
+        let found = find();
+        let mut known = self.known.lock();
+        if known.len() >= self.most {
+            known.clear();
+        }
+        known.insert(*hash, found.clone());
+        found
+    }
+}
+
 /// Contents in use, by SHA-256.
 #[derive(Debug, Default)]
 pub struct ImageCache {

@@ -7,11 +7,10 @@ use super::cubin;
 use super::description::{Description, Kind, Record, STREAMS};
 use super::devices::{self, Grant, Ordinal};
 use super::images::Content;
-use super::session::{Event, Session, SessionShared};
+use super::session::{Session, SessionShared};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::{
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_VALUE, CUmemAccessDesc,
-    CUmemGenericAllocationHandle, CUresult,
+    CUDA_ERROR_INVALID_VALUE, CUmemAccessDesc, CUmemGenericAllocationHandle, CUresult,
 };
 use mpsshim_model::bonds::Bonds;
 use mpsshim_model::client::ClientInfo;
@@ -26,8 +25,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Images that were looked into and are known, at most.
-const MOST_KNOWN: usize = 1 << 14;
+/// Images of which it is known whether they bind a session, at most.
+pub const MOST_KNOWN: usize = 16 << 10;
 
 /// The first record of a description.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -36,7 +35,7 @@ pub struct Client {
     pub info: ClientInfo,
     /// The terms that it came with.
     pub terms: Terms,
-    /// Its group.
+    /// Its share of dispatch in relation to others.
     pub weight: u32,
     /// Bytes of device memory that the daemon lets it have, by ordinal.
     pub memory: BTreeMap<usize, u64>,
@@ -158,24 +157,17 @@ impl Shared {
 
     /// Whether an image can be loaded elsewhere between two launches of its kernels. Its content is looked into once.
     fn outlasts(&self, content: &Content) -> bool {
-        let known = self.outlasting.lock().get(content.hash()).copied();
-        if let Some(known) = known {
-            return known;
-        }
-        let bytes = &content[..content.len() - 1];
-        let mut devices = self.devices.iter();
-        let outlasts = devices.all(|device| cubin::outlasts(bytes, device.capability));
-        tracing::debug!(
-            bytes = bytes.len(),
-            outlasts,
-            "whether an image binds its sessions"
-        );
-        let mut known = self.outlasting.lock();
-        if known.len() >= MOST_KNOWN {
-            known.clear();
-        }
-        known.insert(*content.hash(), outlasts);
-        outlasts
+        self.outlasting.look_up(content.hash(), || {
+            let bytes = &content[..content.len() - 1];
+            let mut devices = self.devices.iter();
+            let outlasts = devices.all(|device| cubin::outlasts(bytes, device.capability));
+            tracing::debug!(
+                bytes = bytes.len(),
+                outlasts,
+                "whether an image binds its sessions"
+            );
+            outlasts
+        })
     }
 }
 
@@ -193,7 +185,7 @@ impl SessionShared {
 }
 
 impl Session {
-    /// Writes down who it is. Whether the keeper has it.
+    /// Has the keeper hold what the session has, and writes down whose session it is.
     pub fn begin_description(&mut self, shared: &Shared) {
         let client = Client {
             info: self.shared.info.clone(),
@@ -252,11 +244,7 @@ impl Session {
         }
         let bytes = match kind {
             Kind::Ends => Vec::new(),
-            _ => {
-                let mut bytes = vec![0; message.len as usize];
-                let _ = self.copy_out(message, 0, &mut bytes);
-                bytes
-            }
+            _ => self.whole(message),
         };
         if bytes.len() > bounds::DESCRIBED {
             self.undescribed = true;
@@ -281,7 +269,7 @@ impl Session {
         self.unkept_memory |= !is_kept;
     }
 
-    /// Memory was given to it. Whether it is kept.
+    /// Memory was given to it.
     pub fn describe_memory(&mut self, shared: &Shared, grant: &Grant) {
         if !self.kept {
             return;
@@ -295,14 +283,7 @@ impl Session {
             device: grant.device.into(),
             managed: false,
         };
-        self.describe_place(Kind::Memory, grant.start, place);
-    }
-
-    /// Memory was taken from it.
-    pub fn describe_memory_end(&mut self, start: u64) {
-        if self.kept {
-            self.write_down(Kind::MemoryEnds, 0, start, Vec::new());
-        }
+        self.describe_with(Kind::Memory, grant.start, &place);
     }
 
     /// Pinned memory was given to it.
@@ -316,20 +297,13 @@ impl Session {
             self.unkept_memory = true;
             return self.note_bonds(shared);
         }
-        self.describe_place(Kind::Host, start, place);
+        self.describe_with(Kind::Host, start, &place);
     }
 
     /// Pinned memory was taken from it.
     pub fn describe_host_end(&mut self, shared: &Shared, start: u64) {
-        if self.kept {
-            self.write_down(Kind::HostEnds, 0, start, Vec::new());
-            shared.forget_kept(Name::numbered(keeper::Kind::Host, start));
-        }
-    }
-
-    fn describe_place(&mut self, kind: Kind, start: u64, place: Place) {
-        let bytes = serde_json::to_vec(&place).unwrap_or_default();
-        self.write_down(kind, 0, start, bytes);
+        self.describe_end(Kind::HostEnds, start);
+        shared.forget_kept(Name::numbered(keeper::Kind::Host, start));
     }
 
     /// What stood for this key is gone, or not a handle any more.
@@ -406,10 +380,15 @@ impl Session {
     /// The client was told the address of a variable, by this message.
     pub fn describe_variable(&mut self, start: u64, message: &Message) {
         if self.kept {
-            let mut bytes = vec![0; message.len as usize];
-            let _ = self.copy_out(message, 0, &mut bytes);
+            let bytes = self.whole(message);
             self.write_down(Kind::Variable, 0, start, bytes);
         }
+    }
+
+    /// The bytes of a message behind its header.
+    fn whole(&self, message: &Message) -> Vec<u8> {
+        // Nothing is skipped, so that no message is too short.
+        self.trailing::<()>(message).unwrap_or_default()
     }
 
     /// It uses a variable by its address, which is another one elsewhere.
@@ -505,8 +484,6 @@ impl Session {
             .keeper
             .as_ref()
             .is_some_and(|keeper| keeper.is_there());
-        let timed = |event: &Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
-        let times = self.timed && self.events.iter().any(timed);
         let arrays = self.arrays.len() + self.mipmaps.len() + self.bound_arrays.len();
         let references = self.texture_references.len() + self.surface_references.len();
         let partitions = self.greens.len() > 0
@@ -525,16 +502,29 @@ impl Session {
             .with(Bonds::PEERS, !self.peers.is_empty())
             .with(Bonds::REGISTERED, !self.files.is_empty())
             .with(Bonds::LIMITS, self.raised_limits.any())
-            .with(Bonds::TIMES, times)
+            .with(Bonds::TIMES, self.timed > 0)
             .with(Bonds::LINKERS, self.links.len() > 0)
             .with(Bonds::PRINTS, self.prints())
             .with(Bonds::MANY, self.undescribed || self.far_streams)
     }
 
-    /// An event with a time was recorded for the first time.
-    pub fn note_timed(&mut self, shared: &Shared) {
-        self.timed = true;
-        self.note_bonds(shared);
+    /// An event was recorded.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    pub fn note_recorded(
+        &mut self,
+        shared: &Shared,
+        event: u64,
+        captured: bool,
+    ) -> Result<(), CUresult> {
+        let event = self.events.get_mut(event)?;
+        event.note_recorded(captured);
+        if event.begins_to_count() {
+            self.timed += 1;
+            self.note_bonds(shared);
+        }
+        Ok(())
     }
 
     /// A stream was made at this position: it notes there how far it is.

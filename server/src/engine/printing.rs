@@ -11,11 +11,10 @@
 use super::Shared;
 use super::bounds::PRINTED;
 use super::cubin;
-use super::images::Content;
+use super::images::{Content, Findings};
 use super::session::Session;
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
@@ -35,7 +34,7 @@ pub struct Printing {
     /// Whether there is a holder.
     held: AtomicBool,
     /// Which images print, by SHA-256.
-    images: Mutex<HashMap<[u8; 32], bool>>,
+    images: Findings<bool>,
 }
 
 /// The memory file. The driver appends to it.
@@ -131,7 +130,7 @@ impl Printing {
             output: Mutex::new(Output { file, dropped: 0 }),
             holder: Mutex::new(None),
             held: AtomicBool::new(false),
-            images: Mutex::default(),
+            images: Findings::new(MOST_KNOWN),
         }
     }
 
@@ -186,19 +185,10 @@ fn flush() {
 impl Shared {
     /// Whether an image may print on some device. Its content is looked into once.
     pub fn image_prints(&self, hash: &[u8; 32], content: &Content) -> bool {
-        let images = &self.printing.images;
-        let known = images.lock().get(hash).copied();
-        if let Some(prints) = known {
-            return prints;
-        }
-        let archs: Vec<u32> = self.devices.iter().map(|one| one.capability).collect();
-        let prints = cubin::prints(&content[..content.len() - 1], &archs);
-        let mut images = images.lock();
-        if images.len() >= MOST_KNOWN {
-            images.clear();
-        }
-        images.insert(*hash, prints);
-        prints
+        self.printing.images.look_up(hash, || {
+            let archs: Vec<u32> = self.devices.iter().map(|one| one.capability).collect();
+            cubin::prints(&content[..content.len() - 1], &archs)
+        })
     }
 }
 

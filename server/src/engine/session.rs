@@ -312,6 +312,8 @@ pub struct Event {
     pub flags: u32,
     /// Recorded at least once, by this session.
     pub recorded: bool,
+    /// It is one of [`Session::timed`].
+    pub counted: bool,
     /// Its last record, by this session, is of a stream that captured: whoever waits for it joins the capture.
     pub captured: bool,
     /// What other sessions may have of it.
@@ -329,6 +331,12 @@ impl Event {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         Ok(())
+    }
+
+    /// Whether the time since its last record is known, and it has not been counted for that.
+    pub fn begins_to_count(&mut self) -> bool {
+        let has_time = self.recorded && self.flags & CU_EVENT_DISABLE_TIMING == 0;
+        has_time && !std::mem::replace(&mut self.counted, true)
     }
 
     /// It was recorded.
@@ -475,8 +483,8 @@ pub struct Session {
     pub binding_images: bool,
     /// It has had more streams than its description has room for.
     pub far_streams: bool,
-    /// It has recorded an event with a time.
-    pub timed: bool,
+    /// Its events of which the time is known ([`Event::counted`]).
+    pub timed: usize,
     /// It has used a variable by its address.
     pub uses_variables: Cell<bool>,
     /// First address and end of the variables that the client knows.
@@ -555,7 +563,7 @@ impl Session {
             undescribed: false,
             binding_images: false,
             far_streams: false,
-            timed: false,
+            timed: 0,
             uses_variables: Cell::new(false),
             variables_span: (0, 0),
             moved: BTreeMap::new(),

@@ -87,6 +87,7 @@ impl SharedEvents {
                 device: shared.device,
                 flags: 0,
                 recorded: false,
+                counted: false,
                 captured: false,
                 shared: Some(shared),
             }),
@@ -149,6 +150,7 @@ mod tests {
             device: Ordinal::of_test(0),
             flags: 0,
             recorded: true,
+            counted: false,
             captured: false,
             shared: None,
         }

@@ -24,6 +24,7 @@ use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_AREN
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -256,12 +257,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
         }
     };
     shared.fairness.admit(terms.priority);
-    for (device, bytes) in limits.memory {
-        // Of a device that is not here, none is needed.
-        if let Ok(device) = shared.device(device as u32) {
-            account.lower_limit(Memory::Device(device.ordinal), bytes);
-        }
-    }
+    limit_memory(shared, &account, &limits.memory);
     match prepare(shared, id, socket, who, (terms, account, places)) {
         Ok(session) => {
             let info = session.shared.info.clone();
@@ -287,6 +283,26 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
 
 type Refusal = (Stranger, CUresult, String);
 
+/// Bytes of device memory that a client may have, by ordinal.
+pub fn limit_memory(shared: &Shared, account: &Account, limits: &BTreeMap<usize, u64>) {
+    for (device, bytes) in limits {
+        // Of a device that is not here, none is needed.
+        if let Ok(device) = shared.device(*device as u32) {
+            account.lower_limit(Memory::Device(device.ordinal), *bytes);
+        }
+    }
+}
+
+/// Registers a segment with the driver, from [`segment::REGISTERED`] on.
+///
+/// # Errors
+/// The driver's.
+pub fn register_segment(shared: &Shared, mapping: Mapping) -> Result<Registration, CUresult> {
+    let device = shared.any_device().ok_or(CUDA_ERROR_NO_DEVICE)?;
+    device.make_current(&shared.driver)?;
+    Registration::new(&shared.driver, mapping, segment::REGISTERED)
+}
+
 /// A segment for a client of this user, and the descriptor that the client gets.
 fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresult, String)> {
     let impossible = |error: std::io::Error| {
@@ -308,13 +324,8 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
         Ok((own.description()?, own, mapping))
     };
     let (file, own, mapping) = made().map_err(impossible)?;
-    let registered = shared
-        .any_device()
-        .ok_or(CUDA_ERROR_NO_DEVICE)
-        .and_then(|device| device.make_current(&shared.driver))
-        .and_then(|()| Registration::new(&shared.driver, mapping, segment::REGISTERED));
-    let registration =
-        registered.map_err(|status| (status, format!("cannot register its segment: {status}")))?;
+    let registration = register_segment(shared, mapping)
+        .map_err(|status| (status, format!("cannot register its segment: {status}")))?;
     let segment = Segment {
         registration,
         file: own,

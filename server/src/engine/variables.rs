@@ -8,14 +8,13 @@ use super::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
 use super::devices::{Device, Ordinal};
 use super::footprint::{at_top, declarations, of_declaration, without_comments};
 use super::host::is_affordable;
-use super::images::Content;
+use super::images::{Content, Findings};
 use super::instances::Raw;
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUresult, CUstream,
 };
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -30,7 +29,7 @@ const MOST_WRITTEN: u64 = 16 << 20;
 /// Bytes of their names: they are kept when the image has gone.
 const MOST_NAMES: usize = 64 << 10;
 /// Images whose variables are known, at most.
-const MOST_KNOWN: usize = 1024;
+pub const MOST_KNOWN: usize = 1024;
 /// What is written where a variable begins as zeros.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -47,9 +46,8 @@ pub struct Variable {
 /// All of an image; `None` where that cannot be told, or there are too many.
 pub type Variables = Option<Arc<[Variable]>>;
 
-/// The variables of images that were looked into, by SHA-256.
-#[derive(Debug, Default)]
-pub struct KnownVariables(Mutex<HashMap<[u8; 32], Variables>>);
+/// The variables of images.
+pub type KnownVariables = Findings<Variables>;
 
 impl Shared {
     /// The variables of an image. Its content is looked into once.
@@ -57,24 +55,17 @@ impl Shared {
         if content.len() > LONGEST {
             return None;
         }
-        if let Some(known) = self.variables.0.lock().get(hash) {
-            return known.clone();
-        }
-        let bytes = &content[..content.len() - 1];
-        let archs: HashSet<u32> = self.devices.iter().map(|one| one.capability).collect();
-        let found: HashSet<_> = archs.iter().map(|arch| variables(bytes, *arch)).collect();
-        // A library is one object for all devices.
-        let only = match found.len() {
-            1 => found.into_iter().next().flatten(),
-            _ => None,
-        };
-        let only: Variables = only.map(Arc::from);
-        let mut known = self.variables.0.lock();
-        if known.len() >= MOST_KNOWN {
-            known.clear();
-        }
-        known.insert(*hash, only.clone());
-        only
+        self.variables.look_up(hash, || {
+            let bytes = &content[..content.len() - 1];
+            let archs: HashSet<u32> = self.devices.iter().map(|one| one.capability).collect();
+            let found: HashSet<_> = archs.iter().map(|arch| variables(bytes, *arch)).collect();
+            // A library is one object for all devices.
+            let only = match found.len() {
+                1 => found.into_iter().next().flatten(),
+                _ => None,
+            };
+            only.map(Arc::from)
+        })
     }
 }
 

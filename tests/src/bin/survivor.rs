@@ -5,6 +5,7 @@
 //!   rounds and the milliseconds that this one took;
 //! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
 //! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
+//! - `time`: records an event with a time; again: destroys it; `time`;
 //! - `graph`: makes a graph; `graph`.
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
@@ -221,6 +222,7 @@ fn say(line: &str) {
 
 fn run() -> Status<bool> {
     let mut state = State::new()?;
+    let mut timed: Option<CUevent> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -246,12 +248,25 @@ fn run() -> Status<bool> {
                 let status = cu!(cuStreamSynchronize, state.streams[0]);
                 say(&format!("{status}"));
             }
+            "time" => {
+                match timed.take() {
+                    Some(event) => cu!(cuEventDestroy_v2, event).ok()?,
+                    None => {
+                        let mut event = CUevent::NULL;
+                        cu!(cuEventCreate, &mut event, CU_EVENT_DEFAULT).ok()?;
+                        cu!(cuEventRecord, event, state.streams[0]).ok()?;
+                        timed = Some(event);
+                    }
+                }
+                cu!(cuStreamSynchronize, state.streams[0]).ok()?;
+                say("time");
+            }
             "graph" => {
                 let mut graph = CUgraph::NULL;
                 cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
                 say("graph");
             }
-            _ => panic!("round | launch MS | stray | graph, not {line:?}"),
+            _ => panic!("round | launch MS | stray | time | graph, not {line:?}"),
         }
     }
     Ok(true)

@@ -24,6 +24,7 @@ impl Session {
             device: device.ordinal,
             flags: body.flags,
             recorded: false,
+            counted: false,
             captured: false,
             shared: None,
         };
@@ -37,6 +38,7 @@ impl Session {
     /// `cuEventDestroy`: the driver lets recorded work finish.
     pub fn event_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let event = self.events.remove(body.object)?;
+        self.timed -= usize::from(event.counted);
         shared.devices[event.device].make_current(&shared.driver)?;
         match self.graphs.keep_event(body.object, event) {
             Ok(()) => Ok(()),
@@ -55,13 +57,9 @@ impl Session {
         if external {
             self.graphs.refer_to(body.event);
         }
-        let event = self.events.get_mut(body.event)?;
         // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
-        let first = !event.recorded;
-        event.note_recorded(captured || external && event.captured);
-        if first && event.flags & CU_EVENT_DISABLE_TIMING == 0 {
-            self.note_timed(shared);
-        }
+        let captured = captured || external && self.events.get(body.event)?.captured;
+        self.note_recorded(shared, body.event, captured)?;
         self.submitted(shared, index, 1)
     }
 

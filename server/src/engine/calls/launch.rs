@@ -89,7 +89,7 @@ impl Session {
                 .driver
                 .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
             for handle in attributes.records {
-                self.events.get_mut(handle)?.note_recorded(capturing);
+                self.note_recorded(shared, handle, capturing)?;
             }
         }
         self.counts.launches += 1;

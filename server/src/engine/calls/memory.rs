@@ -3,6 +3,7 @@
 use super::super::Shared;
 use super::super::account::Memory;
 use super::super::bounds;
+use super::super::description::Kind as Described;
 use super::super::portable::Place;
 use super::super::session::{CallError, Session};
 use super::Reply;
@@ -59,7 +60,7 @@ impl Session {
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         grant.left_by(&self.account);
-        self.describe_memory_end(body.start);
+        self.describe_end(Described::MemoryEnds, body.start);
         self.releasing.push(grant);
         let began = Instant::now();
         while !self.finish_releases(shared) && began.elapsed() < SETTLING {

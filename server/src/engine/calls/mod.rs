@@ -67,10 +67,10 @@ pub enum Undone {
     Violation(String),
 }
 
-/// One arm for each row of the table: decodes the body, calls the handler, tells the client.
-macro_rules! execute_by_table {
+/// One arm for each row of the table: decodes the body and calls the handler; `$then` gets what came of it.
+macro_rules! handle_by_table {
     (
-        ($op:ident, $shared:ident, $session:ident, $message:ident)
+        ($op:ident, $shared:ident, $session:ident, $message:ident, $then:ident)
         $(
             #[doc = $doc:literal]
             $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
@@ -84,14 +84,30 @@ macro_rules! execute_by_table {
                     $(let $rest = $message;)?
                     $session.$handler($shared, body $(, $rest)?)
                 });
-                if const { !matches!(Op::$name.change(), Change::Nothing) } && Outcome::<$kind>::is_done(&outcome) {
-                    $session.note_change($shared, Op::$name, $message);
-                } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&outcome) {
-                    $session.note_executed($message);
-                }
-                Outcome::<$kind>::conclude(outcome, $shared, $session, $op)
+                $then!($name, $kind, outcome, $shared, $session, $message)
             })*
         }
+    };
+}
+
+/// Describes what was done, and tells the client.
+macro_rules! conclude {
+    ($name:ident, $kind:ident, $outcome:ident, $shared:ident, $session:ident, $message:ident) => {{
+        if const { !matches!(Op::$name.change(), Change::Nothing) }
+            && Outcome::<$kind>::is_done(&$outcome)
+        {
+            $session.note_change($shared, Op::$name, $message);
+        } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&$outcome) {
+            $session.note_executed($message);
+        }
+        Outcome::<$kind>::conclude($outcome, $shared, $session, Op::$name)
+    }};
+}
+
+/// Tells nobody.
+macro_rules! status_only {
+    ($name:ident, $kind:ident, $outcome:ident, $shared:ident, $session:ident, $message:ident) => {
+        Outcome::<$kind>::status($outcome)
     };
 }
 
@@ -123,27 +139,7 @@ pub fn perform(
     op: Op,
     message: &Message,
 ) -> Result<(), Undone> {
-    for_each_op!(execute_by_table(op, shared, session, message))
-}
-
-/// One arm for each row of the table: decodes the body and calls the handler.
-macro_rules! replay_by_table {
-    (
-        ($op:ident, $shared:ident, $session:ident, $message:ident)
-        $(
-            #[doc = $doc:literal]
-            $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
-            $lane:ident, $ordering:tt, $gate:tt, $traced:tt, $change:tt;
-        )*
-    ) => {
-        match $op {
-            $(Op::$name => {
-                let body = $session.body::<Body<$number>>($message)?;
-                $(let $rest = $message;)?
-                Outcome::<$kind>::status($session.$handler($shared, body $(, $rest)?))
-            })*
-        }
-    };
+    for_each_op!(handle_by_table(op, shared, session, message, conclude))
 }
 
 /// Executes a message whose client knows already what came of it.
@@ -156,7 +152,7 @@ pub fn replay(
     op: Op,
     message: &Message,
 ) -> Result<(), CallError> {
-    for_each_op!(replay_by_table(op, shared, session, message))
+    for_each_op!(handle_by_table(op, shared, session, message, status_only))
 }
 
 /// What a handler of this kind of operation returns.

@@ -301,6 +301,7 @@ impl Session {
             // A node records it behind the session's back.
             if let Ok(event) = self.events.get_mut(handle) {
                 event.recorded = true;
+                self.timed += usize::from(event.begins_to_count());
             }
         }
     }
