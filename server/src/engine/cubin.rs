@@ -155,9 +155,10 @@ impl<'a> Entry<'a> {
 /// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
 /// empty objects that NVIDIA's C++ libraries define in each file that includes them.
 pub(super) fn is_constant(name: &str, size: u64) -> bool {
-    // From the third on: constants of a header that nvcc includes in each file, and of CuPy's headers.
-    const LITERALS: [&str; 6] = [
+    // Literals of nvcc and of LLVM; then constants of a header that nvcc includes in each file, and of CuPy's headers.
+    const LITERALS: [&str; 7] = [
         "$str",
+        "_$_str",
         "__unnamed_",
         "_ZN26__nv_atomic_triv_cp_helperI",
         "_ZN6CArrayI",
@@ -325,9 +326,9 @@ pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
 
 /// Whether the kernels of a cubin find what they left when it is loaded elsewhere: they keep nothing in it, and where it has
 /// addresses of functions, which could be left in memory, as tables of virtual functions or for memory that kernels allocate,
-/// they are those of assertions. Addresses of literals are not counted: a kernel that is launched once more takes them anew.
+/// they are those of assertions and of `printf`, which the driver provides. Addresses of literals are not counted: a kernel that is launched once more takes them anew.
 fn outlasts_cubin(bytes: &[u8]) -> Option<bool> {
-    const HARMLESS: [&str; 1] = ["__assertfail"];
+    const HARMLESS: [&str; 2] = ["__assertfail", "vprintf"];
     const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
     if !is_constant_cubin(bytes)? {
         return Some(false);
@@ -655,6 +656,31 @@ mod tests {
             ".global ".repeat(9)
         );
         assert!(!keeps_nothing(hidden.as_bytes(), 90));
+    }
+
+    /// As in cuBLAS, whose cubins have a section table at an odd offset.
+    #[test]
+    fn sections_may_be_at_any_offset() {
+        for table in 64..72 {
+            let mut image = vec![0; table + 2 * 64];
+            image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+            image[18..20].copy_from_slice(&190u16.to_le_bytes());
+            image[40..48].copy_from_slice(&(table as u64).to_le_bytes());
+            for (at, field) in [(52, 64), (58, 64), (60, 2), (62, 1u16)] {
+                image[at..at + 2].copy_from_slice(&field.to_le_bytes());
+            }
+            image[table + 64 + 4] = 3;
+            assert!(keeps_nothing(&image, 90) && outlasts(&image, 90), "{table}");
+            // A section that kernels may write, without names.
+            let mut kept = image.clone();
+            kept.splice(40..48, (table as u64 + 16).to_le_bytes());
+            kept.splice(table..table, *b"\0.nv.global\0\0\0\0\0");
+            let section = table + 16 + 64;
+            kept[section] = 1;
+            kept[section + 24..section + 32].copy_from_slice(&(table as u64).to_le_bytes());
+            kept[section + 32..section + 40].copy_from_slice(&12u64.to_le_bytes());
+            assert!(!outlasts(&kept, 90), "{table}");
+        }
     }
 
     #[test]
