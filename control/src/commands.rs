@@ -114,6 +114,13 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Kind::Acts,
+        "restart_server",
+        "PID [-t SECONDS] [-f]",
+        "replace a server by a new one that goes on with its clients; prints the new process id. Refused, with nothing stopped, if a \
+         client cannot go on in another server or does not come to rest within 10 s (-t); with -f such clients are ended",
+    ),
+    row(
+        Kind::Acts,
         "terminate_client",
         "SERVER_PID CLIENT_PID",
         "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED and its resources are freed; prints 0",
@@ -355,6 +362,15 @@ pub enum Command {
         /// Which one.
         server: Server,
         /// Do not wait for its clients.
+        force: bool,
+    },
+    /// `restart_server PID [-t SECONDS] [-f]`
+    RestartServer {
+        /// Which one.
+        server: Server,
+        /// How long its clients may take to come to rest.
+        patience: Duration,
+        /// End clients that cannot go on.
         force: bool,
     },
     /// `terminate_client SERVER_PID CLIENT_PID`

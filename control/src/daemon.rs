@@ -120,6 +120,8 @@ struct Awaiting {
 enum Until {
     /// The end of these sessions of the server with this process id, or, without any, of the server.
     Gone(i32, Vec<u64>, Answer),
+    /// That another server has taken the place of the one with this process id, or will not.
+    Restarted(i32),
     /// The list of the devices.
     Devices(Request),
     /// What clients have.
@@ -275,7 +277,7 @@ impl Daemon {
             }
         }
         self.servers.finish_trace();
-        let left: Vec<&str> = self.servers.iter().filter_map(Server::remains).collect();
+        let left: Vec<&str> = self.servers.all().filter_map(Server::remains).collect();
         let answer = if left.is_empty() {
             Answer::done("")
         } else {
@@ -327,7 +329,7 @@ impl Daemon {
             // Only its end matters; the server reads what it says.
             watch(Source::Waiting(number), connection, PollFlags::empty());
         }
-        for server in self.servers.iter() {
+        for server in self.servers.all() {
             if let Some(link) = server.link() {
                 let room = if server.link_full() {
                     PollFlags::POLLOUT
@@ -363,7 +365,7 @@ impl Daemon {
             .filter_map(|awaiting| match &awaiting.until {
                 Until::Usage(question, _) => Some(question.until),
                 Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
-                Until::Gone(..) | Until::Devices(_) => None,
+                Until::Gone(..) | Until::Restarted(_) | Until::Devices(_) => None,
             });
         let unheard = self.peers.values().any(|peer| !peer.is_heard());
         let next = silent

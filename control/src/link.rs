@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 7;
+pub const LINK_VERSION: u32 = 8;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -68,6 +68,21 @@ pub enum ToServer {
         /// To be repeated in the report.
         question: u64,
     },
+    /// Bring all sessions to rest, leave them to the next server and end.
+    HandOver(HandOver),
+    /// Go on with the sessions of the keeper whose connection comes with this packet.
+    Adopt,
+}
+
+/// What the daemon asks of a server that is to be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOver {
+    /// What the next server understands ([`mpsshim_proto::wire::fingerprint`]).
+    pub fingerprint: u64,
+    /// How long the sessions may take to come to rest, in milliseconds.
+    pub patience_ms: u64,
+    /// End the sessions that cannot be handed over, instead of refusing.
+    pub force: bool,
 }
 
 /// Server to daemon.
@@ -126,6 +141,21 @@ pub enum ToDaemon {
     Keeper,
     /// The server is ending as it was told to.
     Stopping,
+    /// A standby has made its context and waits for sessions.
+    Standby {
+        /// What it understands ([`mpsshim_proto::wire::fingerprint`]).
+        fingerprint: u64,
+    },
+    /// The server does not hand its sessions over, and goes on.
+    Stays {
+        /// Why.
+        why: String,
+    },
+    /// All sessions are at rest, for the next server; this one ends now.
+    HandsOver {
+        /// How many there are.
+        sessions: usize,
+    },
     /// What clients have; several reports make one answer.
     Usage {
         /// As it was asked.
@@ -203,6 +233,10 @@ pub enum Order {
     StopTrace,
     /// Report what clients have, as the answer to this question.
     Usage(u64),
+    /// Leave the sessions to the next server.
+    HandOver(HandOver),
+    /// Go on with the sessions of the keeper behind this connection.
+    Adopt(OwnedFd),
 }
 
 /// One end of the link.
@@ -328,6 +362,16 @@ impl Link {
         self.send(&ToServer::Usage { question }, None)
     }
 
+    /// Has the server leave its sessions to the next one.
+    pub fn order_hand_over(&self, request: HandOver) -> Result<(), LinkError> {
+        self.send(&ToServer::HandOver(request), None)
+    }
+
+    /// Has a standby go on with the sessions of a keeper.
+    pub fn order_adoption(&self, keeper: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.send(&ToServer::Adopt, Some(keeper))
+    }
+
     /// Tells the daemon.
     pub fn report(&self, report: &ToDaemon) -> Result<(), LinkError> {
         self.send(report, None)
@@ -352,6 +396,10 @@ impl Link {
             Some((ToServer::StopTrace, _)) => Ok(Some(Order::StopTrace)),
             Some((ToServer::DeviceQuery, _)) => Ok(Some(Order::DeviceQuery)),
             Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
+            Some((ToServer::HandOver(request), _)) => Ok(Some(Order::HandOver(request))),
+            Some((ToServer::Adopt, keeper)) => Ok(Some(Order::Adopt(
+                keeper.ok_or(LinkError::Incomplete("the keeper"))?.into(),
+            ))),
             Some((
                 ToServer::NewClient {
                     hello,
@@ -508,6 +556,11 @@ mod tests {
             },
             ToDaemon::Fault { status: 700 },
             ToDaemon::Stopping,
+            ToDaemon::Standby {
+                fingerprint: u64::MAX,
+            },
+            ToDaemon::Stays { why: "busy".into() },
+            ToDaemon::HandsOver { sessions: 9 },
         ];
         for report in &reports {
             server.report(report).expect("report");

@@ -9,6 +9,10 @@ use std::time::Duration;
 
 /// Largest weight of a client.
 const WEIGHT_LIMIT: u32 = 10_000;
+/// How long the clients of a server that is restarted may take to come to rest, if the command does not say.
+const RESTART_PATIENCE: Duration = Duration::from_secs(10);
+/// How long they may be given at most, seconds.
+const LONGEST_PATIENCE: u64 = 3600;
 
 /// Why a line is no command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -168,6 +172,31 @@ impl Arguments<'_> {
         })
     }
 
+    fn restart(&self) -> Result<Command, CommandError> {
+        let (mut pid, mut patience, mut force) = (None, RESTART_PATIENCE, false);
+        let mut words = self.words.iter();
+        while let Some(word) = words.next() {
+            match *word {
+                "-f" => force = true,
+                "-t" => {
+                    let seconds = words.next().and_then(|word| word.parse().ok());
+                    let seconds = seconds.filter(|seconds| *seconds <= LONGEST_PATIENCE);
+                    patience = seconds.map(Duration::from_secs).ok_or_else(|| {
+                        self.wrong(format!("-t takes seconds, up to {LONGEST_PATIENCE}"))
+                    })?;
+                }
+                _ if pid.is_none() => pid = Some(*word),
+                _ => return Err(self.wrong("one process id expected")),
+            }
+        }
+        let pid = pid.ok_or_else(|| self.wrong("the server's process id expected"))?;
+        Ok(Command::RestartServer {
+            server: Server(pid.to_owned()),
+            patience,
+            force,
+        })
+    }
+
     fn start(&self) -> Result<Command, CommandError> {
         let ["-uid", uid] = self.words.as_slice() else {
             return Err(CommandError::NoUser);
@@ -239,6 +268,7 @@ impl Arguments<'_> {
             }
             "device_query" => self.device_query()?,
             "shutdown_server" => self.shutdown()?,
+            "restart_server" => self.restart()?,
             "terminate_client" => {
                 let (server, client) = self.client(self.exactly(both)?)?;
                 Command::TerminateClient { server, client }
@@ -382,6 +412,14 @@ mod tests {
             ok("start_server -uid 1000"),
             Command::StartServer { uid: 1000 }
         );
+        let restart = |patience, force| Command::RestartServer {
+            server: server(7),
+            patience: Duration::from_secs(patience),
+            force,
+        };
+        assert_eq!(ok("restart_server 7"), restart(10, false));
+        assert_eq!(ok("restart_server -t 0 7"), restart(0, false));
+        assert_eq!(ok("restart_server 7 -f -t 60"), restart(60, true));
         assert_eq!(ok("quit"), Command::Quit { patience: None });
         assert_eq!(
             ok("quit -t 5"),

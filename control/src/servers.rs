@@ -6,12 +6,13 @@
 mod limits;
 mod orphans;
 mod server;
+mod standby;
 mod traces;
 
 use super::defaults::Defaults;
 use super::greeting;
 use super::process::Process;
-use super::spawn::{Launcher, Owner};
+use super::spawn::{Launcher, Owner, Start};
 use crate::closers::Stranger;
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
@@ -20,6 +21,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
 pub use server::{Client, Server, State};
+use standby::Restart;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -71,6 +73,7 @@ pub struct Servers {
     orphans_until: Option<Instant>,
     closing: bool,
     trace: Option<Trace>,
+    restarts: Vec<Restart>,
 }
 
 impl Servers {
@@ -87,6 +90,7 @@ impl Servers {
             orphans_until: None,
             closing: false,
             trace: None,
+            restarts: Vec::new(),
         }
     }
 
@@ -95,8 +99,14 @@ impl Servers {
         &self.launcher
     }
 
-    /// The servers, oldest first.
+    /// The servers, oldest first, without standbys.
     pub fn iter(&self) -> impl Iterator<Item = &Server> + Clone {
+        let serves = |server: &&Server| server.standby_of.is_none();
+        self.running.iter().filter(serves)
+    }
+
+    /// The servers, standbys included.
+    pub fn all(&self) -> impl Iterator<Item = &Server> + Clone {
         self.running.iter()
     }
 
@@ -208,6 +218,7 @@ impl Servers {
         }
         self.order_traces();
         self.advance();
+        self.advance_restarts();
     }
 
     /// server.log is this file from now on.
@@ -238,6 +249,7 @@ impl Servers {
             }
         }
         self.advance();
+        self.advance_restarts();
     }
 
     /// Without a status: another daemon's child.
@@ -261,8 +273,19 @@ impl Servers {
         if server.succeeded || self.succeed(&mut server) {
             return;
         }
+        if server.standby_of.is_some() {
+            if server.state != State::Stopping {
+                tracing::error!("Standby {pid} has ended; server.log says why");
+            }
+            return;
+        }
         match server.state {
             State::Stopping => {}
+            State::HandedOver => {
+                tracing::error!(
+                    "Server {pid} has handed over {clients} clients, and no server could go on with them"
+                );
+            }
             State::Initializing if status.is_none() => {
                 // With its last client, most likely.
                 tracing::info!(
@@ -278,7 +301,7 @@ impl Servers {
                     "Server {pid} ended after a fault, with {clients} clients; the next client gets a new server"
                 );
             }
-            State::Active => {
+            State::Active | State::HandingOver => {
                 tracing::error!(
                     "Server {pid} ended unexpectedly, with {clients} clients; the next client gets a new server"
                 );
@@ -297,7 +320,9 @@ impl Servers {
         let mut server = self.running.remove(at);
         if self.succeed(&mut server) {
             server.succeeded = true;
-            server.state = State::Fault;
+            if server.state != State::HandedOver {
+                server.state = State::Fault;
+            }
             server.sessions.clear();
         }
         self.running.insert(at, server);
@@ -306,8 +331,10 @@ impl Servers {
     /// Starts a server that goes on with the sessions of one that has ended without having been told to; whether there is one.
     fn succeed(&mut self, server: &mut Server) -> bool {
         let is_starting = server.state == State::Initializing;
+        let hands_over = server.state == State::HandedOver;
         let ended_well = server.state == State::Stopping || self.closing;
-        if ended_well || server.sessions.is_empty() && !is_starting {
+        let is_idle = server.sessions.is_empty() && !is_starting && !hands_over;
+        if ended_well || is_idle || server.standby_of.is_some() {
             return false;
         }
         let Some(keeper) = server.keeper.take() else {
@@ -321,11 +348,22 @@ impl Servers {
                 return false;
             }
         }
-        tracing::error!(
-            "Server {pid} ended unexpectedly, with {clients} clients; the next server goes on with those that it can"
-        );
+        if !hands_over {
+            tracing::error!(
+                "Server {pid} ended unexpectedly, with {clients} clients; the next server goes on with those that it can"
+            );
+        }
+        let keeper = match self.use_standby(pid, keeper) {
+            Ok(next) => {
+                self.note_successor(server, next);
+                return true;
+            }
+            Err(keeper) => keeper,
+        };
         let owner = self.launcher.owner(uid, None);
-        self.start(owner, Some(keeper));
+        if let Some(next) = self.start(owner, Some(keeper)) {
+            self.note_successor(server, next);
+        }
         true
     }
 
@@ -429,6 +467,8 @@ impl Servers {
 
     /// Brings every waiting client as far as it can go.
     fn advance(&mut self) {
+        self.stop_unneeded_standbys();
+        self.start_standbys();
         loop {
             self.hand_over();
             let Some(owner) = self.without_server() else {
@@ -498,9 +538,12 @@ impl Servers {
             }
         });
         self.wanted.retain(|owner| {
-            !running
-                .iter()
-                .any(|server| server.uid == owner.uid && server.state != State::Stopping)
+            let serves = |server: &Server| {
+                server.uid == owner.uid
+                    && server.state != State::Stopping
+                    && server.standby_of.is_none()
+            };
+            !running.iter().any(serves)
         });
     }
 
@@ -509,23 +552,38 @@ impl Servers {
         let clients = self.waiting.iter().map(|waiting| waiting.owner);
         let wanted = self.wanted.iter().copied();
         let serves = |server: &Server, uid| {
-            server.uid == uid && matches!(server.state, State::Initializing | State::Active)
+            let is_used = matches!(
+                server.state,
+                State::Initializing | State::Active | State::HandingOver | State::HandedOver
+            );
+            server.uid == uid && is_used && server.standby_of.is_none()
         };
         clients
             .chain(wanted)
             .find(|owner| !self.running.iter().any(|server| serves(server, owner.uid)))
     }
 
-    /// `keeper`: it goes on with the sessions there.
-    fn start(&mut self, owner: Owner, keeper: Option<Stranger>) {
+    /// The new server's process id. `keeper`: it goes on with the sessions there.
+    fn start(&mut self, owner: Owner, keeper: Option<Stranger>) -> Option<i32> {
+        let start = match keeper {
+            Some(keeper) => Start::With(keeper),
+            None => Start::Anew,
+        };
+        self.start_as(owner, start)
+    }
+
+    fn start_as(&mut self, owner: Owner, start: Start) -> Option<i32> {
         let limits = self.limits_for(owner.uid);
-        let connection = keeper.as_ref().map(|keeper| keeper.as_fd());
-        match self.launcher.start(owner, &limits, connection) {
+        match self.launcher.start(owner, &limits, &start) {
             Ok((child, link)) => {
                 let pid = child.id();
+                let what = match &start {
+                    Start::Standby(of) => format!("standby {pid} of server {of}"),
+                    Start::Anew | Start::With(_) => format!("new server {pid}"),
+                };
                 tracing::info!(
                     as_pid = u64::from(pid),
-                    "Starting new server {pid} for {}",
+                    "Starting {what} for {}",
                     self.launcher.served(owner)
                 );
                 // Linux process ids have 22 bits.
@@ -533,12 +591,20 @@ impl Servers {
                 let trusted = self.launcher.trusts(owner.uid);
                 let identity = (pid as i32, owner.uid);
                 let mut server = Server::new(identity, trusted, process, link, limits);
-                server.keeper = keeper;
+                match start {
+                    Start::Anew => {}
+                    Start::With(keeper) => server.keeper = Some(keeper),
+                    Start::Standby(of) => server.standby_of = Some(of),
+                }
                 self.running.push(server);
+                Some(pid as i32)
             }
             Err(error) => {
                 tracing::error!("{error}");
-                self.failures.add(owner.uid, Instant::now());
+                if !matches!(start, Start::Standby(_)) {
+                    self.failures.add(owner.uid, Instant::now());
+                }
+                None
             }
         }
     }

@@ -75,6 +75,9 @@ pub const MODE: &str = "MPSSHIM_MODE";
 /// When clients in direct mode take turns.
 pub const TURNS: &str = "MPSSHIM_TURNS";
 
+/// Whether servers have standbys.
+pub const STANDBY: &str = "MPSSHIM_STANDBY";
+
 /// Address of the metrics endpoint.
 pub const METRICS: &str = "MPSSHIM_METRICS";
 
@@ -202,6 +205,14 @@ pub const TABLE: &[Setting] = &[
                   turns than with the driver's time slices, or if their shares differ. Read by the daemon.",
     },
     Setting {
+        name: STANDBY,
+        key: Some("standby"),
+        default: "0",
+        meaning: "1: each server with clients has a standby, a process with a context made ahead. If the server ends \
+                  unexpectedly, its clients go on there after a shorter pause. Costs the device memory of one more context. \
+                  Read by the daemon.",
+    },
+    Setting {
         name: METRICS,
         key: Some("metrics"),
         default: "none",
@@ -317,6 +328,8 @@ pub struct Settings {
     pub defaults: Defaults,
     /// Warnings about values of these in the environment that could not be parsed.
     pub ignored: Vec<String>,
+    /// [`STANDBY`].
+    pub standby: bool,
     /// [`METRICS`].
     pub metrics: Option<SocketAddr>,
 }
@@ -379,6 +392,7 @@ impl Settings {
             log: get(LOG).map(text),
             disable: get(DISABLE).is_some_and(|given| given.value != "0"),
             required: get(REQUIRED).map_or(Ok(false), flag)?,
+            standby: get(STANDBY).map_or(Ok(false), flag)?,
             server: path(SERVER)?,
             library: path(LIBRARY)?,
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,

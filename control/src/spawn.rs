@@ -62,6 +62,17 @@ pub struct Launcher {
     log: File,
 }
 
+/// What a server begins with.
+#[derive(Debug)]
+pub enum Start {
+    /// No sessions.
+    Anew,
+    /// The sessions of this keeper.
+    With(Stranger),
+    /// Those of the server with this process id, when it ends.
+    Standby(i32),
+}
+
 impl Launcher {
     /// Servers log to `log`, which is opened for appending.
     pub fn new(settings: Settings, users: Users, log: File) -> Launcher {
@@ -116,6 +127,11 @@ impl Launcher {
         }
     }
 
+    /// Whether each server with clients has a standby.
+    pub fn keeps_standbys(&self) -> bool {
+        self.settings.standby
+    }
+
     /// Whose clients one server takes.
     pub fn users(&self) -> Users {
         self.users
@@ -126,12 +142,12 @@ impl Launcher {
         self.settings.mode.clone().unwrap_or_default()
     }
 
-    /// Starts a server and keeps the daemon's end of the link, which does not block. It goes on with the sessions of `keeper`.
+    /// Starts a server and keeps the daemon's end of the link, which does not block.
     pub fn start(
         &self,
         owner: Owner,
         limits: &Limits,
-        keeper: Option<BorrowedFd<'_>>,
+        start: &Start,
     ) -> Result<(Child, Link), SpawnError> {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
@@ -148,11 +164,12 @@ impl Launcher {
             .args(["--marks", &settings::name_of(&self.settings.marks)])
             .stdin(theirs);
         // In the same way, the connection to the keeper is its standard output, until it has taken it.
-        match keeper {
-            Some(keeper) => command
+        match start {
+            Start::With(keeper) => command
                 .args(["--keeper-fd", "1"])
-                .stdout(keeper.try_clone_to_owned()?),
-            None => command.stdout(self.log.try_clone()?),
+                .stdout(keeper.as_fd().try_clone_to_owned()?),
+            Start::Standby(_) => command.arg("--standby").stdout(self.log.try_clone()?),
+            Start::Anew => command.stdout(self.log.try_clone()?),
         };
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
             // The most hardware queues there are: clients' streams then seldom wait for each other's.

@@ -45,6 +45,7 @@ mod ranges;
 mod rations;
 mod reaper;
 mod residents;
+mod resting;
 pub mod runs;
 mod session;
 mod shared_events;
@@ -90,6 +91,7 @@ use parking_lot::{Mutex, RwLock};
 use printing::Printing;
 use rations::Rations;
 use residents::Residents;
+pub use resting::Rested;
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
 use shares::Shares;
@@ -97,7 +99,7 @@ use side::{SIDES, Side};
 use slow::{SlowLane, SlowTask};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -199,6 +201,10 @@ struct Shared {
     lost: AtomicU32,
     /// It is decided which sessions go on in the next server.
     decided: AtomicBool,
+    /// Number of the attempt to bring all sessions to rest that goes on; 0: none does.
+    resting: AtomicU64,
+    /// Such attempts that there ever were.
+    rests: AtomicU64,
     stopping: AtomicBool,
     /// A trace goes on.
     tracing: AtomicBool,
@@ -314,6 +320,8 @@ impl Engine {
             synchronizing: AtomicUsize::new(0),
             lost: AtomicU32::new(0),
             decided: AtomicBool::new(false),
+            resting: AtomicU64::new(0),
+            rests: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             tracing: AtomicBool::new(false),
             trace_number: AtomicU32::new(0),

@@ -3,10 +3,10 @@
 
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
-use crate::engine::{Engine, EngineConfig, Kept, OpenDriver};
+use crate::engine::{Engine, EngineConfig, Kept, OpenDriver, Rested};
 use crate::keeper::Keeper;
 use crate::serve::Host;
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::trace::{self, Run, Totals};
@@ -100,18 +100,18 @@ pub struct Hosting {
 }
 
 impl Hosting {
-    /// Opens the driver. Where proxy mode is that of the first device, the engine is started too, which makes the context of
-    /// that one and takes some hundred milliseconds on a GPU; else nothing has a context until a client gets that mode.
+    /// Where proxy mode is that of the first device, the engine is started too, which makes the context of that one and takes
+    /// some hundred milliseconds on a GPU; else nothing has a context until a client gets that mode. The sessions that the
+    /// keeper holds of a server before go on; without one, sessions end with this server.
     ///
     /// # Errors
-    /// When there is no driver, no device, or the driver refuses.
-    /// The sessions that the keeper holds of a server before go on; without one, sessions end with this server.
+    /// When the driver refuses.
     pub fn start(
+        opened: OpenDriver,
         config: HostingConfig,
         keeper: Option<Keeper>,
         events: Sender<EngineEvent>,
     ) -> anyhow::Result<Hosting> {
-        let opened = OpenDriver::open(config.cuda_library.as_deref())?;
         let (devices, uuids) = (opened.devices(), opened.uuids());
         let admission = Arc::new(Admission::new(config.max_clients));
         let visible = config.visible_devices.as_deref();
@@ -292,6 +292,26 @@ impl Host for Hosting {
 
     fn has_contexts(&self) -> bool {
         matches!(self.parts.lock().proxy, Proxy::Running(_))
+    }
+
+    fn hand_over(&self, patience: Duration, force: bool) -> Receiver<Rested> {
+        let (sender, outcome) = bounded(1);
+        let parts = self.parts.lock();
+        let direct = parts
+            .arbiter
+            .as_ref()
+            .map_or(0, |arbiter| arbiter.usage().len());
+        let settled: Rested = match &parts.proxy {
+            _ if direct > 0 => Err(format!("{direct} clients are in direct mode")),
+            Proxy::Absent(_) | Proxy::Failed(_) => Ok(0),
+            Proxy::Starting(_) => Err("it is starting".into()),
+            Proxy::Running(engine) => match engine.hand_over(patience, force, sender.clone()) {
+                Ok(()) => return outcome,
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        let _ = sender.send(settled);
+        outcome
     }
 
     fn terminate(&self, session: u64) {

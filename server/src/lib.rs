@@ -8,3 +8,4 @@ pub mod hosting;
 pub mod keeper;
 pub mod nvml;
 pub mod serve;
+pub mod standby;

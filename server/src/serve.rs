@@ -4,9 +4,10 @@
 //! It ends when it is told to, when its context is lost, and when the daemon has gone and no client is left: a
 //! daemon that dies takes no running program with it, and the next one in its place takes the server over.
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, never, select, unbounded};
+use crate::engine::Rested;
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
-use mpsshim_control::link::{Arrival, Link, LinkError, Order, ToDaemon};
+use mpsshim_control::link::{Arrival, HandOver, Link, LinkError, Order, ToDaemon};
 use mpsshim_control::logging::limit;
 use mpsshim_control::takeover::{self, Introduction, Versions};
 use mpsshim_control::trace::Totals;
@@ -14,6 +15,7 @@ use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
 use mpsshim_proto::handshake::ClientHello;
+use mpsshim_proto::wire;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -59,6 +61,12 @@ pub trait Host {
     fn keeper(&self) -> Option<OwnedFd> {
         None
     }
+    /// Brings all sessions to rest, so that the next server can go on with them.
+    fn hand_over(&self, _patience: Duration, _force: bool) -> Receiver<Rested> {
+        let (sender, outcome) = bounded(1);
+        let _ = sender.send(Err("sessions end with this server".into()));
+        outcome
+    }
     /// Ends every session.
     fn shutdown(self);
 }
@@ -70,6 +78,8 @@ pub enum End {
     Orderly,
     /// The context is lost; nothing in this process that concerns the device can be relied upon any more.
     Fault,
+    /// The next server goes on with the sessions; nothing of them is to be touched any more.
+    HandedOver,
     /// Work of clients that have ended goes on; only the process's end ends it, and the driver would wait for it.
     Unfinished,
 }
@@ -95,11 +105,17 @@ pub fn serve<H: Host>(
         stuck: BTreeMap::new(),
         expected: 0,
         stopping: false,
+        hand_over: None,
+        rested: never(),
     };
     serving.announce();
     let end = serving.run(orders, events);
     match end {
-        Ok(()) => {
+        Ok(Finish::HandedOver) => {
+            std::mem::forget(serving.host);
+            End::HandedOver
+        }
+        Ok(Finish::Over) => {
             serving.stop_trace();
             let unfinished = serving.stuck.len();
             if unfinished > 0 {
@@ -131,6 +147,14 @@ pub fn serve<H: Host>(
             End::Fault
         }
     }
+}
+
+/// Why a server has nothing to do any more.
+enum Finish {
+    /// It was told to end, or nobody needs it.
+    Over,
+    /// The next server has its sessions.
+    HandedOver,
 }
 
 /// The context is lost.
@@ -179,6 +203,10 @@ struct Serving<H> {
     expected: usize,
     /// Ends with the last client.
     stopping: bool,
+    /// It is to be replaced, as soon as the clients that it was given are connected.
+    hand_over: Option<HandOver>,
+    /// The host brings its sessions to rest.
+    rested: Receiver<Rested>,
 }
 
 impl<H: Host> Serving<H> {
@@ -276,16 +304,17 @@ impl<H: Host> Serving<H> {
         &mut self,
         mut orders: Receiver<Option<Order>>,
         events: &Receiver<EngineEvent>,
-    ) -> Result<(), Lost> {
+    ) -> Result<Finish, Lost> {
         let mut next_daemon = never();
         while !self.is_over() {
+            self.begin_hand_over();
             select! {
                 recv(orders) -> order => match order.ok().flatten() {
                     Some(Order::NewClient(client)) => self.take(*client),
                     Some(Order::Shutdown { force }) => {
                         tracing::info!("Server has been notified to shutdown");
                         if force {
-                            return Ok(());
+                            return Ok(Finish::Over);
                         }
                         self.stop_after_clients();
                     }
@@ -313,6 +342,9 @@ impl<H: Host> Serving<H> {
                     Some(Order::Usage(question)) => self.report_usage(question),
                     Some(Order::Trace(file)) => self.start_trace(file),
                     Some(Order::StopTrace) => self.stop_trace(),
+                    Some(Order::HandOver(request)) => self.hand_over = Some(request),
+                    // Only a standby waits for sessions.
+                    Some(Order::Adopt(_)) => {}
                     None => {
                         orders = never();
                         next_daemon = self.daemon_gone();
@@ -325,6 +357,13 @@ impl<H: Host> Serving<H> {
                         orders = self.taken_over(link);
                     }
                 }
+                recv(self.rested) -> rested => {
+                    self.rested = never();
+                    let rested = rested.unwrap_or_else(|_| Err("it is ending".into()));
+                    if self.hands_over(rested) {
+                        return Ok(Finish::HandedOver);
+                    }
+                }
                 recv(events) -> event => match event {
                     Ok(event) => self.note(event)?,
                     // The engine has ended by itself, which only a lost context can explain.
@@ -335,7 +374,47 @@ impl<H: Host> Serving<H> {
                 },
             }
         }
-        Ok(())
+        Ok(Finish::Over)
+    }
+
+    /// Brings the sessions to rest, once those that are being made are there.
+    fn begin_hand_over(&mut self) {
+        if self.expected > 0 {
+            return;
+        }
+        let Some(request) = self.hand_over.take() else {
+            return;
+        };
+        tracing::info!("Server has been notified to hand over its clients");
+        if request.fingerprint != wire::fingerprint() {
+            let why = "the next server is of a release that cannot go on with its clients";
+            return self.stay(why.into());
+        }
+        let patience = Duration::from_millis(request.patience_ms);
+        self.rested = self.host.hand_over(patience, request.force);
+    }
+
+    fn stay(&self, why: String) {
+        tracing::info!("The clients stay: {why}");
+        self.report(&ToDaemon::Stays { why });
+    }
+
+    /// The sessions are at rest, or not; whether this server ends now.
+    fn hands_over(&self, rested: Rested) -> bool {
+        match rested {
+            // The next server may come with the next daemon only.
+            Ok(_) if self.link.is_none() => true,
+            Ok(sessions) => {
+                self.stop_trace();
+                tracing::info!("Handing over {sessions} clients");
+                self.report(&ToDaemon::HandsOver { sessions });
+                true
+            }
+            Err(why) => {
+                self.stay(why);
+                false
+            }
+        }
     }
 
     fn has_clients(&self) -> bool {

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Faults and kills of the server beside clients that have nothing in flight: who is lost, and how long the others wait.
 
-    tests/gpu/outlive.py --build target/release [--system mpsshim|nvidia] [--faults 20] [--kills 20]
+    tests/gpu/outlive.py --build target/release [--system mpsshim|nvidia] [--faults 20] [--kills 20] [--restarts 0] [--standby]
                          [--clients survivor,survivor,jax,cupy,torch] [--seconds 600]
 
 Each client answers requests and checks what it computes; `survivor` also checks that memory, pinned memory, streams, events
 and modules are what they were. A fault is another program's write to address 0x10, a kill is SIGKILL for the server. After
-each, every client gets a request at once; the slowest answer is the pause. A client that is lost is started again.
+each, every client gets a request at once; the slowest answer is the pause. While `restart_server` replaces the server, the
+clients get requests without a pause; the slowest answer is the pause. A client that is lost is started again.
 
 Needs `survivor` in the build directory (cargo build --release -p mpsshim-tests --bin survivor), and for the other clients
 PyTorch, CuPy or JAX. Prints a table as Markdown. Exit status 1 when a client of --expect was lost or an answer was wrong.
@@ -67,6 +68,38 @@ def kill(system, *_):
         os.kill(pid, signal.SIGKILL)
 
 
+def restart(system):
+    """`restart_server` under clients that work all the time; what it says if it fails."""
+    said = system.command(f"restart_server {parse_pids(system.command('get_server_list'))[-1]}").strip()
+    return "" if said.isdigit() else said
+
+
+def ask_without_pause(clients, act):
+    """The slowest or the first wrong answer of each client while something happens, and what came of that."""
+    over, slowest = threading.Event(), {}
+
+    def work(client):
+        while not over.is_set():
+            answer, took = client.ask()
+            if client not in slowest or took > slowest[client][1]:
+                slowest[client] = (answer, took)
+            if not answer.startswith("ok"):
+                slowest[client] = (answer, took)
+                return
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    try:
+        said = act()
+        time.sleep(0.3)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    return slowest, said
+
+
 def ask_all(clients):
     """The answers of all, asked at once."""
     answers = {}
@@ -88,12 +121,20 @@ def run(system, processes, options):
     ask_all(clients)
     deadline = time.monotonic() + options.seconds
     rows = []
-    for what, count, happen in (("fault of another program", options.faults, fault), ("kill -9 of the server", options.kills, kill)):
+    kinds = (("fault of another program", options.faults, fault), ("kill -9 of the server", options.kills, kill),
+             ("restart_server under load", options.restarts, None))
+    for what, count, happen in kinds:
         done, lost, pauses, wrong = 0, {}, [], []
         while done < count and time.monotonic() < deadline:
-            happen(system, processes, options.build, None)
+            if happen:
+                happen(system, processes, options.build, None)
+                answers = ask_all(clients)
+            else:
+                answers, said = ask_without_pause(clients, lambda: restart(system))
+                if said:
+                    lost["refused"] = lost.get("refused", 0) + 1
+                    print(f"{what} {done + 1}: {said}", file=sys.stderr)
             done += 1
-            answers = ask_all(clients)
             survived = [took for answer, took in answers.values() if answer.startswith("ok")]
             if survived:
                 pauses.append(max(survived))
@@ -115,8 +156,8 @@ def run(system, processes, options):
                         time.sleep(2)
             time.sleep(0.2)
             ask_all(clients)
-            # A framework's threads go on for a moment.
-            time.sleep(0.2)
+            # A framework's threads go on for a moment; a standby has to be ready.
+            time.sleep(1.5 if options.standby else 0.2)
         rows.append((what, done, lost, pauses, wrong))
     for client in clients:
         processes.end(client.process)
@@ -129,10 +170,14 @@ def main():
     parser.add_argument("--system", choices=("mpsshim", "nvidia"), default="mpsshim")
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--standby", action="store_true", help="the server has a standby (MPSSHIM_STANDBY=1)")
     parser.add_argument("--clients", default="survivor,survivor,jax,cupy,torch")
     parser.add_argument("--expect", default="survivor", help="clients none of which may be lost, by name")
     parser.add_argument("--seconds", type=float, default=600, help="end after this time, whatever was reached")
     options = parser.parse_args()
+    if options.standby:
+        os.environ["MPSSHIM_STANDBY"] = "1"
     processes = Processes()
     with tempfile.TemporaryDirectory(prefix="outlive-") as directory:
         system = make_system(options.system, processes, directory, options.build)

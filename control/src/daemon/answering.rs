@@ -69,6 +69,15 @@ impl Daemon {
                 self.servers.shut_down(pid, *force);
                 Until::Gone(pid, Vec::new(), Answer::done(""))
             }),
+            Command::RestartServer {
+                server,
+                patience,
+                force,
+            } => self.pid(server).and_then(|pid| {
+                let begun = self.servers.restart(pid, *patience, *force);
+                begun.map_err(Answer::failed)?;
+                Ok(Until::Restarted(pid))
+            }),
             Command::TerminateClient { server, client } => self
                 .pid(server)
                 .and_then(|pid| {
@@ -187,6 +196,7 @@ impl Daemon {
                             && !sessions.iter().any(|id| server.has_session(*id))
                 }
             },
+            Until::Restarted(pid) => servers.is_restarted(*pid),
             Until::Devices(_) => found || !searching,
             Until::TraceStart(until) | Until::TraceStop(until) => {
                 servers.is_tracing_settled() || now >= *until
@@ -207,6 +217,10 @@ impl Daemon {
                         Some(why) => Answer::failed(format!("{why}\n1")),
                     }
                 }
+                Until::Restarted(pid) => match self.servers.restarted(pid) {
+                    Ok(next) => Answer::done(next.to_string()),
+                    Err(why) => Answer::failed(why),
+                },
                 Until::Devices(request) if !found && request.command != Command::Info => {
                     Answer::failed(self.devices.failure())
                 }
@@ -312,6 +326,7 @@ impl Daemon {
             | Command::TraceStart(_)
             | Command::TraceStop
             | Command::ShutdownServer { .. }
+            | Command::RestartServer { .. }
             | Command::TerminateClient { .. } => Ok(Answer::done("")),
         };
         outcome.unwrap_or_else(|answer| answer)

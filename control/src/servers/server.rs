@@ -34,6 +34,10 @@ pub enum State {
     Initializing,
     /// It takes clients.
     Active,
+    /// It brings its sessions to rest for the next server.
+    HandingOver,
+    /// They are at rest, and it is ending.
+    HandedOver,
     /// Its context is lost.
     Fault,
     /// It was told to end.
@@ -45,7 +49,7 @@ impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             State::Initializing => "INITIALIZING",
-            State::Active | State::Stopping => "ACTIVE",
+            State::Active | State::HandingOver | State::HandedOver | State::Stopping => "ACTIVE",
             State::Fault => "FAULT",
         })
     }
@@ -98,6 +102,14 @@ pub struct Server {
     pub(super) part: Part,
     /// Another goes on with its sessions already.
     pub(super) succeeded: bool,
+    /// It is the standby of the server with this process id.
+    pub(super) standby_of: Option<i32>,
+    /// It has made its context, and understands sessions with this fingerprint.
+    pub(super) stands_by: Option<u64>,
+    /// It has had a standby.
+    pub(super) had_standby: bool,
+    /// Why it has not handed its sessions over.
+    pub(super) stays: Option<String>,
     /// The connection to the keeper of its sessions: the next server goes on with them.
     pub(super) keeper: Option<Stranger>,
     /// Its reports on traces that have not been handled yet.
@@ -133,6 +145,10 @@ impl Server {
             remains: None,
             part: Part::None,
             succeeded: false,
+            standby_of: None,
+            stands_by: None,
+            had_standby: false,
+            stays: None,
             keeper: None,
             traced: Vec::new(),
         }
@@ -269,6 +285,9 @@ impl Server {
         match report {
             ToDaemon::Ready { devices } => {
                 check_devices(&devices)?;
+                if self.standby_of.is_some() {
+                    return Err("a standby says that it is ready".into());
+                }
                 self.devices = devices;
                 if self.state == State::Initializing {
                     self.state = State::Active;
@@ -326,6 +345,25 @@ impl Server {
                 self.state = State::Fault;
                 self.end_within(END_PATIENCE);
                 tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
+            }
+            ToDaemon::Standby { fingerprint } => {
+                if self.standby_of.is_none() {
+                    return Err("it says that it is a standby".into());
+                }
+                self.stands_by = Some(fingerprint);
+                tracing::info!("Server {pid} stands by");
+            }
+            ToDaemon::Stays { why } if self.state == State::HandingOver => {
+                self.state = State::Active;
+                self.stays = Some(why);
+            }
+            ToDaemon::Stays { .. } => {}
+            ToDaemon::HandsOver { sessions } => {
+                if self.state == State::HandingOver {
+                    self.state = State::HandedOver;
+                    self.end_within(END_PATIENCE);
+                    tracing::info!("Server {pid} hands over {sessions} clients");
+                }
             }
             ToDaemon::TraceStarted { error } => self.note_trace_start(error),
             ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),

@@ -9,10 +9,11 @@ use mpsshim_control::logging::{self, Sink};
 use mpsshim_control::panics;
 use mpsshim_control::settings::Settings;
 use mpsshim_server::driver_locks;
-use mpsshim_server::engine::list_devices;
+use mpsshim_server::engine::{OpenDriver, list_devices};
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::keeper::{self, Keeper};
 use mpsshim_server::serve::{End, serve};
+use mpsshim_server::standby;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
     match run(&options, link, settings) {
         Ok(End::Orderly) => ExitCode::SUCCESS,
         // SAFETY: as below.
-        Ok(End::Unfinished) => unsafe { nix::libc::_exit(0) },
+        Ok(End::Unfinished | End::HandedOver) => unsafe { nix::libc::_exit(0) },
         Ok(End::Fault) => {
             // No destructor, no exit handler of the driver: after a fault they may hang.
             // SAFETY: _exit ends the process and touches nothing of it.
@@ -111,16 +112,26 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     };
     driver_locks::spin_for(Duration::from_micros(options.lock_spin_us));
     let (events, receiver) = unbounded();
+    let opened = OpenDriver::open(config.cuda_library.as_deref());
+    let opened = opened.context("cannot start the engine")?;
+    let mut limits = options.limits.clone().unwrap_or_default();
     let keeper = match options.keeper_fd {
         Some(fd) => Some(take_keeper(fd).context("cannot take over sessions")?),
+        None if options.standby => {
+            let attached = opened.attach();
+            attached.context("cannot make the first device's context")?;
+            match standby::wait(&link, &mut limits).context("the standby")? {
+                Some(keeper) => Some(keeper),
+                None => return Ok(End::Orderly),
+            }
+        }
         None => Keeper::start()
             .inspect_err(|error| {
                 tracing::warn!("No keeper, sessions do not outlive this server: {error}");
             })
             .ok(),
     };
-    let host = Hosting::start(config, keeper, events).context("cannot start the engine")?;
-    let limits = options.limits.clone().unwrap_or_default();
+    let host = Hosting::start(opened, config, keeper, events).context("cannot start the engine")?;
     Ok(serve(link, host, &receiver, limits, &control))
 }
 

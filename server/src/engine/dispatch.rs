@@ -39,7 +39,7 @@ const COUNT: Duration = Duration::from_millis(1);
 const ASK: Duration = Duration::from_micros(50);
 
 /// What came of a visit to a session.
-enum Visit {
+pub enum Visit {
     /// No message, or the next one waits for the client.
     Idle,
     /// Messages were executed.
@@ -89,7 +89,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         }
         parked.take_rung(shared, &mut sessions, false);
         sessions.extend(inbox.try_iter());
-        if shared.is_lost() || shared.stopping.load(Ordering::Relaxed) {
+        if shared.is_lost() || shared.is_resting() || shared.stopping.load(Ordering::Relaxed) {
             parked.take_all(shared, &mut sessions);
         }
         if shared.stopping.load(Ordering::Relaxed) {
@@ -117,7 +117,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                     break;
                 }
             }
-            if !shared.may_go(&session.shared) {
+            if !shared.is_resting() && !shared.may_go(&session.shared) {
                 // Others are behind; this one has something to do.
                 worked = true;
                 at += 1;
@@ -306,6 +306,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             return Visit::Slow;
         }
     }
+    if shared.is_resting() {
+        return session.come_to_rest(shared);
+    }
     let mut count = 0;
     while count < BUDGET {
         match step(shared, session, false) {
@@ -362,6 +365,10 @@ pub enum Step {
 pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step {
     // What is executed now would be so in vain.
     if shared.is_lost() && shared.goes_on(&session.shared) {
+        return Step::Full;
+    }
+    // What was on its way to the slow lane, or to the gate, is done there.
+    if !on_slow_lane && shared.is_resting() {
         return Step::Full;
     }
     let message = match session.consumer.peek() {

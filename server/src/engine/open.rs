@@ -30,6 +30,16 @@ impl OpenDriver {
         })
     }
 
+    /// Makes the context of the first device, which an engine then finds. Takes some hundred milliseconds on a GPU.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn attach(&self) -> anyhow::Result<()> {
+        let first = self.devices.first();
+        let first = first.context("the driver has no device")?;
+        Ok(first.attach(&self.driver)?)
+    }
+
     /// The devices, by ordinal.
     pub fn devices(&self) -> Vec<DeviceInfo> {
         self.devices.iter().map(DeviceInfo::from).collect()

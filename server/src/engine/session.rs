@@ -49,7 +49,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -116,6 +116,10 @@ pub struct SessionShared {
     pub waits: Waits,
     /// What it has made, for a server that comes after this one.
     pub description: Arc<Description>,
+    /// The last attempt to bring all sessions to rest with which this one came to rest.
+    pub rested: AtomicU64,
+    /// The last attempt with which its thread has tried to.
+    pub asked_to_rest: AtomicU64,
 }
 
 impl SessionShared {
@@ -147,6 +151,8 @@ impl SessionShared {
             activity: Published::default(),
             waits: Waits::default(),
             description,
+            rested: AtomicU64::new(0),
+            asked_to_rest: AtomicU64::new(0),
         }
     }
 

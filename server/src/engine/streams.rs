@@ -287,6 +287,13 @@ impl Stream {
         }
     }
 
+    /// Nothing of it is in flight, by the driver's word.
+    pub fn settle_progress(&mut self) {
+        if let Some(progress) = &mut self.progress {
+            progress.settle();
+        }
+    }
+
     /// What was begun was refused: whether something was submitted since the last mark, the counts say.
     pub fn take_back_begun(&mut self) {
         let covered = self.ops == self.done || self.mark.is_some_and(|mark| mark.ops == self.ops);

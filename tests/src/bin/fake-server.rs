@@ -234,7 +234,7 @@ fn main() -> io::Result<ExitCode> {
     Ok(
         match serve(Link::new(link), host, &receiver, limits, &control()) {
             End::Orderly => ExitCode::SUCCESS,
-            End::Fault | End::Unfinished => ExitCode::FAILURE,
+            End::Fault | End::Unfinished | End::HandedOver => ExitCode::FAILURE,
         },
     )
 }

@@ -1,0 +1,269 @@
+//! Standbys, and servers that are replaced while their clients go on.
+//!
+//! A standby is a server that has made its context and waits. When the server that it belongs to ends unexpectedly, or hands
+//! its sessions over, it goes on with them, so that clients do not wait for a context to be made.
+
+use super::server::{Server, State};
+use super::{Servers, Start};
+use crate::closers::Stranger;
+use crate::link::HandOver;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// A server that is to be replaced.
+#[derive(Debug)]
+pub struct Restart {
+    /// Its process id.
+    server: i32,
+    patience: Duration,
+    force: bool,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// The standby makes its context.
+    Prepares,
+    /// The sessions are being brought to rest.
+    Rests,
+    /// The server with this process id goes on with them.
+    Adopts(i32),
+    /// Process id of the new server, or why there is none, in words.
+    Over(Result<i32, String>),
+}
+
+impl Servers {
+    /// Begins to replace a server by a new one that goes on with its clients. They may take `patience` to come to rest; with
+    /// `force`, those that cannot go on are ended.
+    ///
+    /// # Errors
+    /// Why that is impossible, in words.
+    pub fn restart(&mut self, pid: i32, patience: Duration, force: bool) -> Result<(), String> {
+        // Nobody has waited for those that are over.
+        self.restarts
+            .retain(|restart| !matches!(restart.step, Step::Over(_)));
+        let server = self.by_pid(pid);
+        let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
+        if server.state != State::Active || server.link.is_none() {
+            return Err(match server.state {
+                State::Initializing => format!("Server {pid} is starting"),
+                _ => format!("Server {pid} is ending, or is being restarted"),
+            });
+        }
+        if server.keeper.is_none() {
+            return Err(format!(
+                "Server {pid} has no keeper: its clients end with it"
+            ));
+        }
+        if self.restarts.iter().any(|restart| restart.server == pid) {
+            return Err(format!("Server {pid} is being restarted"));
+        }
+        let uid = server.uid;
+        if self.standby_of(pid).is_none() {
+            let owner = self.launcher.owner(uid, None);
+            let standby = self.start_as(owner, Start::Standby(pid));
+            standby.ok_or("the next server could not be started; control.log says why")?;
+        }
+        self.restarts.push(Restart {
+            server: pid,
+            patience,
+            force,
+            step: Step::Prepares,
+        });
+        self.advance_restarts();
+        Ok(())
+    }
+
+    /// Whether that is over.
+    pub fn is_restarted(&self, pid: i32) -> bool {
+        let of_server = |restart: &&Restart| restart.server == pid;
+        let restart = self.restarts.iter().find(of_server);
+        restart.is_none_or(|restart| matches!(restart.step, Step::Over(_)))
+    }
+
+    /// Process id of the server that has taken a server's place, or why there is none, in words. It is told once.
+    ///
+    /// # Errors
+    /// The same words.
+    pub fn restarted(&mut self, pid: i32) -> Result<i32, String> {
+        let at = self
+            .restarts
+            .iter()
+            .position(|restart| restart.server == pid);
+        match at.map(|at| self.restarts.remove(at).step) {
+            Some(Step::Over(outcome)) => outcome,
+            _ => Err(format!("Server {pid} is not being restarted")),
+        }
+    }
+
+    fn standby_of(&self, pid: i32) -> Option<usize> {
+        let is_its = |server: &Server| {
+            server.standby_of == Some(pid)
+                && server.state != State::Stopping
+                && server.link.is_some()
+        };
+        self.running.iter().position(is_its)
+    }
+
+    /// Takes each restart as far as it can go.
+    pub(super) fn advance_restarts(&mut self) {
+        for at in 0..self.restarts.len() {
+            let Restart {
+                server,
+                patience,
+                force,
+                ..
+            } = self.restarts[at];
+            let next = match &self.restarts[at].step {
+                Step::Prepares => self.ask_to_hand_over(server, patience, force),
+                Step::Rests => self.look_whether_it_stays(server),
+                Step::Adopts(next) => self.look_at_adoption(*next),
+                Step::Over(_) => None,
+            };
+            if let Some(step) = next {
+                if let Step::Over(Err(why)) = &step {
+                    tracing::warn!("Server {server} is not restarted: {why}");
+                }
+                self.restarts[at].step = step;
+            }
+        }
+        self.stop_unneeded_standbys();
+    }
+
+    fn ask_to_hand_over(&mut self, pid: i32, patience: Duration, force: bool) -> Option<Step> {
+        let over = |why: String| Some(Step::Over(Err(why)));
+        let Some(standby) = self.standby_of(pid) else {
+            return over("the next server has ended; server.log says why".into());
+        };
+        let fingerprint = self.running[standby].stands_by?;
+        let Some(server) = self
+            .by_pid_mut(pid)
+            .filter(|server| server.state == State::Active)
+        else {
+            return over(format!("Server {pid} has ended, or is ending"));
+        };
+        let request = HandOver {
+            fingerprint,
+            patience_ms: patience.as_millis() as u64,
+            force,
+        };
+        match server
+            .link
+            .as_ref()
+            .map(|link| link.order_hand_over(request))
+        {
+            Some(Ok(())) => {
+                server.state = State::HandingOver;
+                Some(Step::Rests)
+            }
+            Some(Err(error)) => over(format!("Server {pid}: {error}")),
+            None => over(format!("Server {pid} is ending")),
+        }
+    }
+
+    fn look_whether_it_stays(&mut self, pid: i32) -> Option<Step> {
+        match self.by_pid_mut(pid) {
+            Some(server) => {
+                let why = server.stays.take()?;
+                Some(Step::Over(Err(format!(
+                    "the clients of server {pid} stay: {why}"
+                ))))
+            }
+            None => Some(Step::Over(Err(format!("Server {pid} has ended")))),
+        }
+    }
+
+    fn look_at_adoption(&self, next: i32) -> Option<Step> {
+        match self.by_pid(next) {
+            Some(server) if server.state == State::Active => Some(Step::Over(Ok(next))),
+            Some(server) if server.state == State::Initializing => None,
+            _ => Some(Step::Over(Err(format!(
+                "the next server, {next}, has ended"
+            )))),
+        }
+    }
+
+    /// Has the standby of a server go on with the sessions of its keeper; its process id, or the keeper if there is none.
+    pub(super) fn use_standby(&mut self, pid: i32, keeper: Stranger) -> Result<i32, Stranger> {
+        let standby = self.standby_of(pid).map(|at| &mut self.running[at]);
+        let Some(standby) = standby.filter(|standby| standby.stands_by.is_some()) else {
+            return Err(keeper);
+        };
+        let ordered = standby
+            .link
+            .as_ref()
+            .map(|link| link.order_adoption(keeper.as_fd()));
+        if !matches!(ordered, Some(Ok(()))) {
+            return Err(keeper);
+        }
+        standby.standby_of = None;
+        standby.keeper = Some(keeper);
+        tracing::info!(
+            "Server {} goes on with the clients of server {pid}",
+            standby.pid
+        );
+        Ok(standby.pid)
+    }
+
+    /// The server `next` takes the place of another one, with what was set for that.
+    pub(super) fn note_successor(&mut self, server: &Server, next: i32) {
+        let limits = server.limits.clone();
+        if let Some(next) = self.by_pid_mut(next) {
+            let ordered = next.link.as_ref().map(|link| link.order_limits(&limits));
+            if let Some(Err(error)) = ordered {
+                tracing::warn!("Server {}: {error}", next.pid);
+            }
+            next.limits = limits;
+        }
+        let of_server = |restart: &&mut Restart| restart.server == server.pid;
+        if let Some(restart) = self.restarts.iter_mut().find(of_server)
+            && !matches!(restart.step, Step::Over(_))
+        {
+            restart.step = Step::Adopts(next);
+        }
+    }
+
+    /// Starts standbys for servers with clients, if that is set.
+    pub(super) fn start_standbys(&mut self) {
+        if !self.launcher.keeps_standbys() || self.closing {
+            return;
+        }
+        let needs = |server: &Server| {
+            server.state == State::Active
+                && server.keeper.is_some()
+                && !server.sessions.is_empty()
+                && !server.had_standby
+        };
+        while let Some(at) = self.running.iter().position(needs) {
+            let server = &mut self.running[at];
+            // If it fails once it fails again: memory is short, most likely.
+            server.had_standby = true;
+            let (pid, uid) = (server.pid, server.uid);
+            if self.standby_of(pid).is_none() {
+                let owner = self.launcher.owner(uid, None);
+                self.start_as(owner, Start::Standby(pid));
+            }
+        }
+    }
+
+    /// Ends standbys whose server has gone, and those of restarts that have failed.
+    pub(super) fn stop_unneeded_standbys(&mut self) {
+        for at in 0..self.running.len() {
+            let server = &self.running[at];
+            let Some(of) = server
+                .standby_of
+                .filter(|_| server.state != State::Stopping)
+            else {
+                continue;
+            };
+            let is_restarted = self
+                .restarts
+                .iter()
+                .any(|restart| restart.server == of && !matches!(restart.step, Step::Over(_)));
+            let is_there = self.by_pid(of).is_some_and(|server| !server.succeeded);
+            if !is_there || !is_restarted && !self.launcher.keeps_standbys() {
+                self.running[at].stop(false);
+            }
+        }
+    }
+}

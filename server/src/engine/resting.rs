@@ -1,0 +1,194 @@
+//! Brings all sessions to rest, so that the next server can go on with them: nothing of theirs is executed any more, and what
+//! was given to the device is done.
+//!
+//! Each dispatch thread rests its own sessions. What a session still owes its client (marks, deferred messages, an image that
+//! is being loaded) is done first; its next message stays in the ring.
+
+use super::dispatch::Visit;
+use super::session::{Session, SessionShared};
+use super::{Engine, Shared};
+use crossbeam_channel::Sender;
+use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_model::bonds::Bonds;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Between two looks whether all sessions are at rest.
+const LOOK: Duration = Duration::from_millis(1);
+/// How much longer a thread may take to look at its sessions.
+const GRACE: Duration = Duration::from_secs(5);
+/// Clients that are named when some cannot be handed over.
+const NAMED: usize = 8;
+
+/// How many sessions are at rest, or why not all are, in words.
+pub type Rested = Result<usize, String>;
+
+/// A session that cannot be handed over, and why.
+struct Stays(Arc<SessionShared>, String);
+
+impl Engine {
+    /// Brings all sessions to rest within `patience` and sends how many there are. From then on nothing is executed: the
+    /// process has to end. With `force`, sessions that cannot go on elsewhere are ended; without, clients that cannot be
+    /// handed over are what is sent, with reasons, in words, and everything goes on.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn hand_over(
+        &self,
+        patience: Duration,
+        force: bool,
+        outcome: Sender<Rested>,
+    ) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let started = std::thread::Builder::new()
+            .name("hand-over".into())
+            .spawn(move || {
+                // Whoever asked has gone if this fails.
+                let _ = outcome.send(shared.come_to_rest(patience, force));
+            });
+        started.map(drop)
+    }
+}
+
+impl Shared {
+    /// Whether sessions are being brought to rest, or are at rest.
+    #[inline]
+    pub fn is_resting(&self) -> bool {
+        self.resting.load(Ordering::Relaxed) != 0
+    }
+
+    fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
+        if !force {
+            refuse(self.bound())?;
+        }
+        let until = Instant::now() + patience;
+        let number = self.rests.fetch_add(1, Ordering::Relaxed) + 1;
+        self.resting.store(number, Ordering::SeqCst);
+        let rests = |session: &Arc<SessionShared>| session.rested.load(Ordering::Acquire) == number;
+        let awake = loop {
+            self.dispatchers
+                .iter()
+                .for_each(|thread| thread.bell.ring());
+            let now = Instant::now();
+            let mut awake = self.session_list();
+            // Before it is looked who rests: whoever has been asked either does by now, or has work.
+            let asked = awake
+                .iter()
+                .all(|session| session.asked_to_rest.load(Ordering::Acquire) == number);
+            awake.retain(|session| !rests(session));
+            if awake.is_empty() || now >= until && asked || now >= until + GRACE {
+                break awake;
+            }
+            if self.is_lost() {
+                self.go_on();
+                return Err("the context is lost".into());
+            }
+            sleep(LOOK);
+        };
+        let busy = |session| {
+            let why = format!("has not come to rest within {} s", patience.as_secs());
+            Stays(session, why)
+        };
+        let mut stay: Vec<Stays> = awake.into_iter().map(busy).collect();
+        // A message that was executed meanwhile may have bound its session.
+        stay.extend(
+            self.bound()
+                .into_iter()
+                .filter(|Stays(session, _)| rests(session)),
+        );
+        if force {
+            for Stays(session, why) in &stay {
+                tracing::warn!("Client {} {why}, and ends", session.info);
+                session.end(CUDA_ERROR_MPS_RPC_FAILURE);
+                self.forget_session(session.info.session);
+            }
+        } else if let Err(why) = refuse(stay) {
+            self.go_on();
+            return Err(why);
+        }
+        let mut going_on = 0;
+        for session in self.session_list() {
+            if session.is_portable_now() && rests(&session) {
+                session.description.set_outlives();
+                going_on += 1;
+            }
+        }
+        Ok(going_on)
+    }
+
+    /// Sessions are served again.
+    fn go_on(&self) {
+        self.resting.store(0, Ordering::SeqCst);
+        self.dispatchers
+            .iter()
+            .for_each(|thread| thread.bell.ring());
+    }
+
+    /// Sessions that are bound to their context.
+    fn bound(&self) -> Vec<Stays> {
+        let sessions = self.session_list().into_iter();
+        let bonds = sessions.map(|session| (session.description.bonds(), session));
+        bonds
+            .filter(|(bonds, _)| *bonds != Bonds::default())
+            .map(|(bonds, session)| Stays(session, format!("is bound by {bonds}")))
+            .collect()
+    }
+}
+
+fn refuse(mut stay: Vec<Stays>) -> Result<(), String> {
+    if stay.is_empty() {
+        return Ok(());
+    }
+    stay.sort_by_key(|Stays(session, _)| session.info.session);
+    let count = stay.len();
+    let name = |Stays(session, why): Stays| format!("client {} {why}", session.info.pid);
+    let mut named: Vec<String> = stay.into_iter().take(NAMED).map(name).collect();
+    if count > NAMED {
+        named.push(format!("{} others", count - NAMED));
+    }
+    Err(named.join(", "))
+}
+
+impl Session {
+    /// Does what has to be done before the session is at rest, as far as it can be done now.
+    pub fn come_to_rest(&mut self, shared: &Shared) -> Visit {
+        let number = shared.resting.load(Ordering::SeqCst);
+        if self.shared.rested.load(Ordering::Relaxed) == number {
+            return Visit::Idle;
+        }
+        let visit = self.rest_as_far_as_possible(shared, number);
+        self.shared.asked_to_rest.store(number, Ordering::Release);
+        visit
+    }
+
+    fn rest_as_far_as_possible(&mut self, shared: &Shared, number: u64) -> Visit {
+        // An image that was taken from the client's connection cannot be taken again.
+        if self.wants_moment || self.prepared.is_some() {
+            return Visit::Slow;
+        }
+        self.reap_streams(shared);
+        self.finish_releases(shared);
+        let owes = self.held.any()
+            || self.marks.is_waiting()
+            || !self.retired.is_empty()
+            || !self.releasing.is_empty()
+            || !self.leaving.is_empty();
+        if shared.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
+            self.say_whether_at_work(shared);
+        }
+        let drained = self.is_drained(shared);
+        if owes || !drained {
+            return Visit::Full;
+        }
+        for stream in self.streams.iter_mut() {
+            stream.settle_progress();
+        }
+        if self.shared.is_at_rest() {
+            self.shared.rested.store(number, Ordering::Release);
+        }
+        Visit::Full
+    }
+}
