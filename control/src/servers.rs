@@ -5,12 +5,15 @@
 
 mod limits;
 mod orphans;
+mod quarantine;
 mod server;
 mod traces;
 
 use super::defaults::Defaults;
 use super::greeting;
 use super::process::Process;
+use super::program::Program;
+use super::quarantine::Quarantine;
 use super::spawn::{Launcher, Owner};
 use crate::closers::Stranger;
 use crate::link::{Arrival, Link};
@@ -19,11 +22,14 @@ use crate::seqpacket;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
+use quarantine::Coming;
 pub use server::{Client, Server, State};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use traces::Trace;
 use zerocopy::IntoBytes;
@@ -55,6 +61,8 @@ struct Waiting {
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
+    /// What the client runs, where that can be seen.
+    program: Option<Program>,
 }
 
 /// All servers and all clients that wait.
@@ -71,11 +79,15 @@ pub struct Servers {
     orphans_until: Option<Instant>,
     closing: bool,
     trace: Option<Trace>,
+    quarantine: Quarantine,
+    /// Faults of servers that there ever were.
+    faults: Arc<AtomicU64>,
 }
 
 impl Servers {
     /// None yet.
     pub fn new(launcher: Launcher, defaults: Defaults) -> Servers {
+        let quarantine = Quarantine::new(launcher.quarantine());
         Servers {
             launcher,
             defaults,
@@ -87,6 +99,8 @@ impl Servers {
             orphans_until: None,
             closing: false,
             trace: None,
+            quarantine,
+            faults: Arc::default(),
         }
     }
 
@@ -122,10 +136,12 @@ impl Servers {
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
         let owner = self.launcher.owner(uid, Some(client.who.gid));
+        let program = quarantine::program_of(&client);
+        let needs = self.quarantine.needs(program.as_ref());
         let ready = self
             .running
             .iter()
-            .any(|server| server.uid == owner.uid && server.state == State::Active);
+            .any(|server| server.serves(owner.uid, needs) && server.state == State::Active);
         let what = if ready {
             "Server already exists"
         } else {
@@ -136,6 +152,7 @@ impl Servers {
             number: self.next_number,
             client,
             owner,
+            program,
         });
         self.next_number += 1;
         self.advance();
@@ -200,7 +217,9 @@ impl Servers {
             if server.log_pending {
                 server.hand_log(self.launcher.log());
             }
+            let found = server.take_findings();
             let devices = server.devices.clone();
+            self.weigh(found);
             if !devices.is_empty() {
                 self.learn_devices_of(pid, &devices);
             }
@@ -247,6 +266,7 @@ impl Servers {
         server.read_reports(usize::MAX);
         drop(reported);
         self.end_trace_of(&mut server);
+        self.weigh(server.take_findings());
         let pid = server.pid;
         match status {
             Some(status) => {
@@ -325,7 +345,7 @@ impl Servers {
             "Server {pid} ended unexpectedly, with {clients} clients; the next server goes on with those that it can"
         );
         let owner = self.launcher.owner(uid, None);
-        self.start(owner, Some(keeper));
+        self.start(owner, server.quarantined.clone(), Some(keeper));
         true
     }
 
@@ -431,7 +451,8 @@ impl Servers {
     fn advance(&mut self) {
         loop {
             self.hand_over();
-            let Some(owner) = self.without_server() else {
+            self.end_unneeded();
+            let Some((owner, program)) = self.without_server() else {
                 return;
             };
             if self.orphans_until.is_some() {
@@ -439,25 +460,24 @@ impl Servers {
             }
             if self.failures.too_many(owner.uid, Instant::now()) {
                 self.give_up(owner);
-            } else if self.running.is_empty() {
-                self.start(owner, None);
+            } else if self.may_start(owner, program.as_ref()) {
+                self.start(owner, program, None);
             } else {
-                // Another user's server, or one of the same user that is ending. One that works on goes on:
-                // the ranks of a parallel program must all be served.
+                // Another user's servers, or one of the same user that is ending. Those that work go on: the ranks of
+                // a parallel program must all be served.
+                let idle = self.idle_users(owner.uid);
                 for server in self
                     .running
                     .iter_mut()
-                    .filter(|server| server.state == State::Active)
+                    .filter(|server| server.state == State::Active && idle.contains(&server.uid))
                 {
-                    if server.is_idle() {
-                        tracing::info!(
-                            "Shutting down idle server {} of user {} for user {}",
-                            server.pid,
-                            server.uid,
-                            owner.uid
-                        );
-                        server.stop(false);
-                    }
+                    tracing::info!(
+                        "Shutting down idle server {} of user {} for user {}",
+                        server.pid,
+                        server.uid,
+                        owner.uid
+                    );
+                    server.stop(false);
                 }
                 return;
             }
@@ -466,10 +486,11 @@ impl Servers {
 
     /// Hands clients to servers that take them.
     fn hand_over(&mut self) {
-        let running = &mut self.running;
-        self.waiting.retain(|waiting| {
+        let (running, quarantine) = (&mut self.running, &self.quarantine);
+        self.waiting.retain_mut(|waiting| {
+            let needs = quarantine.needs(waiting.program.as_ref());
             let takes = |server: &&mut Server| {
-                server.uid == waiting.owner.uid
+                server.serves(waiting.owner.uid, needs)
                     && server.state == State::Active
                     && !server.link_full
                     && server.has_room()
@@ -482,7 +503,10 @@ impl Servers {
             };
             match link.hand_over(&waiting.client) {
                 Ok(()) => {
-                    server.handed_over.push(waiting.client.who);
+                    server.handed_over.push(Coming {
+                        who: waiting.client.who,
+                        program: waiting.program.take(),
+                    });
                     false
                 }
                 Err(error) if error.would_block() => {
@@ -500,33 +524,25 @@ impl Servers {
         self.wanted.retain(|owner| {
             !running
                 .iter()
-                .any(|server| server.uid == owner.uid && server.state != State::Stopping)
+                .any(|server| server.serves(owner.uid, None) && server.state != State::Stopping)
         });
     }
 
-    /// The first waiting user without a server that accepts clients.
-    fn without_server(&self) -> Option<Owner> {
-        let clients = self.waiting.iter().map(|waiting| waiting.owner);
-        let wanted = self.wanted.iter().copied();
-        let serves = |server: &Server, uid| {
-            server.uid == uid && matches!(server.state, State::Initializing | State::Active)
-        };
-        clients
-            .chain(wanted)
-            .find(|owner| !self.running.iter().any(|server| serves(server, owner.uid)))
-    }
-
-    /// `keeper`: it goes on with the sessions there.
-    fn start(&mut self, owner: Owner, keeper: Option<Stranger>) {
+    /// `program`: for this quarantined one only; `keeper`: it goes on with the sessions there.
+    fn start(&mut self, owner: Owner, program: Option<Program>, keeper: Option<Stranger>) {
         let limits = self.limits_for(owner.uid);
         let connection = keeper.as_ref().map(|keeper| keeper.as_fd());
-        match self.launcher.start(owner, &limits, connection) {
+        let started = (self.launcher).start((owner, program.as_ref()), &limits, connection);
+        match started {
             Ok((child, link)) => {
                 let pid = child.id();
+                let served = match &program {
+                    Some(program) => format!("the quarantined program {program}"),
+                    None => self.launcher.served(owner),
+                };
                 tracing::info!(
                     as_pid = u64::from(pid),
-                    "Starting new server {pid} for {}",
-                    self.launcher.served(owner)
+                    "Starting new server {pid} for {served}"
                 );
                 // Linux process ids have 22 bits.
                 let process = Process::Child(child);
@@ -534,6 +550,7 @@ impl Servers {
                 let identity = (pid as i32, owner.uid);
                 let mut server = Server::new(identity, trusted, process, link, limits);
                 server.keeper = keeper;
+                server.quarantined = program;
                 self.running.push(server);
             }
             Err(error) => {

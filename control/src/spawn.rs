@@ -2,6 +2,8 @@
 
 use crate::closers::Stranger;
 use crate::link::Link;
+use crate::program::Program;
+use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_model::limits::Limits;
@@ -121,15 +123,21 @@ impl Launcher {
         self.users
     }
 
+    /// Whether programs are quarantined.
+    pub fn quarantine(&self) -> QuarantinePolicy {
+        self.settings.quarantine
+    }
+
     /// Modes of clients that ask for none.
     pub fn modes(&self) -> Modes {
         self.settings.mode.clone().unwrap_or_default()
     }
 
-    /// Starts a server and keeps the daemon's end of the link, which does not block. It goes on with the sessions of `keeper`.
+    /// Starts a server and keeps the daemon's end of the link, which does not block. It goes on with the sessions of `keeper`,
+    /// and is to know for which quarantined program it is.
     pub fn start(
         &self,
-        owner: Owner,
+        (owner, quarantined): (Owner, Option<&Program>),
         limits: &Limits,
         keeper: Option<BorrowedFd<'_>>,
     ) -> Result<(Child, Link), SpawnError> {
@@ -147,6 +155,10 @@ impl Launcher {
             .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
             .args(["--marks", &settings::name_of(&self.settings.marks)])
             .stdin(theirs);
+        if let Some(program) = quarantined {
+            let program = serde_json::to_string(program).map_err(io::Error::from)?;
+            command.args(["--quarantined", &program]);
+        }
         // In the same way, the connection to the keeper is its standard output, until it has taken it.
         match keeper {
             Some(keeper) => command

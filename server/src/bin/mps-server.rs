@@ -121,7 +121,8 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     };
     let host = Hosting::start(config, keeper, events).context("cannot start the engine")?;
     let limits = options.limits.clone().unwrap_or_default();
-    Ok(serve(link, host, &receiver, limits, &control))
+    let terms = (limits, options.quarantined.clone());
+    Ok(serve(link, host, &receiver, terms, &control))
 }
 
 /// The connection to the keeper of the server before: standard output, which is the log from then on.

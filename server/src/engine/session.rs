@@ -32,6 +32,7 @@ use super::shares::Sharing;
 use super::side::Side;
 use super::slots::Slots;
 use super::streams::{Point, Stream};
+use super::suspects::Launched;
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
 use mpsshim_api::cuda::*;
@@ -116,6 +117,8 @@ pub struct SessionShared {
     pub waits: Waits,
     /// What it has made, for a server that comes after this one.
     pub description: Arc<Description>,
+    /// What it launched last.
+    pub launched: Launched,
 }
 
 impl SessionShared {
@@ -147,6 +150,7 @@ impl SessionShared {
             activity: Published::default(),
             waits: Waits::default(),
             description,
+            launched: Launched::default(),
         }
     }
 
