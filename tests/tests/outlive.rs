@@ -9,7 +9,7 @@ use mpsshim_tests::PATIENCE;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use programs::{Running, client, preloaded, succeed, well};
-use scene::daemon;
+use scene::{daemon, daemon_with};
 
 const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
 const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
@@ -119,7 +119,8 @@ fn clients_at_rest_go_on_when_their_server_is_killed() {
 
 #[test]
 fn a_fault_ends_the_program_that_caused_it_and_no_other() {
-    let place = daemon();
+    // Otherwise the second one would run apart from the others.
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
     let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
     for _ in 0..5 {
         let mut faulty = Survivor::start(&place);

@@ -199,7 +199,7 @@ fn an_operator_adds_and_releases_programs() {
     let name = good.display().to_string();
     let mut usual = start(&place, &other);
     succeed(&place.control(&["quarantine", "add", &name]));
-    assert_eq!(quarantined(&place), [good.clone()]);
+    assert_eq!(quarantined(&place), [good.as_path()]);
     let again = place.control(&["quarantine", "add", &name]);
     assert_eq!(again.code, 1);
     assert!(
@@ -303,7 +303,7 @@ fn the_next_daemon_knows_the_servers_of_quarantined_programs() {
     });
     assert_eq!(client(&place, &apart)["quarantined"], 1);
     assert_eq!(client(&place, &usual)["quarantined"], 0);
-    assert_eq!(quarantined(&place), [good.clone()]);
+    assert_eq!(quarantined(&place), [good.as_path()]);
     let second = start(&place, &good);
     assert_eq!(
         client(&place, &second)["server"],
@@ -335,7 +335,7 @@ fn another_user_waits_for_all_servers_and_changes_his_own_programs_only() {
     }
     // Only his own are meant.
     succeed(&place.control_as(two, &["quarantine", "release", "all"]));
-    assert_eq!(quarantined(&place), [good.clone()]);
+    assert_eq!(quarantined(&place), [good.as_path()]);
 
     let (apart, usual) = as_user(one, || (start(&place, &good), start(&place, &other)));
     let servers = || list(&place, &["get_server_list"]).len();
