@@ -362,7 +362,8 @@ impl Daemon {
                 };
                 let released = self.servers.release_programs(is_meant);
                 if let (0, Some(program)) = (released, &program) {
-                    return Err(Answer::failed(format!("{program} is not quarantined")));
+                    let note = format!("{program} is not quarantined\n");
+                    return Ok(Answer::done("").with_note(note));
                 }
             }
             _ => {}

@@ -153,7 +153,7 @@ impl Servers {
         Arc::clone(&self.faults)
     }
 
-    /// Quarantines a program from its next start on.
+    /// Quarantines a program from its next start on; nothing is changed if it is quarantined already.
     ///
     /// # Errors
     /// Why not, in words.
@@ -161,11 +161,10 @@ impl Servers {
         if !self.quarantine.is_on() {
             return Err("the quarantine is off (MPSSHIM_QUARANTINE)".into());
         }
-        if !self.quarantine.add(program.clone()) {
-            return Err(format!("{program} is quarantined already"));
+        if self.quarantine.add(program.clone()) {
+            tracing::info!("Program {program} is quarantined");
+            self.advance();
         }
-        tracing::info!("Program {program} is quarantined");
-        self.advance();
         Ok(())
     }
 
