@@ -90,11 +90,10 @@ fn a_program_that_faults_at_every_start_costs_its_neighbour_one_fault() {
 
     fault(&place, &faulty);
     assert_eq!(ask(&mut neighbour, "launch 1"), ILLEGAL_ADDRESS);
-    let listed = quarantined(&place);
-    assert!(
-        listed.contains(&faulty) && listed.contains(&busy),
-        "{listed:?}"
-    );
+    wait_until("both are listed", || {
+        let listed = quarantined(&place);
+        listed.contains(&faulty) && listed.contains(&busy)
+    });
     let log = place.log("control.log");
     let (first, second) = (faulty.display(), busy.display());
     let said = format!("may have caused the fault; program: {first}; kernel: stray");
@@ -252,8 +251,13 @@ fn without_quarantine_nothing_is_kept_apart() {
     assert_eq!(added.code, 1);
     assert!(added.out.contains("the quarantine is off"), "{}", added.out);
     // Who it was is said nevertheless.
-    let log = place.log("control.log");
-    assert_eq!(log.matches("has caused the fault").count(), 2, "{log}");
+    wait_until("both faults are in the log", || {
+        place
+            .log("control.log")
+            .matches("has caused the fault")
+            .count()
+            == 2
+    });
 }
 
 #[test]
