@@ -4,6 +4,7 @@
 pub mod documents;
 
 use crate::commands::{self, Format};
+use crate::program::Program;
 use crate::settings;
 use crate::spawn::Users;
 use clap::{Args, Parser, Subcommand};
@@ -241,12 +242,19 @@ pub struct Server {
     /// Limits of clients until the daemon sends others
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     pub limits: Option<Limits>,
+    /// The quarantined program whose processes are the only clients; told to a daemon that takes the server over
+    #[arg(long, value_name = "JSON", value_parser = parse_program)]
+    pub quarantined: Option<Program>,
     /// Print the devices as one line of JSON and exit
     #[arg(long, conflicts_with = "link_fd")]
     pub list_devices: bool,
     #[command(flatten)]
     #[allow(missing_docs, reason = "documented at its type")]
     pub documents: Documents,
+}
+
+fn parse_program(json: &str) -> Result<Program, serde_json::Error> {
+    serde_json::from_str(json)
 }
 
 fn parse_limits(json: &str) -> Result<Limits, serde_json::Error> {

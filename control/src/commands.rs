@@ -101,6 +101,13 @@ pub const TABLE: &[Row] = &[
         "the devices of the daemon and of each server, or of one server",
     ),
     row(
+        Kind::Lists,
+        "quarantine",
+        "list|add [-uid UID] PROGRAM|release [-uid UID] PROGRAM|all",
+        "list the programs that have servers of their own since they may have caused a fault; add one, or release one or all. Without -uid, add \
+         means your own; a user who does not run the daemon may change only his own",
+    ),
+    row(
         Kind::Acts,
         "start_server",
         "-uid UID",
@@ -313,8 +320,11 @@ pub fn in_format(line: &str, format: Format) -> String {
 
 /// Whether a command line changes nothing.
 pub fn only_looks(line: &str) -> bool {
-    let row = line.split_whitespace().next().and_then(find);
-    row.is_some_and(|row| row.kind != Kind::Acts)
+    let mut words = line.split_whitespace();
+    let row = words.next().and_then(find);
+    let changes_list =
+        row.is_some_and(|row| row.name == "quarantine") && words.next() != Some("list");
+    row.is_some_and(|row| row.kind != Kind::Acts) && !changes_list
 }
 
 /// A command and the form of its answer.
@@ -350,6 +360,22 @@ pub enum Command {
     TraceStop,
     /// `users`
     Users,
+    /// `quarantine list`
+    QuarantineList,
+    /// `quarantine add [-uid UID] PROGRAM`
+    QuarantineAdd {
+        /// Whose program; `None`: that of the user who asks.
+        uid: Option<u32>,
+        /// Its name.
+        program: String,
+    },
+    /// `quarantine release [-uid UID] PROGRAM|all`
+    QuarantineRelease {
+        /// Whose program; `None`: anyone's that the user who asks may release.
+        uid: Option<u32>,
+        /// Its name; `None`: all.
+        program: Option<String>,
+    },
     /// `device_query [PID] [--csv]`
     DeviceQuery {
         /// Only this one's.
@@ -487,6 +513,16 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_that_change_nothing_are_known() {
+        for line in ["ps", "quarantine list", "quarantine list --format=json"] {
+            assert!(only_looks(line), "{line}");
+        }
+        for line in ["quit", "quarantine add /a", "quarantine release all", "x"] {
+            assert!(!only_looks(line), "{line}");
+        }
+    }
 
     #[test]
     fn a_form_is_asked_for_where_there_is_one() {

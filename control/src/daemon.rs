@@ -222,16 +222,16 @@ impl Daemon {
             settings::PIPE_DIRECTORY,
             settings.pipe_directory.display()
         );
-        if let Some(endpoint) = metrics {
-            tracing::info!("Metrics are at http://{}/metrics", endpoint.address());
-            endpoint.serve(settings)?;
-        }
         for warning in &settings.ignored {
             tracing::warn!("{warning}");
         }
         let launcher = Launcher::new(settings.clone(), users, server_log);
         let devices = devices_of_settings(&launcher, &settings.defaults)?;
         let mut servers = Servers::new(launcher, settings.defaults.clone());
+        if let Some(endpoint) = metrics {
+            tracing::info!("Metrics are at http://{}/metrics", endpoint.address());
+            endpoint.serve(settings, servers.faults())?;
+        }
         if held.predecessor_died {
             servers.expect_orphans();
         }

@@ -124,6 +124,7 @@ mod tests {
             versions: takeover::Versions::OWN,
             clients: 0,
             limits: mpsshim_model::limits::Limits::default(),
+            quarantined: None,
         };
         let packet = introduction.packet().expect("packet");
         assert!(matches!(read(&packet), Greeting::Server(Ok(_))));

@@ -8,6 +8,8 @@
 //! [`target`] is the file of a trace, [`prompt`] reads commands from a terminal, [`top`] and [`metrics`] show what servers
 //! say of their clients.
 //!
+//! [`quarantine`] is the list of programs that get servers of their own after a fault, [`program`] what a program is.
+//!
 //! [`link`] is what daemon and server say to each other, [`takeover`] what they say when a daemon has died.
 
 pub mod cdi;
@@ -30,7 +32,9 @@ pub mod metrics;
 pub mod panics;
 pub mod parse;
 mod process;
+pub mod program;
 pub mod prompt;
+pub mod quarantine;
 pub mod seqpacket;
 pub mod servers;
 pub mod settings;

@@ -22,6 +22,20 @@ pub const LINK_VERSION: u32 = 8;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
+/// Suspects that are reported of one fault.
+pub const MOST_SUSPECTS: usize = 128;
+/// Longest name of a kernel in a report, bytes.
+pub const LONGEST_KERNEL: usize = 200;
+
+/// A session that had something in flight when the context was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspect {
+    /// Number of the session.
+    pub session: u64,
+    /// The kernel that it launched last, if the name is known.
+    pub kernel: Option<String>,
+}
+
 /// Daemon to server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToServer {
@@ -129,6 +143,8 @@ pub enum ToDaemon {
     Fault {
         /// The `CUresult`.
         status: u32,
+        /// Sessions that had something in flight, up to [`MOST_SUSPECTS`]; one alone has caused it.
+        suspects: Vec<Suspect>,
     },
     /// A trace goes on, or why not.
     TraceStarted {
@@ -554,7 +570,13 @@ mod tests {
                 pid: 5,
                 reason: None,
             },
-            ToDaemon::Fault { status: 700 },
+            ToDaemon::Fault {
+                status: 700,
+                suspects: vec![Suspect {
+                    session: 3,
+                    kernel: Some("stray".into()),
+                }],
+            },
             ToDaemon::Stopping,
             ToDaemon::Standby {
                 fingerprint: u64::MAX,

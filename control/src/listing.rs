@@ -1,7 +1,9 @@
 //! Lists that commands print: in the format of NVIDIA's daemon, or as rows with a name for each column.
 
+mod quarantine;
 mod users;
 
+pub use quarantine::quarantine;
 pub use users::users;
 
 use super::commands::Format;
@@ -167,10 +169,19 @@ pub fn servers<'a>(
             json!(server.state.to_string()),
             json!(server.clients().count()),
             json!(gate_moments.get(&server.pid)),
+            json!(server.quarantined.as_ref().map(|program| &program.name)),
         ]
     };
     Listing::of_lines(
-        &["pid", "uid", "user", "state", "clients", "gate_moments"],
+        &[
+            "pid",
+            "uid",
+            "user",
+            "state",
+            "clients",
+            "gate_moments",
+            "quarantined",
+        ],
         servers.clone().map(row).collect(),
         servers.map(|server| server.pid.to_string()),
     )
@@ -238,6 +249,11 @@ fn bonds(usage: Option<&Usage>) -> [Value; 2] {
     ]
 }
 
+/// Whether the clients of a server are processes of a quarantined program.
+fn is_apart(server: &Server) -> Value {
+    json!(u8::from(server.quarantined.is_some()))
+}
+
 /// `get_client_list`. `usage` is needed for the rows only.
 pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
     let row = |(session, client): (u64, &Client)| {
@@ -248,6 +264,7 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
             json!(program(client)),
         ];
         row.extend(turns(usage.get(&(server.pid, session))));
+        row.push(is_apart(server));
         row
     };
     Listing::of_lines(
@@ -261,6 +278,7 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
             "held_ms",
             "waited_ms",
             "not_draining",
+            "quarantined",
         ],
         server.sessions().map(row).collect(),
         server.clients().map(|pid| pid.to_string()),
@@ -348,6 +366,7 @@ pub fn processes<'a>(
                 row.extend(activity(usage));
                 row.extend(gate(usage));
                 row.extend(bonds(usage));
+                row.push(is_apart(server));
                 rows.push(row);
             }
         }
@@ -392,6 +411,7 @@ pub fn processes<'a>(
             "device_context",
             "portable",
             "bound_by",
+            "quarantined",
         ],
         rows,
     }

@@ -16,7 +16,8 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long devices that were not found are not asked for again.
@@ -54,13 +55,15 @@ impl Endpoint {
         self.address
     }
 
-    /// Answers scrapes from now on, in a thread of its own, with what the daemon of these settings says.
+    /// Answers scrapes from now on, in a thread of its own, with what the daemon of these settings says, and its count of
+    /// faults.
     ///
     /// # Errors
     /// No thread.
-    pub fn serve(self, settings: &Settings) -> io::Result<()> {
+    pub fn serve(self, settings: &Settings, faults: Arc<AtomicU64>) -> io::Result<()> {
         let mut exporter = Exporter {
             settings: settings.clone(),
+            faults,
             ui: None,
             devices: Value::Null,
             asked: None,
@@ -79,6 +82,8 @@ type Labels = Vec<(&'static str, String)>;
 /// What asks the daemon.
 struct Exporter {
     settings: Settings,
+    /// Faults of servers, which the daemon counts.
+    faults: Arc<AtomicU64>,
     ui: Option<Ui>,
     /// Rows of `device_query`, which do not change, once they are known.
     devices: Value,
@@ -91,7 +96,9 @@ struct Lists {
     clients: Value,
     users: Value,
     servers: Value,
+    quarantine: Value,
     devices: Value,
+    faults: u64,
 }
 
 impl Exporter {
@@ -104,6 +111,8 @@ impl Exporter {
             clients: self.ask("ps")?,
             users: self.ask("users")?,
             servers: self.ask("get_server_list")?,
+            quarantine: self.ask("quarantine list")?,
+            faults: self.faults.load(Ordering::Relaxed),
             devices: self.devices.clone(),
         };
         let mut text = String::new();
@@ -369,6 +378,27 @@ fn registry(lists: &Lists) -> Registry {
         [(build, 1.0)],
     );
     let rows = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let programs = rows(&lists.quarantine).len();
+    add(
+        &mut registry,
+        (
+            G,
+            "quarantined_programs",
+            None,
+            "Programs that have servers of their own since they may have caused a fault",
+        ),
+        [(Labels::new(), programs as f64)],
+    );
+    add(
+        &mut registry,
+        (
+            C,
+            "faults",
+            None,
+            "Contexts of servers that were lost because a kernel faulted",
+        ),
+        [(Labels::new(), lists.faults as f64)],
+    );
     let clients = rows(&lists.clients);
     // What is a client's own is in each of its rows.
     let once = first_of_each(&clients, &["server", "id"]);
@@ -531,6 +561,8 @@ mod tests {
         Lists {
             clients: json!([client(1, 0, 7), client(1, 1, 0), client(2, 0, 1)]),
             users: json!([{"uid": 0, "user": "root", "clients": 2, "waiting": 1, "uuid": "GPU-0", "memory": 8}]),
+            quarantine: json!([{"uid": 0, "program": "/opt/nbody"}]),
+            faults: 3,
             servers: json!([{"pid": 10, "uid": 0, "user": "root", "state": "ACTIVE", "clients": 2,
                              "gate_moments": 4}]),
             devices: json!([{"server": null, "device": 1, "uuid": "GPU-1", "name": "X", "memory": 1024},
@@ -588,6 +620,8 @@ mod tests {
             "1.0"
         );
         assert_eq!(line("mpsshim_server_clients", &["state=\"ACTIVE\""]), "2.0");
+        assert_eq!(line("mpsshim_quarantined_programs", &[]), "1.0");
+        assert_eq!(line("mpsshim_faults_total", &[]), "3.0");
         assert_eq!(
             line("mpsshim_client_gate_wait_seconds_total", &first),
             "0.25"

@@ -241,6 +241,33 @@ impl Arguments<'_> {
         }
     }
 
+    fn quarantine(&self) -> Result<Command, CommandError> {
+        let (verb, rest) = match self.words.as_slice() {
+            ["list"] => return Ok(Command::QuarantineList),
+            [verb @ ("add" | "release"), rest @ ..] => (*verb, rest),
+            _ => return Err(self.wrong("list, add or release expected")),
+        };
+        let (uid, words) = match rest {
+            ["-uid", uid, words @ ..] => (Some(self.user(uid)?), words),
+            words => (None, words),
+        };
+        if verb == "release" && words == ["all"] {
+            return Ok(Command::QuarantineRelease { uid, program: None });
+        }
+        let is_path = words.first().is_some_and(|path| path.starts_with('/'));
+        if !is_path {
+            return Err(self.wrong("the absolute path of a program expected"));
+        }
+        let program = words.join(" ");
+        Ok(match verb {
+            "add" => Command::QuarantineAdd { uid, program },
+            _ => Command::QuarantineRelease {
+                uid,
+                program: Some(program),
+            },
+        })
+    }
+
     fn quit(&self) -> Result<Command, CommandError> {
         let ["-t", seconds] = self.words.as_slice() else {
             self.none()?;
@@ -267,6 +294,7 @@ impl Arguments<'_> {
                 Command::Users
             }
             "device_query" => self.device_query()?,
+            "quarantine" => self.quarantine()?,
             "shutdown_server" => self.shutdown()?,
             "restart_server" => self.restart()?,
             "terminate_client" => {
@@ -501,6 +529,44 @@ mod tests {
     }
 
     #[test]
+    fn the_quarantine_is_understood() {
+        assert_eq!(ok("quarantine list"), Command::QuarantineList);
+        assert_eq!(format("quarantine list --format=csv"), Format::Csv);
+        let program = "/usr/bin/python3.11 /home/ada/x.py".to_owned();
+        for (option, uid) in [("", None), ("-uid 7 ", Some(7))] {
+            assert_eq!(
+                ok(&format!("quarantine add {option}{program}")),
+                Command::QuarantineAdd {
+                    uid,
+                    program: program.clone()
+                }
+            );
+            assert_eq!(
+                ok(&format!("quarantine release {option}{program}")),
+                Command::QuarantineRelease {
+                    uid,
+                    program: Some(program.clone())
+                }
+            );
+            assert_eq!(
+                ok(&format!("quarantine release {option}all")),
+                Command::QuarantineRelease { uid, program: None }
+            );
+        }
+        for line in ["quarantine", "quarantine lists", "quarantine list /a"] {
+            assert!(error(line).contains("list, add or release expected"));
+        }
+        for line in ["add", "add all", "release", "release x", "add -uid 7"] {
+            let wrong = error(&format!("quarantine {line}"));
+            assert!(wrong.contains("the absolute path of a program expected"));
+        }
+        let wrong = error("quarantine add -uid ada /a");
+        assert!(wrong.contains("\"ada\" is not a user id"), "{wrong}");
+        // Whose programs a user may change is decided where he is known.
+        assert!(parse("quarantine release all", false).is_ok());
+    }
+
+    #[test]
     fn quanta_are_understood() {
         assert_eq!(ok("get_default_quantum"), Command::Quantum(Whose::Default));
         let quantum = "2.5".parse().expect("a quantum");
@@ -588,6 +654,7 @@ mod tests {
                 "PID" => "1",
                 "PID [-f]" => "1 -f",
                 "start FILE|stop" => "stop",
+                text if text.starts_with("list|") => "list",
                 "PID DEVICE"
                 | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"

@@ -5,6 +5,7 @@
 
 mod limits;
 mod orphans;
+mod quarantine;
 mod server;
 mod standby;
 mod traces;
@@ -12,20 +13,24 @@ mod traces;
 use super::defaults::Defaults;
 use super::greeting;
 use super::process::Process;
+use super::program::Program;
+use super::quarantine::Quarantine;
 use super::spawn::{Launcher, Owner, Start};
-use crate::closers::Stranger;
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
 use crate::seqpacket;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
+use quarantine::Coming;
 pub use server::{Client, Server, State};
 use standby::Restart;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use traces::Trace;
 use zerocopy::IntoBytes;
@@ -57,6 +62,8 @@ struct Waiting {
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
+    /// What the client runs, where that can be seen.
+    program: Option<Program>,
 }
 
 /// All servers and all clients that wait.
@@ -74,11 +81,15 @@ pub struct Servers {
     closing: bool,
     trace: Option<Trace>,
     restarts: Vec<Restart>,
+    quarantine: Quarantine,
+    /// Faults of servers that there ever were.
+    faults: Arc<AtomicU64>,
 }
 
 impl Servers {
     /// None yet.
     pub fn new(launcher: Launcher, defaults: Defaults) -> Servers {
+        let quarantine = Quarantine::new(launcher.quarantine());
         Servers {
             launcher,
             defaults,
@@ -91,6 +102,8 @@ impl Servers {
             closing: false,
             trace: None,
             restarts: Vec::new(),
+            quarantine,
+            faults: Arc::default(),
         }
     }
 
@@ -132,10 +145,12 @@ impl Servers {
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
         let owner = self.launcher.owner(uid, Some(client.who.gid));
+        let program = quarantine::program_of(&client);
+        let needs = self.quarantine.needs(program.as_ref());
         let ready = self
             .running
             .iter()
-            .any(|server| server.uid == owner.uid && server.state == State::Active);
+            .any(|server| server.serves(owner.uid, needs) && server.state == State::Active);
         let what = if ready {
             "Server already exists"
         } else {
@@ -146,6 +161,7 @@ impl Servers {
             number: self.next_number,
             client,
             owner,
+            program,
         });
         self.next_number += 1;
         self.advance();
@@ -210,7 +226,9 @@ impl Servers {
             if server.log_pending {
                 server.hand_log(self.launcher.log());
             }
+            let found = server.take_findings();
             let devices = server.devices.clone();
+            self.weigh(found);
             if !devices.is_empty() {
                 self.learn_devices_of(pid, &devices);
             }
@@ -259,6 +277,7 @@ impl Servers {
         server.read_reports(usize::MAX);
         drop(reported);
         self.end_trace_of(&mut server);
+        self.weigh(server.take_findings());
         let pid = server.pid;
         match status {
             Some(status) => {
@@ -361,7 +380,8 @@ impl Servers {
             Err(keeper) => keeper,
         };
         let owner = self.launcher.owner(uid, None);
-        if let Some(next) = self.start(owner, Some(keeper)) {
+        let start = Start::With(keeper);
+        if let Some(next) = self.start(owner, server.quarantined.clone(), start) {
             self.note_successor(server, next);
         }
         true
@@ -471,7 +491,8 @@ impl Servers {
         self.start_standbys();
         loop {
             self.hand_over();
-            let Some(owner) = self.without_server() else {
+            self.end_unneeded();
+            let Some((owner, program)) = self.without_server() else {
                 return;
             };
             if self.orphans_until.is_some() {
@@ -479,25 +500,24 @@ impl Servers {
             }
             if self.failures.too_many(owner.uid, Instant::now()) {
                 self.give_up(owner);
-            } else if self.running.is_empty() {
-                self.start(owner, None);
+            } else if self.may_start(owner, program.as_ref()) {
+                self.start(owner, program, Start::Anew);
             } else {
-                // Another user's server, or one of the same user that is ending. One that works on goes on:
-                // the ranks of a parallel program must all be served.
+                // Another user's servers, or one of the same user that is ending. Those that work go on: the ranks of
+                // a parallel program must all be served.
+                let idle = self.idle_users(owner.uid);
                 for server in self
                     .running
                     .iter_mut()
-                    .filter(|server| server.state == State::Active)
+                    .filter(|server| server.state == State::Active && idle.contains(&server.uid))
                 {
-                    if server.is_idle() {
-                        tracing::info!(
-                            "Shutting down idle server {} of user {} for user {}",
-                            server.pid,
-                            server.uid,
-                            owner.uid
-                        );
-                        server.stop(false);
-                    }
+                    tracing::info!(
+                        "Shutting down idle server {} of user {} for user {}",
+                        server.pid,
+                        server.uid,
+                        owner.uid
+                    );
+                    server.stop(false);
                 }
                 return;
             }
@@ -506,10 +526,11 @@ impl Servers {
 
     /// Hands clients to servers that take them.
     fn hand_over(&mut self) {
-        let running = &mut self.running;
-        self.waiting.retain(|waiting| {
+        let (running, quarantine) = (&mut self.running, &self.quarantine);
+        self.waiting.retain_mut(|waiting| {
+            let needs = quarantine.needs(waiting.program.as_ref());
             let takes = |server: &&mut Server| {
-                server.uid == waiting.owner.uid
+                server.serves(waiting.owner.uid, needs)
                     && server.state == State::Active
                     && !server.link_full
                     && server.has_room()
@@ -522,7 +543,10 @@ impl Servers {
             };
             match link.hand_over(&waiting.client) {
                 Ok(()) => {
-                    server.handed_over.push(waiting.client.who);
+                    server.handed_over.push(Coming {
+                        who: waiting.client.who,
+                        program: waiting.program.take(),
+                    });
                     false
                 }
                 Err(error) if error.would_block() => {
@@ -538,54 +562,28 @@ impl Servers {
             }
         });
         self.wanted.retain(|owner| {
-            let serves = |server: &Server| {
-                server.uid == owner.uid
-                    && server.state != State::Stopping
-                    && server.standby_of.is_none()
-            };
-            !running.iter().any(serves)
+            !running
+                .iter()
+                .any(|server| server.serves(owner.uid, None) && server.state != State::Stopping)
         });
     }
 
-    /// The first waiting user without a server that accepts clients.
-    fn without_server(&self) -> Option<Owner> {
-        let clients = self.waiting.iter().map(|waiting| waiting.owner);
-        let wanted = self.wanted.iter().copied();
-        let serves = |server: &Server, uid| {
-            let is_used = matches!(
-                server.state,
-                State::Initializing | State::Active | State::HandingOver | State::HandedOver
-            );
-            server.uid == uid && is_used && server.standby_of.is_none()
-        };
-        clients
-            .chain(wanted)
-            .find(|owner| !self.running.iter().any(|server| serves(server, owner.uid)))
-    }
-
-    /// The new server's process id. `keeper`: it goes on with the sessions there.
-    fn start(&mut self, owner: Owner, keeper: Option<Stranger>) -> Option<i32> {
-        let start = match keeper {
-            Some(keeper) => Start::With(keeper),
-            None => Start::Anew,
-        };
-        self.start_as(owner, start)
-    }
-
-    fn start_as(&mut self, owner: Owner, start: Start) -> Option<i32> {
+    /// The new server's process id. `program`: for this quarantined one only.
+    fn start(&mut self, owner: Owner, program: Option<Program>, start: Start) -> Option<i32> {
         let limits = self.limits_for(owner.uid);
-        match self.launcher.start(owner, &limits, &start) {
+        let started = (self.launcher).start((owner, program.as_ref()), &limits, &start);
+        match started {
             Ok((child, link)) => {
                 let pid = child.id();
+                let served = match &program {
+                    Some(program) => format!("the quarantined program {program}"),
+                    None => self.launcher.served(owner),
+                };
                 let what = match &start {
                     Start::Standby(of) => format!("standby {pid} of server {of}"),
                     Start::Anew | Start::With(_) => format!("new server {pid}"),
                 };
-                tracing::info!(
-                    as_pid = u64::from(pid),
-                    "Starting {what} for {}",
-                    self.launcher.served(owner)
-                );
+                tracing::info!(as_pid = u64::from(pid), "Starting {what} for {served}");
                 // Linux process ids have 22 bits.
                 let process = Process::Child(child);
                 let trusted = self.launcher.trusts(owner.uid);
@@ -596,6 +594,7 @@ impl Servers {
                     Start::With(keeper) => server.keeper = Some(keeper),
                     Start::Standby(of) => server.standby_of = Some(of),
                 }
+                server.quarantined = program;
                 self.running.push(server);
                 Some(pid as i32)
             }

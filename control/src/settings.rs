@@ -8,6 +8,7 @@ pub mod given;
 pub use given::{ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT};
 
 use crate::defaults::Defaults;
+use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use clap::ValueEnum;
 use mpsshim_model::mode::{Modes, NoModes};
@@ -74,6 +75,8 @@ pub const MARKS: &str = "MPSSHIM_MARKS";
 pub const MODE: &str = "MPSSHIM_MODE";
 /// When clients in direct mode take turns.
 pub const TURNS: &str = "MPSSHIM_TURNS";
+/// Whether programs that may have caused a fault are quarantined.
+pub const QUARANTINE: &str = "MPSSHIM_QUARANTINE";
 
 /// Whether servers have standbys.
 pub const STANDBY: &str = "MPSSHIM_STANDBY";
@@ -213,6 +216,14 @@ pub const TABLE: &[Setting] = &[
                   Read by the daemon.",
     },
     Setting {
+        name: QUARANTINE,
+        key: Some("quarantine"),
+        default: "auto",
+        meaning: "auto: a program that had work in flight when a kernel faulted gets a server of its own from its next \
+                  start on, until three of its processes in a row have ended without a fault. off: no program does. \
+                  Read by the daemon.",
+    },
+    Setting {
         name: METRICS,
         key: Some("metrics"),
         default: "none",
@@ -324,6 +335,8 @@ pub struct Settings {
     pub mode: Option<Modes>,
     /// [`TURNS`].
     pub turns: TurnPolicy,
+    /// [`QUARANTINE`].
+    pub quarantine: QuarantinePolicy,
     /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`] and [`CLIENT_PRIORITY`].
     pub defaults: Defaults,
     /// Warnings about values of these in the environment that could not be parsed.
@@ -400,6 +413,7 @@ impl Settings {
             marks: get(MARKS).map_or(Ok(MarkKind::default()), word)?,
             mode: get(MODE).map(mode).transpose()?,
             turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
+            quarantine: get(QUARANTINE).map_or(Ok(QuarantinePolicy::default()), word)?,
             metrics: get(METRICS).map(metrics).transpose()?,
             defaults,
             ignored,
@@ -680,6 +694,15 @@ mod tests {
         assert_eq!(turns("always"), Ok(TurnPolicy::Always));
         let error = turns("1").expect_err("no policy").to_string();
         assert_eq!(error, "MPSSHIM_TURNS=1 is not one of auto, always, never");
+    }
+
+    #[test]
+    fn programs_are_quarantined_or_not() {
+        let found = |value| settings(&[(QUARANTINE, value)], true).map(|found| found.quarantine);
+        assert_eq!(found(""), Ok(QuarantinePolicy::Auto));
+        assert_eq!(found("off"), Ok(QuarantinePolicy::Off));
+        let error = found("on").expect_err("no policy").to_string();
+        assert_eq!(error, "MPSSHIM_QUARANTINE=on is not one of auto, off");
     }
 
     #[test]

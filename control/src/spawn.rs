@@ -2,6 +2,8 @@
 
 use crate::closers::Stranger;
 use crate::link::Link;
+use crate::program::Program;
+use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_model::limits::Limits;
@@ -137,15 +139,21 @@ impl Launcher {
         self.users
     }
 
+    /// Whether programs are quarantined.
+    pub fn quarantine(&self) -> QuarantinePolicy {
+        self.settings.quarantine
+    }
+
     /// Modes of clients that ask for none.
     pub fn modes(&self) -> Modes {
         self.settings.mode.clone().unwrap_or_default()
     }
 
-    /// Starts a server and keeps the daemon's end of the link, which does not block.
+    /// Starts a server and keeps the daemon's end of the link, which does not block. It is to know for which quarantined
+    /// program it is.
     pub fn start(
         &self,
-        owner: Owner,
+        (owner, quarantined): (Owner, Option<&Program>),
         limits: &Limits,
         start: &Start,
     ) -> Result<(Child, Link), SpawnError> {
@@ -163,6 +171,10 @@ impl Launcher {
             .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
             .args(["--marks", &settings::name_of(&self.settings.marks)])
             .stdin(theirs);
+        if let Some(program) = quarantined {
+            let program = serde_json::to_string(program).map_err(io::Error::from)?;
+            command.args(["--quarantined", &program]);
+        }
         // In the same way, the connection to the keeper is its standard output, until it has taken it.
         match start {
             Start::With(keeper) => command

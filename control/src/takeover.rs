@@ -5,6 +5,7 @@
 //! was taken over is the link from then on, and the server reports on it everything that the daemon has to know.
 
 use crate::link::{LINK_VERSION, Link, LinkError};
+use crate::program::Program;
 use crate::seqpacket;
 use crossbeam_channel::{Receiver, bounded};
 use mpsshim_model::limits::Limits;
@@ -46,6 +47,8 @@ pub struct Introduction {
     pub clients: usize,
     /// What clients may have that come from now on.
     pub limits: Limits,
+    /// It serves the processes of this quarantined program only.
+    pub quarantined: Option<Program>,
 }
 
 /// Why an introduction is not understood.
@@ -161,6 +164,7 @@ mod tests {
             versions: Versions::OWN,
             clients: 3,
             limits: Limits::default(),
+            quarantined: Some(Program::named(7, "/opt/nbody")),
         }
     }
 

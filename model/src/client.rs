@@ -51,5 +51,16 @@ pub enum EngineEvent {
         status: u32,
         /// Sessions that go on in the next server.
         going_on: usize,
+        /// Sessions that had something in flight; one alone has caused it.
+        suspects: Vec<Suspect>,
     },
+}
+
+/// A client that had something in flight when the context was lost.
+#[derive(Clone, Debug)]
+pub struct Suspect {
+    /// Who.
+    pub client: ClientInfo,
+    /// The kernel that it launched last, if the name is known.
+    pub kernel: Option<String>,
 }

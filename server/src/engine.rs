@@ -54,6 +54,7 @@ mod side;
 mod slots;
 mod slow;
 mod streams;
+mod suspects;
 mod trace;
 mod undertaker;
 mod variables;
@@ -173,6 +174,8 @@ struct Shared {
     shared_events: SharedEvents,
     events: Sender<EngineEvent>,
     sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
+    /// Those that have ended and may have something in flight.
+    leaving: Mutex<HashMap<u64, Arc<SessionShared>>>,
     /// For clients that come now.
     limits: Mutex<Limits>,
     fairness: Fairness,
@@ -299,6 +302,7 @@ impl Engine {
             shared_events: SharedEvents::default(),
             events,
             sessions: Mutex::default(),
+            leaving: Mutex::default(),
             limits: Mutex::default(),
             fairness: Fairness::default(),
             dispatchers,
@@ -698,19 +702,25 @@ impl Shared {
             return;
         }
         let mut going_on = 0;
+        let mut suspects = self.suspects_among_leaving();
         for session in self.session_list() {
-            if session.is_portable_now() {
+            let is_at_rest = session.is_at_rest();
+            if is_at_rest && session.description.bonds().is_empty() {
                 session.description.set_outlives();
                 going_on += 1;
-            } else {
-                session.end(status);
-                self.forget_session(session.info.session);
+                continue;
             }
+            if !is_at_rest {
+                session.add_to(&mut suspects);
+            }
+            session.end(status);
+            self.forget_session(session.info.session);
         }
         self.decided.store(true, Ordering::SeqCst);
         self.tell(EngineEvent::Fault {
             status: status.0,
             going_on,
+            suspects,
         });
     }
     /// Asks the driver whether the contexts are sound.

@@ -7,11 +7,12 @@
 use crate::engine::Rested;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
-use mpsshim_control::link::{Arrival, HandOver, Link, LinkError, Order, ToDaemon};
+use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, ToDaemon};
 use mpsshim_control::logging::limit;
+use mpsshim_control::program::Program;
 use mpsshim_control::takeover::{self, Introduction, Versions};
 use mpsshim_control::trace::Totals;
-use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Suspect};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
 use mpsshim_proto::handshake::ClientHello;
@@ -84,13 +85,13 @@ pub enum End {
     Unfinished,
 }
 
-/// Serves until the end, at first with these limits. `events` are the host's; at `control` another daemon may listen
+/// Serves until the end, at first with these limits, maybe the processes of one quarantined program only. `events` are the host's; at `control` another daemon may listen
 /// when the one behind `link` has gone.
 pub fn serve<H: Host>(
     link: Link,
     host: H,
     events: &Receiver<EngineEvent>,
-    limits: Limits,
+    (limits, quarantined): (Limits, Option<Program>),
     control: &Path,
 ) -> End {
     let link = Arc::new(link);
@@ -101,6 +102,7 @@ pub fn serve<H: Host>(
         control: control.to_owned(),
         host,
         limits,
+        quarantined,
         clients: BTreeMap::new(),
         stuck: BTreeMap::new(),
         expected: 0,
@@ -162,6 +164,8 @@ struct Lost {
     status: u32,
     /// Sessions that go on in the next server.
     going_on: usize,
+    /// Those that had something in flight.
+    suspects: Vec<Suspect>,
 }
 
 /// `None`: the daemon has gone.
@@ -196,6 +200,8 @@ struct Serving<H> {
     host: H,
     /// In force for clients that come now.
     limits: Limits,
+    /// For whom it is, as the next daemon is told.
+    quarantined: Option<Program>,
     clients: BTreeMap<u64, ClientInfo>,
     /// Those that have ended and whose work goes on. Without other clients the server ends, and their work with it.
     stuck: BTreeMap<u64, ClientInfo>,
@@ -369,7 +375,7 @@ impl<H: Host> Serving<H> {
                     // The engine has ended by itself, which only a lost context can explain.
                     Err(_) => {
                         let status = mpsshim_api::cuda::CUDA_ERROR_UNKNOWN.0;
-                        return Err(Lost { status, going_on: 0 });
+                        return Err(Lost { status, going_on: 0, suspects: Vec::new() });
                     }
                 },
             }
@@ -447,6 +453,7 @@ impl<H: Host> Serving<H> {
             versions: Versions::OWN,
             clients: self.clients.len() + self.expected,
             limits: self.limits.clone(),
+            quarantined: self.quarantined.clone(),
         };
         takeover::seek(self.control.clone(), &introduction).unwrap_or_else(|error| {
             tracing::error!("Cannot look for another control daemon: {error}");
@@ -538,20 +545,35 @@ impl<H: Host> Serving<H> {
                 self.stuck.insert(session, client);
                 self.report(&ToDaemon::Stuck { session });
             }
-            EngineEvent::Fault { status, going_on } => return Err(Lost { status, going_on }),
+            EngineEvent::Fault {
+                status,
+                going_on,
+                suspects,
+            } => {
+                return Err(Lost {
+                    status,
+                    going_on,
+                    suspects,
+                });
+            }
         }
         Ok(())
     }
 
     /// Tells the daemon, then waits until the clients have seen the error and gone, or their time is over.
     fn fault(&mut self, lost: &Lost, events: &Receiver<EngineEvent>) {
-        let Lost { status, going_on } = *lost;
+        let Lost {
+            status, going_on, ..
+        } = *lost;
         let clients = self.clients.len();
         tracing::error!(
             "The context is lost: {:?}. Ending with {clients} clients, of which {going_on} go on in the next server",
             CUresult(status)
         );
-        self.report(&ToDaemon::Fault { status });
+        self.report(&ToDaemon::Fault {
+            status,
+            suspects: name_suspects(&lost.suspects),
+        });
         // Those wait, and the others have been told in their segments.
         if going_on > 0 {
             return;
@@ -571,6 +593,30 @@ impl<H: Host> Serving<H> {
         }
         tracing::info!("Exiting");
     }
+}
+
+/// Notes in the log who may have caused a fault; what the daemon is told of them.
+fn name_suspects(suspects: &[Suspect]) -> Vec<link::Suspect> {
+    for Suspect { client, kernel } in suspects {
+        let program = Program::of_process(client.pid, client.uid);
+        // One that has left the daemon knows.
+        let program = program.map_or_else(|| "it has ended".to_owned(), |program| program.name);
+        let what = match suspects.len() {
+            1 => "alone had work in flight and has caused the fault",
+            _ => "had work in flight and may have caused the fault",
+        };
+        let kernel = kernel.as_deref().unwrap_or("unknown");
+        tracing::error!(
+            "Client {client} of user {} {what}; program: {program}; kernel: {kernel}",
+            client.uid
+        );
+    }
+    let report = |suspect: &Suspect| link::Suspect {
+        session: suspect.client.session,
+        kernel: suspect.kernel.clone(),
+    };
+    let reported = suspects.iter().take(link::MOST_SUSPECTS);
+    reported.map(report).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod survivors;
 
 use control_daemon::{Place, wait_until};
 use programs::{client, succeed};
-use scene::daemon;
+use scene::{daemon, daemon_with};
 use survivors::{ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
 
 #[test]
@@ -39,7 +39,8 @@ fn clients_at_rest_go_on_when_their_server_is_killed() {
 
 #[test]
 fn a_fault_ends_the_program_that_caused_it_and_no_other() {
-    let place = daemon();
+    // Otherwise the second one would run apart from the others.
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
     let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
     for _ in 0..5 {
         let mut faulty = Survivor::start(&place);

@@ -7,6 +7,7 @@ use clap::{Arg, ArgAction, ArgGroup, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 /// The program that has the daemon's commands.
@@ -155,12 +156,28 @@ pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
     text
 }
 
+/// The words of which one follows a command's name, such as `start` and `stop`.
+fn verbs(row: &'static Row) -> Vec<&'static str> {
+    let alternatives = row
+        .arguments
+        .split('|')
+        .filter(|_| row.arguments.contains('|'));
+    let first = alternatives.filter_map(|words| words.split(' ').next());
+    let is_verb = |word: &&str| *word != "all" && word.chars().all(|c| c.is_ascii_lowercase());
+    first.filter(is_verb).collect()
+}
+
 /// A command of the daemon for completions: its name and its options.
 fn subcommand(row: &'static Row) -> Command {
     let mut command = Command::new(row.name)
         .about(row.meaning)
         .disable_help_flag(true);
-    for word in row.arguments.split([' ', '[', ']']) {
+    let verbs = verbs(row);
+    if !verbs.is_empty() {
+        command = command.arg(Arg::new("verb").value_parser(verbs));
+    }
+    let words: BTreeSet<&str> = row.arguments.split([' ', '[', ']']).collect();
+    for word in words {
         let arg = match word.strip_prefix('-') {
             // A long option with one dash, which shells know as a word.
             Some("uid") => Arg::new(word).value_parser(["-uid"]),

@@ -7,6 +7,7 @@ use crate::listing::{self, Listing};
 use crate::logging::limit;
 use crate::parse::CommandError;
 use crate::parse::parse;
+use crate::program::Program;
 use crate::servers::Server;
 use crate::usage::{Answers, Question, UsageBySession};
 use crate::wire::{self, Answer};
@@ -142,6 +143,10 @@ impl Daemon {
                 Ok(pid) => Ok(Until::Usage(self.ask(&[pid]), request)),
                 Err(answer) => Err(answer),
             },
+            Command::QuarantineAdd { .. } | Command::QuarantineRelease { .. } => {
+                let done = self.change_quarantine(by, request.command);
+                return self.answer(by, &done.unwrap_or_else(|answer| answer));
+            }
             _ => {
                 let answer = self.perform(&request, &Answers::default());
                 return self.answer(by, &answer);
@@ -321,8 +326,11 @@ impl Daemon {
                 Err(why) => Err(Answer::failed(format!("The logs stay as they are: {why}"))),
             },
             Command::Help => Ok(Answer::done(commands::help())),
-            // These wait for what they cause.
-            Command::Quit { .. }
+            Command::QuarantineList => Ok(print(listing::quarantine(self.servers.quarantined()))),
+            // These depend on who asks, or wait for what they cause.
+            Command::QuarantineAdd { .. }
+            | Command::QuarantineRelease { .. }
+            | Command::Quit { .. }
             | Command::TraceStart(_)
             | Command::TraceStop
             | Command::ShutdownServer { .. }
@@ -330,6 +338,52 @@ impl Daemon {
             | Command::TerminateClient { .. } => Ok(Answer::done("")),
         };
         outcome.unwrap_or_else(|answer| answer)
+    }
+
+    /// Users who do not run the daemon change what is their own.
+    fn change_quarantine(&mut self, by: u64, command: Command) -> Outcome {
+        let Some(who) = self.peers.get(&by).map(|peer| peer.who) else {
+            return Ok(Answer::done(""));
+        };
+        let commands_all = who.uid == 0 || who.uid == nix::unistd::geteuid().as_raw();
+        let refuse = |what: &str| {
+            let (pid, uid) = (who.pid, who.uid);
+            tracing::warn!("Command of process {pid} of user {uid} refused: {what}");
+            Err(Answer::failed(format!(
+                "{what} is reserved for root and the user who runs the daemon"
+            )))
+        };
+        match command {
+            Command::QuarantineAdd { uid, program } => {
+                let uid = uid.unwrap_or(who.uid);
+                if uid != who.uid && !commands_all {
+                    return refuse("quarantine add for another user");
+                }
+                let program = Program::named(uid, &program);
+                let added = self.servers.quarantine_program(program);
+                added.map_err(Answer::failed)?;
+            }
+            Command::QuarantineRelease { uid, program } => {
+                if !commands_all && !self.servers.users_are_apart() {
+                    return refuse("quarantine release where one server serves all users");
+                }
+                if !commands_all && uid.is_some_and(|uid| uid != who.uid) {
+                    return refuse("quarantine release for another user");
+                }
+                let uid = uid.or((!commands_all).then_some(who.uid));
+                let is_meant = |candidate: &Program| {
+                    let named = |name: &String| Program::named(candidate.uid, name) == *candidate;
+                    uid.is_none_or(|uid| uid == candidate.uid) && program.as_ref().is_none_or(named)
+                };
+                let released = self.servers.release_programs(is_meant);
+                if let (0, Some(program)) = (released, &program) {
+                    let note = format!("{program} is not quarantined\n");
+                    return Ok(Answer::done("").with_note(note));
+                }
+            }
+            _ => {}
+        }
+        Ok(Answer::done(""))
     }
 
     fn servers_meant(&self, wanted: Option<&commands::Server>) -> Result<Vec<&Server>, Answer> {

@@ -1,9 +1,11 @@
 //! Servers of a daemon that has died.
 
+use super::quarantine::MOST_APART;
 use super::{Server, Servers};
 use crate::closers::Stranger;
 use crate::link::Link;
 use crate::process::Process;
+use crate::program::Program;
 use crate::takeover::{Introduction, Unknown, Verdict};
 use crate::user_memory::MOST_LIMITS;
 use mpsshim_model::client::Credentials;
@@ -33,13 +35,18 @@ impl Servers {
         let process = said.map_err(|error| error.to_string()).and_then(|said| {
             let of = (!self.launcher.trusts(uid)).then_some(uid);
             check(&said.limits, of, devices)?;
-            Ok((self.may_take_over(connection.as_fd(), who)?, said))
+            let program = said.quarantined.as_ref();
+            check_program(program, of)?;
+            Ok((self.may_take_over(connection.as_fd(), who, program)?, said))
         });
         let link = Link::to_user(connection, uid);
         let (
             process,
             Introduction {
-                clients, limits, ..
+                clients,
+                limits,
+                quarantined,
+                ..
             },
         ) = match process {
             Ok(found) => found,
@@ -58,6 +65,11 @@ impl Servers {
         let trusted = self.launcher.trusts(uid);
         let mut server = Server::new((pid, uid), trusted, process, link, limits.clone());
         server.hand_log(self.launcher.log());
+        if let Some(program) = &quarantined {
+            // The daemon before this one had it in its list.
+            self.quarantine.add(program.clone());
+        }
+        server.quarantined = quarantined;
         self.running.push(server);
         self.adopt_user_limits(&limits);
     }
@@ -67,6 +79,7 @@ impl Servers {
         &self,
         connection: BorrowedFd<'_>,
         who: Credentials,
+        quarantined: Option<&Program>,
     ) -> Result<Process, String> {
         // A server serves whom it runs as: nobody gets another user's clients.
         if !self.launcher.serves(who.uid) || self.launcher.owner(who.uid, None).uid != who.uid {
@@ -75,8 +88,12 @@ impl Servers {
         if self.closing {
             return Err("the daemon is shutting down".into());
         }
-        if self.running.iter().any(|server| server.uid == who.uid) {
+        let of_user = || self.running.iter().filter(|server| server.uid == who.uid);
+        if of_user().any(|server| server.quarantined.as_ref() == quarantined) {
             return Err("another server serves that user".into());
+        }
+        if quarantined.is_some() && of_user().count() > MOST_APART {
+            return Err("that user has too many servers of quarantined programs".into());
         }
         Process::of_peer(connection, who).map_err(|error| format!("its process: {error}"))
     }
@@ -110,9 +127,34 @@ fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(),
     Ok(())
 }
 
+/// Whether a server can be there for this quarantined program, `of` as above.
+fn check_program(program: Option<&Program>, of: Option<u32>) -> Result<(), String> {
+    let Some(program) = program else {
+        return Ok(());
+    };
+    if !program.is_sound() || of.is_some_and(|of| of != program.uid) {
+        return Err(format!(
+            "it reports a quarantined program of user {}",
+            program.uid
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_is_there_for_a_program_of_its_user() {
+        let own = Program::named(7, "/opt/nbody");
+        assert_eq!(check_program(None, Some(7)), Ok(()));
+        assert_eq!(check_program(Some(&own), Some(7)), Ok(()));
+        assert_eq!(check_program(Some(&own), None), Ok(()));
+        assert!(check_program(Some(&own), Some(8)).is_err());
+        let name = "\x1b[2J".into();
+        assert!(check_program(Some(&Program { uid: 7, name }), Some(7)).is_err());
+    }
 
     fn limits(all: impl IntoIterator<Item = (u32, usize)>) -> Limits {
         let mut limits = Limits::default();

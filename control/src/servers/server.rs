@@ -1,13 +1,14 @@
 //! One server: its process, its link, and its reports.
 
+use super::quarantine::{Coming, Findings};
 use super::traces::Part;
 use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::process::Process;
+use crate::program::Program;
 use crate::trace::Totals;
 use crate::usage::Report;
 use mpsshim_api::cuda::CUresult;
-use mpsshim_model::client::Credentials;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
 use mpsshim_proto::handshake::MAX_DEVICES;
@@ -63,6 +64,8 @@ pub struct Client {
     pub uid: u32,
     /// It has ended, but its work on the device goes on.
     pub stuck: bool,
+    /// What it runs, where that can be seen.
+    pub program: Option<Program>,
 }
 
 /// One server process.
@@ -92,7 +95,7 @@ pub struct Server {
     /// What it has said of its clients' share and the daemon has not looked at.
     pub(super) usage: Vec<Report>,
     /// Clients handed over whose fate is not reported yet.
-    pub(super) handed_over: Vec<Credentials>,
+    pub(super) handed_over: Vec<Coming>,
     pub(super) kill_at: Option<Instant>,
     /// What came of killing it, until it is given up.
     killed: Option<io::Result<()>>,
@@ -112,6 +115,10 @@ pub struct Server {
     pub(super) stays: Option<String>,
     /// The connection to the keeper of its sessions: the next server goes on with them.
     pub(super) keeper: Option<Stranger>,
+    /// It serves the processes of this quarantined program only.
+    pub quarantined: Option<Program>,
+    /// What its reports say of programs and the daemon has not looked at.
+    pub(super) findings: Findings,
     /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
 }
@@ -150,6 +157,8 @@ impl Server {
             had_standby: false,
             stays: None,
             keeper: None,
+            quarantined: None,
+            findings: Findings::default(),
             traced: Vec::new(),
         }
     }
@@ -305,11 +314,16 @@ impl Server {
                 if self.sessions.len() >= MOST_CLIENTS {
                     return Err(format!("it reports over {MOST_CLIENTS} clients"));
                 }
-                self.settle(client);
+                // One of a server before this one came without being handed over.
+                let program = match self.settle(client) {
+                    Some(coming) => coming.program,
+                    None => Program::of_process(client, uid),
+                };
                 let client = Client {
                     pid: client,
                     uid,
                     stuck: false,
+                    program,
                 };
                 self.sessions.insert(session, client);
             }
@@ -325,7 +339,7 @@ impl Server {
             } => {
                 let user = self.settle(client).map_or_else(
                     || "unknown user".to_owned(),
-                    |who| format!("user {}", who.uid),
+                    |coming| format!("user {}", coming.who.uid),
                 );
                 tracing::info!(
                     "Server {pid} refused client {client} of {user} with status {status}: {reason}"
@@ -336,12 +350,13 @@ impl Server {
                 pid: client,
                 reason,
             } => {
-                self.sessions.remove(&session);
+                self.note_end(session, reason.is_some());
                 if let Some(reason) = reason {
                     tracing::info!("Server {pid} ended client {client}: {reason}");
                 }
             }
-            ToDaemon::Fault { status } => {
+            ToDaemon::Fault { status, suspects } => {
+                self.note_suspects(suspects)?;
                 self.state = State::Fault;
                 self.end_within(END_PATIENCE);
                 tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
@@ -387,8 +402,9 @@ impl Server {
     }
 
     /// The fate of a client is known.
-    fn settle(&mut self, client: i32) -> Option<Credentials> {
-        let index = self.handed_over.iter().position(|who| who.pid == client)?;
+    fn settle(&mut self, client: i32) -> Option<Coming> {
+        let is_it = |coming: &Coming| coming.who.pid == client;
+        let index = self.handed_over.iter().position(is_it)?;
         Some(self.handed_over.remove(index))
     }
 

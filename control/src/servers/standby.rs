@@ -58,10 +58,10 @@ impl Servers {
         if self.restarts.iter().any(|restart| restart.server == pid) {
             return Err(format!("Server {pid} is being restarted"));
         }
-        let uid = server.uid;
+        let (uid, program) = (server.uid, server.quarantined.clone());
         if self.standby_of(pid).is_none() {
             let owner = self.launcher.owner(uid, None);
-            let standby = self.start_as(owner, Start::Standby(pid));
+            let standby = self.start(owner, program, Start::Standby(pid));
             standby.ok_or("the next server could not be started; control.log says why")?;
         }
         self.restarts.push(Restart {
@@ -238,10 +238,10 @@ impl Servers {
             let server = &mut self.running[at];
             // If it fails once it fails again: memory is short, most likely.
             server.had_standby = true;
-            let (pid, uid) = (server.pid, server.uid);
+            let (pid, uid, program) = (server.pid, server.uid, server.quarantined.clone());
             if self.standby_of(pid).is_none() {
                 let owner = self.launcher.owner(uid, None);
-                self.start_as(owner, Start::Standby(pid));
+                self.start(owner, program, Start::Standby(pid));
             }
         }
     }

@@ -7,6 +7,7 @@ use mpsshim_control::cli::{Cdi, Control, Own, as_long_options, documents};
 use mpsshim_control::commands::{Format, in_format};
 use mpsshim_control::daemon::{Daemon, Manner};
 use mpsshim_control::launch;
+use mpsshim_control::program::with_real_paths;
 use mpsshim_control::prompt::Prompt;
 use mpsshim_control::settings::{self, Settings};
 use mpsshim_control::target::Target;
@@ -180,7 +181,7 @@ fn show(line: &str, settings: &Settings) -> io::Result<()> {
 /// Has a command done.
 fn give(ui: &mut Ui, line: &str) -> anyhow::Result<Answer> {
     match Target::of(line) {
-        None => Ok(ui.command(line)?),
+        None => Ok(ui.command(&with_real_paths(line))?),
         Some(path) => match Target::open(path) {
             Ok(target) => target.begin(ui),
             Err(why) => Ok(Answer::failed(why)),

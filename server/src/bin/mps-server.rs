@@ -132,7 +132,8 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
             .ok(),
     };
     let host = Hosting::start(opened, config, keeper, events).context("cannot start the engine")?;
-    Ok(serve(link, host, &receiver, limits, &control))
+    let terms = (limits, options.quarantined.clone());
+    Ok(serve(link, host, &receiver, terms, &control))
 }
 
 /// The connection to the keeper of the server before: standard output, which is the log from then on.

@@ -472,6 +472,7 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     shared.calm(session.side).begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
+    shared.note_leaving(&session.shared);
     shared.forget(&session.shared);
     shared.dispatchers[session.home]
         .load

@@ -177,11 +177,6 @@ impl SessionShared {
         self.description
             .is_at_rest(|slot, value| reached(self.flag(slot), value))
     }
-
-    /// Whether it can be made again in another context as it is now.
-    pub fn is_portable_now(&self) -> bool {
-        self.description.bonds().is_empty() && self.is_at_rest()
-    }
 }
 
 impl Session {

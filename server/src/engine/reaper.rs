@@ -147,6 +147,7 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
 /// Frees what an idle session owned; what would make others wait is buried.
 fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     panics::works_for(Some(session.shared.info.session));
+    shared.note_drained(&session.shared);
     session.enter();
     session.surrender_printing(shared);
     for (device, stream) in session.helpers.drain(..) {

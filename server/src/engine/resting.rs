@@ -111,7 +111,8 @@ impl Shared {
         }
         let mut going_on = 0;
         for session in self.session_list() {
-            if session.is_portable_now() && rests(&session) {
+            let is_bound = session.description.bonds() != Bonds::default();
+            if rests(&session) && !is_bound && session.is_at_rest() {
                 session.description.set_outlives();
                 going_on += 1;
             }

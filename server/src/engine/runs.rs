@@ -564,6 +564,9 @@ impl Session {
             .or(run.last().map(|last| last.end));
         self.consumer.consume_to(end?);
         self.counts.launches += run.len() as u64;
+        if let Some(last) = run.last() {
+            self.shared.launched.note(last.body.function);
+        }
         let messages = messages(run) as u64;
         if let Err(CallError::Status(status)) = self.submitted(shared, index, messages) {
             shared.note_status(status);

@@ -32,6 +32,7 @@ use super::shares::Sharing;
 use super::side::Side;
 use super::slots::Slots;
 use super::streams::{Point, Stream};
+use super::suspects::Launched;
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
 use mpsshim_api::cuda::*;
@@ -120,6 +121,8 @@ pub struct SessionShared {
     pub rested: AtomicU64,
     /// The last attempt with which its thread has tried to.
     pub asked_to_rest: AtomicU64,
+    /// What it launched last.
+    pub launched: Launched,
 }
 
 impl SessionShared {
@@ -153,6 +156,7 @@ impl SessionShared {
             description,
             rested: AtomicU64::new(0),
             asked_to_rest: AtomicU64::new(0),
+            launched: Launched::default(),
         }
     }
 

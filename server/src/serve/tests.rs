@@ -119,7 +119,7 @@ impl Running {
                 Link::new(theirs),
                 host,
                 &receiver,
-                Limits::default(),
+                (Limits::default(), None),
                 &control,
             )
         });
@@ -356,9 +356,22 @@ fn a_fault_is_told_and_ends_the_server() {
         .send(EngineEvent::Fault {
             status: 700,
             going_on: 0,
+            suspects: vec![Suspect {
+                client: ClientInfo {
+                    session: 1,
+                    pid: 1,
+                    uid: 0,
+                },
+                kernel: Some("stray".into()),
+            }],
         })
         .expect("serving");
-    assert_eq!(running.report(), ToDaemon::Fault { status: 700 });
+    let suspects = vec![link::Suspect {
+        session: 1,
+        kernel: Some("stray".into()),
+    }];
+    let status = 700;
+    assert_eq!(running.report(), ToDaemon::Fault { status, suspects });
     running.leave(1);
     running.is_gone(1);
     assert_eq!(running.thread.join().expect("end"), End::Fault);
@@ -378,6 +391,7 @@ fn a_fault_does_not_wait_longer_than_a_second() {
         .send(EngineEvent::Fault {
             status: 719,
             going_on: 0,
+            suspects: Vec::new(),
         })
         .expect("serving");
     assert_eq!(running.thread.join().expect("end"), End::Fault);

@@ -59,6 +59,7 @@ impl Host for Fake {
                     .send(EngineEvent::Fault {
                         status: 700,
                         going_on: 0,
+                        suspects: Vec::new(),
                     })
                     .unwrap_or_default();
             }
@@ -160,6 +161,7 @@ fn attend(socket: &OwnedFd, client: &ClientInfo, events: &Sender<EngineEvent>) {
                 b"fault" => tell(EngineEvent::Fault {
                     status: 700,
                     going_on: 0,
+                    suspects: Vec::new(),
                 }),
                 b"die" => std::process::abort(),
                 _ => {}
@@ -176,6 +178,7 @@ fn introduce() -> io::Result<ExitCode> {
         limits: env::args().nth(2).map_or_else(Limits::default, |json| {
             serde_json::from_str(&json).expect("limits")
         }),
+        quarantined: None,
     };
     seqpacket::send(connection.as_fd(), &introduction.packet()?, None)?;
     let mut buffer = [0; 4096];
@@ -232,7 +235,7 @@ fn main() -> io::Result<ExitCode> {
         serde_json::from_str(&json).expect("limits")
     });
     Ok(
-        match serve(Link::new(link), host, &receiver, limits, &control()) {
+        match serve(Link::new(link), host, &receiver, (limits, None), &control()) {
             End::Orderly => ExitCode::SUCCESS,
             End::Fault | End::Unfinished | End::HandedOver => ExitCode::FAILURE,
         },

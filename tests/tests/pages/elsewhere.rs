@@ -203,6 +203,16 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     ("docs/slurm.md", "## Configuration", SLURM),
     ("docs/slurm.md", "## Use", SLURM),
+    (
+        "docs/faults.md",
+        "Server 4711: client 4822 of user 1000 alone had work in flight and has caused the fault; program: /usr/bin/python3.11 /home/ada/train.py; kernel: scatter\n",
+        Text("a line of control.log"),
+    ),
+    (
+        "docs/faults.md",
+        "$ mps-control quarantine list\n",
+        Test("quarantine.rs::an_operator_adds_and_releases_programs"),
+    ),
     ("docs/monitoring.md", "mps-control top", TOP),
     (
         "docs/monitoring.md",

@@ -31,6 +31,7 @@ const WORDS: &[(&str, &str)] = &[
     ("UID", "@uid"),
     ("DEVICE", "0"),
     ("AMOUNT", "3G"),
+    ("PROGRAM", "/opt/nbody/nbody"),
     // Both a percentage and a priority.
     ("P", "1"),
     ("MS", "20"),

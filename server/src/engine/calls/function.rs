@@ -107,6 +107,8 @@ impl Session {
             length: Length::Unknown,
             local: local(&info.attributes),
         };
+        let (name, _) = &function.key;
+        self.shared.launched.name(body.function, name);
         self.functions
             .insert(body.function, function)
             .map_err(|(status, _)| status)?;

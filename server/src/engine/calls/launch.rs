@@ -93,6 +93,7 @@ impl Session {
             }
         }
         self.counts.launches += 1;
+        self.shared.launched.note(body.function);
         if grows {
             shared.devices[device].has_grown(local.into());
         }

@@ -137,6 +137,7 @@ impl Session {
             self.graphs.discharge();
         }
         self.counts.launches += 1;
+        self.shared.launched.note_graph();
         self.submitted_work(shared, index, Runs::Graph(body.exec))
     }
 

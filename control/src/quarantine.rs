@@ -1,0 +1,200 @@
+//! The list of quarantined programs: those that may have caused a fault. From their next start on they have servers of their
+//! own, so that their next fault is nobody else's.
+
+use crate::program::Program;
+use serde::{Deserialize, Serialize};
+use std::time::SystemTime;
+
+/// Programs in the list; the oldest make room.
+const MOST: usize = 1024;
+/// Programs of one user in it.
+const MOST_OF_USER: usize = 128;
+/// Processes of a program in a row that end without a fault before it is released.
+pub const CLEAN_RUNS: u32 = 3;
+
+/// Whether programs are quarantined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum QuarantinePolicy {
+    /// Those that had work in flight at a fault, and those that an operator names
+    #[default]
+    Auto,
+    /// None
+    Off,
+}
+
+/// A quarantined program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Which one.
+    pub program: Program,
+    /// When it came into the list.
+    pub since: SystemTime,
+    /// Faults that it may have caused.
+    pub faults: u32,
+    /// Processes that have ended without a fault since the last one.
+    pub clean: u32,
+}
+
+/// The list, oldest first.
+#[derive(Debug)]
+pub struct Quarantine {
+    policy: QuarantinePolicy,
+    entries: Vec<Entry>,
+}
+
+impl Quarantine {
+    /// Nothing yet.
+    pub fn new(policy: QuarantinePolicy) -> Quarantine {
+        Quarantine {
+            policy,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Whether there is any.
+    pub fn is_on(&self) -> bool {
+        self.policy == QuarantinePolicy::Auto
+    }
+
+    /// The list, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
+    }
+
+    /// Whether a program is in the list.
+    pub fn holds(&self, program: &Program) -> bool {
+        self.entries.iter().any(|entry| entry.program == *program)
+    }
+
+    fn entry(&mut self, program: &Program) -> Option<&mut Entry> {
+        let mut entries = self.entries.iter_mut();
+        entries.find(|entry| entry.program == *program)
+    }
+
+    /// Puts a program into the list; `false`: it is there, or there is no quarantine.
+    pub fn add(&mut self, program: Program) -> bool {
+        if !self.is_on() || self.holds(&program) {
+            return false;
+        }
+        let of_user = |entry: &Entry| entry.program.uid == program.uid;
+        if self.entries.iter().filter(|entry| of_user(entry)).count() >= MOST_OF_USER {
+            let oldest = self.entries.iter().position(of_user);
+            oldest.map(|oldest| self.entries.remove(oldest));
+        } else if self.entries.len() >= MOST {
+            self.entries.remove(0);
+        }
+        self.entries.push(Entry {
+            program,
+            since: SystemTime::now(),
+            faults: 0,
+            clean: 0,
+        });
+        true
+    }
+
+    /// A program may have caused a fault; `true`: it is in the list from now on, and was not before.
+    pub fn accuse(&mut self, program: &Program) -> bool {
+        let is_new = self.add(program.clone());
+        if let Some(entry) = self.entry(program) {
+            entry.faults = entry.faults.saturating_add(1);
+            entry.clean = 0;
+        }
+        is_new
+    }
+
+    /// A process of a quarantined program has ended without a fault; `true`: the program has shown itself good and is released.
+    pub fn note_clean_run(&mut self, program: &Program) -> bool {
+        let Some(entry) = self.entry(program) else {
+            return false;
+        };
+        entry.clean += 1;
+        let is_good = entry.clean >= CLEAN_RUNS;
+        if is_good {
+            self.entries.retain(|entry| entry.program != *program);
+        }
+        is_good
+    }
+
+    /// Takes out what is meant: the programs that were in the list.
+    pub fn release(&mut self, is_meant: impl Fn(&Program) -> bool) -> Vec<Program> {
+        let released = self
+            .entries
+            .extract_if(.., |entry| is_meant(&entry.program));
+        released.map(|entry| entry.program).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(uid: u32, name: &str) -> Program {
+        Program::named(uid, name)
+    }
+
+    fn list() -> Quarantine {
+        Quarantine::new(QuarantinePolicy::Auto)
+    }
+
+    #[test]
+    fn a_program_is_one_users() {
+        let mut list = list();
+        assert!(list.accuse(&program(7, "/a")));
+        assert!(list.holds(&program(7, "/a")));
+        assert!(!list.holds(&program(8, "/a")) && !list.holds(&program(7, "/b")));
+    }
+
+    #[test]
+    fn three_clean_runs_in_a_row_release() {
+        let mut list = list();
+        let faulty = program(7, "/a");
+        assert!(list.accuse(&faulty));
+        assert!(!list.note_clean_run(&faulty) && !list.note_clean_run(&faulty));
+        assert!(!list.accuse(&faulty), "it was there");
+        let faults: Vec<(u32, u32)> = list
+            .iter()
+            .map(|entry| (entry.faults, entry.clean))
+            .collect();
+        assert_eq!(faults, [(2, 0)]);
+        assert!(!list.note_clean_run(&faulty) && !list.note_clean_run(&faulty));
+        assert!(list.note_clean_run(&faulty));
+        assert!(!list.holds(&faulty));
+        assert!(!list.note_clean_run(&faulty), "not in the list");
+    }
+
+    #[test]
+    fn an_operator_adds_and_releases() {
+        let mut list = list();
+        assert!(list.add(program(7, "/a")) && list.add(program(8, "/a")));
+        assert!(!list.add(program(7, "/a")));
+        let mine = |program: &Program| program.uid == 7;
+        assert_eq!(list.release(mine), [program(7, "/a")]);
+        assert_eq!(list.release(mine), []);
+        assert!(list.holds(&program(8, "/a")));
+    }
+
+    #[test]
+    fn the_oldest_makes_room() {
+        let mut list = list();
+        for uid in 0..2 * MOST as u32 {
+            list.accuse(&program(uid, "/a"));
+        }
+        assert_eq!(list.iter().count(), MOST);
+        assert!(!list.holds(&program(0, "/a")) && list.holds(&program(MOST as u32, "/a")));
+        // A user's own oldest, before another's.
+        for number in 0..=MOST_OF_USER {
+            list.accuse(&program(1 << 20, &format!("/{number}")));
+        }
+        let of_user = list.iter().filter(|entry| entry.program.uid == 1 << 20);
+        assert_eq!(of_user.count(), MOST_OF_USER);
+        assert!(!list.holds(&program(1 << 20, "/0")) && list.holds(&program(1 << 20, "/1")));
+    }
+
+    #[test]
+    fn nothing_is_listed_where_it_is_off() {
+        let mut list = Quarantine::new(QuarantinePolicy::Off);
+        assert!(!list.accuse(&program(7, "/a")) && !list.add(program(7, "/a")));
+        assert_eq!(list.iter().count(), 0);
+    }
+}

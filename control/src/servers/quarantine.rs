@@ -1,0 +1,342 @@
+//! Servers of quarantined programs: one for each program, beside its user's usual server and as long as it has clients.
+
+use super::{Server, Servers, State, Waiting};
+use crate::link::{Arrival, LONGEST_KERNEL, MOST_SUSPECTS, Suspect};
+use crate::logging::limit;
+use crate::program::Program;
+use crate::quarantine::{CLEAN_RUNS, Entry, Quarantine};
+use crate::spawn::{Owner, Users};
+use mpsshim_model::client::Credentials;
+use mpsshim_model::mode::Mode;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Servers of quarantined programs at a time: each has a context of its own on the device.
+pub const MOST_APART: usize = 8;
+
+/// A client on its way to its server.
+#[derive(Debug)]
+pub struct Coming {
+    /// Who.
+    pub who: Credentials,
+    /// What it runs.
+    pub program: Option<Program>,
+}
+
+/// What the reports of a server say of programs.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Quarantined programs of which a process has ended without a fault.
+    worked: Vec<Program>,
+    /// The context is lost.
+    fault: Option<Fault>,
+}
+
+#[derive(Debug)]
+struct Fault {
+    server: (i32, u32),
+    /// The program whose processes were the only clients.
+    quarantined: Option<Program>,
+    /// Clients that had something in flight.
+    suspects: Vec<Accused>,
+}
+
+#[derive(Debug)]
+struct Accused {
+    pid: i32,
+    uid: u32,
+    program: Option<Program>,
+    kernel: Option<String>,
+}
+
+/// What a client runs. Contexts of clients in direct mode are their own: they are not quarantined.
+pub fn program_of(client: &Arrival) -> Option<Program> {
+    let is_direct = matches!(Mode::asked(client.hello.mode), Ok(Some(Mode::Direct)));
+    let Credentials { pid, uid, .. } = client.who;
+    (!is_direct)
+        .then(|| Program::of_process(pid, uid))
+        .flatten()
+}
+
+impl Quarantine {
+    /// The program that a client's server must be for, `None`: the user's usual server serves it.
+    pub(super) fn needs<'a>(&self, program: Option<&'a Program>) -> Option<&'a Program> {
+        program.filter(|program| self.holds(program))
+    }
+}
+
+/// Whether a real server can have reported this. Kernels' names are shown on operators' terminals.
+fn check(suspects: &[Suspect]) -> Result<(), String> {
+    if suspects.len() > MOST_SUSPECTS {
+        return Err(format!("it reports {} suspects", suspects.len()));
+    }
+    let is_name = |text: &String| text.len() <= LONGEST_KERNEL && !text.contains(char::is_control);
+    if !suspects.iter().flat_map(|one| &one.kernel).all(is_name) {
+        return Err("it reports a kernel with an invalid name".to_owned());
+    }
+    Ok(())
+}
+
+impl Server {
+    /// Whether it is a server for these clients of a user.
+    pub(super) fn serves(&self, uid: u32, program: Option<&Program>) -> bool {
+        self.uid == uid && self.quarantined.as_ref() == program && self.standby_of.is_none()
+    }
+
+    /// The context is lost.
+    ///
+    /// # Errors
+    /// A report that no real server makes, in words.
+    pub(super) fn note_suspects(&mut self, suspects: Vec<Suspect>) -> Result<(), String> {
+        check(&suspects)?;
+        let accuse = |suspect: Suspect| {
+            let client = self.sessions.get(&suspect.session)?;
+            Some(Accused {
+                pid: client.pid,
+                uid: client.uid,
+                program: client.program.clone(),
+                kernel: suspect.kernel,
+            })
+        };
+        let fault = Fault {
+            server: (self.pid, self.uid),
+            quarantined: self.quarantined.clone(),
+            suspects: suspects.into_iter().filter_map(accuse).collect(),
+        };
+        // A server has one at most.
+        self.findings.fault.get_or_insert(fault);
+        Ok(())
+    }
+
+    /// A session is over; `ended`: by the server.
+    pub(super) fn note_end(&mut self, session: u64, ended: bool) {
+        let Some(client) = self.sessions.remove(&session) else {
+            return;
+        };
+        let worked = !ended
+            && self.kill_at.is_none()
+            && matches!(self.state, State::Active | State::Stopping)
+            && client.program.is_some()
+            && client.program == self.quarantined
+            && self.sessions.values().all(|other| other.pid != client.pid);
+        if worked {
+            self.findings.worked.extend(client.program);
+        }
+    }
+
+    pub(super) fn take_findings(&mut self) -> Findings {
+        mem::take(&mut self.findings)
+    }
+}
+
+impl Servers {
+    /// The list.
+    pub fn quarantine(&self) -> &Quarantine {
+        &self.quarantine
+    }
+
+    /// Quarantined programs, each with the process id of its server, if it has one.
+    pub fn quarantined(&self) -> impl Iterator<Item = (&Entry, Option<i32>)> {
+        let server = |entry: &Entry| {
+            let mut running = self.running.iter();
+            let of_it = |server: &&Server| {
+                server.quarantined.as_ref() == Some(&entry.program) && server.standby_of.is_none()
+            };
+            running.find(of_it).map(|server| server.pid)
+        };
+        self.quarantine
+            .iter()
+            .map(move |entry| (entry, server(entry)))
+    }
+
+    /// How many faults of servers there were.
+    pub fn faults(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.faults)
+    }
+
+    /// Quarantines a program from its next start on; nothing is changed if it is quarantined already.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn quarantine_program(&mut self, program: Program) -> Result<(), String> {
+        if !self.quarantine.is_on() {
+            return Err("the quarantine is off (MPSSHIM_QUARANTINE)".into());
+        }
+        if self.quarantine.add(program.clone()) {
+            tracing::info!("Program {program} is quarantined");
+            self.advance();
+        }
+        Ok(())
+    }
+
+    /// Releases programs: they get the usual server from their next start on. How many there were.
+    pub fn release_programs(&mut self, is_meant: impl Fn(&Program) -> bool) -> usize {
+        let released = self.quarantine.release(is_meant);
+        for program in &released {
+            tracing::info!("Program {program} is released from quarantine");
+        }
+        self.advance();
+        released.len()
+    }
+
+    /// Whether this user may release his own programs: where servers are one user's, the next fault is only his own.
+    pub fn users_are_apart(&self) -> bool {
+        self.launcher.users() == Users::OneByOne
+    }
+
+    /// Brings the list up to date.
+    pub(super) fn weigh(&mut self, found: Findings) {
+        for program in found.worked {
+            if self.quarantine.note_clean_run(&program) {
+                tracing::info!(
+                    "Program {program} is released from quarantine: {CLEAN_RUNS} processes in a row ended without a fault"
+                );
+            }
+        }
+        let Some(fault) = found.fault else { return };
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        let (pid, uid) = fault.server;
+        let _guard = limit::caused_by_user(uid);
+        let is_alone = fault.suspects.len() == 1;
+        for one in &fault.suspects {
+            let program = one
+                .program
+                .as_ref()
+                .map_or("unknown", |program| &program.name);
+            let kernel = one.kernel.as_deref().unwrap_or("unknown");
+            let what = if is_alone {
+                "alone had work in flight and has caused the fault"
+            } else {
+                "had work in flight and may have caused the fault"
+            };
+            tracing::error!(
+                "Server {pid}: client {} of user {} {what}; program: {program}; kernel: {kernel}",
+                one.pid,
+                one.uid
+            );
+        }
+        // What a quarantined program's server ran was that program, whoever was in flight.
+        let suspects = fault.suspects.into_iter().filter_map(|one| one.program);
+        let mut programs: Vec<Program> = suspects.chain(fault.quarantined).collect();
+        programs.sort();
+        programs.dedup();
+        for program in programs {
+            if self.quarantine.accuse(&program) {
+                tracing::warn!(
+                    "Program {program} is quarantined: it has a server of its own from its next start on"
+                );
+            }
+        }
+    }
+
+    /// The first waiting client, or user of `start_server`, for whom there is no server that accepts clients, and for which
+    /// quarantined program it must be; one whose server can be started comes first.
+    pub(super) fn without_server(&self) -> Option<(Owner, Option<Program>)> {
+        let clients = self.waiting.iter();
+        let clients = clients.map(|waiting| (waiting.owner, self.needed_by(waiting)));
+        let wanted = self.wanted.iter().map(|owner| (*owner, None));
+        let has_server = |uid: u32, program: Option<&Program>| {
+            let accepts = |server: &Server| {
+                server.serves(uid, program)
+                    && matches!(
+                        server.state,
+                        State::Initializing
+                            | State::Active
+                            | State::HandingOver
+                            | State::HandedOver
+                    )
+            };
+            self.running.iter().any(accepts)
+        };
+        let lacking = clients
+            .chain(wanted)
+            .filter(|(owner, program)| !has_server(owner.uid, *program));
+        let first = lacking
+            .clone()
+            .find(|(owner, program)| self.may_start(*owner, *program));
+        let (owner, program) = first.or_else(|| lacking.clone().next())?;
+        Some((owner, program.cloned()))
+    }
+
+    fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
+        self.quarantine.needs(waiting.program.as_ref())
+    }
+
+    /// Whether a server may run now beside the others: those of the same user, for other programs.
+    pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
+        let beside =
+            |server: &Server| server.uid == owner.uid && server.quarantined.as_ref() != program;
+        let apart = self
+            .running
+            .iter()
+            .filter(|server| server.quarantined.is_some() && server.standby_of.is_none());
+        self.running.iter().all(beside) && (program.is_none() || apart.count() < MOST_APART)
+    }
+
+    /// Users other than this one whose servers are all idle.
+    pub(super) fn idle_users(&self, uid: u32) -> Vec<u32> {
+        let is_idle = |uid: u32| {
+            let of_user = |server: &&Server| server.uid == uid && server.standby_of.is_none();
+            let mut servers = self.running.iter().filter(of_user);
+            servers.all(|server| server.state != State::Initializing && server.is_idle())
+        };
+        let users = self.running.iter().map(|server| server.uid);
+        users
+            .filter(|user| *user != uid && is_idle(*user))
+            .collect()
+    }
+
+    /// Ends servers of quarantined programs that have no clients and get none.
+    pub(super) fn end_unneeded(&mut self) {
+        let is_needed = |server: &Server| {
+            let mut waiting = self.waiting.iter();
+            waiting.any(|one| server.serves(one.owner.uid, self.needed_by(one)))
+        };
+        let is_over = |server: &&Server| {
+            let is_apart = server.quarantined.is_some() && server.state == State::Active;
+            is_apart && server.is_idle() && !is_needed(server)
+        };
+        let over: Vec<i32> = self
+            .running
+            .iter()
+            .filter(is_over)
+            .map(|server| server.pid)
+            .collect();
+        for server in self
+            .running
+            .iter_mut()
+            .filter(|server| over.contains(&server.pid))
+        {
+            tracing::info!(
+                "Shutting down server {} of a quarantined program",
+                server.pid
+            );
+            server.stop(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suspect(kernel: &str) -> Suspect {
+        Suspect {
+            session: 1,
+            kernel: Some(kernel.into()),
+        }
+    }
+
+    #[test]
+    fn suspects_that_no_server_reports_are_refused() {
+        assert_eq!(check(&vec![suspect("_Z4fillPi"); MOST_SUSPECTS]), Ok(()));
+        for suspects in [
+            vec![suspect("fill"); MOST_SUSPECTS + 1],
+            vec![suspect("\x1b[2J")],
+            vec![suspect(&"x".repeat(LONGEST_KERNEL + 1))],
+        ] {
+            assert!(check(&suspects).is_err());
+        }
+    }
+}
