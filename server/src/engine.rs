@@ -52,6 +52,7 @@ mod shares;
 mod side;
 mod slots;
 mod slow;
+mod snapshot;
 mod streams;
 mod trace;
 mod undertaker;
@@ -67,6 +68,7 @@ use crate::admission::Admission;
 use crate::keeper::{self, Keeper, Name};
 use calm::Calm;
 use crossbeam_channel::{Sender, bounded, unbounded};
+use cubin::Leaves;
 use devices::{Device, Devices, Grant};
 use driver::{Driver, is_sticky};
 use fairness::Fairness;
@@ -95,6 +97,7 @@ use shared_events::SharedEvents;
 use shares::Shares;
 use side::{SIDES, Side};
 use slow::{SlowLane, SlowTask};
+use snapshot::Snapshots;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -161,8 +164,8 @@ struct Shared {
     images: ImageCache,
     /// Holds what sessions have, for a server that comes after this one.
     keeper: Option<Arc<Keeper>>,
-    /// Whether images can be loaded elsewhere unnoticed, by their hashes.
-    outlasting: Findings<bool>,
+    /// What images leave behind that are loaded elsewhere, by their hashes.
+    outlasting: Findings<Leaves>,
     families: Families,
     variables: KnownVariables,
     residents: Residents,
@@ -176,6 +179,7 @@ struct Shared {
     fairness: Fairness,
     dispatchers: Vec<Dispatcher>,
     slow: SlowLane,
+    snapshots: Snapshots,
     reaper: Sender<Box<Session>>,
     undertaker: Sender<(Side, Buried)>,
     assessor: Sender<Arc<Instance>>,
@@ -248,6 +252,7 @@ impl Engine {
         };
         let (reaper, ended) = unbounded();
         let (undertaker, buried) = unbounded();
+        let (snapshots, resting) = unbounded();
         let (assessor, left) = bounded(residents::MOST_ASSESSED);
         let mut inboxes = Vec::new();
         let mut dispatchers = Vec::new();
@@ -297,6 +302,7 @@ impl Engine {
             fairness: Fairness::default(),
             dispatchers,
             slow: SlowLane::new(),
+            snapshots: Snapshots::new(snapshots),
             reaper,
             undertaker,
             assessor,
@@ -343,6 +349,10 @@ impl Engine {
         spawn(
             "reaper".into(),
             Box::new(move |shared| reaper::run(shared, &ended)),
+        )?;
+        spawn(
+            "snapshots".into(),
+            Box::new(move |shared| snapshot::run(shared, &resting)),
         )?;
         spawn(
             "undertaker".into(),

@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use programs::{Running, client, preloaded, succeed, well};
 use scene::daemon;
+use std::collections::HashMap;
 
 const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
 const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
@@ -185,6 +186,111 @@ fn kills_at_any_instant_lose_nobody_at_rest_and_corrupt_nothing() {
     assert!(lost < 30, "some rounds had ended, or not begun");
     idle.end();
     other.end();
+}
+
+/// By process.
+fn portable(place: &Place) -> HashMap<i64, bool> {
+    let list = place.control(&["--format=json", "ps"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
+    let clients = list.as_array().into_iter().flatten();
+    let of = |client: &serde_json::Value| (client["pid"].as_i64(), client["portable"] == 1);
+    clients
+        .map(of)
+        .filter_map(|(pid, portable)| Some((pid?, portable)))
+        .collect()
+}
+
+fn wait_until_portable(place: &Place, clients: usize) {
+    wait_until("the clients are portable", || {
+        let portable = portable(place);
+        portable.len() == clients && portable.values().all(|portable| *portable)
+    });
+}
+
+#[test]
+fn variables_go_on_from_where_they_were() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=8 {
+        for survivor in &mut survivors {
+            assert_eq!(survivor.ask("count"), format!("counted {}", round * 40));
+        }
+        wait_until_portable(&place, 2);
+        if round % 2 == 0 {
+            kill_server(&place);
+            continue;
+        }
+        let mut faulty = Survivor::start(&place);
+        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("count"), "counted 360");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn variables_that_cannot_be_saved_bind_their_session() {
+    let place = daemon();
+    // One that holds an address of another; and more than is saved.
+    for command in ["link", "large 300000"] {
+        let [mut bound, mut saved] = [(); 2].map(|()| Survivor::start(&place));
+        bound.ask(command);
+        // It comes to rest after the other one.
+        saved.ask("count");
+        wait_until("one is portable", || {
+            portable(&place).values().any(|portable| *portable)
+        });
+        kill_server(&place);
+        assert_eq!(bound.ask("count"), RPC_FAILURE);
+        assert_eq!(saved.ask("count"), "counted 80");
+        saved.end();
+    }
+    // A server that is killed at once finds them bound too.
+    let mut survivor = Survivor::start(&place);
+    survivor.say("count");
+    kill_server(&place);
+    let answer = survivor.program.line();
+    assert!(["counted 40", RPC_FAILURE].contains(&&*answer), "{answer}");
+}
+
+#[test]
+fn kills_at_any_instant_leave_variables_right_or_lose_them() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    let (mut counted, mut lost) = (0, 0);
+    for round in 0..30u64 {
+        survivor.say("count");
+        let instant = std::time::Duration::from_micros(round * 1_009 % 12_000);
+        if round % 2 == 0 {
+            std::thread::sleep(instant);
+            kill_server(&place);
+        }
+        let mut answer = survivor.program.line();
+        if answer != RPC_FAILURE && round % 2 == 1 {
+            // About the time when its variables are saved.
+            counted += 40;
+            assert_eq!(answer, format!("counted {counted}"));
+            std::thread::sleep(instant);
+            kill_server(&place);
+            answer = survivor.ask("count");
+        }
+        if answer == RPC_FAILURE {
+            lost += 1;
+            counted = 0;
+            survivor = Survivor::start(&place);
+        } else {
+            counted += 40;
+            assert_eq!(answer, format!("counted {counted}"));
+        }
+        if round % 3 == 0 {
+            wait_until_portable(&place, 1);
+        }
+    }
+    println!("{lost} of 30 were lost");
+    assert_eq!(survivor.ask("count"), format!("counted {}", counted + 40));
+    survivor.end();
 }
 
 #[test]
