@@ -40,6 +40,8 @@ const AHEAD_MOST: usize = 1 << 20;
 
 /// A kernel's name, its NUL included, and the server's ordinal of a device.
 pub type Key = (Box<[u8]>, Ordinal);
+/// What variables held at first, by device; `None` where that is not known.
+type Before = BTreeMap<Ordinal, Option<Arc<AsLoaded>>>;
 /// Attributes of a function that were set.
 type Attributes = BTreeMap<CUfunction_attribute, i32>;
 
@@ -80,7 +82,7 @@ struct State {
     /// It is counted as one that was kept for others, until the driver has unloaded it.
     counted: Option<Counted>,
     /// What its variables held when it was loaded, by device; `None` where that is not known.
-    before: BTreeMap<Ordinal, Option<Arc<AsLoaded>>>,
+    before: Before,
     /// Something of it was changed that cannot be put back.
     altered: bool,
     /// All that its last client had in flight is over.
@@ -128,12 +130,7 @@ impl Instance {
         self.remember(shared, &mut self.state.lock().before, device);
     }
 
-    fn remember(
-        &self,
-        shared: &Shared,
-        before: &mut BTreeMap<Ordinal, Option<Arc<AsLoaded>>>,
-        device: Ordinal,
-    ) {
+    fn remember(&self, shared: &Shared, before: &mut Before, device: Ordinal) {
         before.entry(device).or_insert_with(|| {
             let variables = self.variables.as_ref()?;
             let read = AsLoaded::read(shared, self.raw, device, variables);
@@ -210,10 +207,7 @@ impl Instance {
     fn find(
         &self,
         shared: &Shared,
-        (found, before): (
-            &mut HashMap<Key, CUfunction>,
-            &mut BTreeMap<Ordinal, Option<Arc<AsLoaded>>>,
-        ),
+        (found, before): (&mut HashMap<Key, CUfunction>, &mut Before),
         key: &Key,
     ) -> Result<CUfunction, CUresult> {
         if let Some(known) = found.get(key) {

@@ -320,11 +320,12 @@ impl Session {
         let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
         for start in gone {
             self.globals.remove(&start);
-            let moved = self.moved.extract_if(.., |_, (_, now)| *now == start);
-            let mut known: Vec<u64> = moved.map(|(known, _)| known).collect();
+            let moved = self.moved.iter().filter(|(_, (_, now))| *now == start);
+            let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
             // The client may have asked for it again since.
             known.push(start);
             for known in known {
+                self.moved.remove(&known);
                 self.describe_end(Described::VariableEnds, known);
             }
         }
