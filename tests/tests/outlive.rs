@@ -154,12 +154,12 @@ fn what_is_in_flight_or_bound_to_its_context_is_lost_and_the_others_go_on() {
     assert_eq!(busy.ask("round"), RPC_FAILURE);
     assert_eq!(bound.ask("round"), RPC_FAILURE);
     idle.round();
-    let log = place.log("server.log");
-    assert!(
-        log.contains("it was bound to its context by graphs"),
-        "{log}"
-    );
-    assert!(log.contains("it had work in flight"), "{log}");
+    // The clients are told first.
+    wait_until("the log says why", || {
+        let log = place.log("server.log");
+        let says = |why: &str| log.contains(why);
+        says("it was bound to its context by graphs") && says("it had work in flight")
+    });
     idle.end();
 }
 
