@@ -653,6 +653,7 @@ mod tests {
                 "-uid UID" => "-uid 1",
                 "PID" => "1",
                 "PID [-f]" => "1 -f",
+                "PID [-t SECONDS] [-f]" => "1 -t 5",
                 "start FILE|stop" => "stop",
                 text if text.starts_with("list|") => "list",
                 "PID DEVICE"

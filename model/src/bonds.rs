@@ -24,9 +24,10 @@ bonds! {
     UNKEPT = 0: "unkept memory";
     /// Graphs, instances of graphs, captures.
     GRAPHS = 1: "graphs";
-    /// Variables that it uses by their addresses.
+    /// Variables that it has used by their addresses, and whose content is not saved.
     VARIABLES = 2: "addresses of variables";
-    /// An image in use whose kernels may write its variables, or store addresses of its functions.
+    /// An image in use whose kernels may have written its variables, and their content is not saved; or may store addresses of
+    /// its functions.
     IMAGES = 6: "kernels with variables";
     /// Arrays and mipmapped arrays.
     ARRAYS = 3: "arrays";

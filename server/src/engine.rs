@@ -53,6 +53,7 @@ mod shares;
 mod side;
 mod slots;
 mod slow;
+mod snapshot;
 mod streams;
 mod suspects;
 mod trace;
@@ -69,6 +70,7 @@ use crate::admission::Admission;
 use crate::keeper::{self, Keeper, Name};
 use calm::Calm;
 use crossbeam_channel::{Sender, bounded, unbounded};
+use cubin::Leaves;
 use devices::{Device, Devices, Grant};
 use driver::{Driver, is_sticky};
 use fairness::Fairness;
@@ -98,6 +100,7 @@ use shared_events::SharedEvents;
 use shares::Shares;
 use side::{SIDES, Side};
 use slow::{SlowLane, SlowTask};
+use snapshot::Snapshots;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -164,8 +167,8 @@ struct Shared {
     images: ImageCache,
     /// Holds what sessions have, for a server that comes after this one.
     keeper: Option<Arc<Keeper>>,
-    /// Whether images can be loaded elsewhere unnoticed, by their hashes.
-    outlasting: Findings<bool>,
+    /// What images leave behind that are loaded elsewhere, by their hashes.
+    outlasting: Findings<Leaves>,
     families: Families,
     variables: KnownVariables,
     residents: Residents,
@@ -181,6 +184,7 @@ struct Shared {
     fairness: Fairness,
     dispatchers: Vec<Dispatcher>,
     slow: SlowLane,
+    snapshots: Snapshots,
     reaper: Sender<Box<Session>>,
     undertaker: Sender<(Side, Buried)>,
     assessor: Sender<Arc<Instance>>,
@@ -257,6 +261,7 @@ impl Engine {
         };
         let (reaper, ended) = unbounded();
         let (undertaker, buried) = unbounded();
+        let (snapshots, resting) = unbounded();
         let (assessor, left) = bounded(residents::MOST_ASSESSED);
         let mut inboxes = Vec::new();
         let mut dispatchers = Vec::new();
@@ -307,6 +312,7 @@ impl Engine {
             fairness: Fairness::default(),
             dispatchers,
             slow: SlowLane::new(),
+            snapshots: Snapshots::new(snapshots),
             reaper,
             undertaker,
             assessor,
@@ -355,6 +361,10 @@ impl Engine {
         spawn(
             "reaper".into(),
             Box::new(move |shared| reaper::run(shared, &ended)),
+        )?;
+        spawn(
+            "snapshots".into(),
+            Box::new(move |shared| snapshot::run(shared, &resting)),
         )?;
         spawn(
             "undertaker".into(),

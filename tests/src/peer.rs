@@ -705,6 +705,57 @@ pub fn counting_ptx() -> String {
     )
 }
 
+/// Variables `runs`, `table` (64 bytes), `taken` that begins as 7, `link` (8 bytes) and `large` with so many bytes. Kernels
+/// `count(out)`, which counts in `runs` and writes how far it is; `take(out, at)`, which writes what is at an address, and
+/// counts there; `touch()`, which writes to `large`.
+pub fn variables_ptx(large: usize) -> String {
+    format!(
+        "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 runs;
+.visible .global .align 4 .b8 table[64];
+.visible .global .align 4 .u32 taken = 7;
+.visible .global .align 8 .u64 link;
+.visible .global .align 4 .b8 large[{large}];
+.visible .entry count(.param .u64 out)
+{{
+    .reg .u64 %rd<3>;
+    .reg .u32 %r<2>;
+    ld.param.u64 %rd1, [out];
+    mov.u64 %rd2, runs;
+    ld.global.u32 %r1, [%rd2];
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd2], %r1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}}
+.visible .entry take(.param .u64 out, .param .u64 at)
+{{
+    .reg .u64 %rd<3>;
+    .reg .u32 %r<2>;
+    ld.param.u64 %rd1, [out];
+    ld.param.u64 %rd2, [at];
+    ld.global.u32 %r1, [%rd2];
+    st.global.u32 [%rd1], %r1;
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd2], %r1;
+    ret;
+}}
+.visible .entry touch()
+{{
+    .reg .u64 %rd<2>;
+    .reg .u32 %r<2>;
+    mov.u64 %rd1, large;
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}}
+"
+    )
+}
+
 /// [`PTX`], and a kernel `deep(out)` that needs so many bytes of local memory for each thread.
 pub fn deep_ptx(local: u32) -> String {
     format!(

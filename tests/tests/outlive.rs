@@ -8,6 +8,7 @@ mod survivors;
 use control_daemon::{Place, wait_until};
 use programs::{client, succeed};
 use scene::{daemon, daemon_with};
+use std::collections::HashMap;
 use survivors::{ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
 
 #[test]
@@ -74,12 +75,12 @@ fn what_is_in_flight_or_bound_to_its_context_is_lost_and_the_others_go_on() {
     assert_eq!(busy.ask("round"), RPC_FAILURE);
     assert_eq!(bound.ask("round"), RPC_FAILURE);
     idle.round();
-    let log = place.log("server.log");
-    assert!(
-        log.contains("it was bound to its context by graphs"),
-        "{log}"
-    );
-    assert!(log.contains("it had work in flight"), "{log}");
+    // The clients are told first.
+    wait_until("the log says why", || {
+        let log = place.log("server.log");
+        let says = |why: &str| log.contains(why);
+        says("it was bound to its context by graphs") && says("it had work in flight")
+    });
     idle.end();
 }
 
@@ -106,6 +107,114 @@ fn kills_at_any_instant_lose_nobody_at_rest_and_corrupt_nothing() {
     assert!(lost < 30, "some rounds had ended, or not begun");
     idle.end();
     other.end();
+}
+
+/// By process.
+fn portable(place: &Place) -> HashMap<i64, bool> {
+    let list = place.control(&["--format=json", "ps"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
+    let clients = list.as_array().into_iter().flatten();
+    let of = |client: &serde_json::Value| (client["pid"].as_i64(), client["portable"] == 1);
+    clients
+        .map(of)
+        .filter_map(|(pid, portable)| Some((pid?, portable)))
+        .collect()
+}
+
+fn wait_until_portable(place: &Place, clients: usize) {
+    wait_until("the clients are portable", || {
+        let portable = portable(place);
+        portable.len() == clients && portable.values().all(|portable| *portable)
+    });
+}
+
+#[test]
+fn variables_go_on_from_where_they_were() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=8 {
+        for survivor in &mut survivors {
+            assert_eq!(survivor.ask("count"), format!("counted {}", round * 40));
+        }
+        wait_until_portable(&place, 2);
+        if round % 2 == 0 {
+            kill_server(&place);
+            continue;
+        }
+        let mut faulty = Survivor::start(&place);
+        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("count"), "counted 360");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn variables_that_cannot_be_saved_bind_their_session() {
+    let place = daemon();
+    // One that holds an address of another; and more than is saved.
+    for command in ["link", "large 300000"] {
+        let [mut bound, mut saved] = [(); 2].map(|()| Survivor::start(&place));
+        bound.ask(command);
+        // It comes to rest after the other one.
+        saved.ask("count");
+        wait_until("one is portable", || {
+            portable(&place).values().any(|portable| *portable)
+        });
+        kill_server(&place);
+        assert_eq!(bound.ask("count"), RPC_FAILURE);
+        assert_eq!(saved.ask("count"), "counted 80");
+        saved.end();
+    }
+    // A server that is killed at once finds them bound too.
+    let mut survivor = Survivor::start(&place);
+    survivor.say("count");
+    kill_server(&place);
+    let answer = survivor.program.line();
+    assert!(["counted 40", RPC_FAILURE].contains(&&*answer), "{answer}");
+}
+
+#[test]
+fn kills_at_any_instant_leave_variables_right_or_lose_them() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    let (mut counted, mut lost) = (0, 0);
+    for round in 0..30u64 {
+        survivor.say("count");
+        let instant = std::time::Duration::from_micros(round * 1_009 % 12_000);
+        if round % 2 == 0 {
+            std::thread::sleep(instant);
+            kill_server(&place);
+        }
+        let mut answer = survivor.program.line();
+        if answer != RPC_FAILURE && round % 2 == 1 {
+            // About the time when its variables are saved.
+            counted += 40;
+            assert_eq!(answer, format!("counted {counted}"));
+            std::thread::sleep(instant);
+            kill_server(&place);
+            answer = survivor.ask("count");
+        }
+        if answer == RPC_FAILURE {
+            lost += 1;
+            counted = 0;
+            survivor = Survivor::start(&place);
+        } else {
+            counted += 40;
+            assert_eq!(answer, format!("counted {counted}"));
+        }
+        if round % 3 == 0 {
+            // It may have been lost after its answer, which it has not noticed then.
+            wait_until("what is left is portable", || {
+                portable(&place).values().all(|portable| *portable)
+            });
+        }
+    }
+    println!("{lost} of 30 were lost");
+    assert_eq!(survivor.ask("count"), format!("counted {}", counted + 40));
+    survivor.end();
 }
 
 #[test]

@@ -291,8 +291,13 @@ fn realise(
     left: &mut Left,
 ) -> Result<(), Lost> {
     session.moment = Some(super::gate::Moment::endless());
-    let outcome = records
+    // Images may be loaded once more while the rest is made.
+    let (contents, others): (Vec<&Record>, _) = records
         .iter()
+        .partition(|record| record.kind == Kind::Variables);
+    let outcome = others
+        .into_iter()
+        .chain(contents)
         .try_for_each(|record| make(shared, session, record, left));
     session.moment = None;
     outcome
@@ -397,6 +402,10 @@ fn make_from(
             let made = adopt_variable(shared, session, record);
             made.map_err(|status| failed("a variable", status))
         }
+        Kind::Variables => {
+            let restored = session.restore_variables(shared, record.clone());
+            restored.map_err(|status| failed("variables of an image", status))
+        }
         Kind::Makes | Kind::Sets => {
             let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;
             let message = session.held.message_of(op, &record.bytes);
@@ -462,11 +471,8 @@ fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Re
         session.note_span();
     }
     // An address that means two variables means none.
-    let overlaps = |start: u64| session.place_of(start) != start;
-    match session.globals.keys().any(|start| overlaps(*start)) {
-        true => Err(CUDA_ERROR_INVALID_VALUE),
-        false => Ok(()),
-    }
+    let mut globals = session.globals.iter();
+    globals.try_for_each(|(start, global)| session.check_new_address(*start, global.len))
 }
 
 fn adopt_host(

@@ -68,6 +68,8 @@ bounds! {
         "the libraries of frameworks have 1 to 3 GiB; what others have sent before is not sent again";
     DESCRIBED: usize = 1 << 20, Bytes, "bytes of one message in its description",
         "names and options are far shorter; a session with a longer one is not made again elsewhere";
+    SAVED: u64 = 256 << 10, Bytes, "bytes of variables that are saved for a server that comes after",
+        "they are read, and written to the description, whenever it comes to rest; constants and counters are far shorter";
     FUNCTIONS: usize = 1 << 20, Count, "functions",
         "each a name and a driver's handle; no kernel is loaded for it";
     LINKS: usize = 16, Count, "linkers",

@@ -324,16 +324,17 @@ pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
     of_all_code(image, arch, of_cubin, of_text)
 }
 
-/// Whether the kernels of a cubin find what they left when it is loaded elsewhere: they keep nothing in it, and where it has
-/// addresses of functions, which could be left in memory, as tables of virtual functions or for memory that kernels allocate,
-/// they are those of assertions and of `printf`, which the driver provides. Addresses of literals are not counted: a kernel that is launched once more takes them anew.
-fn outlasts_cubin(bytes: &[u8]) -> Option<bool> {
+/// Whether the kernels of a cubin leave no addresses in memory that mean something else when it is loaded elsewhere: where
+/// it has addresses of functions, as tables of virtual functions or for memory that kernels allocate, they are those of
+/// assertions and of `printf`, which the driver provides. Addresses of literals and of variables are not counted: a kernel
+/// that is launched once more takes them anew.
+fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
     const HARMLESS: [&str; 2] = ["__assertfail", "vprintf"];
     const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
-    if !is_constant_cubin(bytes)? {
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    if file.elf_header().e_machine(file.endian()) != EM_CUDA {
         return Some(false);
     }
-    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     let mut budget = Budget::of_names(bytes);
     for section in file.sections() {
         let name = section.name_bytes().unwrap_or_default();
@@ -361,17 +362,27 @@ fn outlasts_cubin(bytes: &[u8]) -> Option<bool> {
 }
 
 /// The same of a text for the driver's compiler, by the words that such code has.
-fn outlasts_text(bytes: &[u8]) -> bool {
+fn stores_nothing_text(bytes: &[u8]) -> bool {
     const WORDS: [&[u8]; 3] = [b"malloc", b".callprototype", b".calltargets"];
     let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
-    let (is_constant, stores) = (is_constant_text(bytes), WORDS.iter().any(has));
-    tracing::debug!(is_constant, stores, "text for the driver's compiler");
-    is_constant && !stores
+    !WORDS.iter().any(has)
 }
 
-/// Whether an image can be loaded elsewhere between two launches of its kernels, which do not notice.
-pub fn outlasts(image: &[u8], arch: u32) -> bool {
-    of_all_code(image, arch, outlasts_cubin, outlasts_text)
+/// What of an image is lost when it is loaded elsewhere between two launches of its kernels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Leaves {
+    /// Its kernels may write its variables, whose content a new load does not have.
+    pub variables: bool,
+    /// They may store addresses of its functions, or of memory that they allocate, which nothing can translate.
+    pub addresses: bool,
+}
+
+/// What the code of an image that a device of a compute capability (`10 * major + minor`) would run leaves in it.
+pub fn leaves(image: &[u8], arch: u32) -> Leaves {
+    Leaves {
+        variables: !keeps_nothing(image, arch),
+        addresses: !of_all_code(image, arch, stores_nothing_cubin, stores_nothing_text),
+    }
 }
 
 fn of_all_code(
@@ -658,6 +669,38 @@ mod tests {
         assert!(!keeps_nothing(hidden.as_bytes(), 90));
     }
 
+    const NOTHING: Leaves = Leaves {
+        variables: false,
+        addresses: false,
+    };
+    const VARIABLES: Leaves = Leaves {
+        variables: true,
+        addresses: false,
+    };
+    const ADDRESSES: Leaves = Leaves {
+        variables: false,
+        addresses: true,
+    };
+
+    #[test]
+    fn variables_and_addresses_are_told_apart() {
+        let of = |words: &str| leaves(format!("{words}\n{KERNEL}").as_bytes(), 90);
+        assert_eq!(of(""), NOTHING);
+        assert_eq!(of(".const .align 4 .b8 table[16];"), NOTHING);
+        assert_eq!(of(".global .u32 counter;"), VARIABLES);
+        let call = "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);";
+        assert_eq!(of(call), ADDRESSES);
+        let both = Leaves {
+            variables: true,
+            addresses: true,
+        };
+        assert_eq!(of(&format!(".global .u32 counter;\n{call}")), both);
+        // What cannot be read may leave anything.
+        assert_eq!(leaves(b"\x7fELF but none", 90), both);
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(leaves(&own, 90), both);
+    }
+
     /// As in cuBLAS, whose cubins have a section table at an odd offset.
     #[test]
     fn sections_may_be_at_any_offset() {
@@ -670,7 +713,7 @@ mod tests {
                 image[at..at + 2].copy_from_slice(&field.to_le_bytes());
             }
             image[table + 64 + 4] = 3;
-            assert!(keeps_nothing(&image, 90) && outlasts(&image, 90), "{table}");
+            assert_eq!(leaves(&image, 90), NOTHING, "{table}");
             // A section that kernels may write, without names.
             let mut kept = image.clone();
             kept.splice(40..48, (table as u64 + 16).to_le_bytes());
@@ -679,7 +722,7 @@ mod tests {
             kept[section] = 1;
             kept[section + 24..section + 32].copy_from_slice(&(table as u64).to_le_bytes());
             kept[section + 32..section + 40].copy_from_slice(&12u64.to_le_bytes());
-            assert!(!outlasts(&kept, 90), "{table}");
+            assert_eq!(leaves(&kept, 90), VARIABLES, "{table}");
         }
     }
 

@@ -109,10 +109,12 @@ pub enum Kind {
     Variable = 17,
     /// The client does not know it any more.
     VariableEnds = 18,
+    /// What variables of an image hold: the key is the image, the operation's place has the server's ordinal of a device.
+    Variables = 19,
 }
 
 impl Kind {
-    const ALL: [Kind; 18] = [
+    const ALL: [Kind; 19] = [
         Kind::Client,
         Kind::Makes,
         Kind::Sets,
@@ -131,6 +133,7 @@ impl Kind {
         Kind::Access,
         Kind::Variable,
         Kind::VariableEnds,
+        Kind::Variables,
     ];
 
     /// What is gone with the key, by a record of this kind.
@@ -485,7 +488,7 @@ fn current(records: Vec<Record>) -> Vec<Record> {
                 kept[earlier] = None;
             }
         }
-        if matches!(record.kind, Kind::Makes | Kind::Sets) {
+        if matches!(record.kind, Kind::Makes | Kind::Sets | Kind::Variables) {
             of_object.entry(record.key).or_default().push(kept.len());
         }
         kept.push(Some(record));

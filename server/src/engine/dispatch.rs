@@ -48,6 +48,8 @@ pub enum Visit {
     Full,
     /// The next message belongs on the slow lane.
     Slow,
+    /// Its variables are to be saved, by the thread that was reserved for that.
+    Snapshot,
     /// The session is over; why, when it was not the client that left.
     Ended(Option<String>),
 }
@@ -136,6 +138,11 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                     worked = true;
                     continue;
                 }
+                Visit::Snapshot => {
+                    shared.snapshots.send(sessions.swap_remove(at));
+                    worked = true;
+                    continue;
+                }
                 Visit::Ended(why) => {
                     let session = sessions.swap_remove(at);
                     end(shared, session, why);
@@ -213,7 +220,8 @@ fn sleep(
         dispatcher.active.store(0, Ordering::Relaxed);
         shared.count_synchronizing();
     }
-    let pause = sessions.iter().filter_map(|s| s.held.pause()).min();
+    let pauses = |session: &Session| [session.held.pause(), session.snapshot_pause()];
+    let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
     if inbox.is_empty()
         && !shared.stopping.load(Ordering::Relaxed)
         && !sessions.iter().any(|session| session.wants_attention())
@@ -338,6 +346,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     }
     if shared.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
         session.say_whether_at_work(shared);
+    }
+    if session.is_due_for_snapshot(shared) && shared.snapshots.reserve() {
+        return Visit::Snapshot;
     }
     Visit::Idle
 }

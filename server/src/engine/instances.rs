@@ -40,6 +40,8 @@ const AHEAD_MOST: usize = 1 << 20;
 
 /// A kernel's name, its NUL included, and the server's ordinal of a device.
 pub type Key = (Box<[u8]>, Ordinal);
+/// What variables held at first, by device; `None` where that is not known.
+type Before = BTreeMap<Ordinal, Option<Arc<AsLoaded>>>;
 /// Attributes of a function that were set.
 type Attributes = BTreeMap<CUfunction_attribute, i32>;
 
@@ -56,7 +58,7 @@ pub struct Instance {
     family: Option<Family>,
     /// Kept as long as the driver may look at it.
     content: Content,
-    /// What clients can change in it. `None`: it cannot be told, or nobody but its first client is to have it.
+    /// What clients can change in it. `None`: it cannot be told.
     variables: Variables,
     /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
     /// says that the driver has forgotten them by then.
@@ -80,7 +82,7 @@ struct State {
     /// It is counted as one that was kept for others, until the driver has unloaded it.
     counted: Option<Counted>,
     /// What its variables held when it was loaded, by device; `None` where that is not known.
-    before: BTreeMap<Ordinal, Option<AsLoaded>>,
+    before: Before,
     /// Something of it was changed that cannot be put back.
     altered: bool,
     /// All that its last client had in flight is over.
@@ -106,8 +108,7 @@ impl Instance {
         options: JitOptions,
     ) -> Arc<Instance> {
         shared.families.count(side::entered());
-        let hash = family.as_ref().map(|family| &family.hash);
-        let variables = hash.and_then(|hash| shared.variables_of(hash, content));
+        let variables = shared.variables_of(content.hash(), content);
         let instance = Arc::new(Instance {
             raw,
             device,
@@ -129,15 +130,15 @@ impl Instance {
         self.remember(shared, &mut self.state.lock().before, device);
     }
 
-    fn remember(
-        &self,
-        shared: &Shared,
-        before: &mut BTreeMap<Ordinal, Option<AsLoaded>>,
-        device: Ordinal,
-    ) {
+    fn remember(&self, shared: &Shared, before: &mut Before, device: Ordinal) {
         before.entry(device).or_insert_with(|| {
             let variables = self.variables.as_ref()?;
-            AsLoaded::read(shared, self.raw, device, variables).ok()
+            let read = AsLoaded::read(shared, self.raw, device, variables);
+            read.inspect_err(
+                |status| tracing::debug!(%status, "variables of an image were not read"),
+            )
+            .ok()
+            .map(Arc::new)
         });
     }
 
@@ -161,6 +162,11 @@ impl Instance {
     /// Whether what its clients have left in it can be undone.
     pub fn may_be_renewed(&self) -> bool {
         self.state.lock().may_be_renewed()
+    }
+
+    /// What its variables on a device held at first, where that is known.
+    fn as_loaded(&self, device: Ordinal) -> Option<Arc<AsLoaded>> {
+        self.state.lock().before.get(&device)?.clone()
     }
 
     /// Something of it is changed that cannot be put back.
@@ -201,10 +207,7 @@ impl Instance {
     fn find(
         &self,
         shared: &Shared,
-        (found, before): (
-            &mut HashMap<Key, CUfunction>,
-            &mut BTreeMap<Ordinal, Option<AsLoaded>>,
-        ),
+        (found, before): (&mut HashMap<Key, CUfunction>, &mut Before),
         key: &Key,
     ) -> Result<CUfunction, CUresult> {
         if let Some(known) = found.get(key) {
@@ -622,6 +625,20 @@ impl Image {
     /// The driver has loaded what names are looked for in, on a device.
     pub fn note_loaded(&self, shared: &Shared, device: Ordinal) {
         self.instances[0].note_loaded(shared, device);
+    }
+
+    /// Its variables on a device, which are this session's alone, as they were at first; `None` where that is not known.
+    pub fn variables(&self, device: Ordinal) -> Option<Arc<AsLoaded>> {
+        // One of several that others may have too would not say which has the variables.
+        let is_one = self.family.is_none() || self.instances.len() == 1;
+        self.instances[0].as_loaded(device).filter(|_| is_one)
+    }
+
+    /// First address and bytes of each variable that is known of it.
+    pub fn places(&self) -> Vec<(u64, u64)> {
+        let state = self.instances[0].state.lock();
+        let known = state.before.values().flatten();
+        known.flat_map(|variables| variables.places()).collect()
     }
 
     /// The session changes something of it that cannot be put back.

@@ -3,15 +3,13 @@
 
 use super::Shared;
 use super::bounds;
-use super::cubin;
+use super::cubin::{self, Leaves};
 use super::description::{Description, Kind, Record, STREAMS};
 use super::devices::{self, Grant, Ordinal};
 use super::images::Content;
 use super::session::{Session, SessionShared};
 use crate::keeper::{self, Name};
-use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUmemAccessDesc, CUmemGenericAllocationHandle, CUresult,
-};
+use mpsshim_api::cuda::{CUmemAccessDesc, CUmemGenericAllocationHandle, CUresult};
 use mpsshim_model::bonds::Bonds;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::Terms;
@@ -155,18 +153,19 @@ impl Shared {
         }
     }
 
-    /// Whether an image can be loaded elsewhere between two launches of its kernels. Its content is looked into once.
-    fn outlasts(&self, content: &Content) -> bool {
+    /// What of an image is lost when it is loaded elsewhere between two launches of its kernels. Its content is looked into
+    /// once.
+    fn leaves(&self, content: &Content) -> Leaves {
         self.outlasting.look_up(content.hash(), || {
             let bytes = &content[..content.len() - 1];
-            let mut devices = self.devices.iter();
-            let outlasts = devices.all(|device| cubin::outlasts(bytes, device.capability));
-            tracing::debug!(
-                bytes = bytes.len(),
-                outlasts,
-                "whether an image binds its sessions"
-            );
-            outlasts
+            let devices = self.devices.iter();
+            let of_each = devices.map(|device| cubin::leaves(bytes, device.capability));
+            let leaves = of_each.fold(Leaves::default(), |all, one| Leaves {
+                variables: all.variables || one.variables,
+                addresses: all.addresses || one.addresses,
+            });
+            tracing::debug!(bytes = bytes.len(), ?leaves, "what an image leaves behind");
+            leaves
         })
     }
 }
@@ -259,9 +258,17 @@ impl Session {
         let Ok(image) = self.image(handle) else {
             return;
         };
-        let (binds, is_kept) = (!shared.outlasts(image.content()), image.content().is_kept());
-        self.binding_images |= binds;
+        let content = image.content();
+        let (leaves, is_kept) = (shared.leaves(content), content.is_kept());
+        self.binding_images |= leaves.addresses;
         self.unkept_memory |= !is_kept;
+    }
+
+    /// Whether kernels of an image may write variables that another server has to be told of. Where none comes, nobody looks.
+    pub fn keeps_variables(&self, shared: &Shared, handle: u64) -> bool {
+        let image = self.image(handle);
+        let looks = shared.keeper.is_some();
+        looks && image.is_ok_and(|image| shared.leaves(image.content()).variables)
     }
 
     /// Memory was given to it.
@@ -386,52 +393,35 @@ impl Session {
         self.trailing::<()>(message).unwrap_or_default()
     }
 
-    /// It uses a variable by its address, which is another one elsewhere.
-    #[cold]
-    fn bind_by_variable(&self) {
-        let description = &self.shared.description;
-        if !self.uses_variables.replace(true) {
-            let bonds = description.bonds().with(Bonds::VARIABLES, true);
-            description.set_bonds(bonds);
-        }
-    }
-
-    /// Notes that memory of a variable is named.
+    /// Looks whether a kernel's parameters, so many bytes at `params`, name variables; whether they name one that is elsewhere
+    /// than the client knows, so that they have to be translated.
     #[inline]
-    pub fn note_variable(&self) {
-        if !self.uses_variables.get() {
-            self.bind_by_variable();
-        }
-    }
-
-    /// Looks whether a kernel's parameters, so many bytes at `params`, name a variable.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if it is elsewhere than the client knows: the kernel would find another's memory there.
-    #[inline]
-    pub fn note_params(&self, params: *const u8, len: usize) -> Result<(), CUresult> {
+    pub fn note_params(&self, params: *const u8, len: usize) -> bool {
         let (first, end) = self.variables_span;
-        if end == 0 || self.uses_variables.get() && self.moved.is_empty() {
-            return Ok(());
+        if end == 0 || self.saved.all_named() && self.moved.is_empty() {
+            return false;
         }
+        let mut moved = false;
         for at in (0..len & !7).step_by(8) {
             // SAFETY: the caller has seen to it that so many bytes can be read; the client may change them meanwhile.
             let word = unsafe { params.add(at).cast::<u64>().read_unaligned() };
             if word >= first && word < end {
-                if self.place_of(word) != word {
-                    return Err(CUDA_ERROR_INVALID_VALUE);
-                }
-                let below = self.globals.range(..=word).next_back();
-                if below.is_some_and(|(start, global)| word - start < global.len) {
-                    self.bind_by_variable();
+                let place = self.place_of(word);
+                moved |= place != word;
+                let below = self.globals.range(..=place).next_back();
+                if let Some((start, global)) = below
+                    && place - start < global.len
+                {
+                    self.note_variable(global);
                 }
             }
         }
-        Ok(())
+        moved
     }
 
     /// The client knows these variables.
     pub fn note_span(&mut self) {
+        self.saved.note_known();
         let now = self.globals.iter();
         let now = now.map(|(start, global)| (*start, start + global.len));
         let before = self.moved.iter();
@@ -487,7 +477,7 @@ impl Session {
         Bonds::default()
             .with(Bonds::UNKEPT, !keeps || !self.kept || self.unkept_memory)
             .with(Bonds::GRAPHS, !self.graphs.is_untouched())
-            .with(Bonds::VARIABLES, self.uses_variables.get())
+            .with(self.saved.bonds(), true)
             .with(Bonds::IMAGES, self.binding_images)
             .with(Bonds::ARRAYS, arrays > 0)
             .with(Bonds::TEXTURES, references > 0 || !self.textures.is_empty())

@@ -26,6 +26,9 @@ const NAMED: usize = 8;
 /// How many sessions are at rest, or why not all are, in words.
 pub type Rested = Result<usize, String>;
 
+/// What binds sessions only until they are at rest and their variables are saved.
+const AT_REST: Bonds = Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0);
+
 /// A session that cannot be handed over, and why.
 struct Stays(Arc<SessionShared>, String);
 
@@ -62,7 +65,7 @@ impl Shared {
 
     fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
         if !force {
-            refuse(self.bound())?;
+            refuse(self.bound(AT_REST))?;
         }
         let until = Instant::now() + patience;
         let number = self.rests.fetch_add(1, Ordering::Relaxed) + 1;
@@ -95,7 +98,7 @@ impl Shared {
         let mut stay: Vec<Stays> = awake.into_iter().map(busy).collect();
         // A message that was executed meanwhile may have bound its session.
         stay.extend(
-            self.bound()
+            self.bound(Bonds::default())
                 .into_iter()
                 .filter(|Stays(session, _)| rests(session)),
         );
@@ -128,10 +131,13 @@ impl Shared {
             .for_each(|thread| thread.bell.ring());
     }
 
-    /// Sessions that are bound to their context.
-    fn bound(&self) -> Vec<Stays> {
+    /// Sessions that are bound to their context, by other reasons than some.
+    fn bound(&self, but_for: Bonds) -> Vec<Stays> {
         let sessions = self.session_list().into_iter();
-        let bonds = sessions.map(|session| (session.description.bonds(), session));
+        let bonds = sessions.map(|session| {
+            let bonds = session.description.bonds().0 & !but_for.0;
+            (Bonds(bonds), session)
+        });
         bonds
             .filter(|(bonds, _)| *bonds != Bonds::default())
             .map(|(bonds, session)| Stays(session, format!("is bound by {bonds}")))
@@ -186,6 +192,10 @@ impl Session {
         }
         for stream in self.streams.iter_mut() {
             stream.settle_progress();
+        }
+        if self.wants_snapshot() {
+            let may = !shared.calm(self.side).is_hushed() && shared.snapshots.reserve();
+            return if may { Visit::Snapshot } else { Visit::Full };
         }
         if self.shared.is_at_rest() {
             self.shared.rested.store(number, Ordering::Release);

@@ -461,8 +461,15 @@ impl Session {
             && function.length == Length::Short
             && body.param_len >= function.param_bytes;
         let raw = fits.then_some(function.raw)?;
+        let writes = function.note_launch();
         let params = self.in_place(message, size_of::<Launch>(), len).ok()?;
-        self.note_params(params, len).ok()?;
+        // What has to be translated is not read where it lies.
+        if self.note_params(params, len) {
+            return None;
+        }
+        if writes {
+            self.note_written();
+        }
         let params = params as u64;
         Some(Planned {
             body,

@@ -31,6 +31,7 @@ use super::shared_events::SharedEvent;
 use super::shares::Sharing;
 use super::side::Side;
 use super::slots::Slots;
+use super::snapshot::Saved;
 use super::streams::{Point, Stream};
 use super::suspects::Launched;
 use super::trace::Tracer;
@@ -274,6 +275,10 @@ pub struct Function {
     pub device: Ordinal,
     /// Launching it may print (see [`Image::prints`]).
     pub prints: bool,
+    /// Launching it may write variables of its image, which another server has to be told.
+    pub keeps: bool,
+    /// It was, since variables were saved last.
+    pub launched: Cell<bool>,
     /// It may be launched in a run with others.
     pub in_runs: bool,
     /// How long it takes.
@@ -285,7 +290,7 @@ pub struct Function {
 }
 
 /// A variable in a module of a session.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Global {
     /// Bytes.
     pub len: u64,
@@ -293,6 +298,8 @@ pub struct Global {
     pub image: u64,
     /// Server's ordinal.
     pub device: Ordinal,
+    /// It was named by its address since variables were saved last.
+    pub used: Cell<bool>,
 }
 
 /// Positions that linkers may have; fewer of them are taken at a time.
@@ -489,14 +496,14 @@ pub struct Session {
     pub unkept_memory: bool,
     /// Its description has had no room for something.
     pub undescribed: bool,
-    /// It has used an image that cannot be loaded elsewhere unnoticed.
+    /// It has used an image that cannot be loaded elsewhere unnoticed, whatever its variables hold.
     pub binding_images: bool,
     /// It has had more streams than its description has room for.
     pub far_streams: bool,
     /// Its events of which the time is known ([`Event::counted`]).
     pub timed: usize,
-    /// It has used a variable by its address.
-    pub uses_variables: Cell<bool>,
+    /// What its description has of its variables.
+    pub saved: Saved,
     /// First address and end of the variables that the client knows.
     pub variables_span: (u64, u64),
     /// Variables that are elsewhere than the client knows: length, and where, by the address that it knows.
@@ -574,7 +581,7 @@ impl Session {
             binding_images: false,
             far_streams: false,
             timed: 0,
-            uses_variables: Cell::new(false),
+            saved: Saved::default(),
             variables_span: (0, 0),
             moved: BTreeMap::new(),
             shares: false,
@@ -732,7 +739,7 @@ impl Session {
                 Some((start, global))
                     if address - start < global.len && len <= global.len - (address - start) =>
                 {
-                    self.note_variable();
+                    self.note_variable(global);
                     Ok(())
                 }
                 _ if self.graphs.owns(address, len) => Ok(()),

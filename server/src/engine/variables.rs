@@ -1,7 +1,8 @@
 //! Variables of an image, and what they held when it was loaded.
 //!
 //! What one client had for itself is as new for the next one once its variables hold again what they held then
-//! ([`super::residents`]): nothing needs to be loaded, which would wait until nothing is in flight.
+//! ([`super::residents`]): nothing needs to be loaded, which would wait until nothing is in flight. What they hold now is
+//! read for a server that comes after this one ([`super::snapshot`]).
 
 use super::Shared;
 use super::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
@@ -11,7 +12,8 @@ use super::host::is_affordable;
 use super::images::{Content, Findings};
 use super::instances::Raw;
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUresult, CUstream,
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,
+    CUresult, CUstream,
 };
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
@@ -223,12 +225,26 @@ fn of_text(bytes: &[u8]) -> Option<Vec<Variable>> {
 
 /// What the variables of a loaded image held on a device before anybody could write them.
 #[derive(Debug)]
-pub struct AsLoaded(Vec<(CUdeviceptr, Before)>);
+pub struct AsLoaded {
+    variables: Arc<[Variable]>,
+    /// Where each is, and what it held.
+    held: Vec<(CUdeviceptr, Before)>,
+}
 
 #[derive(Debug)]
 enum Before {
     Zeros(u64),
     Bytes(Box<[u8]>),
+}
+
+impl Before {
+    /// Whether it is this.
+    fn is(&self, bytes: &[u8]) -> bool {
+        match self {
+            Before::Zeros(len) => bytes.len() as u64 == *len && bytes.iter().all(|byte| *byte == 0),
+            Before::Bytes(before) => **before == *bytes,
+        }
+    }
 }
 
 impl AsLoaded {
@@ -241,7 +257,7 @@ impl AsLoaded {
         shared: &Shared,
         raw: Raw,
         device: Ordinal,
-        variables: &[Variable],
+        variables: &Arc<[Variable]>,
     ) -> Result<AsLoaded, CUresult> {
         let kept = variables.iter().filter(|one| !one.zeros);
         let kept: u64 = kept.map(|one| one.len).sum();
@@ -252,7 +268,7 @@ impl AsLoaded {
         let device = &shared.devices[device];
         device.make_current(driver)?;
         let mut all = Vec::with_capacity(variables.len());
-        for variable in variables {
+        for variable in variables.iter() {
             let (mut start, mut len, name) = (0, 0, variable.name.as_ptr().cast());
             match raw {
                 Raw::Module(module) => {
@@ -282,7 +298,79 @@ impl AsLoaded {
                 Ok(())
             })?;
         }
-        Ok(AsLoaded(all))
+        Ok(AsLoaded {
+            variables: variables.clone(),
+            held: all,
+        })
+    }
+
+    /// First address and bytes of each.
+    pub fn places(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let each = self.held.iter().zip(self.variables.iter());
+        each.map(|((start, _), variable)| (*start, variable.len))
+    }
+
+    /// What each holds now. Nothing of the image runs.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for it.
+    pub fn read_again(&self, shared: &Shared, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
+        if !is_affordable(self.places().map(|(_, len)| len).sum()) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let room = |(_, len): (u64, u64)| vec![0; len as usize].into_boxed_slice();
+        let mut now: Vec<Box<[u8]>> = self.places().map(room).collect();
+        if now.is_empty() {
+            return Ok(now);
+        }
+        let (driver, device) = (&shared.driver, &shared.devices[device]);
+        on_stream(shared, device, |stream| {
+            for ((start, len), bytes) in self.places().zip(&mut now) {
+                let to = bytes.as_mut_ptr() as u64;
+                driver.memcpy_dtoh_async(to, start, len as usize, stream)?;
+            }
+            Ok(())
+        })?;
+        Ok(now)
+    }
+
+    /// Names, their NUL included, and content of those that hold something else `now` than at first.
+    pub fn changed<'a>(
+        &'a self,
+        now: &'a [Box<[u8]>],
+    ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let each = self.variables.iter().zip(&self.held).zip(now);
+        each.filter(|((_, (_, before)), now)| !before.is(now))
+            .map(|((variable, _), now)| (&variable.name[..], &now[..]))
+    }
+
+    /// Has variables hold this, by name. Nothing of the image runs.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_NOT_FOUND` for one that the image does not have, or that has another length.
+    pub fn put(
+        &self,
+        shared: &Shared,
+        device: Ordinal,
+        contents: &[(&[u8], &[u8])],
+    ) -> Result<(), CUresult> {
+        let place = |name: &[u8], len: usize| {
+            let mut each = self.variables.iter().zip(&self.held);
+            let same = |one: &Variable| *one.name == *name && usize::try_from(one.len) == Ok(len);
+            let found = each.find(|(variable, _)| same(variable));
+            found.map(|(_, (start, _))| *start)
+        };
+        let places = contents
+            .iter()
+            .map(|(name, bytes)| place(name, bytes.len()).ok_or(CUDA_ERROR_NOT_FOUND));
+        let places: Vec<u64> = places.collect::<Result<_, _>>()?;
+        let (driver, device) = (&shared.driver, &shared.devices[device]);
+        on_stream(shared, device, |stream| {
+            for (start, (_, bytes)) in places.iter().zip(contents) {
+                driver.memcpy_htod_async(*start, bytes.as_ptr() as u64, bytes.len(), stream)?;
+            }
+            Ok(())
+        })
     }
 
     /// Has the variables hold it again. Nothing of the image runs.
@@ -290,12 +378,12 @@ impl AsLoaded {
     /// # Errors
     /// The driver's.
     pub fn put_back(&self, shared: &Shared, device: Ordinal) -> Result<(), CUresult> {
-        if self.0.is_empty() {
+        if self.held.is_empty() {
             return Ok(());
         }
         let (driver, device) = (&shared.driver, &shared.devices[device]);
         on_stream(shared, device, |stream| {
-            for (start, before) in &self.0 {
+            for (start, before) in &self.held {
                 let put = |at: u64, bytes: &[u8]| {
                     let from = bytes.as_ptr() as u64;
                     driver.memcpy_htod_async(start + at, from, bytes.len(), stream)

@@ -6,14 +6,18 @@
 //! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
 //! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
 //! - `time`: records an event with a time; again: destroys it; `time`;
-//! - `graph`: makes a graph; `graph`.
+//! - `graph`: makes a graph; `graph`;
+//! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
+//!   copies to one; `counted N` with the number of kernels that have counted;
+//! - `link`: leaves the address of a variable in another one; `linked`;
+//! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
-use mpsshim_tests::peer::{PTX, new_ptx};
-use std::ffi::{CString, c_int, c_uint, c_void};
+use mpsshim_tests::peer::{PTX, new_ptx, variables_ptx};
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::ptr::null_mut;
@@ -214,6 +218,116 @@ impl State {
     }
 }
 
+/// Launches of a kernel that counts, each time: enough for the server to give some of them to the driver together.
+const COUNTS: usize = 40;
+/// Bytes of the variable that is copied to.
+const TABLE: usize = 64;
+
+/// Variables of an image, and what they should hold.
+struct Counter {
+    module: CUmodule,
+    count: CUfunction,
+    take: CUfunction,
+    stream: CUstream,
+    out: CUdeviceptr,
+    table: CUdeviceptr,
+    taken: CUdeviceptr,
+    rounds: u32,
+}
+
+fn run_one(function: CUfunction, stream: CUstream, words: &mut [u64]) -> Status {
+    let mut params: Vec<*mut c_void> = words
+        .iter_mut()
+        .map(|word| std::ptr::from_mut(word).cast())
+        .collect();
+    cu!(
+        cuLaunchKernel,
+        function,
+        1u32,
+        1u32,
+        1u32,
+        1u32,
+        1u32,
+        1u32,
+        0u32,
+        stream,
+        params.as_mut_ptr(),
+        null_mut::<*mut c_void>()
+    )
+    .ok()
+}
+
+impl Counter {
+    fn new(stream: CUstream, large: usize) -> Status<Counter> {
+        let image = CString::new(variables_ptx(large)).expect("no NUL");
+        let mut module = CUmodule::NULL;
+        cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
+        let (mut count, mut take) = (CUfunction::NULL, CUfunction::NULL);
+        cu!(cuModuleGetFunction, &mut count, module, c"count".as_ptr()).ok()?;
+        cu!(cuModuleGetFunction, &mut take, module, c"take".as_ptr()).ok()?;
+        let mut counter = Counter {
+            module,
+            count,
+            take,
+            stream,
+            out: memory((COUNTS + 1) * 4)?,
+            table: 0,
+            taken: 0,
+            rounds: 0,
+        };
+        (counter.table, counter.taken) = (counter.place(c"table")?, counter.place(c"taken")?);
+        counter.write_table()?;
+        Ok(counter)
+    }
+
+    fn place(&self, name: &CStr) -> Status<CUdeviceptr> {
+        let (mut place, mut len): (CUdeviceptr, usize) = (0, 0);
+        let (place_at, len_at, name) = (&mut place, &mut len, name.as_ptr());
+        cu!(cuModuleGetGlobal_v2, place_at, len_at, self.module, name).ok()?;
+        Ok(place)
+    }
+
+    fn pattern(&self) -> [u8; TABLE] {
+        std::array::from_fn(|at| (self.rounds as u8).wrapping_mul(31) ^ at as u8)
+    }
+
+    fn write_table(&self) -> Status {
+        let (pattern, to) = (self.pattern(), self.table);
+        cu!(cuMemcpyHtoD_v2, to, pattern.as_ptr(), TABLE).ok()
+    }
+
+    fn read<const N: usize>(&self, from: CUdeviceptr) -> Status<[u8; N]> {
+        let mut found = [0; N];
+        cu!(cuMemcpyDtoH_v2, found.as_mut_ptr(), from, N).ok()?;
+        Ok(found)
+    }
+
+    /// So many kernels have counted; `None`: something does not hold what it should.
+    fn round(&mut self) -> Status<Option<u32>> {
+        let before = self.rounds * COUNTS as u32;
+        let mut right = self.read::<TABLE>(self.table)? == self.pattern();
+        self.rounds += 1;
+        for at in 0..COUNTS {
+            run_one(self.count, self.stream, &mut [self.out + 4 * at as u64])?;
+        }
+        let last = self.out + 4 * COUNTS as u64;
+        // Its address as the program has known it all the time.
+        run_one(self.take, self.stream, &mut [last, self.taken])?;
+        cu!(cuStreamSynchronize, self.stream).ok()?;
+        self.write_table()?;
+        let out: [u8; (COUNTS + 1) * 4] = self.read(self.out)?;
+        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| out[4 * at + byte]));
+        right &= (0..COUNTS).all(|at| word(at) == before + at as u32 + 1);
+        right &= word(COUNTS) == 7 + self.rounds - 1;
+        if self.rounds.is_multiple_of(3) {
+            // As a program would that asks again.
+            self.table = self.place(c"table")?;
+        }
+        right &= self.read::<TABLE>(self.table)? == self.pattern();
+        Ok(right.then_some(before + COUNTS as u32))
+    }
+}
+
 fn say(line: &str) {
     println!("{line}");
     // The reader may be gone.
@@ -223,6 +337,7 @@ fn say(line: &str) {
 fn run() -> Status<bool> {
     let mut state = State::new()?;
     let mut timed: Option<CUevent> = None;
+    let mut counter: Option<Counter> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -266,7 +381,32 @@ fn run() -> Status<bool> {
                 cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
                 say("graph");
             }
-            _ => panic!("round | launch MS | stray | time | graph, not {line:?}"),
+            "count" => {
+                let mut counting = match counter.take() {
+                    Some(counting) => counting,
+                    None => Counter::new(state.streams[1], 4)?,
+                };
+                let Some(counted) = counting.round()? else {
+                    return Ok(false);
+                };
+                counter = Some(counting);
+                say(&format!("counted {counted}"));
+            }
+            "link" => {
+                let linked = Counter::new(state.streams[1], 4)?;
+                let (at, to) = (linked.place(c"link")?, linked.taken);
+                cu!(cuMemcpyHtoD_v2, at, &raw const to, 8usize).ok()?;
+                say("linked");
+            }
+            "large" => {
+                let image = Counter::new(state.streams[1], argument as usize)?.module;
+                let mut touch = CUfunction::NULL;
+                cu!(cuModuleGetFunction, &mut touch, image, c"touch".as_ptr()).ok()?;
+                run_one(touch, state.streams[1], &mut [])?;
+                cu!(cuStreamSynchronize, state.streams[1]).ok()?;
+                say("touched");
+            }
+            _ => panic!("unknown command {line:?}"),
         }
     }
     Ok(true)

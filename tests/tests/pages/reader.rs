@@ -101,6 +101,10 @@ impl Reader {
                 client.pid()
             );
         }
+        // Its client has a graph, and is ended.
+        if asked.contains("restart_server") && !asked.contains(" -f") {
+            shell += " -f";
+        }
         let done = sandbox.shell(&shell);
         if done.code != 0 {
             return line.wrong(&format!(

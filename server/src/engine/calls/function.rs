@@ -13,6 +13,7 @@ use mpsshim_proto::message::{
 };
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::ANSWER_LEN;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -94,7 +95,10 @@ impl Session {
             .unwrap_or(0);
         let mut payload = info.as_bytes().to_vec();
         payload.extend_from_slice(params.as_bytes());
+        let keeps = self.keeps_variables(shared, body.parent);
         let function = Function {
+            keeps,
+            launched: Cell::new(false),
             traced: (0, 0),
             raw,
             taken,

@@ -42,13 +42,21 @@ impl Session {
         let function = self.function(shared, body.function)?;
         let (raw, prints, image) = (function.raw, function.prints, function.image);
         let (device, local) = (function.device, function.local);
+        let writes = function.note_launch();
         let grows = shared.devices[device].grows(local);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let params = self.params(message, &body)?;
-        self.note_params(params, body.param_len as usize)?;
+        let mut params = self.params(message, &body)?;
+        let mut translated;
+        if self.note_params(params, body.param_len as usize) {
+            translated = self.translate(params, body.param_len as usize);
+            params = translated.as_mut_ptr();
+        }
+        if writes {
+            self.note_written();
+        }
         let grows = grows && !self.is_capturing(body.stream);
         if grows && self.moment.is_none() {
             self.wants = Some(Want::Local(device, local));

@@ -17,6 +17,7 @@ use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::{ImageLoad, Named, Object, Range};
 use mpsshim_proto::ring::Message;
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -290,6 +291,7 @@ impl Session {
         self.functions
             .retain(|function| function.image != body.object);
         self.forget_variables(|global| global.image == body.object);
+        self.saved.forget(body.object);
         self.texture_references
             .retain(|reference| reference.image != body.object);
         self.surface_references
@@ -318,10 +320,14 @@ impl Session {
         let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
         for start in gone {
             self.globals.remove(&start);
-            let known = self.moved.iter().find(|(_, (_, now))| *now == start);
-            let known = known.map_or(start, |(known, _)| *known);
-            self.moved.remove(&known);
-            self.describe_end(Described::VariableEnds, known);
+            let moved = self.moved.iter().filter(|(_, (_, now))| *now == start);
+            let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
+            // The client may have asked for it again since.
+            known.push(start);
+            for known in known {
+                self.moved.remove(&known);
+                self.describe_end(Described::VariableEnds, known);
+            }
         }
         self.note_span();
     }
@@ -415,11 +421,14 @@ impl Session {
             self.image(body.parent)?.note_loaded(shared, device);
         }
         let (start, len) = found;
+        let known = self.globals.get(&start);
         let global = Global {
             len: len as u64,
             image: body.parent,
             device,
+            used: Cell::new(known.is_some_and(|known| known.used.get())),
         };
+        self.check_new_address(start, global.len)?;
         self.globals.insert(start, global);
         self.note_span();
         self.describe_variable(start, message);

@@ -122,6 +122,7 @@ impl Session {
         if prints && !self.may_print(shared) {
             return Err(CallError::Full);
         }
+        self.saved.note_graph();
         let (index, stream) = self.prepare_work(shared, body.stream, Runs::Graph(body.exec))?;
         if self.streams.at(index)?.capturing {
             self.graphs.capture(parts)?;
