@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// A longer image is not looked into, bytes: that would take time before each first load.
 const LONGEST: usize = 1 << 20;
 /// Variables of an image.
-const MOST: usize = 256;
+const MOST: usize = 1024;
 /// Bytes of an image's variables that are kept in the server's memory: all but those that begin as zeros.
 const MOST_KEPT: u64 = 256 << 10;
 /// Bytes that are written to put everything back.
