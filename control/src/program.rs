@@ -5,15 +5,23 @@
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
 
 /// Bytes of a command line that are read.
 const COMMAND_LINE: u64 = 4096;
+/// How long reading a command line may take: some microseconds, of a process that does not hinder it.
+const READ_PATIENCE: Duration = Duration::from_secs(1);
+/// Command lines that are being read at a time, at most one of each user.
+const MOST_READERS: usize = 64;
 /// Longest name of a program, bytes; of a longer one the end is replaced by a hash.
 pub const LONGEST: usize = 1024;
 /// Workers of Python's multiprocessing are their parents' programs: how many generations are followed.
@@ -64,10 +72,11 @@ impl Program {
             is_theirs.then_some(())?;
             let executable = fs::read_link(format!("{folder}/exe")).ok()?;
             let executable = executable.to_string_lossy().into_owned();
-            let mut line = Vec::new();
-            let file = File::open(format!("{folder}/cmdline")).ok()?;
-            file.take(COMMAND_LINE).read_to_end(&mut line).ok()?;
-            let arguments = arguments(&line);
+            // The executable of anything else is all that is asked about.
+            let arguments = match interpreter(&executable).is_some() {
+                true => arguments(&command_line(&folder, uid)?),
+                false => Vec::new(),
+            };
             if !is_worker(&executable, &arguments) {
                 let directory = fs::read_link(format!("{folder}/cwd")).unwrap_or_default();
                 let name = identify(&executable, &arguments, &directory);
@@ -102,6 +111,34 @@ pub fn with_real_paths(line: &str) -> Cow<'_, str> {
     };
     let words: Vec<String> = words.iter().enumerate().map(real).collect();
     Cow::Owned(words.join(" "))
+}
+
+/// The beginning of a process's command line. The kernel reads it from the process's memory, which the process may have made
+/// so that this takes for ever: another thread reads it, for each user one at a time.
+fn command_line(folder: &str, uid: u32) -> Option<Vec<u8>> {
+    static READING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+    let mut reading = READING.lock().ok()?;
+    if reading.len() >= MOST_READERS || !reading.insert(uid) {
+        return None;
+    }
+    drop(reading);
+    let path = format!("{folder}/cmdline");
+    let (sender, line) = mpsc::channel();
+    let read = move || {
+        let mut line = Vec::new();
+        let file = File::open(path).and_then(|file| file.take(COMMAND_LINE).read_to_end(&mut line));
+        if let Ok(mut reading) = READING.lock() {
+            reading.remove(&uid);
+        }
+        // Nobody waits for one that has taken too long.
+        let _ = sender.send(file.is_ok().then_some(line));
+    };
+    let started = thread::Builder::new().name("cmdline".into()).spawn(read);
+    if started.is_err() {
+        READING.lock().ok()?.remove(&uid);
+        return None;
+    }
+    line.recv_timeout(READ_PATIENCE).ok()?
 }
 
 fn hash(bytes: &[u8]) -> u64 {

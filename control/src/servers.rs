@@ -145,7 +145,11 @@ impl Servers {
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
         let owner = self.launcher.owner(uid, Some(client.who.gid));
-        let program = quarantine::program_of(&client);
+        let program = self
+            .quarantine
+            .is_on()
+            .then(|| quarantine::program_of(&client))
+            .flatten();
         let needs = self.quarantine.needs(program.as_ref());
         let ready = self
             .running
@@ -351,7 +355,7 @@ impl Servers {
     fn succeed(&mut self, server: &mut Server) -> bool {
         let is_starting = server.state == State::Initializing;
         let hands_over = server.state == State::HandedOver;
-        let ended_well = server.state == State::Stopping || self.closing;
+        let ended_well = server.state == State::Stopping || self.closing && !hands_over;
         let is_idle = server.sessions.is_empty() && !is_starting && !hands_over;
         if ended_well || is_idle || server.standby_of.is_some() {
             return false;
@@ -392,6 +396,7 @@ impl Servers {
         self.running
             .iter()
             .filter_map(|server| server.kill_at)
+            .chain(self.restart_deadline())
             .chain(self.orphans_until)
             .min()
     }
@@ -405,6 +410,7 @@ impl Servers {
         {
             server.overdue();
         }
+        self.expire_restarts(now);
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
             self.advance();
         }
@@ -428,7 +434,7 @@ impl Servers {
                     server.pid
                 );
             }
-            server.stop(force);
+            server.stop(force || server.standby_of.is_some());
         }
     }
 

@@ -427,6 +427,7 @@ impl Engine {
     pub fn set_weight(&self, session: u64, weight: u32) {
         if let Some(session) = self.shared.session(session) {
             self.shared.fairness.set_weight(&session.standing, weight);
+            session.description.set_weight(weight);
         }
     }
 

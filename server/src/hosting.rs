@@ -314,6 +314,12 @@ impl Host for Hosting {
         outcome
     }
 
+    fn go_on(&self) {
+        if let Proxy::Running(engine) = &self.parts.lock().proxy {
+            engine.go_on();
+        }
+    }
+
     fn terminate(&self, session: u64) {
         let parts = self.parts.lock();
         if let Proxy::Running(engine) = &parts.proxy {

@@ -68,6 +68,8 @@ pub trait Host {
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
     }
+    /// Calls that off: the sessions go on here.
+    fn go_on(&self) {}
     /// Ends every session.
     fn shutdown(self);
 }
@@ -108,6 +110,7 @@ pub fn serve<H: Host>(
         expected: 0,
         stopping: false,
         hand_over: None,
+        hands_over: false,
         rested: never(),
     };
     serving.announce();
@@ -212,6 +215,8 @@ struct Serving<H> {
     /// It is to be replaced, as soon as the clients that it was given are connected.
     hand_over: Option<HandOver>,
     /// The host brings its sessions to rest.
+    hands_over: bool,
+    /// What came of that.
     rested: Receiver<Rested>,
 }
 
@@ -322,6 +327,7 @@ impl<H: Host> Serving<H> {
                         if force {
                             return Ok(Finish::Over);
                         }
+                        self.call_off_hand_over();
                         self.stop_after_clients();
                     }
                     Some(Order::Terminate(session)) => {
@@ -365,8 +371,9 @@ impl<H: Host> Serving<H> {
                 }
                 recv(self.rested) -> rested => {
                     self.rested = never();
+                    self.hands_over = false;
                     let rested = rested.unwrap_or_else(|_| Err("it is ending".into()));
-                    if self.hands_over(rested) {
+                    if self.leave(rested) {
                         return Ok(Finish::HandedOver);
                     }
                 }
@@ -398,6 +405,17 @@ impl<H: Host> Serving<H> {
         }
         let patience = Duration::from_millis(request.patience_ms);
         self.rested = self.host.hand_over(patience, request.force);
+        self.hands_over = true;
+    }
+
+    /// The sessions go on here after all: nobody waits for them any more.
+    fn call_off_hand_over(&mut self) {
+        let is_asked = self.hand_over.take().is_some();
+        if std::mem::take(&mut self.hands_over) || is_asked {
+            self.rested = never();
+            self.host.go_on();
+            self.stay("it was called off".into());
+        }
     }
 
     fn stay(&self, why: String) {
@@ -406,10 +424,8 @@ impl<H: Host> Serving<H> {
     }
 
     /// The sessions are at rest, or not; whether this server ends now.
-    fn hands_over(&self, rested: Rested) -> bool {
+    fn leave(&self, rested: Rested) -> bool {
         match rested {
-            // The next server may come with the next daemon only.
-            Ok(_) if self.link.is_none() => true,
             Ok(sessions) => {
                 self.stop_trace();
                 tracing::info!("Handing over {sessions} clients");
@@ -442,6 +458,7 @@ impl<H: Host> Serving<H> {
     /// Looks for the next daemon as long as there are clients.
     fn daemon_gone(&mut self) -> Receiver<Link> {
         tracing::info!("The control daemon has gone");
+        self.call_off_hand_over();
         // Nobody would end it.
         self.stop_trace();
         self.link = None;

@@ -36,11 +36,13 @@ fn kill_daemon(place: &Place) {
 }
 
 fn has_ended(pid: u32) -> bool {
-    // A zombie has closed all its descriptors.
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| {
-        stat.rsplit_once(") ")
-            .is_none_or(|(_, rest)| rest.starts_with('Z'))
-    })
+    // A zombie without other threads has closed all its descriptors.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads <= 1
+        && std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| {
+            stat.rsplit_once(") ")
+                .is_none_or(|(_, rest)| rest.starts_with('Z'))
+        })
 }
 
 /// Kills the daemon and starts another one in its place.

@@ -181,6 +181,8 @@ fn every_command_is_in_the_transcript() {
         "help",
         "info",
         "reopen_logs",
+        "restart_server",
+        "quarantine",
         "get_quantum",
         "set_quantum",
         "get_default_quantum",

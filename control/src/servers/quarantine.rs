@@ -271,7 +271,15 @@ impl Servers {
             .running
             .iter()
             .filter(|server| server.quarantined.is_some() && server.standby_of.is_none());
-        self.running.iter().all(beside) && (program.is_none() || apart.count() < MOST_APART)
+        // Each user gets one, however many others have.
+        let has_room = |program: &Program| {
+            let is_users = |server: &&Server| {
+                let theirs = server.quarantined.as_ref();
+                theirs.is_some_and(|other| other.uid == program.uid)
+            };
+            apart.clone().count() < MOST_APART || apart.clone().filter(is_users).count() == 0
+        };
+        self.running.iter().all(beside) && program.is_none_or(has_room)
     }
 
     /// Users other than this one whose servers are all idle.

@@ -113,6 +113,8 @@ pub struct Server {
     pub(super) had_standby: bool,
     /// Why it has not handed its sessions over.
     pub(super) stays: Option<String>,
+    /// It was told to end when its clients have gone, while it handed them over.
+    pub(super) stops_later: bool,
     /// The connection to the keeper of its sessions: the next server goes on with them.
     pub(super) keeper: Option<Stranger>,
     /// It serves the processes of this quarantined program only.
@@ -156,6 +158,7 @@ impl Server {
             stands_by: None,
             had_standby: false,
             stays: None,
+            stops_later: false,
             keeper: None,
             quarantined: None,
             findings: Findings::default(),
@@ -221,7 +224,11 @@ impl Server {
     }
 
     pub(super) fn stop(&mut self, force: bool) {
-        self.state = State::Stopping;
+        // It calls the hand-over off, or the next server is told.
+        match self.state {
+            State::HandingOver | State::HandedOver if !force => self.stops_later = true,
+            _ => self.state = State::Stopping,
+        }
         if let Some(Err(error)) = self.link.as_ref().map(|link| link.order_shutdown(force)) {
             tracing::warn!("Server {}: {error}", self.pid);
         }
@@ -355,6 +362,8 @@ impl Server {
                     tracing::info!("Server {pid} ended client {client}: {reason}");
                 }
             }
+            // Said once.
+            ToDaemon::Fault { .. } if self.state == State::Fault => {}
             ToDaemon::Fault { status, suspects } => {
                 self.note_suspects(suspects)?;
                 self.state = State::Fault;
@@ -369,7 +378,10 @@ impl Server {
                 tracing::info!("Server {pid} stands by");
             }
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
-                self.state = State::Active;
+                self.state = match self.stops_later {
+                    true => State::Stopping,
+                    false => State::Active,
+                };
                 self.stays = Some(why);
             }
             ToDaemon::Stays { .. } => {}

@@ -8,7 +8,12 @@ use super::{Servers, Start};
 use crate::closers::Stranger;
 use crate::link::HandOver;
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a standby may take to make its context.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+/// How much longer than its clients may take to come to rest a server may take to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 
 /// A server that is to be replaced.
 #[derive(Debug)]
@@ -17,6 +22,8 @@ pub struct Restart {
     server: i32,
     patience: Duration,
     force: bool,
+    /// How long what goes on may take.
+    until: Instant,
     step: Step,
 }
 
@@ -41,7 +48,7 @@ impl Servers {
     pub fn restart(&mut self, pid: i32, patience: Duration, force: bool) -> Result<(), String> {
         // Nobody has waited for those that are over.
         self.restarts
-            .retain(|restart| !matches!(restart.step, Step::Over(_)));
+            .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
         let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
         if server.state != State::Active || server.link.is_none() {
@@ -68,6 +75,7 @@ impl Servers {
             server: pid,
             patience,
             force,
+            until: Instant::now() + START_PATIENCE,
             step: Step::Prepares,
         });
         self.advance_restarts();
@@ -124,7 +132,41 @@ impl Servers {
                 if let Step::Over(Err(why)) = &step {
                     tracing::warn!("Server {server} is not restarted: {why}");
                 }
+                if matches!(step, Step::Rests) {
+                    self.restarts[at].until = Instant::now() + patience + ANSWER_PATIENCE;
+                }
                 self.restarts[at].step = step;
+            }
+        }
+        self.stop_unneeded_standbys();
+    }
+
+    /// When [`Servers::expire_restarts`] has something to do next.
+    pub(super) fn restart_deadline(&self) -> Option<Instant> {
+        let waits = |restart: &&Restart| matches!(restart.step, Step::Prepares | Step::Rests);
+        let waiting = self.restarts.iter().filter(waits);
+        waiting.map(|restart| restart.until).min()
+    }
+
+    /// Gives up standbys that do not start, and servers that do not answer.
+    pub(super) fn expire_restarts(&mut self, now: Instant) {
+        for at in 0..self.restarts.len() {
+            let restart = &mut self.restarts[at];
+            if restart.until > now {
+                continue;
+            }
+            let server = restart.server;
+            let why = match restart.step {
+                Step::Prepares => "the next server does not start".to_owned(),
+                Step::Rests => format!("Server {server} does not answer"),
+                Step::Adopts(_) | Step::Over(_) => continue,
+            };
+            let hangs = matches!(restart.step, Step::Rests);
+            tracing::warn!("Server {server} is not restarted: {why}");
+            restart.step = Step::Over(Err(why));
+            // The next server goes on with what is at rest.
+            if hangs && let Some(server) = self.by_pid_mut(server) {
+                server.overdue();
             }
         }
         self.stop_unneeded_standbys();
@@ -215,11 +257,18 @@ impl Servers {
             }
             next.limits = limits;
         }
-        let of_server = |restart: &&mut Restart| restart.server == server.pid;
-        if let Some(restart) = self.restarts.iter_mut().find(of_server)
-            && !matches!(restart.step, Step::Over(_))
-        {
+        let of_server = |restart: &&mut Restart| match restart.step {
+            Step::Over(_) => false,
+            Step::Adopts(adopting) => adopting == server.pid,
+            Step::Prepares | Step::Rests => restart.server == server.pid,
+        };
+        if let Some(restart) = self.restarts.iter_mut().find(of_server) {
             restart.step = Step::Adopts(next);
+        }
+        if (server.stops_later || self.closing)
+            && let Some(next) = self.by_pid_mut(next)
+        {
+            next.stop(false);
         }
     }
 
@@ -262,7 +311,7 @@ impl Servers {
                 .any(|restart| restart.server == of && !matches!(restart.step, Step::Over(_)));
             let is_there = self.by_pid(of).is_some_and(|server| !server.succeeded);
             if !is_there || !is_restarted && !self.launcher.keeps_standbys() {
-                self.running[at].stop(false);
+                self.running[at].stop(true);
             }
         }
     }

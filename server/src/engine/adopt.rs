@@ -249,7 +249,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         description,
     );
     let own = Arc::new(own);
-    shared.fairness.set_weight(&own.standing, client.weight);
+    let weight = own.description.weight().unwrap_or(client.weight);
+    shared.fairness.set_weight(&own.standing, weight);
     let home = shared.least_loaded();
     let mut session = Box::new(Session::new(own, home));
     session.consumer = consumer;
@@ -470,9 +471,7 @@ fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Re
         session.moved.insert(record.key, (range.len, range.start));
         session.note_span();
     }
-    // An address that means two variables means none.
-    let mut globals = session.globals.iter();
-    globals.try_for_each(|(start, global)| session.check_new_address(*start, global.len))
+    Ok(())
 }
 
 fn adopt_host(

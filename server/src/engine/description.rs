@@ -62,7 +62,8 @@ struct Header {
     attempts: AtomicU32,
     /// Servers that have ended one after the other while they made the session again.
     remade: AtomicU32,
-    _pad: u32,
+    /// The session's weight, if an operator has set it; 0: the one that it came with.
+    weight: AtomicU32,
     waiting_at: AtomicU64,
     streams: [Progress; STREAMS],
 }
@@ -299,6 +300,17 @@ impl Description {
         header.deferred.load(Ordering::Acquire) == 0
             && header.retired.load(Ordering::Acquire) == 0
             && header.streams.iter().all(rests)
+    }
+
+    /// The weight that an operator has given the session, if any.
+    pub fn weight(&self) -> Option<u32> {
+        let weight = self.header().weight.load(Ordering::Relaxed);
+        (weight > 0).then_some(weight)
+    }
+
+    /// Notes it.
+    pub fn set_weight(&self, weight: u32) {
+        self.header().weight.store(weight, Ordering::Relaxed);
     }
 
     /// Whether it was decided that the session goes on in the next server.

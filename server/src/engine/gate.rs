@@ -441,6 +441,9 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     if std::mem::take(&mut session.wants_moment) {
         if !ready {
             violation = session.replay(shared).err();
+            if !session.held.any() {
+                session.shared.description.set_deferred(false);
+            }
         }
     } else if ready {
         // The launch itself keeps nobody waiting.

@@ -26,8 +26,8 @@ const NAMED: usize = 8;
 /// How many sessions are at rest, or why not all are, in words.
 pub type Rested = Result<usize, String>;
 
-/// What binds sessions only until they are at rest and their variables are saved.
-const AT_REST: Bonds = Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0);
+/// What binds sessions only until they are at rest, their variables are saved and what they printed is told.
+const AT_REST: Bonds = Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::PRINTS.0);
 
 /// A session that cannot be handed over, and why.
 struct Stays(Arc<SessionShared>, String);
@@ -53,6 +53,12 @@ impl Engine {
                 let _ = outcome.send(shared.come_to_rest(patience, force));
             });
         started.map(drop)
+    }
+
+    /// Calls that off: everything goes on.
+    pub fn go_on(&self) {
+        self.shared.resting.store(0, Ordering::SeqCst);
+        self.shared.wake_dispatchers();
     }
 }
 
@@ -86,8 +92,11 @@ impl Shared {
                 break awake;
             }
             if self.is_lost() {
-                self.go_on();
+                self.end_rest(number);
                 return Err("the context is lost".into());
+            }
+            if self.resting.load(Ordering::SeqCst) != number {
+                return Err("it was called off".into());
             }
             sleep(LOOK);
         };
@@ -109,23 +118,28 @@ impl Shared {
                 self.forget_session(session.info.session);
             }
         } else if let Err(why) = refuse(stay) {
-            self.go_on();
+            self.end_rest(number);
             return Err(why);
         }
         let mut going_on = 0;
         for session in self.session_list() {
             let is_bound = session.description.bonds() != Bonds::default();
             if rests(&session) && !is_bound && session.is_at_rest() {
-                session.description.set_outlives();
                 going_on += 1;
             }
         }
         Ok(going_on)
     }
 
-    /// Sessions are served again.
-    fn go_on(&self) {
-        self.resting.store(0, Ordering::SeqCst);
+    /// Sessions are served again, unless another attempt goes on.
+    fn end_rest(&self, number: u64) {
+        let ended = (self.resting).compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
+        if ended.is_ok() {
+            self.wake_dispatchers();
+        }
+    }
+
+    fn wake_dispatchers(&self) {
         self.dispatchers
             .iter()
             .for_each(|thread| thread.bell.ring());
@@ -176,6 +190,7 @@ impl Session {
         if self.wants_moment || self.prepared.is_some() {
             return Visit::Slow;
         }
+        self.stop_printing(shared);
         self.reap_streams(shared);
         self.finish_releases(shared);
         let owes = self.held.any()
