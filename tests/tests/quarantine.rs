@@ -4,7 +4,7 @@ mod control_daemon;
 mod programs;
 mod scene;
 
-use control_daemon::{Done, Place, as_user, two_users, wait_until};
+use control_daemon::{Done, Place, as_user, has_ended, two_users, wait_until};
 use mpsshim_tests::PATIENCE;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -295,10 +295,7 @@ fn the_next_daemon_knows_the_servers_of_quarantined_programs() {
     let (mut apart, mut usual) = (start(&place, &good), start(&place, &other));
     let daemon = place.daemon_pid();
     place.signal_daemon(Signal::SIGKILL);
-    wait_until("the daemon has ended", || {
-        let stat = fs::read_to_string(format!("/proc/{daemon}/stat"));
-        stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
-    });
+    wait_until("the daemon has ended", || has_ended(daemon));
     succeed(&place.control(&["-d"]));
     wait_until("both servers are taken over", || {
         list(&place, &["ps"]).len() == 2

@@ -139,6 +139,53 @@ fn long_work_is_waited_for_as_long_as_the_command_says() {
     idle.end();
 }
 
+/// A restart that waits for work without end: `act` has it called off, and its clients go on.
+fn called_off(act: impl FnOnce(&Place, &str)) {
+    let place = daemon();
+    let [mut idle, mut busy] = [(); 2].map(|()| Survivor::start(&place));
+    assert_eq!(busy.ask("launch 1000000"), "launched");
+    let old = server(&place).expect("a server").to_string();
+    std::thread::scope(|scope| {
+        let restarted = scope.spawn(|| restart(&place, &["-t", "600"]));
+        wait_until("the sessions are being brought to rest", || {
+            let log = place.log("server.log");
+            log.contains("Server has been notified to hand over its clients")
+        });
+        act(&place, &old);
+        wait_until("it is called off", || {
+            place
+                .log("server.log")
+                .contains("The clients stay: it was called off")
+        });
+        assert!(restarted.join().expect("the command").is_err());
+        idle.round();
+    });
+    busy.program.kill();
+    idle.end();
+}
+
+#[test]
+fn a_server_that_is_told_to_end_meanwhile_waits_for_its_clients() {
+    called_off(|place, server| {
+        // It would wait for their end.
+        let mut command = place.command("mps-control");
+        command.args(["shutdown_server", server]);
+        let mut waiting = command.spawn().expect("mps-control");
+        wait_until("it is told", || {
+            place
+                .log("control.log")
+                .contains("Try shutting down server")
+        });
+        let _ = waiting.kill();
+        let _ = waiting.wait();
+    });
+}
+
+#[test]
+fn a_daemon_that_dies_meanwhile_takes_no_client_with_it() {
+    called_off(|place, _| place.signal_daemon(nix::sys::signal::Signal::SIGKILL));
+}
+
 #[test]
 fn a_server_that_does_not_start_replaces_nobody() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -5,7 +5,7 @@ mod control_daemon;
 mod programs;
 mod scene;
 
-use control_daemon::{Client, Done, Place, as_user, two_users, wait_until};
+use control_daemon::{Client, Done, Place, as_user, has_ended, two_users, wait_until};
 use mpsshim_control::seqpacket;
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::artifacts::artifact;
@@ -33,16 +33,6 @@ fn kill_daemon(place: &Place) {
     let pid = place.daemon_pid();
     place.signal_daemon(Signal::SIGKILL);
     wait_until("the daemon has ended", || has_ended(pid));
-}
-
-fn has_ended(pid: u32) -> bool {
-    // A zombie without other threads has closed all its descriptors.
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    threads <= 1
-        && std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| {
-            stat.rsplit_once(") ")
-                .is_none_or(|(_, rest)| rest.starts_with('Z'))
-        })
 }
 
 /// Kills the daemon and starts another one in its place.

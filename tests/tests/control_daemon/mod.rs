@@ -31,6 +31,17 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Whether a process has ended, so that others can have its locks.
+pub fn has_ended(pid: u32) -> bool {
+    // A zombie without other threads has closed all its descriptors.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads <= 1
+        && std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| {
+            stat.rsplit_once(") ")
+                .is_none_or(|(_, rest)| rest.starts_with('Z'))
+        })
+}
+
 /// A user to test permissions with; `None` where this process is not root and cannot change its user.
 pub fn other_user() -> Option<u32> {
     nix::unistd::geteuid().is_root().then_some(65534)
