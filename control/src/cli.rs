@@ -206,7 +206,7 @@ pub struct Server {
     /// Descriptor of a connection to the keeper of sessions to be taken over
     #[arg(long, value_name = "FD")]
     pub keeper_fd: Option<RawFd>,
-    /// Make a context and wait until there are sessions to go on with
+    /// Create a context, then wait to take over the sessions of another server
     #[arg(long, conflicts_with = "keeper_fd")]
     pub standby: bool,
     /// Run as a keeper, which holds descriptors for the server connected to standard input

@@ -23,6 +23,14 @@ pub enum QuarantinePolicy {
     Off,
 }
 
+/// What logs say of each suspect of a fault, of so many.
+pub fn accusation(suspects: usize) -> &'static str {
+    match suspects {
+        1 => "alone had work in flight and has caused the fault",
+        _ => "had work in flight and may have caused the fault",
+    }
+}
+
 /// A quarantined program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {

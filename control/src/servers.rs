@@ -493,7 +493,6 @@ impl Servers {
 
     /// Brings every waiting client as far as it can go.
     fn advance(&mut self) {
-        self.stop_unneeded_standbys();
         self.start_standbys();
         loop {
             self.hand_over();

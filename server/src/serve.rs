@@ -10,6 +10,7 @@ use mpsshim_api::cuda::CUresult;
 use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, ToDaemon};
 use mpsshim_control::logging::limit;
 use mpsshim_control::program::Program;
+use mpsshim_control::quarantine;
 use mpsshim_control::takeover::{self, Introduction, Versions};
 use mpsshim_control::trace::Totals;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Suspect};
@@ -87,8 +88,8 @@ pub enum End {
     Unfinished,
 }
 
-/// Serves until the end, at first with these limits, maybe the processes of one quarantined program only. `events` are the host's; at `control` another daemon may listen
-/// when the one behind `link` has gone.
+/// Serves until the end, with these limits at first; `quarantined`: only processes of that program. `events` are the host's; at
+/// `control` another daemon may listen when the one behind `link` has gone.
 pub fn serve<H: Host>(
     link: Link,
     host: H,
@@ -618,10 +619,7 @@ fn name_suspects(suspects: &[Suspect]) -> Vec<link::Suspect> {
         let program = Program::of_process(client.pid, client.uid);
         // One that has left the daemon knows.
         let program = program.map_or_else(|| "it has ended".to_owned(), |program| program.name);
-        let what = match suspects.len() {
-            1 => "alone had work in flight and has caused the fault",
-            _ => "had work in flight and may have caused the fault",
-        };
+        let what = quarantine::accusation(suspects.len());
         let kernel = kernel.as_deref().unwrap_or("unknown");
         tracing::error!(
             "Client {client} of user {} {what}; program: {program}; kernel: {kernel}",

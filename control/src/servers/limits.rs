@@ -176,7 +176,7 @@ impl Server {
         let _ = self.link.as_ref().map(|link| link.tell_device_query());
     }
 
-    fn order_limits(&mut self, limits: Limits) -> Result<(), String> {
+    pub(super) fn order_limits(&mut self, limits: Limits) -> Result<(), String> {
         let pid = self.pid;
         let link = self.link.as_ref();
         let link = link.ok_or_else(|| format!("Server {pid} is ending"))?;

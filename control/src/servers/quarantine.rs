@@ -4,7 +4,7 @@ use super::{Server, Servers, State, Waiting};
 use crate::link::{Arrival, LONGEST_KERNEL, MOST_SUSPECTS, Suspect};
 use crate::logging::limit;
 use crate::program::Program;
-use crate::quarantine::{CLEAN_RUNS, Entry, Quarantine};
+use crate::quarantine::{CLEAN_RUNS, Entry, Quarantine, accusation};
 use crate::spawn::{Owner, Users};
 use mpsshim_model::client::Credentials;
 use mpsshim_model::mode::Mode;
@@ -198,18 +198,13 @@ impl Servers {
         self.faults.fetch_add(1, Ordering::Relaxed);
         let (pid, uid) = fault.server;
         let _guard = limit::caused_by_user(uid);
-        let is_alone = fault.suspects.len() == 1;
+        let what = accusation(fault.suspects.len());
         for one in &fault.suspects {
             let program = one
                 .program
                 .as_ref()
                 .map_or("unknown", |program| &program.name);
             let kernel = one.kernel.as_deref().unwrap_or("unknown");
-            let what = if is_alone {
-                "alone had work in flight and has caused the fault"
-            } else {
-                "had work in flight and may have caused the fault"
-            };
             tracing::error!(
                 "Server {pid}: client {} of user {} {what}; program: {program}; kernel: {kernel}",
                 one.pid,

@@ -266,7 +266,7 @@ impl Server {
         self.end_within(END_PATIENCE);
     }
 
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         self.killed = Some(self.process.kill());
         self.kill_at = Some(Instant::now() + END_PATIENCE);
     }

@@ -166,7 +166,7 @@ impl Servers {
             restart.step = Step::Over(Err(why));
             // The next server goes on with what is at rest.
             if hangs && let Some(server) = self.by_pid_mut(server) {
-                server.overdue();
+                server.kill();
             }
         }
         self.stop_unneeded_standbys();
@@ -250,12 +250,10 @@ impl Servers {
     /// The server `next` takes the place of another one, with what was set for that.
     pub(super) fn note_successor(&mut self, server: &Server, next: i32) {
         let limits = server.limits.clone();
-        if let Some(next) = self.by_pid_mut(next) {
-            let ordered = next.link.as_ref().map(|link| link.order_limits(&limits));
-            if let Some(Err(error)) = ordered {
-                tracing::warn!("Server {}: {error}", next.pid);
-            }
-            next.limits = limits;
+        if let Some(next) = self.by_pid_mut(next)
+            && let Err(why) = next.order_limits(limits)
+        {
+            tracing::warn!("{why}");
         }
         let of_server = |restart: &&mut Restart| match restart.step {
             Step::Over(_) => false,

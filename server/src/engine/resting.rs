@@ -78,9 +78,7 @@ impl Shared {
         self.resting.store(number, Ordering::SeqCst);
         let rests = |session: &Arc<SessionShared>| session.rested.load(Ordering::Acquire) == number;
         let awake = loop {
-            self.dispatchers
-                .iter()
-                .for_each(|thread| thread.bell.ring());
+            self.wake_dispatchers();
             let now = Instant::now();
             let mut awake = self.session_list();
             // Before it is looked who rests: whoever has been asked either does by now, or has work.
@@ -145,7 +143,7 @@ impl Shared {
             .for_each(|thread| thread.bell.ring());
     }
 
-    /// Sessions that are bound to their context, by other reasons than some.
+    /// Sessions bound to their context by anything but these bonds.
     fn bound(&self, but_for: Bonds) -> Vec<Stays> {
         let sessions = self.session_list().into_iter();
         let bonds = sessions.map(|session| {
