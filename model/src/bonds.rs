@@ -22,8 +22,10 @@ pub struct Bonds(pub u32);
 bonds! {
     /// Nobody keeps its memory: there is no keeper, or it took no more.
     UNKEPT = 0: "unkept memory";
-    /// Graphs, instances of graphs, captures.
+    /// Graphs or instances of graphs that cannot be written down; captures.
     GRAPHS = 1: "graphs";
+    /// Graphs or instances of graphs that have changed, and are not written down yet.
+    CHANGED_GRAPHS = 16: "graphs that have changed";
     /// Variables that it has used by their addresses, and whose content is not saved.
     VARIABLES = 2: "addresses of variables";
     /// An image in use whose kernels may have written its variables, and their content is not saved; or may store addresses of

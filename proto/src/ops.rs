@@ -113,19 +113,19 @@ macro_rules! for_each_op {
             /// Creates a graph.
             GraphCreate = 108: Request graph_create(graph::GraphCreate) -> Value; Dispatch, Free, Never, Nothing, Binds;
             /// Destroys a graph.
-            GraphDestroy = 109: Request graph_destroy(Object) -> (); SlowSubmits, Free, Never, Call, Binds;
+            GraphDestroy = 109: Request graph_destroy(Object) -> (); SlowSubmits, Free, Never, Call, [Ends object];
             /// Clones a graph.
             GraphClone = 110: Request graph_clone(Object) -> Value; SlowSubmits, Free, Never, Call, Binds;
             /// Finds a node's copy in a clone of its graph.
-            GraphFindInClone = 111: Request graph_find_in_clone(graph::GraphPair) -> Value; SlowSubmits, Free, Never, Call, Nothing;
+            GraphFindInClone = 111: Request graph_find_in_clone(graph::GraphPair) -> Value; SlowSubmits, Free, Never, Call, Binds;
             /// Lists a graph's nodes and edges. Answered with both.
-            GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Call, Nothing;
+            GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Call, Binds;
             /// Adds or removes dependencies. Trailing: nodes, edges.
             GraphDependencies = 113: Request graph_dependencies(graph::GraphDependencies, rest) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Adds a node, or sets what it does, in a graph or an instance. Trailing: nodes, edges, what it does. Answered with the graphs inside it.
             GraphNode = 114: Request graph_node(graph::GraphNode, rest) -> graph::GraphNodeAdded; SlowForGraphs, Instances, Never, Nothing, Binds;
             /// What a node does. Answered with its parameters.
-            GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Call, Nothing;
+            GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Call, Binds;
             /// `CUgraphNodeType` of a node.
             GraphNodeKind = 116: Request graph_node_kind(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Destroys a node.
@@ -137,7 +137,7 @@ macro_rules! for_each_op {
             /// Instantiates a graph.
             GraphInstantiate = 120: Request graph_instantiate(graph::GraphInstantiate, rest) -> graph::GraphInstantiated; SlowSubmits, [Optional stream], Always, Call, Binds;
             /// Destroys an instance.
-            GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Call, Binds;
+            GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Call, [Ends object];
             /// Flags that an instance was made with.
             GraphExecFlags = 122: Request graph_exec_flags(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Updates an instance from a graph.

@@ -23,6 +23,7 @@ mod files;
 mod flag_kernel;
 mod footprint;
 mod gate;
+mod graph_templates;
 mod graphs;
 mod green;
 mod held;

@@ -39,17 +39,20 @@ class Client:
         self.name = name
         own = [os.path.join(os.path.abspath(build), "survivor")]
         python = [sys.executable, str(pathlib.Path(__file__).with_name("outlive_clients.py")), name]
-        self.process = processes.start(own if name == "survivor" else python, system.env(), stdin=subprocess.PIPE)
+        self.request = "replay" if name == "graphs" else "round"
+        is_own = name in ("survivor", "graphs")
+        self.process = processes.start(own if is_own else python, system.env(), stdin=subprocess.PIPE)
         if (line := read_line(self.process, START)) != "started":
             raise Failure(f"{name} did not begin: {line}")
 
-    def ask(self, line="round"):
+    def ask(self, line=None):
         """The answer, and after how many seconds."""
         began = time.monotonic()
         try:
-            self.process.stdin.write(line + "\n")
+            self.process.stdin.write((line or self.request) + "\n")
             self.process.stdin.flush()
-            return read_line(self.process, PATIENCE), time.monotonic() - began
+            answer = read_line(self.process, PATIENCE)
+            return answer.replace("replayed", "ok", 1), time.monotonic() - began
         except (Failure, OSError) as failure:
             return f"gone: {failure}", time.monotonic() - began
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Clients for outlive.py that are driven by requests: a line on standard input is one, the answer is `ok` or what is wrong.
 
-    outlive_clients.py torch|cupy|jax
+    outlive_clients.py torch|torch-graph|torch-train|cupy|jax|jax-train
 """
 import os
 import sys
@@ -16,6 +16,66 @@ def with_torch():
     def request():
         with torch.no_grad():
             return model(given).float().sum().item()
+    return request
+
+
+def with_torch_graph():
+    """Inference by a captured graph."""
+    import torch
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 512)).cuda().eval().half()
+    given = torch.randn(64, 512, device="cuda").half()
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                model(given)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = model(given)
+
+    def request():
+        result.zero_()
+        graph.replay()
+        return result.float().sum().item()
+    return request
+
+
+def with_torch_train():
+    """Steps of training by a captured graph, each time from the same weights."""
+    import torch
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 16)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    given, wanted = torch.randn(64, 256, device="cuda"), torch.randn(64, 16, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        loss = torch.nn.functional.mse_loss(model(given), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    state = list(model.parameters()) + [s["momentum_buffer"] for s in optimizer.state.values()]
+    begin = [one.detach().clone() for one in state]
+
+    def request():
+        with torch.no_grad():
+            for one, first in zip(state, begin):
+                one.copy_(first)
+        for _ in range(20):
+            graph.replay()
+        return loss.item()
     return request
 
 
@@ -34,8 +94,36 @@ def with_jax():
     return lambda: float(function(given))
 
 
+def with_jax_train():
+    """Steps of training, each time from the same weights."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+    import jax.numpy as jnp
+    keys = jax.random.split(jax.random.PRNGKey(0), 4)
+    begin = [jax.random.normal(keys[0], (128, 256)) * 0.1, jax.random.normal(keys[1], (256, 8)) * 0.1]
+    given, wanted = jax.random.normal(keys[2], (64, 128)), jax.random.normal(keys[3], (64, 8))
+
+    def loss(weights):
+        return jnp.mean((jnp.tanh(given @ weights[0]) @ weights[1] - wanted) ** 2)
+
+    @jax.jit
+    def step(weights):
+        value, slopes = jax.value_and_grad(loss)(weights)
+        return value, [one - 0.1 * slope for one, slope in zip(weights, slopes)]
+
+    def request():
+        weights = begin
+        for _ in range(20):
+            value, weights = step(weights)
+        return float(value)
+    return request
+
+
 def main():
-    request = {"torch": with_torch, "cupy": with_cupy, "jax": with_jax}[sys.argv[1]]()
+    request = {
+        "torch": with_torch, "torch-graph": with_torch_graph, "torch-train": with_torch_train,
+        "cupy": with_cupy, "jax": with_jax, "jax-train": with_jax_train,
+    }[sys.argv[1]]()
     expected = request()
     # The first ones load what the others use.
     request()

@@ -152,6 +152,29 @@ fn variables_go_on_from_where_they_were() {
 }
 
 #[test]
+fn graphs_go_on_as_they_were() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=12 {
+        for survivor in &mut survivors {
+            assert_eq!(survivor.ask("replay"), format!("replayed {round}"));
+        }
+        wait_until_portable(&place, 2);
+        if round % 2 == 0 {
+            kill_server(&place);
+            continue;
+        }
+        let mut faulty = Survivor::start(&place);
+        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("replay"), "replayed 13");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
 fn variables_that_cannot_be_saved_bind_their_session() {
     let place = daemon();
     // One that holds an address of another; and more than is saved.

@@ -292,14 +292,19 @@ fn realise(
     left: &mut Left,
 ) -> Result<(), Lost> {
     session.moment = Some(super::gate::Moment::endless());
-    // Images may be loaded once more while the rest is made.
-    let (contents, others): (Vec<&Record>, _) = records
-        .iter()
-        .partition(|record| record.kind == Kind::Variables);
-    let outcome = others
+    // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
+    let stage = |record: &&Record| match record.kind {
+        Kind::Variables => 1,
+        Kind::Graph => 2,
+        Kind::GraphExec => 3,
+        _ => 0,
+    };
+    let mut records: Vec<&Record> = records.iter().collect();
+    records.sort_by_key(stage);
+    let outcome = records
         .into_iter()
-        .chain(contents)
         .try_for_each(|record| make(shared, session, record, left));
+    session.graphs.restored();
     session.moment = None;
     outcome
 }
@@ -406,6 +411,13 @@ fn make_from(
         Kind::Variables => {
             let restored = session.restore_variables(shared, record.clone());
             restored.map_err(|status| failed("variables of an image", status))
+        }
+        Kind::Graph | Kind::GraphExec => {
+            let restored = match record.kind {
+                Kind::Graph => session.restore_graph(shared, record),
+                _ => session.restore_exec(shared, record),
+            };
+            restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
         }
         Kind::Makes | Kind::Sets => {
             let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;

@@ -70,6 +70,8 @@ bounds! {
         "names and options are far shorter; a session with a longer one is not made again elsewhere";
     SAVED: u64 = 256 << 10, Bytes, "bytes of variables that are saved for a server that comes after",
         "they are read, and written to the description, whenever it comes to rest; constants and counters are far shorter";
+    SAVED_GRAPHS: usize = 1 << 20, Bytes, "bytes of graphs and instances that are saved for a server that comes after",
+        "as messages in the description; a node takes some 100 to 300 bytes";
     FUNCTIONS: usize = 1 << 20, Count, "functions",
         "each a name and a driver's handle; no kernel is loaded for it";
     LINKS: usize = 16, Count, "linkers",

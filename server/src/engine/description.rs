@@ -112,10 +112,14 @@ pub enum Kind {
     VariableEnds = 18,
     /// What variables of an image hold: the key is the image, the operation's place has the server's ordinal of a device.
     Variables = 19,
+    /// A graph, by its handle.
+    Graph = 20,
+    /// An instance of a graph, by its handle.
+    GraphExec = 21,
 }
 
 impl Kind {
-    const ALL: [Kind; 19] = [
+    const ALL: [Kind; 21] = [
         Kind::Client,
         Kind::Makes,
         Kind::Sets,
@@ -135,6 +139,8 @@ impl Kind {
         Kind::Variable,
         Kind::VariableEnds,
         Kind::Variables,
+        Kind::Graph,
+        Kind::GraphExec,
     ];
 
     /// What is gone with the key, by a record of this kind.
@@ -148,6 +154,14 @@ impl Kind {
             Kind::VariableEnds => &[Kind::Variable],
             _ => &[],
         }
+    }
+
+    /// Whether a record of this kind counts no more when the object with its key has ended.
+    fn ends_with_object(self) -> bool {
+        matches!(
+            self,
+            Kind::Makes | Kind::Sets | Kind::Variables | Kind::Graph | Kind::GraphExec
+        )
     }
 
     fn of(number: u16) -> Option<Kind> {
@@ -500,7 +514,7 @@ fn current(records: Vec<Record>) -> Vec<Record> {
                 kept[earlier] = None;
             }
         }
-        if matches!(record.kind, Kind::Makes | Kind::Sets | Kind::Variables) {
+        if record.kind.ends_with_object() {
             of_object.entry(record.key).or_default().push(kept.len());
         }
         kept.push(Some(record));

@@ -9,14 +9,18 @@ use super::account::{Account, Charge, Memory};
 use super::awaited::Awaited;
 use super::bounds;
 use super::devices::Ordinal;
+use super::graph_templates::Template;
 use super::instances::Image;
 use super::pace::Length;
 use super::pools;
 use super::session::Event;
+
 use mpsshim_api::cuda::*;
+use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handle::{Handle, Kind};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 /// How large a graph is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -111,6 +115,48 @@ impl<T> Made<T> {
         self.free.len() >= self.places.len() || self.places.iter().all(|(_, o)| o.is_none())
     }
 
+    /// Puts an object where it was in the server before.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` when the handle is of another kind, too large or taken.
+    pub fn restore(&mut self, handle: u64, object: T) -> Result<(), CUresult> {
+        let handle = Handle(handle);
+        let index = handle.index() as usize;
+        if handle.kind() != Some(self.kind) || index >= self.limit {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if self.places.len() <= index {
+            self.places.resize_with(index + 1, || (0, None));
+        }
+        let place = &mut self.places[index];
+        if place.1.is_some() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        *place = (handle.generation(), Some(object));
+        Ok(())
+    }
+
+    /// All are back: what is free between them is used again.
+    fn restored(&mut self) {
+        let places = self.places.iter().enumerate();
+        let free = places.filter(|(_, (_, object))| object.is_none());
+        self.free = free.map(|(index, _)| index as u32).collect();
+    }
+
+    /// All handles.
+    pub fn handles(&self) -> Vec<u64> {
+        let places = self.places.iter().enumerate();
+        let live = places.filter(|(_, (_, object))| object.is_some());
+        live.map(|(index, (generation, _))| Handle::new(self.kind, *generation, index as u32).0)
+            .collect()
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places
+            .iter_mut()
+            .filter_map(|(_, object)| object.as_mut())
+    }
+
     fn drain(&mut self) -> impl Iterator<Item = T> {
         self.free.clear();
         std::mem::take(&mut self.places)
@@ -143,7 +189,40 @@ pub struct Graph {
     pub filling: bool,
     /// How large it is.
     pub size: Size,
+    /// What is in it, as it was found after its last change.
+    pub read: Option<Arc<Read>>,
+    /// The description of the session has it so.
+    pub written: bool,
     nodes: HashSet<u64>,
+}
+
+impl Graph {
+    /// Handles of nodes that the client knows.
+    pub fn nodes(&self) -> impl Iterator<Item = u64> {
+        self.nodes.iter().copied()
+    }
+}
+
+/// What is in a graph of the driver's.
+#[derive(Debug)]
+pub struct Read {
+    /// In a form that another server can read.
+    pub template: Template,
+    /// Where each of the driver's nodes is in that.
+    pub places: HashMap<CUgraphNode, u32>,
+}
+
+/// What an instance does, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The graph that it was made from or updated with, as that was.
+    pub read: Arc<Read>,
+    /// Handle of that graph; 0 when it is gone.
+    pub graph: u64,
+    /// Nodes that do something else in the instance.
+    pub changed: BTreeMap<u32, Vec<u8>>,
+    /// Nodes that are disabled.
+    pub disabled: BTreeSet<u32>,
 }
 
 /// A node with a handle.
@@ -174,6 +253,12 @@ pub struct Exec {
     pub parts: u64,
     /// The slot of each host node.
     pub slots: Vec<(CUgraphNode, u32)>,
+    /// `CUgraphInstantiate_flags` that it was made with.
+    pub flags: u64,
+    /// What it does; `None` when that cannot be written down.
+    pub origin: Option<Origin>,
+    /// The description of the session has it so.
+    pub written: bool,
 }
 
 /// A capture that goes on.
@@ -226,6 +311,24 @@ pub struct Graphs {
     images: Vec<Image>,
     /// Events that were destroyed while a graph may refer to them.
     events: Vec<Event>,
+    /// How the session's description is about them.
+    saved: Saved,
+    /// Bytes of the description that each has.
+    bytes: HashMap<u64, usize>,
+    /// There has been one of which it is not known what is in it: it may name variables.
+    unread: bool,
+}
+
+/// How the description of a session is about its graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Saved {
+    /// It has them all.
+    #[default]
+    All,
+    /// Some have changed since.
+    Stale,
+    /// They cannot be written down as they are.
+    Refused,
 }
 
 impl Default for Graphs {
@@ -251,6 +354,9 @@ impl Default for Graphs {
             referred: HashSet::new(),
             images: Vec::new(),
             events: Vec::new(),
+            saved: Saved::All,
+            bytes: HashMap::new(),
+            unread: false,
         }
     }
 }
@@ -260,6 +366,161 @@ impl Graphs {
     pub fn is_untouched(&self) -> bool {
         let none = self.graphs.is_empty() && self.execs.is_empty() && self.captures.is_empty();
         none && self.images.is_empty() && self.events.is_empty() && self.memory.is_empty()
+    }
+
+    /// What binds the session to its context.
+    pub fn bonds(&self) -> Bonds {
+        let is_bound = self.saved == Saved::Refused || self.may_not_be_saved().is_some();
+        Bonds::default()
+            .with(Bonds::GRAPHS, is_bound && !self.is_untouched())
+            .with(Bonds::CHANGED_GRAPHS, self.saved == Saved::Stale)
+    }
+
+    /// Whether some have changed since they were written down, and may be now.
+    #[inline]
+    pub fn are_stale(&self) -> bool {
+        self.saved == Saved::Stale && self.may_not_be_saved().is_none()
+    }
+
+    /// Why they cannot be written down, whatever is in them.
+    pub fn may_not_be_saved(&self) -> Option<&'static str> {
+        if !self.captures.is_empty() {
+            Some("a stream captures")
+        } else if self.hosts {
+            Some("they call the client")
+        } else if !self.memory.is_empty() {
+            Some("they allocate memory")
+        } else if !self.conditions.is_empty() {
+            Some("they have conditions")
+        } else if !self.images.is_empty() || !self.events.is_empty() {
+            Some("they refer to what the client has destroyed")
+        } else {
+            None
+        }
+    }
+
+    /// The description has them all, or cannot.
+    pub fn note_saved(&mut self, saved: bool) {
+        self.saved = match saved {
+            true => Saved::All,
+            false => Saved::Refused,
+        };
+    }
+
+    /// A graph has changed, or is about to; so have those that it is in.
+    pub fn touch(&mut self, graph: u64) {
+        for of in self.around(graph) {
+            if let Ok(graph) = self.graphs.get_mut(of) {
+                (graph.read, graph.written) = (None, false);
+            }
+        }
+        self.note_stale();
+    }
+
+    /// A graph or an instance is not as the description has it.
+    pub fn note_stale(&mut self) {
+        self.saved = Saved::Stale;
+    }
+
+    /// An instance does something else now: at this node, or nobody can tell what.
+    pub fn touch_exec(&mut self, exec: u64, change: impl FnOnce(&mut Origin) -> Option<()>) {
+        if let Ok(exec) = self.execs.get_mut(exec) {
+            exec.written = false;
+            if exec.origin.as_mut().and_then(change).is_none() {
+                exec.origin = None;
+            }
+        }
+        self.note_stale();
+    }
+
+    /// An instance was updated with a graph.
+    pub fn update_origin(&mut self, exec: u64, now: Option<Origin>) {
+        let source = self.execs.get(exec).ok();
+        let source = source
+            .and_then(|exec| exec.origin.as_ref())
+            .map(|origin| origin.graph);
+        // Its nodes are still known by the graph that it was made from, if there is that.
+        let same = |now: &Origin| source == Some(0) || source == Some(now.graph);
+        let now = now.filter(same).map(|now| Origin {
+            graph: if source == Some(0) { 0 } else { now.graph },
+            ..now
+        });
+        if let Ok(exec) = self.execs.get_mut(exec) {
+            (exec.origin, exec.written) = (now, false);
+        }
+        self.note_stale();
+    }
+
+    /// There is a graph or an instance of which it is not known what is in it.
+    pub fn note_unread(&mut self) {
+        self.unread = true;
+    }
+
+    /// Whether a launch of one may use a variable that nobody has seen named.
+    pub fn may_name_variables(&self) -> bool {
+        self.unread
+    }
+
+    /// Bytes of the description that graphs and instances have, but for this one.
+    pub fn bytes_but(&self, key: u64) -> usize {
+        let others = self.bytes.iter().filter(|(of, _)| **of != key);
+        others.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The description has so many bytes of this graph or instance.
+    pub fn note_bytes(&mut self, key: u64, bytes: usize) {
+        self.bytes.insert(key, bytes);
+    }
+
+    /// The description has nothing of it any more.
+    pub fn forget_bytes(&mut self, key: u64) {
+        self.bytes.remove(&key);
+    }
+
+    /// Puts a graph where it was in the server before, with these nodes: handle, the driver's node, parts.
+    ///
+    /// # Errors
+    /// As [`Made::restore`]; `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn restore_graph(
+        &mut self,
+        (handle, raw): (u64, CUgraph),
+        (device, size): (Ordinal, Size),
+        read: Arc<Read>,
+        nodes: impl Iterator<Item = (u64, CUgraphNode, u64)>,
+    ) -> Result<(), CUresult> {
+        self.hold(size.parts)?;
+        let graph = Graph {
+            raw,
+            device,
+            owner: Owner::Client,
+            filling: false,
+            size,
+            read: Some(read),
+            written: true,
+            nodes: HashSet::new(),
+        };
+        self.graphs.restore(handle, graph)?;
+        self.by_graph.insert(raw, handle);
+        for (node, raw, parts) in nodes {
+            let own = Node {
+                raw,
+                graph: handle,
+                parts,
+                graphs: Vec::new(),
+            };
+            self.nodes.restore(node, own)?;
+            self.by_node.insert(raw, node);
+            self.graphs.get_mut(handle)?.nodes.insert(node);
+        }
+        Ok(())
+    }
+
+    /// All that the server before had are back.
+    pub fn restored(&mut self) {
+        self.graphs.restored();
+        self.nodes.restored();
+        self.execs.restored();
+        self.saved = Saved::All;
     }
 
     /// Whether a graph of the driver's has a handle.
@@ -289,8 +550,11 @@ impl Graphs {
                 parts: 0,
                 height: 1,
             },
+            read: None,
+            written: false,
             nodes: HashSet::new(),
         })?;
+        self.note_stale();
         self.by_graph.insert(raw, handle);
         if let Owner::Node(node) = owner
             && let Ok(node) = self.nodes.get_mut(node)
@@ -318,7 +582,10 @@ impl Graphs {
             graphs: Vec::new(),
         })?;
         self.by_node.insert(raw, handle);
-        self.graphs.get_mut(graph)?.nodes.insert(handle);
+        let graph = self.graphs.get_mut(graph)?;
+        graph.nodes.insert(handle);
+        graph.written = false;
+        self.note_stale();
         Ok(handle)
     }
 
@@ -361,6 +628,7 @@ impl Graphs {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         self.hold(by.parts)?;
+        self.touch(graph);
         for (inside, of) in around.into_iter().enumerate() {
             if let Ok(graph) = self.graphs.get_mut(of) {
                 graph.size.parts += by.parts;
@@ -372,6 +640,7 @@ impl Graphs {
 
     /// A graph has less in it.
     pub fn shrink(&mut self, graph: u64, parts: u64) {
+        self.touch(graph);
         for of in self.around(graph) {
             if let Ok(graph) = self.graphs.get_mut(of) {
                 graph.size.parts = graph.size.parts.saturating_sub(parts);
@@ -416,6 +685,7 @@ impl Graphs {
 
     /// A capture into a graph has ended: what was captured is there now, of all captures that go on, to be sure.
     pub fn captured_into(&mut self, graph: u64) {
+        self.touch(graph);
         let captured = self.captured;
         if let Ok(graph) = self.graphs.get_mut(graph) {
             graph.size.parts = graph.size.parts.saturating_add(captured);
@@ -458,6 +728,7 @@ impl Graphs {
 
     /// The graph belongs to a node from now on.
     pub fn move_into(&mut self, graph: u64, node: u64) {
+        self.touch(graph);
         if let Ok(moved) = self.graphs.get(graph) {
             // It counts as part of the other.
             self.total = self.total.saturating_sub(moved.size.parts);
@@ -473,7 +744,17 @@ impl Graphs {
         let Some(graph) = self.graphs.remove(handle) else {
             return;
         };
+        for exec in self.execs.iter_mut() {
+            if let Some(origin) = &mut exec.origin
+                && origin.graph == handle
+            {
+                origin.graph = 0;
+                exec.written = false;
+                self.saved = Saved::Stale;
+            }
+        }
         self.by_graph.remove(&graph.raw);
+        self.bytes.remove(&handle);
         if !matches!(graph.owner, Owner::Node(_)) {
             self.let_go(graph.size.parts);
         }
@@ -510,6 +791,7 @@ impl Graphs {
 
     /// A graph may have lost nodes: the handles of those that are not in it any more die.
     pub fn keep_nodes(&mut self, graph: u64, now: &[CUgraphNode]) {
+        self.touch(graph);
         let Ok(object) = self.graphs.get(graph) else {
             return;
         };

@@ -476,7 +476,7 @@ impl Session {
             || !self.places_of_contexts.is_empty();
         Bonds::default()
             .with(Bonds::UNKEPT, !keeps || !self.kept || self.unkept_memory)
-            .with(Bonds::GRAPHS, !self.graphs.is_untouched())
+            .with(self.graphs.bonds(), true)
             .with(self.saved.bonds(), true)
             .with(Bonds::IMAGES, self.binding_images)
             .with(Bonds::ARRAYS, arrays > 0)

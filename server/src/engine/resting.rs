@@ -26,8 +26,9 @@ const NAMED: usize = 8;
 /// How many sessions are at rest, or why not all are, in words.
 pub type Rested = Result<usize, String>;
 
-/// What binds sessions only until they are at rest, their variables are saved and what they printed is told.
-const AT_REST: Bonds = Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::PRINTS.0);
+/// What binds sessions only until they are at rest, their variables and graphs are saved and what they printed is told.
+const AT_REST: Bonds =
+    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::PRINTS.0);
 
 /// A session that cannot be handed over, and why.
 struct Stays(Arc<SessionShared>, String);

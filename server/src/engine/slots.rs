@@ -182,6 +182,13 @@ impl<T> Slots<T> {
         self.slots().map(|(_, (_, object))| object)
     }
 
+    /// All objects with their handles.
+    pub fn iter_with_handles(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.slots().map(|(index, (generation, object))| {
+            (Handle::new(self.kind, *generation, index as u32).0, object)
+        })
+    }
+
     /// All objects, to change them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let chunks = self.chunks.iter_mut().flatten();

@@ -73,7 +73,7 @@ pub fn run(shared: &Arc<Shared>, sessions: &Receiver<Box<Session>>) {
     for mut session in sessions {
         panics::works_for(Some(session.shared.info.session));
         session.enter();
-        session.save_variables(shared);
+        session.save(shared);
         shared.snapshots.busy.store(false, Ordering::Release);
         shared.send_home(session);
     }
@@ -126,11 +126,6 @@ impl Saved {
         self.all_named.set(false);
     }
 
-    /// A graph is about to be launched.
-    pub fn note_graph(&mut self) {
-        self.graphs = true;
-    }
-
     /// An image is unloaded, and its variables with it.
     pub fn forget(&mut self, image: u64) {
         self.contents.retain(|(of, _), _| *of != image);
@@ -181,19 +176,32 @@ impl Session {
         description.set_bonds(description.bonds().with(to, true));
     }
 
+    /// A graph is about to be launched.
+    #[inline]
+    pub fn note_graph_launch(&mut self) {
+        if !self.saved.graphs {
+            self.saved.graphs = true;
+            self.bind_to(Bonds::IMAGES);
+        }
+    }
+
+    /// Whether something of it is not as its description has it, and can be written down.
+    #[inline]
+    fn is_stale(&self) -> bool {
+        self.saved.is_stale() || self.graphs.are_stale()
+    }
+
     /// Whether a snapshot would make it portable.
     pub fn wants_snapshot(&self) -> bool {
-        let others = self.shared.description.bonds().0 & !(Bonds::IMAGES.0 | Bonds::VARIABLES.0);
-        self.saved.is_stale()
-            && self.kept
-            && others == 0
-            && !self.binding_images
-            && !self.held.any()
+        const AT_REST: Bonds =
+            Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0);
+        let others = self.shared.description.bonds().0 & !AT_REST.0;
+        self.is_stale() && self.kept && others == 0 && !self.binding_images && !self.held.any()
     }
 
     /// When to look next whether it is at rest, if it waits for a snapshot.
     pub fn snapshot_pause(&self) -> Option<Duration> {
-        if !self.saved.is_stale() || !self.wants_snapshot() {
+        if !self.is_stale() || !self.wants_snapshot() {
             return None;
         }
         let since = self.saved.rests.map(|(_, since)| since.elapsed());
@@ -208,7 +216,7 @@ impl Session {
     /// Whether a snapshot would come at the right time: the session has sent nothing for a while and has nothing in flight.
     #[inline]
     pub fn is_due_for_snapshot(&mut self, shared: &Shared) -> bool {
-        self.saved.is_stale() && self.rests_for_snapshot(shared)
+        self.is_stale() && self.rests_for_snapshot(shared)
     }
 
     #[cold]
@@ -234,8 +242,21 @@ impl Session {
     }
 
     /// Reads its variables and writes them down. It is at rest, and the calling thread has it: nothing changes meanwhile.
-    fn save_variables(&mut self, shared: &Shared) {
+    fn save(&mut self, shared: &Shared) {
         let began = Instant::now();
+        // First, since that tells whether graphs name variables.
+        if self.graphs.are_stale() {
+            self.save_graphs(shared);
+        }
+        if self.saved.is_stale() {
+            self.save_variables(shared);
+        }
+        self.saved.took = began.elapsed();
+        self.saved.rests = None;
+        self.note_bonds(shared);
+    }
+
+    fn save_variables(&mut self, shared: &Shared) {
         match self.take_snapshot(shared) {
             Ok(bytes) => {
                 let _ = self.saved.launched.take();
@@ -248,8 +269,7 @@ impl Session {
                 self.globals
                     .values()
                     .for_each(|global| global.used.set(false));
-                self.saved.took = began.elapsed();
-                tracing::debug!(bytes, took = ?self.saved.took, "variables: saved");
+                tracing::debug!(bytes, "variables: saved");
             }
             Err(why) => {
                 let session = self.shared.info.session;
@@ -257,8 +277,6 @@ impl Session {
                 self.saved.refused = true;
             }
         }
-        self.saved.rests = None;
-        self.note_bonds(shared);
     }
 
     /// Bytes of variables that were read, or why they cannot be saved.
@@ -313,11 +331,12 @@ impl Session {
     /// Images whose variables may have been written since the last snapshot.
     fn stale_places(&self) -> Result<BTreeSet<Place>, &'static str> {
         let all = self.saved.graphs;
+        let all_named = all && self.graphs.may_name_variables();
         let launched = self.functions.iter();
         let launched = launched.filter(|one| one.keeps && (all || one.launched.get()));
         let mut stale: BTreeSet<Place> = launched.map(|one| (one.image, one.device)).collect();
         let named = self.globals.iter();
-        for (start, global) in named.filter(|(_, global)| all || global.used.get()) {
+        for (start, global) in named.filter(|(_, global)| all_named || global.used.get()) {
             let variables = self.image(global.image).ok();
             let variables = variables.and_then(|image| image.variables(global.device));
             // A constant, say, that clients are not supposed to write.
@@ -334,7 +353,7 @@ impl Session {
     }
 
     /// Where its variables are, and where its client knows them.
-    fn ranges(&self) -> Vec<(u64, u64)> {
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
         let images = self.images.iter().chain(self.libraries.iter());
         let known = self.globals.iter();
         let known = known.map(|(start, global)| (*start, global.len));
@@ -389,7 +408,7 @@ impl Session {
 }
 
 /// Whether content has a word that is an address of a variable, or so near one that it may be one of the same image.
-fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
+pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
     let is_memory =
         |word: u64| arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word);
     let is_near = |word: u64| {

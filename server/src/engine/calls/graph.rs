@@ -5,6 +5,7 @@
 
 mod exec;
 mod node;
+mod saved;
 mod shown;
 
 use super::super::Shared;
@@ -273,7 +274,7 @@ impl Session {
 
     /// `cuGraphKernelNodeGetAttribute`, `cuGraphKernelNodeSetAttribute`.
     pub fn graph_attribute(&mut self, shared: &Shared, mut body: GraphAttribute) -> Reply {
-        let (node, _) = self.node_ready(shared, body.node)?;
+        let (node, graph) = self.node_ready(shared, body.node)?;
         let driver = &shared.driver.graph;
         match body.id {
             CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
@@ -296,15 +297,17 @@ impl Session {
                 set_first_word(value, self.raw_priority(first_word(value)));
             }
             driver.kernel_attribute_set(node, body.id, &body.value)?;
+            self.graphs.touch(graph);
         }
         Ok(body.as_bytes().to_vec())
     }
 
     /// `cuGraphKernelNodeCopyAttributes`.
     pub fn graph_copy_attributes(&mut self, shared: &Shared, body: GraphPair) -> Reply {
-        let (to, _) = self.node_ready(shared, body.first)?;
+        let (to, graph) = self.node_ready(shared, body.first)?;
         let (from, _) = self.node_ready(shared, body.second)?;
         shared.driver.graph.kernel_attributes_copy(to, from)?;
+        self.graphs.touch(graph);
         Ok(Vec::new())
     }
 

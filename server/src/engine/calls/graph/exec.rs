@@ -83,6 +83,7 @@ impl Session {
             return Err(error);
         }
         made.prints = u32::from(self.graphs.prints);
+        let origin = self.origin(shared, body.graph);
         let exec = Exec {
             raw,
             device,
@@ -90,6 +91,9 @@ impl Session {
             length: Length::Unknown,
             parts,
             slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
+            flags: body.flags,
+            origin,
+            written: false,
         };
         self.graphs
             .waits
@@ -97,6 +101,7 @@ impl Session {
         match self.graphs.execs.insert(exec) {
             Ok(handle) => {
                 made.exec = handle;
+                self.graphs.note_stale();
                 self.graphs.memory.share(body.graph, handle);
                 if let Err(status) = self.graphs.charge(&self.account, handle) {
                     let _ = shared.driver.graph.exec_destroy(raw);
@@ -122,7 +127,7 @@ impl Session {
         if prints && !self.may_print(shared) {
             return Err(CallError::Full);
         }
-        self.saved.note_graph();
+        self.note_graph_launch();
         let (index, stream) = self.prepare_work(shared, body.stream, Runs::Graph(body.exec))?;
         if self.streams.at(index)?.capturing {
             self.graphs.capture(parts)?;
@@ -163,6 +168,7 @@ impl Session {
         if let Some(exec) = self.graphs.execs.remove(body.object) {
             self.graphs.let_go(exec.parts);
         }
+        self.graphs.forget_bytes(body.object);
         self.graphs.memory.ended(body.object);
         self.graphs.discharge();
         self.drop_kept(shared);
@@ -200,6 +206,8 @@ impl Session {
         }
         if status.is_ok() {
             self.graphs.memory.share(body.second, body.first);
+            let now = self.origin(shared, body.second);
+            self.graphs.update_origin(body.first, now);
         }
         if let Err(status) = status {
             shared.note_status(status);
@@ -228,6 +236,14 @@ impl Session {
             driver.enabled(exec, node, &mut body.enabled)?;
         } else {
             driver.set_enabled(exec, node, body.enabled)?;
+            self.graphs.touch_exec(body.exec, |origin| {
+                let place = *origin.read.places.get(&node)?;
+                match body.enabled {
+                    0 => origin.disabled.insert(place),
+                    _ => origin.disabled.remove(&place),
+                };
+                Some(())
+            });
         }
         Ok(body.as_bytes().to_vec())
     }

@@ -71,6 +71,17 @@ impl Described {
         into_words(&mut self.params, &batch);
     }
 
+    /// A graph in a node, which gets a copy of it.
+    pub fn child(graph: CUgraph) -> Described {
+        let mut described = Described::new(CU_GRAPH_NODE_TYPE_GRAPH);
+        let body = CUDA_CHILD_GRAPH_NODE_PARAMS {
+            graph: graph.0,
+            ..CUDA_CHILD_GRAPH_NODE_PARAMS::default()
+        };
+        into_words(&mut described.params, &body);
+        described
+    }
+
     pub fn new(kind: u32) -> Described {
         Described {
             params: CUgraphNodeParams {
@@ -158,9 +169,13 @@ impl Session {
                 driver
                     .node_set(node, &mut described.params)
                     .inspect_err(|_| self.undo_size(body.object, grown))?;
+                let graph = self.graphs.nodes.get(body.object)?.graph;
+                self.graphs.touch(graph);
             } else {
                 let exec = self.graphs.execs.get(body.exec)?;
                 driver.exec_node_set(exec.raw, node, &mut described.params)?;
+                let what = (node, body.kind, body.device);
+                self.note_exec_node(shared, body.exec, what, &behind.rest);
             }
             self.note_described(&described, body.exec);
             if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec == 0 {
@@ -279,7 +294,7 @@ impl Session {
     }
 
     /// Kernel nodes run where the current context's work runs: here a part of the device, if the session has but that.
-    fn part_current(&self, shared: &Shared, kind: u32, device: u32) -> Result<(), CUresult> {
+    pub fn part_current(&self, shared: &Shared, kind: u32, device: u32) -> Result<(), CUresult> {
         if kind != CU_GRAPH_NODE_TYPE_KERNEL {
             return Ok(());
         }
@@ -289,7 +304,7 @@ impl Session {
         }
     }
 
-    fn note_described(&mut self, described: &Described, exec: u64) {
+    pub fn note_described(&mut self, described: &Described, exec: u64) {
         if described.prints {
             self.graphs.prints = true;
             if let Ok(exec) = self.graphs.execs.get_mut(exec) {
@@ -308,7 +323,7 @@ impl Session {
 
     /// Puts what a node of this kind does into the driver's form, after checking it. `into` is the graph that it is added
     /// to; none where a node is changed.
-    fn describe(
+    pub fn describe(
         &mut self,
         shared: &Shared,
         (device, context): (Ordinal, CUcontext),
@@ -331,16 +346,20 @@ impl Session {
                 }
                 described.prints = function.prints;
                 described.refers = Some(function.image);
-                described._bytes = bytes[..len].to_vec();
+                let function = function.raw;
+                described._bytes = match self.note_params(bytes.as_ptr(), len) {
+                    true => self.translate(bytes.as_ptr(), len),
+                    false => bytes[..len].to_vec(),
+                };
                 let base = described._bytes.as_ptr() as u64;
-                for (offset, size) in layout(shared, function.raw) {
+                for (offset, size) in layout(shared, function) {
                     if offset + size > len {
                         return Err(CUDA_ERROR_INVALID_VALUE.into());
                     }
                     described._pointers.push(base + offset as u64);
                 }
                 let kernel = CUDA_KERNEL_NODE_PARAMS {
-                    function: function.raw.0,
+                    function: function.0,
                     grid: body.grid,
                     block: body.block,
                     shared: body.shared,
@@ -358,7 +377,8 @@ impl Session {
                     .copy_from_slice(copy.as_bytes());
             }
             CU_GRAPH_NODE_TYPE_MEMSET => {
-                let body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
+                let mut body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
+                body.to = self.place_of(body.to);
                 let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
                 self.check_device(body.to, len)?;
                 self.check_writable(body.to)?;
@@ -460,6 +480,8 @@ impl Session {
 
     /// A copy whose sides are the session's.
     fn checked_copy(&mut self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
+        copy.src_device = self.place_of(copy.src_device);
+        copy.dst_device = self.place_of(copy.dst_device);
         let from = Rows {
             at: [copy.src_x, copy.src_y, copy.src_z],
             pitch: copy.src_pitch,
@@ -503,6 +525,7 @@ impl Session {
     fn check_memory_operation(&self, operation: &mut [u64; 6]) -> Result<(), CUresult> {
         const FLUSH: u32 = 3;
         const BARRIER: u32 = 6;
+        operation[1] = self.place_of(operation[1]);
         let [kind, address, ..] = *operation;
         let bytes = match kind as u32 {
             1 | 2 => 4,

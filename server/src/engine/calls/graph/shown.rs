@@ -30,26 +30,6 @@ impl Session {
         };
         let mut payload = is.as_bytes().to_vec();
         match kind {
-            CU_GRAPH_NODE_TYPE_KERNEL => {
-                let mut params = CUDA_KERNEL_NODE_PARAMS::default();
-                driver.kernel_get(node, &mut params)?;
-                payload.extend_from_slice(&self.kernel_as_seen(shared, &params)?);
-            }
-            CU_GRAPH_NODE_TYPE_MEMCPY => {
-                let mut params = CUDA_MEMCPY3D::default();
-                driver.memcpy_get(node, &mut params)?;
-                for array in [&mut params.src_array, &mut params.dst_array] {
-                    let raw = RawArray::Plain(CUarray(*array));
-                    let handle = self.arrays.handle_where(|other| other.raw == raw);
-                    *array = handle.unwrap_or(0);
-                }
-                payload.extend_from_slice(params.as_bytes());
-            }
-            CU_GRAPH_NODE_TYPE_MEMSET => {
-                let mut params = CUDA_MEMSET_NODE_PARAMS::default();
-                driver.memset_get(node, &mut params)?;
-                payload.extend_from_slice(params.as_bytes());
-            }
             CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut inner = CUgraph::NULL;
                 driver.child_get(node, &mut inner)?;
@@ -61,16 +41,6 @@ impl Session {
                     self.graphs.graphs.get_mut(handle)?.size = size;
                 }
                 payload.extend_from_slice(handle.as_bytes());
-            }
-            CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
-                let mut event = CUevent::NULL;
-                if kind == CU_GRAPH_NODE_TYPE_WAIT_EVENT {
-                    driver.event_wait_get(node, &mut event)?;
-                } else {
-                    driver.event_record_get(node, &mut event)?;
-                }
-                let handle = self.events.handle_where(|other| other.raw == event);
-                payload.extend_from_slice(handle.unwrap_or(0).as_bytes());
             }
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
                 let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::default();
@@ -112,62 +82,57 @@ impl Session {
                     payload.extend_from_slice(operation.as_bytes());
                 }
             }
-            _ => {}
+            _ => {
+                let known =
+                    |raw: CUfunction| self.functions.handle_where(|function| function.raw == raw);
+                payload.extend_from_slice(&self.node_as_seen(shared, node, kind, &known)?);
+            }
         }
         Ok(payload)
     }
 
-    /// A kernel node's parameters, packed, with the client's handle of the function.
-    fn kernel_as_seen(
+    /// What a node of such a kind does that has nothing inside, with the client's handles. `known` has those of functions.
+    pub fn node_as_seen(
         &self,
         shared: &Shared,
-        params: &CUDA_KERNEL_NODE_PARAMS,
+        node: CUgraphNode,
+        kind: u32,
+        known: &dyn Fn(CUfunction) -> Option<u64>,
     ) -> Result<Vec<u8>, CUresult> {
-        let mut raw = CUfunction(params.function);
-        if raw.is_null() {
-            let kernel = CUkernel(params.kernel);
-            shared.driver.kernel_get_function(&mut raw, kernel)?;
-        }
-        let known = self.functions.handle_where(|function| function.raw == raw);
-        let mut packed = Vec::new();
-        for (index, (offset, size)) in layout(shared, raw).into_iter().enumerate() {
-            packed.resize(packed.len().max(offset + size), 0u8);
-            if params.params != 0 {
-                // SAFETY: the driver's own array of pointers to its copies of the kernel's parameters, of the sizes
-                // that it has just told.
-                unsafe {
-                    let from = *(params.params as *const *const u8).add(index);
-                    ptr::copy_nonoverlapping(from, packed.as_mut_ptr().add(offset), size);
-                }
+        let driver = &shared.driver.graph;
+        match kind {
+            CU_GRAPH_NODE_TYPE_KERNEL => {
+                let mut params = CUDA_KERNEL_NODE_PARAMS::default();
+                driver.kernel_get(node, &mut params)?;
+                kernel_as_seen(shared, &params, known)
             }
-        }
-        if params.params == 0 && params.extra != 0 {
-            // SAFETY: the driver's own list of names and values, of the form of every such list.
-            unsafe {
-                let list = params.extra as *const usize;
-                let (mut at, mut buffer, mut len) = (0, ptr::null::<u8>(), 0usize);
-                while at < 8 {
-                    match *list.add(at) {
-                        CU_LAUNCH_PARAM_BUFFER_POINTER => buffer = *list.add(at + 1) as *const u8,
-                        CU_LAUNCH_PARAM_BUFFER_SIZE => len = *(*list.add(at + 1) as *const usize),
-                        _ => break,
-                    }
-                    at += 2;
+            CU_GRAPH_NODE_TYPE_MEMCPY => {
+                let mut params = CUDA_MEMCPY3D::default();
+                driver.memcpy_get(node, &mut params)?;
+                for array in [&mut params.src_array, &mut params.dst_array] {
+                    let raw = RawArray::Plain(CUarray(*array));
+                    let handle = self.arrays.handle_where(|other| other.raw == raw);
+                    *array = handle.unwrap_or(0);
                 }
-                if !buffer.is_null() {
-                    let len = len.min(packed.len());
-                    ptr::copy_nonoverlapping(buffer, packed.as_mut_ptr(), len);
-                }
+                Ok(params.as_bytes().to_vec())
             }
+            CU_GRAPH_NODE_TYPE_MEMSET => {
+                let mut params = CUDA_MEMSET_NODE_PARAMS::default();
+                driver.memset_get(node, &mut params)?;
+                Ok(params.as_bytes().to_vec())
+            }
+            CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+                let mut event = CUevent::NULL;
+                if kind == CU_GRAPH_NODE_TYPE_WAIT_EVENT {
+                    driver.event_wait_get(node, &mut event)?;
+                } else {
+                    driver.event_record_get(node, &mut event)?;
+                }
+                let handle = self.events.handle_where(|other| other.raw == event);
+                Ok(handle.unwrap_or(0).as_bytes().to_vec())
+            }
+            _ => Ok(Vec::new()),
         }
-        let node = KernelNode {
-            function: known.unwrap_or(0),
-            grid: params.grid,
-            block: params.block,
-            shared: params.shared,
-            param_len: packed.len() as u32,
-        };
-        Ok([node.as_bytes(), &packed].concat())
     }
 
     /// What the driver does for a host node of an instance with this slot.
@@ -257,4 +222,57 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// A kernel node's parameters, packed, with the client's handle of the function.
+fn kernel_as_seen(
+    shared: &Shared,
+    params: &CUDA_KERNEL_NODE_PARAMS,
+    known: &dyn Fn(CUfunction) -> Option<u64>,
+) -> Result<Vec<u8>, CUresult> {
+    let mut raw = CUfunction(params.function);
+    if raw.is_null() {
+        let kernel = CUkernel(params.kernel);
+        shared.driver.kernel_get_function(&mut raw, kernel)?;
+    }
+    let known = known(raw);
+    let mut packed = Vec::new();
+    for (index, (offset, size)) in layout(shared, raw).into_iter().enumerate() {
+        packed.resize(packed.len().max(offset + size), 0u8);
+        if params.params != 0 {
+            // SAFETY: the driver's own array of pointers to its copies of the kernel's parameters, of the sizes
+            // that it has just told.
+            unsafe {
+                let from = *(params.params as *const *const u8).add(index);
+                ptr::copy_nonoverlapping(from, packed.as_mut_ptr().add(offset), size);
+            }
+        }
+    }
+    if params.params == 0 && params.extra != 0 {
+        // SAFETY: the driver's own list of names and values, of the form of every such list.
+        unsafe {
+            let list = params.extra as *const usize;
+            let (mut at, mut buffer, mut len) = (0, ptr::null::<u8>(), 0usize);
+            while at < 8 {
+                match *list.add(at) {
+                    CU_LAUNCH_PARAM_BUFFER_POINTER => buffer = *list.add(at + 1) as *const u8,
+                    CU_LAUNCH_PARAM_BUFFER_SIZE => len = *(*list.add(at + 1) as *const usize),
+                    _ => break,
+                }
+                at += 2;
+            }
+            if !buffer.is_null() {
+                let len = len.min(packed.len());
+                ptr::copy_nonoverlapping(buffer, packed.as_mut_ptr(), len);
+            }
+        }
+    }
+    let node = KernelNode {
+        function: known.unwrap_or(0),
+        grid: params.grid,
+        block: params.block,
+        shared: params.shared,
+        param_len: packed.len() as u32,
+    };
+    Ok([node.as_bytes(), &packed].concat())
 }

@@ -6,7 +6,9 @@
 //! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
 //! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
 //! - `time`: records an event with a time; again: destroys it; `time`;
-//! - `graph`: makes a graph; `graph`;
+//! - `graph`: begins to capture a graph; `graph`;
+//! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
+//!   number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted;
 //! - `link`: leaves the address of a variable in another one; `linked`;
@@ -14,6 +16,9 @@
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
+mod graphs;
+
+use graphs::Graphs;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, new_ptx, variables_ptx};
@@ -338,6 +343,7 @@ fn run() -> Status<bool> {
     let mut state = State::new()?;
     let mut timed: Option<CUevent> = None;
     let mut counter: Option<Counter> = None;
+    let mut graphs: Option<Graphs> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -377,9 +383,19 @@ fn run() -> Status<bool> {
                 say("time");
             }
             "graph" => {
-                let mut graph = CUgraph::NULL;
-                cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
+                graphs::bound()?;
                 say("graph");
+            }
+            "replay" => {
+                let mut own = match graphs.take() {
+                    Some(own) => own,
+                    None => Graphs::new(state.fill)?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                graphs = Some(own);
+                say(&format!("replayed {round}"));
             }
             "count" => {
                 let mut counting = match counter.take() {

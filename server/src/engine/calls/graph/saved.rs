@@ -1,0 +1,593 @@
+//! Graphs and instances of a session, written into its description while it is at rest, and made again from there in another
+//! server.
+//!
+//! The driver is asked what is in a graph: so it does not matter how the graph came about. Of an instance the driver says
+//! nothing; what it does is known from the graph that it was made from, as that was then, and from what was changed in the
+//! instance since.
+
+use super::node::Described;
+use crate::engine::Shared;
+use crate::engine::bounds;
+use crate::engine::calls::capture::all_nodes;
+use crate::engine::description::{Kind, Record};
+use crate::engine::graph_templates::{
+    Attributes, Node, SavedExec, SavedGraph, Source, Template, decode, encode,
+};
+use crate::engine::graphs::{Exec, Origin, Owner, Read};
+use crate::engine::pace::Length;
+use crate::engine::session::{CallError, Session};
+use crate::engine::snapshot::has_address;
+use mpsshim_api::cuda::*;
+use mpsshim_proto::message::graph::KernelNode;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ptr;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Attributes that kernel nodes may have.
+const ATTRIBUTES: [u32; 10] = [
+    CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+    CU_LAUNCH_ATTRIBUTE_PRIORITY,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
+    CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+    CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING,
+];
+
+/// Instantiation flags that only say when something is done, or that only `cuGraphInstantiateWithParams` takes.
+const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
+
+/// Why a graph cannot be written down.
+type Unsaved = &'static str;
+
+/// What a graph is read with.
+struct Reader {
+    functions: HashMap<CUfunction, u64>,
+    /// Where variables are, which are elsewhere in another server.
+    variables: Vec<(u64, u64)>,
+}
+
+fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
+    |status| {
+        shared.note_status(status);
+        "the driver does not say what is in it"
+    }
+}
+
+/// The values of a kernel node's attributes.
+fn attributes_of(shared: &Shared, node: CUgraphNode) -> Attributes {
+    let driver = &shared.driver.graph;
+    let value_of = |id: u32| {
+        let mut value = [0; 8];
+        // One that this driver does not know.
+        driver.kernel_attribute_get(node, id, &mut value).ok()?;
+        let bytes = value.as_bytes();
+        let len = bytes.iter().rposition(|byte| *byte != 0)? + 1;
+        Some((id, bytes[..len].to_vec()))
+    };
+    ATTRIBUTES.into_iter().filter_map(value_of).collect()
+}
+
+/// Gives a kernel node these.
+fn set_attributes(
+    shared: &Shared,
+    node: CUgraphNode,
+    attributes: &Attributes,
+) -> Result<(), CUresult> {
+    let now = attributes_of(shared, node);
+    for id in ATTRIBUTES {
+        let wanted = attributes.get(&id);
+        if wanted != now.get(&id) {
+            let mut value = [0; 8];
+            let bytes = wanted.map_or(&[][..], Vec::as_slice);
+            let room = value.as_mut_bytes().get_mut(..bytes.len());
+            room.ok_or(CUDA_ERROR_INVALID_VALUE)?.copy_from_slice(bytes);
+            shared.driver.graph.kernel_attribute_set(node, id, &value)?;
+        }
+    }
+    Ok(())
+}
+
+impl Session {
+    fn reader(&self) -> Reader {
+        let functions = self.functions.iter_with_handles();
+        Reader {
+            functions: functions.map(|(handle, one)| (one.raw, handle)).collect(),
+            variables: self.ranges(),
+        }
+    }
+
+    /// What is in a graph of the client's, which is looked at once after each change.
+    fn read_graph(
+        &mut self,
+        shared: &Shared,
+        handle: u64,
+        reader: &mut Option<Reader>,
+    ) -> Result<Arc<Read>, Unsaved> {
+        const GONE: Unsaved = "it is gone";
+        let graph = self.graphs.graphs.get(handle).map_err(|_| GONE)?;
+        if let Some(read) = &graph.read {
+            return Ok(Arc::clone(read));
+        }
+        let (raw, device) = (graph.raw, graph.device);
+        let current = shared.devices[device].make_current(&shared.driver);
+        current.map_err(refused(shared))?;
+        let reader = reader.get_or_insert_with(|| self.reader());
+        let (template, nodes) = self.read(shared, raw, device.into(), reader, 0)?;
+        let places = nodes.into_iter().zip(0..).collect();
+        let read = Arc::new(Read { template, places });
+        let graph = self.graphs.graphs.get_mut(handle).map_err(|_| GONE)?;
+        graph.read = Some(Arc::clone(&read));
+        Ok(read)
+    }
+
+    /// What is in a graph of the driver's, and its nodes.
+    fn read(
+        &mut self,
+        shared: &Shared,
+        graph: CUgraph,
+        device: u32,
+        reader: &Reader,
+        depth: usize,
+    ) -> Result<(Template, Vec<CUgraphNode>), Unsaved> {
+        if depth > bounds::GRAPH_DEPTH {
+            return Err("it is too deep");
+        }
+        let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
+        let mut template = Template::default();
+        for node in &nodes {
+            let read = self.read_node(shared, *node, device, reader, depth)?;
+            template.nodes.push(read);
+        }
+        let none = ptr::null_mut();
+        let (driver, mut count) = (&shared.driver.graph, 0);
+        let counted = driver.edges(graph, none, none, ptr::null_mut(), &mut count);
+        counted.map_err(refused(shared))?;
+        let mut from = vec![CUgraphNode::NULL; count];
+        let (mut to, mut edges) = (from.clone(), vec![CUgraphEdgeData::default(); count]);
+        if count > 0 {
+            let lists = (from.as_mut_ptr(), to.as_mut_ptr(), edges.as_mut_ptr());
+            let listed = driver.edges(graph, lists.0, lists.1, lists.2, &mut count);
+            listed.map_err(refused(shared))?;
+        }
+        let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
+        for ((from, to), edge) in from.iter().zip(&to).zip(&edges).take(count) {
+            let (Some(from), Some(to)) = (places.get(from), places.get(to)) else {
+                return Err("an edge leads out of it");
+            };
+            let mut data = [0; 8];
+            data.copy_from_slice(edge.as_bytes());
+            template.edges.push((*from, *to, data));
+        }
+        Ok((template, nodes))
+    }
+
+    fn read_node(
+        &mut self,
+        shared: &Shared,
+        node: CUgraphNode,
+        device: u32,
+        reader: &Reader,
+        depth: usize,
+    ) -> Result<Node, Unsaved> {
+        let driver = &shared.driver.graph;
+        let mut kind = 0;
+        driver.node_kind(node, &mut kind).map_err(refused(shared))?;
+        let mut read = Node {
+            kind,
+            device,
+            does: Vec::new(),
+            attributes: Attributes::default(),
+            inside: None,
+        };
+        match kind {
+            CU_GRAPH_NODE_TYPE_GRAPH => {
+                let mut inner = CUgraph::NULL;
+                driver
+                    .child_get(node, &mut inner)
+                    .map_err(refused(shared))?;
+                if self.graphs.has_graph(inner) {
+                    return Err("the client knows a graph in a node of it");
+                }
+                let (inside, _) = self.read(shared, inner, device, reader, depth + 1)?;
+                read.inside = Some(Box::new(inside));
+            }
+            CU_GRAPH_NODE_TYPE_KERNEL
+            | CU_GRAPH_NODE_TYPE_MEMCPY
+            | CU_GRAPH_NODE_TYPE_MEMSET
+            | CU_GRAPH_NODE_TYPE_EMPTY
+            | CU_GRAPH_NODE_TYPE_WAIT_EVENT
+            | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+                let known = |raw: CUfunction| reader.functions.get(&raw).copied();
+                let does = self.node_as_seen(shared, node, kind, &known);
+                read.does = does.map_err(refused(shared))?;
+                self.can_be_made_again(shared, &read, &reader.variables)?;
+                if kind == CU_GRAPH_NODE_TYPE_KERNEL {
+                    read.attributes = attributes_of(shared, node);
+                }
+            }
+            _ => return Err("it has a node that cannot be made again"),
+        }
+        Ok(read)
+    }
+
+    /// Whether a node would be accepted by another server, and do the same there.
+    fn can_be_made_again(
+        &mut self,
+        shared: &Shared,
+        node: &Node,
+        variables: &[(u64, u64)],
+    ) -> Result<(), Unsaved> {
+        if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
+            let kernel = KernelNode::read_from_prefix(&node.does);
+            if !kernel.is_ok_and(|(kernel, _)| kernel.function != 0) {
+                return Err("it has a kernel that the client knows no more");
+            }
+        }
+        if has_address(&node.does, variables) {
+            return Err("it has an address of a variable");
+        }
+        let described = self.describe_node(shared, node);
+        described.map(drop).map_err(|_| "it refers to what is gone")
+    }
+
+    fn describe_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
+        let device = shared.device(node.device)?;
+        let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        let on = (device.ordinal, context);
+        self.describe(shared, on, (node.kind, None), &node.does)
+    }
+
+    /// What an instance of a graph does: the same as the graph does now.
+    pub fn origin(&mut self, shared: &Shared, graph: u64) -> Option<Origin> {
+        // Nobody would ask.
+        if !self.kept || self.graphs.may_not_be_saved().is_some() {
+            self.graphs.note_unread();
+            return None;
+        }
+        match self.read_graph(shared, graph, &mut None) {
+            Ok(read) => Some(Origin {
+                read,
+                graph,
+                changed: BTreeMap::new(),
+                disabled: BTreeSet::new(),
+            }),
+            Err(why) => {
+                tracing::debug!(why, "a graph cannot be made again elsewhere");
+                self.graphs.note_unread();
+                None
+            }
+        }
+    }
+
+    /// A node does something else in an instance.
+    pub fn note_exec_node(
+        &mut self,
+        shared: &Shared,
+        exec: u64,
+        (node, kind, device): (CUgraphNode, u32, u32),
+        does: &[u8],
+    ) {
+        let found = match kind {
+            CU_GRAPH_NODE_TYPE_KERNEL
+            | CU_GRAPH_NODE_TYPE_MEMCPY
+            | CU_GRAPH_NODE_TYPE_MEMSET
+            | CU_GRAPH_NODE_TYPE_WAIT_EVENT
+            | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+                let node = Node {
+                    kind,
+                    device,
+                    does: does.to_vec(),
+                    attributes: Attributes::default(),
+                    inside: None,
+                };
+                let variables = self.ranges();
+                let can = self.can_be_made_again(shared, &node, &variables);
+                can.ok().map(|()| node.does)
+            }
+            _ => None,
+        };
+        self.graphs.touch_exec(exec, |origin| {
+            let place = *origin.read.places.get(&node)?;
+            origin.changed.insert(place, found?);
+            Some(())
+        });
+    }
+
+    /// Writes down what has changed of its graphs. The session is at rest.
+    pub fn save_graphs(&mut self, shared: &Shared) {
+        let outcome = self.write_graphs(shared);
+        self.graphs.note_saved(outcome.is_ok());
+        let session = self.shared.info.session;
+        match outcome {
+            Ok(bytes) => tracing::debug!(session, bytes, "graphs: saved"),
+            Err(why) => {
+                tracing::debug!(session, why, "graphs: not saved");
+                self.graphs.note_unread();
+            }
+        }
+    }
+
+    /// Bytes that were written, or why not all could be.
+    fn write_graphs(&mut self, shared: &Shared) -> Result<usize, Unsaved> {
+        if let Some(why) = self.graphs.may_not_be_saved() {
+            return Err(why);
+        }
+        let mut reader = None;
+        let mut written = 0;
+        for handle in self.graphs.graphs.handles() {
+            let Ok(graph) = self.graphs.graphs.get(handle) else {
+                continue;
+            };
+            if graph.owner != Owner::Client {
+                return Err("the client knows a graph in a node of another");
+            }
+            if graph.written {
+                continue;
+            }
+            let read = self.read_graph(shared, handle, &mut reader)?;
+            let Ok(graph) = self.graphs.graphs.get(handle) else {
+                continue;
+            };
+            let known = graph.nodes().filter_map(|node| {
+                let own = self.graphs.nodes.get(node).ok()?;
+                Some((*read.places.get(&own.raw)?, node, own.parts))
+            });
+            let saved = SavedGraph {
+                device: graph.device.into(),
+                parts: graph.size.parts,
+                height: graph.size.height,
+                template: read.template.clone(),
+                handles: known.collect(),
+            };
+            written += self.append_saved(Kind::Graph, handle, encode(&saved))?;
+            if let Ok(graph) = self.graphs.graphs.get_mut(handle) {
+                graph.written = true;
+            }
+        }
+        for handle in self.graphs.execs.handles() {
+            let Ok(exec) = self.graphs.execs.get(handle) else {
+                continue;
+            };
+            let origin = exec.origin.as_ref();
+            let origin = origin.ok_or("what an instance does is not known")?;
+            let from = match self.graphs.graphs.get(origin.graph) {
+                Ok(graph) => {
+                    let same = graph.read.as_ref();
+                    let same = same.is_some_and(|read| read.template == origin.read.template);
+                    if !same {
+                        return Err("a graph has changed since an instance was made of it");
+                    }
+                    Source::Graph(origin.graph)
+                }
+                Err(_) => Source::Template(origin.read.template.clone()),
+            };
+            if exec.written {
+                continue;
+            }
+            let saved = SavedExec {
+                device: exec.device.into(),
+                flags: exec.flags,
+                parts: exec.parts,
+                prints: exec.prints,
+                from,
+                changed: origin.changed.clone(),
+                disabled: origin.disabled.clone(),
+            };
+            written += self.append_saved(Kind::GraphExec, handle, encode(&saved))?;
+            if let Ok(exec) = self.graphs.execs.get_mut(handle) {
+                exec.written = true;
+            }
+        }
+        Ok(written)
+    }
+
+    fn append_saved(
+        &mut self,
+        kind: Kind,
+        key: u64,
+        bytes: Option<Vec<u8>>,
+    ) -> Result<usize, Unsaved> {
+        let bytes = bytes.ok_or("it cannot be encoded")?;
+        let len = bytes.len();
+        let others = self.graphs.bytes_but(key);
+        if others + len > bounds::SAVED_GRAPHS {
+            return Err("they are too large");
+        }
+        let record = Record {
+            kind,
+            op: 0,
+            key,
+            bytes,
+        };
+        if !self.shared.description.append(&record) {
+            return Err("there is no room for them");
+        }
+        self.graphs.note_bytes(key, len);
+        Ok(len)
+    }
+
+    /// A graph that the session had in the server before, by its record.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_INVALID_VALUE` for a record that is not whole.
+    pub fn restore_graph(&mut self, shared: &Shared, record: &Record) -> Result<(), CallError> {
+        let saved: SavedGraph = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let device = shared.device(saved.device)?.ordinal;
+        let (raw, nodes) = self.build(shared, &saved.template, saved.device)?;
+        let size = saved.size();
+        let places = nodes.iter().copied().zip(0..).collect();
+        let read = Arc::new(Read {
+            template: saved.template,
+            places,
+        });
+        let known = saved.handles.iter().filter_map(|(place, handle, parts)| {
+            let raw = nodes.get(*place as usize)?;
+            Some((*handle, *raw, *parts))
+        });
+        let graphs = &mut self.graphs;
+        let restored = graphs.restore_graph((record.key, raw), (device, size), read, known);
+        graphs.note_bytes(record.key, record.bytes.len());
+        Ok(restored?)
+    }
+
+    /// An instance, likewise.
+    ///
+    /// # Errors
+    /// As for graphs.
+    pub fn restore_exec(&mut self, shared: &Shared, record: &Record) -> Result<(), CallError> {
+        let saved: SavedExec = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let driver = &shared.driver.graph;
+        let device = shared.device(saved.device)?.ordinal;
+        // One that has ended is made for as long as it takes.
+        let (graph, raw, read) = match saved.from {
+            Source::Graph(handle) => {
+                let graph = self.graphs.graphs.get(handle)?;
+                let read = graph.read.clone().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                (handle, graph.raw, read)
+            }
+            Source::Template(template) => {
+                let (raw, nodes) = self.build(shared, &template, saved.device)?;
+                let places = nodes.into_iter().zip(0..).collect();
+                (0, raw, Arc::new(Read { template, places }))
+            }
+        };
+        shared.devices[device].make_current(&shared.driver)?;
+        let origin = Origin {
+            read,
+            graph,
+            changed: saved.changed,
+            disabled: saved.disabled,
+        };
+        let mut made = CUgraphExec::NULL;
+        let flags = saved.flags & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+        let instantiated = driver
+            .instantiate(&mut made, raw, flags)
+            .map_err(CallError::from)
+            .and_then(|()| self.change_exec(shared, made, &origin));
+        if graph == 0 {
+            let _ = driver.destroy(raw);
+        }
+        instantiated?;
+        self.graphs.hold(saved.parts)?;
+        let exec = Exec {
+            raw: made,
+            device,
+            prints: saved.prints,
+            length: Length::Unknown,
+            parts: saved.parts,
+            slots: Vec::new(),
+            flags: saved.flags,
+            origin: Some(origin),
+            written: true,
+        };
+        self.graphs.execs.restore(record.key, exec)?;
+        self.graphs.note_bytes(record.key, record.bytes.len());
+        Ok(())
+    }
+
+    /// Changes in an instance what was changed in it before.
+    fn change_exec(
+        &mut self,
+        shared: &Shared,
+        exec: CUgraphExec,
+        origin: &Origin,
+    ) -> Result<(), CallError> {
+        let places = origin.read.places.iter();
+        let nodes: HashMap<u32, CUgraphNode> = places.map(|(raw, place)| (*place, *raw)).collect();
+        let node_at = |place: &u32| nodes.get(place).copied().ok_or(CUDA_ERROR_INVALID_VALUE);
+        for (place, does) in &origin.changed {
+            let raw = node_at(place)?;
+            let before = origin.read.template.nodes.get(*place as usize);
+            let node = Node {
+                does: does.clone(),
+                ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
+            };
+            let mut described = self.describe_node(shared, &node)?;
+            self.part_current(shared, node.kind, node.device)?;
+            let driver = &shared.driver.graph;
+            driver.exec_node_set(exec, raw, &mut described.params)?;
+            self.note_described(&described, 0);
+        }
+        for place in &origin.disabled {
+            let raw = node_at(place)?;
+            shared.driver.graph.set_enabled(exec, raw, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a graph of the driver's, and its nodes.
+    fn build(
+        &mut self,
+        shared: &Shared,
+        template: &Template,
+        device: u32,
+    ) -> Result<(CUgraph, Vec<CUgraphNode>), CallError> {
+        let driver = &shared.driver.graph;
+        shared.device(device)?.make_current(&shared.driver)?;
+        let mut graph = CUgraph::NULL;
+        driver.create(&mut graph, 0)?;
+        match self.fill(shared, graph, template) {
+            Ok(nodes) => Ok((graph, nodes)),
+            Err(error) => {
+                let _ = driver.destroy(graph);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(
+        &mut self,
+        shared: &Shared,
+        graph: CUgraph,
+        template: &Template,
+    ) -> Result<Vec<CUgraphNode>, CallError> {
+        let driver = &shared.driver.graph;
+        let mut nodes = Vec::with_capacity(template.nodes.len());
+        for node in &template.nodes {
+            let mut inner = CUgraph::NULL;
+            let mut described = match &node.inside {
+                None => self.describe_node(shared, node)?,
+                Some(inside) => {
+                    (inner, _) = self.build(shared, inside, node.device)?;
+                    Described::child(inner)
+                }
+            };
+            let part = self.part_current(shared, node.kind, node.device);
+            let mut raw = CUgraphNode::NULL;
+            let params = &mut described.params;
+            let none = (ptr::null(), ptr::null());
+            let added =
+                part.and_then(|()| driver.add_node(&mut raw, graph, none.0, none.1, 0, params));
+            if !inner.is_null() {
+                // The node has a copy.
+                let _ = driver.destroy(inner);
+            }
+            added?;
+            if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
+                set_attributes(shared, raw, &node.attributes)?;
+            }
+            self.note_described(&described, 0);
+            nodes.push(raw);
+        }
+        let node_at = |place: u32| nodes.get(place as usize).copied();
+        let (mut from, mut to, mut edges) = (Vec::new(), Vec::new(), Vec::new());
+        for (first, second, data) in &template.edges {
+            let both = node_at(*first).zip(node_at(*second));
+            let both = both.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let edge = CUgraphEdgeData::read_from_bytes(data);
+            from.push(both.0);
+            to.push(both.1);
+            edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
+        }
+        if !edges.is_empty() {
+            let lists = (from.as_ptr(), to.as_ptr(), edges.as_ptr());
+            driver.add_dependencies(graph, lists.0, lists.1, lists.2, edges.len())?;
+        }
+        Ok(nodes)
+    }
+}
