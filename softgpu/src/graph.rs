@@ -186,6 +186,8 @@ pub struct Graph {
     owned: AtomicBool,
     /// A capture fills it.
     filling: AtomicBool,
+    /// The nodes that a capture ended with.
+    sinks: Mutex<Vec<u64>>,
 }
 
 struct Exec {
@@ -246,6 +248,7 @@ impl Graph {
             nodes: Mutex::default(),
             owned: AtomicBool::new(false),
             filling: AtomicBool::new(false),
+            sinks: Mutex::default(),
         });
         GRAPHS.insert(graph.handle, graph.clone());
         graph
@@ -307,6 +310,21 @@ impl Graph {
             }
             left = waiting;
         }
+        Ok(order)
+    }
+
+    /// In the order in which an update takes its nodes for those of another graph: nodes that nothing depends on come last, as
+    /// their capture ended with them, otherwise as they were made.
+    fn in_pairing_order(&self) -> R<Vec<(u64, Does)>> {
+        let order = self.in_order()?;
+        let edges = self.edges()?;
+        let leads_on: HashSet<u64> = edges.iter().map(|(from, ..)| *from).collect();
+        let captured = self.sinks.lock().clone();
+        let (mut order, mut sinks): (Vec<_>, Vec<_>) = order
+            .into_iter()
+            .partition(|(node, _)| leads_on.contains(node));
+        sinks.sort_by_key(|(node, _)| captured.iter().position(|sink| sink == node));
+        order.extend(sinks);
         Ok(order)
     }
 
@@ -546,6 +564,7 @@ fn end(stream: CUstream, own: bool) -> R<u64> {
         }
     }
     capture.graph.filling.store(false, Ordering::Relaxed);
+    (*capture.graph.sinks.lock()).clone_from(&part.last);
     let sound = capture.sound();
     if unjoined || sound.is_err() {
         capture.graph.destroy();
@@ -852,7 +871,7 @@ fn exec_change(exec_: u64, at: u64, params: &CUgraphNodeParams) -> R<()> {
 fn exec_update(exec_: u64, with: u64) -> R<Result<(), (u32, u64)>> {
     let (exec, graph) = (exec(exec_)?, graph(with)?);
     let mut work = exec.work.lock();
-    let order = graph.in_order()?;
+    let order = graph.in_pairing_order()?;
     if order.len() != work.len() {
         return Ok(Err((2, 0)));
     }
@@ -901,7 +920,7 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
     if out.is_null() || flags & !15 != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let order = graph(from)?.in_order()?;
+    let order = graph(from)?.in_pairing_order()?;
     for (_, does) in &order {
         if let Does::Set(set) = does
             && !is_set(set)?

@@ -35,8 +35,11 @@ def with_torch_graph():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = model(given)
+    # The graph reads them.
+    held = model, given
 
     def request():
+        assert held
         result.zero_()
         graph.replay()
         return result.float().sum().item()
@@ -68,8 +71,11 @@ def with_torch_train():
         loss = step()
     state = list(model.parameters()) + [s["momentum_buffer"] for s in optimizer.state.values()]
     begin = [one.detach().clone() for one in state]
+    # The graph reads them.
+    held = model, optimizer, given, wanted
 
     def request():
+        assert held
         with torch.no_grad():
             for one, first in zip(state, begin):
                 one.copy_(first)

@@ -132,9 +132,10 @@ fn wait_until_portable(place: &Place, clients: usize) {
 fn variables_go_on_from_where_they_were() {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    let commands = ["count", "count 1"];
     for round in 1..=8 {
-        for survivor in &mut survivors {
-            assert_eq!(survivor.ask("count"), format!("counted {}", round * 40));
+        for (survivor, command) in survivors.iter_mut().zip(commands) {
+            assert_eq!(survivor.ask(command), format!("counted {}", round * 40));
         }
         wait_until_portable(&place, 2);
         if round % 2 == 0 {

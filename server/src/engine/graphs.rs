@@ -193,6 +193,8 @@ pub struct Graph {
     pub read: Option<Arc<Read>>,
     /// The description of the session has it so.
     pub written: bool,
+    /// The nodes that a capture ended with, if there are several.
+    pub sinks: Vec<CUgraphNode>,
     nodes: HashSet<u64>,
 }
 
@@ -313,6 +315,8 @@ pub struct Graphs {
     events: Vec<Event>,
     /// How the session's description is about them.
     saved: Saved,
+    /// Variables that nodes name, by their addresses.
+    named: HashSet<u64>,
     /// Bytes of the description that each has.
     bytes: HashMap<u64, usize>,
     /// There has been one of which it is not known what is in it: it may name variables.
@@ -355,6 +359,7 @@ impl Default for Graphs {
             images: Vec::new(),
             events: Vec::new(),
             saved: Saved::All,
+            named: HashSet::new(),
             bytes: HashMap::new(),
             unread: false,
         }
@@ -456,9 +461,14 @@ impl Graphs {
         self.unread = true;
     }
 
-    /// Whether a launch of one may use a variable that nobody has seen named.
-    pub fn may_name_variables(&self) -> bool {
-        self.unread
+    /// A node of one names the variable at this address.
+    pub fn note_named(&mut self, variable: u64) {
+        self.named.insert(variable);
+    }
+
+    /// Whether a launch of one may use the variable at this address.
+    pub fn may_name(&self, variable: u64) -> bool {
+        self.unread || self.named.contains(&variable)
     }
 
     /// Bytes of the description that graphs and instances have, but for this one.
@@ -486,6 +496,7 @@ impl Graphs {
         (handle, raw): (u64, CUgraph),
         (device, size): (Ordinal, Size),
         read: Arc<Read>,
+        sinks: Vec<CUgraphNode>,
         nodes: impl Iterator<Item = (u64, CUgraphNode, u64)>,
     ) -> Result<(), CUresult> {
         self.hold(size.parts)?;
@@ -497,6 +508,7 @@ impl Graphs {
             size,
             read: Some(read),
             written: true,
+            sinks,
             nodes: HashSet::new(),
         };
         self.graphs.restore(handle, graph)?;
@@ -552,6 +564,7 @@ impl Graphs {
             },
             read: None,
             written: false,
+            sinks: Vec::new(),
             nodes: HashSet::new(),
         })?;
         self.note_stale();
@@ -1004,6 +1017,32 @@ mod tests {
         assert_eq!(held(&account), [32, 0, 64], "a launch may still go on");
         graphs.leaving.clear();
         assert_eq!(held(&account), [0; 3]);
+    }
+
+    #[test]
+    fn handles_are_put_back_and_others_do_not_take_their_places() {
+        let mut before: Made<u32> = Made::new(Kind::Graph, 8);
+        let handles: Vec<u64> = (0..4).map(|at| before.insert(at).unwrap()).collect();
+        before.remove(handles[1]);
+        before.remove(handles[2]);
+        let again = before.insert(9).unwrap();
+        let mut after: Made<u32> = Made::new(Kind::Graph, 8);
+        for (handle, object) in [(handles[3], 3), (again, 9), (handles[0], 0)] {
+            after.restore(handle, object).unwrap();
+        }
+        let refused = Err(CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(after.restore(again, 1), refused, "taken");
+        let other = Handle::new(Kind::GraphExec, 0, 5).0;
+        assert_eq!(after.restore(other, 1), refused);
+        let far = Handle::new(Kind::Graph, 0, 8).0;
+        assert_eq!(after.restore(far, 1), refused);
+        after.restored();
+        assert_eq!(after.handles(), before.handles());
+        assert_eq!((after.get(again), after.get(handles[3])), (Ok(&9), Ok(&3)));
+        let new: Vec<u64> = (0..5).map(|at| after.insert(at).unwrap()).collect();
+        assert!(new.iter().all(|new| after.handles().contains(new)));
+        assert_eq!(after.handles().len(), 8);
+        assert_eq!(after.insert(0), Err(CUDA_ERROR_OUT_OF_MEMORY));
     }
 
     #[test]

@@ -447,6 +447,13 @@ impl Session {
         }
     }
 
+    /// What the client calls the memory at this place: the other way round.
+    pub fn known_as(&self, place: u64) -> u64 {
+        let mut moved = self.moved.iter();
+        let here = moved.find(|(_, (len, now))| place.wrapping_sub(*now) < *len);
+        here.map_or(place, |(known, (_, now))| known + (place - now))
+    }
+
     /// The driver has refused what was about to be submitted, for the context is lost: streams that were given nothing since
     /// their last mark have nothing in flight.
     pub fn take_back_begun(&mut self) {

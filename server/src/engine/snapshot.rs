@@ -331,12 +331,13 @@ impl Session {
     /// Images whose variables may have been written since the last snapshot.
     fn stale_places(&self) -> Result<BTreeSet<Place>, &'static str> {
         let all = self.saved.graphs;
-        let all_named = all && self.graphs.may_name_variables();
         let launched = self.functions.iter();
         let launched = launched.filter(|one| one.keeps && (all || one.launched.get()));
         let mut stale: BTreeSet<Place> = launched.map(|one| (one.image, one.device)).collect();
         let named = self.globals.iter();
-        for (start, global) in named.filter(|(_, global)| all_named || global.used.get()) {
+        let is_named =
+            |start: u64, global: &Global| all && self.graphs.may_name(start) || global.used.get();
+        for (start, global) in named.filter(|(start, global)| is_named(**start, global)) {
             let variables = self.image(global.image).ok();
             let variables = variables.and_then(|image| image.variables(global.device));
             // A constant, say, that clients are not supposed to write.

@@ -149,6 +149,7 @@ impl Session {
         device: Ordinal,
     ) -> Result<u64, CUresult> {
         let mut graph = CUgraph::NULL;
+        let sinks = captured_sinks(shared, raw);
         let ended = shared.driver.graph.end_capture(raw, &mut graph);
         if ended.is_err() && shared.driver.is_capturing(raw) {
             // Another stream's capture; it goes on.
@@ -183,6 +184,7 @@ impl Session {
                 if graph.owner == Owner::Capture {
                     graph.owner = Owner::Client;
                 }
+                graph.sinks = sinks;
                 self.graphs.captured_into(handle);
                 Ok(handle)
             }
@@ -417,6 +419,32 @@ impl Session {
             }
         }
     }
+}
+
+/// The nodes that the capture of a stream ends with, if there are several.
+fn captured_sinks(shared: &Shared, stream: CUstream) -> Vec<CUgraphNode> {
+    let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
+    let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
+    let info = (&mut status, &mut id, &mut graph, &mut nodes, &mut count);
+    let driver = &shared.driver.graph;
+    let mut asked = driver.capture_info(stream, info.0, info.1, info.2, info.3, info.4);
+    if asked.is_err() {
+        // Some edges have data.
+        asked = driver.capture_info_with_edges(
+            stream,
+            &mut status,
+            &mut id,
+            &mut graph,
+            &mut nodes,
+            &mut edges,
+            &mut count,
+        );
+    }
+    if asked.is_err() || nodes.is_null() || count < 2 {
+        return Vec::new();
+    }
+    // SAFETY: the driver's own array of as many, valid until the next call on the stream.
+    unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()
 }
 
 /// The graph that a stream's capture fills.

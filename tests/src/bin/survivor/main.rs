@@ -10,7 +10,7 @@
 //! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
 //!   number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
-//!   copies to one; `counted N` with the number of kernels that have counted;
+//!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
 //! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
 //!
@@ -237,6 +237,8 @@ struct Counter {
     out: CUdeviceptr,
     table: CUdeviceptr,
     taken: CUdeviceptr,
+    /// What a round launches, if it does that by an instance of a graph.
+    exec: CUgraphExec,
     rounds: u32,
 }
 
@@ -278,6 +280,7 @@ impl Counter {
             out: memory((COUNTS + 1) * 4)?,
             table: 0,
             taken: 0,
+            exec: CUgraphExec::NULL,
             rounds: 0,
         };
         (counter.table, counter.taken) = (counter.place(c"table")?, counter.place(c"taken")?);
@@ -307,17 +310,41 @@ impl Counter {
         Ok(found)
     }
 
-    /// So many kernels have counted; `None`: something does not hold what it should.
-    fn round(&mut self) -> Status<Option<u32>> {
-        let before = self.rounds * COUNTS as u32;
-        let mut right = self.read::<TABLE>(self.table)? == self.pattern();
-        self.rounds += 1;
+    /// What a round launches.
+    fn work(&self) -> Status {
         for at in 0..COUNTS {
             run_one(self.count, self.stream, &mut [self.out + 4 * at as u64])?;
         }
         let last = self.out + 4 * COUNTS as u64;
         // Its address as the program has known it all the time.
-        run_one(self.take, self.stream, &mut [last, self.taken])?;
+        run_one(self.take, self.stream, &mut [last, self.taken])
+    }
+
+    /// That is captured, and launched as a graph from now on, which has ended.
+    fn capture(&mut self) -> Status {
+        let (stream, mut graph) = (self.stream, CUgraph::NULL);
+        cu!(
+            cuStreamBeginCapture_v2,
+            stream,
+            CU_STREAM_CAPTURE_MODE_RELAXED
+        )
+        .ok()?;
+        self.work()?;
+        cu!(cuStreamEndCapture, stream, &mut graph).ok()?;
+        cu!(cuGraphInstantiateWithFlags, &mut self.exec, graph, 0u64).ok()?;
+        cu!(cuGraphDestroy, graph).ok()
+    }
+
+    /// So many kernels have counted; `None`: something does not hold what it should.
+    fn round(&mut self) -> Status<Option<u32>> {
+        let before = self.rounds * COUNTS as u32;
+        let mut right = self.read::<TABLE>(self.table)? == self.pattern();
+        self.rounds += 1;
+        if self.exec.is_null() {
+            self.work()?;
+        } else {
+            cu!(cuGraphLaunch, self.exec, self.stream).ok()?;
+        }
         cu!(cuStreamSynchronize, self.stream).ok()?;
         self.write_table()?;
         let out: [u8; (COUNTS + 1) * 4] = self.read(self.out)?;
@@ -402,6 +429,9 @@ fn run() -> Status<bool> {
                     Some(counting) => counting,
                     None => Counter::new(state.streams[1], 4)?,
                 };
+                if argument == 1 && counting.exec.is_null() {
+                    counting.capture()?;
+                }
                 let Some(counted) = counting.round()? else {
                     return Ok(false);
                 };

@@ -58,6 +58,27 @@ fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
     }
 }
 
+/// What a node depends on, in the driver's order.
+fn dependencies_of(
+    shared: &Shared,
+    node: CUgraphNode,
+) -> Result<Vec<(CUgraphNode, [u8; 8])>, CUresult> {
+    let (driver, mut count) = (&shared.driver.graph, 0);
+    driver.dependencies(node, ptr::null_mut(), ptr::null_mut(), &mut count)?;
+    let mut nodes = vec![CUgraphNode::NULL; count];
+    let mut edges = vec![CUgraphEdgeData::default(); count];
+    if count > 0 {
+        driver.dependencies(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)?;
+    }
+    let both = nodes.into_iter().zip(edges).take(count);
+    let with_bytes = both.map(|(node, edge)| {
+        let mut data = [0; 8];
+        data.copy_from_slice(edge.as_bytes());
+        (node, data)
+    });
+    Ok(with_bytes.collect())
+}
+
 /// The values of a kernel node's attributes.
 fn attributes_of(shared: &Shared, node: CUgraphNode) -> Attributes {
     let driver = &shared.driver.graph;
@@ -116,9 +137,12 @@ impl Session {
         let (raw, device) = (graph.raw, graph.device);
         let current = shared.devices[device].make_current(&shared.driver);
         current.map_err(refused(shared))?;
+        let sinks = graph.sinks.clone();
         let reader = reader.get_or_insert_with(|| self.reader());
-        let (template, nodes) = self.read(shared, raw, device.into(), reader, 0)?;
-        let places = nodes.into_iter().zip(0..).collect();
+        let (mut template, nodes) = self.read(shared, raw, device.into(), reader, 0)?;
+        let places: HashMap<CUgraphNode, u32> = nodes.into_iter().zip(0..).collect();
+        let sinks = sinks.iter().filter_map(|node| places.get(node).copied());
+        template.sinks = sinks.collect();
         let read = Arc::new(Read { template, places });
         let graph = self.graphs.graphs.get_mut(handle).map_err(|_| GONE)?;
         graph.read = Some(Arc::clone(&read));
@@ -138,30 +162,16 @@ impl Session {
             return Err("it is too deep");
         }
         let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
+        let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
         let mut template = Template::default();
         for node in &nodes {
-            let read = self.read_node(shared, *node, device, reader, depth)?;
+            let mut read = self.read_node(shared, *node, device, reader, depth)?;
+            let dependencies = dependencies_of(shared, *node).map_err(refused(shared))?;
+            for (on, data) in dependencies {
+                let on = places.get(&on).ok_or("an edge leads out of it")?;
+                read.dependencies.push((*on, data));
+            }
             template.nodes.push(read);
-        }
-        let none = ptr::null_mut();
-        let (driver, mut count) = (&shared.driver.graph, 0);
-        let counted = driver.edges(graph, none, none, ptr::null_mut(), &mut count);
-        counted.map_err(refused(shared))?;
-        let mut from = vec![CUgraphNode::NULL; count];
-        let (mut to, mut edges) = (from.clone(), vec![CUgraphEdgeData::default(); count]);
-        if count > 0 {
-            let lists = (from.as_mut_ptr(), to.as_mut_ptr(), edges.as_mut_ptr());
-            let listed = driver.edges(graph, lists.0, lists.1, lists.2, &mut count);
-            listed.map_err(refused(shared))?;
-        }
-        let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
-        for ((from, to), edge) in from.iter().zip(&to).zip(&edges).take(count) {
-            let (Some(from), Some(to)) = (places.get(from), places.get(to)) else {
-                return Err("an edge leads out of it");
-            };
-            let mut data = [0; 8];
-            data.copy_from_slice(edge.as_bytes());
-            template.edges.push((*from, *to, data));
         }
         Ok((template, nodes))
     }
@@ -182,6 +192,7 @@ impl Session {
             device,
             does: Vec::new(),
             attributes: Attributes::default(),
+            dependencies: Vec::new(),
             inside: None,
         };
         match kind {
@@ -205,7 +216,8 @@ impl Session {
                 let known = |raw: CUfunction| reader.functions.get(&raw).copied();
                 let does = self.node_as_seen(shared, node, kind, &known);
                 read.does = does.map_err(refused(shared))?;
-                self.can_be_made_again(shared, &read, &reader.variables)?;
+                self.note_variables(&mut read.does, &reader.variables, true)?;
+                self.can_be_made_again(shared, &read)?;
                 if kind == CU_GRAPH_NODE_TYPE_KERNEL {
                     read.attributes = attributes_of(shared, node);
                 }
@@ -216,23 +228,51 @@ impl Session {
     }
 
     /// Whether a node would be accepted by another server, and do the same there.
-    fn can_be_made_again(
-        &mut self,
-        shared: &Shared,
-        node: &Node,
-        variables: &[(u64, u64)],
-    ) -> Result<(), Unsaved> {
+    fn can_be_made_again(&mut self, shared: &Shared, node: &Node) -> Result<(), Unsaved> {
         if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
             let kernel = KernelNode::read_from_prefix(&node.does);
             if !kernel.is_ok_and(|(kernel, _)| kernel.function != 0) {
                 return Err("it has a kernel that the client knows no more");
             }
         }
-        if has_address(&node.does, variables) {
-            return Err("it has an address of a variable");
-        }
         let described = self.describe_node(shared, node);
         described.map(drop).map_err(|_| "it refers to what is gone")
+    }
+
+    /// Notes which variables a node names: a launch may write them. `is_raw`: as the driver has it; it gets the addresses that
+    /// the client knows. One that the client does not know is elsewhere in another server.
+    fn note_variables(
+        &mut self,
+        does: &mut [u8],
+        variables: &[(u64, u64)],
+        is_raw: bool,
+    ) -> Result<(), Unsaved> {
+        for bytes in does.as_chunks_mut::<8>().0 {
+            let word = u64::from_le_bytes(*bytes);
+            let place = match is_raw {
+                true => word,
+                false => self.place_of(word),
+            };
+            let below = self.globals.range(..=place).next_back();
+            match below.filter(|(start, global)| place - **start < global.len) {
+                Some((start, _)) => {
+                    self.graphs.note_named(*start);
+                    *bytes = self.known_as(place).to_le_bytes();
+                }
+                None if has_address(bytes, variables) => {
+                    return Err("it has an address near a variable");
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What a node does, in the driver's form; the variables that it names are noted.
+    fn realise_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
+        // None is unknown: it was looked at when it was written down.
+        let _ = self.note_variables(&mut node.does.clone(), &[], false);
+        self.describe_node(shared, node)
     }
 
     fn describe_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
@@ -278,19 +318,25 @@ impl Session {
             | CU_GRAPH_NODE_TYPE_MEMSET
             | CU_GRAPH_NODE_TYPE_WAIT_EVENT
             | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
-                let node = Node {
+                let mut node = Node {
                     kind,
                     device,
                     does: does.to_vec(),
                     attributes: Attributes::default(),
+                    dependencies: Vec::new(),
                     inside: None,
                 };
                 let variables = self.ranges();
-                let can = self.can_be_made_again(shared, &node, &variables);
+                let can = self
+                    .note_variables(&mut node.does, &variables, false)
+                    .and_then(|()| self.can_be_made_again(shared, &node));
                 can.ok().map(|()| node.does)
             }
             _ => None,
         };
+        if found.is_none() {
+            self.graphs.note_unread();
+        }
         self.graphs.touch_exec(exec, |origin| {
             let place = *origin.read.places.get(&node)?;
             origin.changed.insert(place, found?);
@@ -429,8 +475,11 @@ impl Session {
             let raw = nodes.get(*place as usize)?;
             Some((*handle, *raw, *parts))
         });
+        let sinks = read.template.sinks.iter();
+        let sinks = sinks.filter_map(|sink| nodes.get(*sink as usize).copied());
+        let sinks = sinks.collect();
         let graphs = &mut self.graphs;
-        let restored = graphs.restore_graph((record.key, raw), (device, size), read, known);
+        let restored = graphs.restore_graph((record.key, raw), (device, size), read, sinks, known);
         graphs.note_bytes(record.key, record.bytes.len());
         Ok(restored?)
     }
@@ -507,7 +556,7 @@ impl Session {
                 does: does.clone(),
                 ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
             };
-            let mut described = self.describe_node(shared, &node)?;
+            let mut described = self.realise_node(shared, &node)?;
             self.part_current(shared, node.kind, node.device)?;
             let driver = &shared.driver.graph;
             driver.exec_node_set(exec, raw, &mut described.params)?;
@@ -547,11 +596,23 @@ impl Session {
         template: &Template,
     ) -> Result<Vec<CUgraphNode>, CallError> {
         let driver = &shared.driver.graph;
-        let mut nodes = Vec::with_capacity(template.nodes.len());
-        for node in &template.nodes {
+        let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
+        let order = template.order();
+        if order.len() != nodes.len() {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        for at in order {
+            let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let (mut behind, mut edges) = (Vec::new(), Vec::new());
+            for (on, data) in &node.dependencies {
+                let on = nodes.get(*on as usize).copied();
+                behind.push(on.ok_or(CUDA_ERROR_INVALID_VALUE)?);
+                let edge = CUgraphEdgeData::read_from_bytes(data);
+                edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
+            }
             let mut inner = CUgraph::NULL;
             let mut described = match &node.inside {
-                None => self.describe_node(shared, node)?,
+                None => self.realise_node(shared, node)?,
                 Some(inside) => {
                     (inner, _) = self.build(shared, inside, node.device)?;
                     Described::child(inner)
@@ -560,9 +621,10 @@ impl Session {
             let part = self.part_current(shared, node.kind, node.device);
             let mut raw = CUgraphNode::NULL;
             let params = &mut described.params;
-            let none = (ptr::null(), ptr::null());
-            let added =
-                part.and_then(|()| driver.add_node(&mut raw, graph, none.0, none.1, 0, params));
+            let lists = (behind.as_ptr(), edges.as_ptr());
+            let added = part.and_then(|()| {
+                driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
+            });
             if !inner.is_null() {
                 // The node has a copy.
                 let _ = driver.destroy(inner);
@@ -572,21 +634,7 @@ impl Session {
                 set_attributes(shared, raw, &node.attributes)?;
             }
             self.note_described(&described, 0);
-            nodes.push(raw);
-        }
-        let node_at = |place: u32| nodes.get(place as usize).copied();
-        let (mut from, mut to, mut edges) = (Vec::new(), Vec::new(), Vec::new());
-        for (first, second, data) in &template.edges {
-            let both = node_at(*first).zip(node_at(*second));
-            let both = both.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let edge = CUgraphEdgeData::read_from_bytes(data);
-            from.push(both.0);
-            to.push(both.1);
-            edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
-        }
-        if !edges.is_empty() {
-            let lists = (from.as_ptr(), to.as_ptr(), edges.as_ptr());
-            driver.add_dependencies(graph, lists.0, lists.1, lists.2, edges.len())?;
+            nodes[at] = raw;
         }
         Ok(nodes)
     }
