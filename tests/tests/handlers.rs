@@ -4,14 +4,18 @@
 use mpsshim_api::cuda::*;
 use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handle::{Handle, Kind};
-use mpsshim_proto::message::graph::CaptureBegin;
+use mpsshim_proto::message::graph::{
+    CaptureBegin, GraphInstantiate, GraphInstantiated, GraphLaunch,
+};
+use mpsshim_proto::message::stream::{HostFunction, MemOp};
 use mpsshim_proto::message::{
     Attach, EventCreate, EventOnStream, MarkEvent, MemGrant, Memset, Object, Op, Range, Side,
-    StreamCreate,
+    StreamCreate, Value,
 };
+use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
-use mpsshim_tests::peer::{Peer, copy, launch, memset, spinning_ptx};
+use mpsshim_tests::peer::{Peer, copy, fill_params, launch, memset, new_ptx, spinning_ptx};
 use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -395,12 +399,7 @@ fn a_stream_that_is_destroyed_comes_back_when_it_is_idle() {
     let [busy, idle, captures] = [0; 3].map(|_| peer.stream().expect("a stream"));
     spin.begin(&mut peer, busy);
     spin.write(&mut peer, idle, 1);
-    let begin = CaptureBegin {
-        stream: captures,
-        ..CaptureBegin::default()
-    };
-    peer.ask_as(0, Op::CaptureBegin, &begin, &[])
-        .expect("a capture");
+    capture(&mut peer, captures);
     for object in [busy, idle, captures] {
         peer.post(Op::StreamDestroy, &Object { object }, &[])
             .expect("posted");
@@ -412,5 +411,191 @@ fn a_stream_that_is_destroyed_comes_back_when_it_is_idle() {
     }
     spin.end(&mut peer);
     await_streams(&engine, &mut peer, spin.beside, kept);
+    end(&engine, peer, &before);
+}
+
+/// A write or a wait, in a stream.
+fn operation(peer: &mut Peer, stream: u64, operation: u32, address: u64, value: u64) {
+    let body = MemOp {
+        stream,
+        address,
+        value,
+        operation,
+        flags: match operation {
+            CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WAIT_VALUE_64 => {
+                CU_STREAM_WAIT_VALUE_EQ
+            }
+            _ => 0,
+        },
+    };
+    peer.post(Op::MemOp, &body, &[]).expect("posted");
+}
+
+/// Launches what a stream has captured, once, in the same stream.
+fn launch_captured(peer: &mut Peer, stream: u64) {
+    let object = Object { object: stream };
+    let graph: Value = peer.ask(Op::CaptureEnd, &object, &[]).expect("a graph");
+    launch_graph(peer, stream, graph.value);
+}
+
+fn launch_graph(peer: &mut Peer, stream: u64, graph: u64) {
+    let body = GraphInstantiate {
+        graph,
+        ..GraphInstantiate::default()
+    };
+    let made: GraphInstantiated = peer
+        .ask(Op::GraphInstantiate, &body, &[])
+        .expect("an instance");
+    let exec = made.exec;
+    peer.post(Op::GraphLaunch, &GraphLaunch { exec, stream }, &[])
+        .expect("posted");
+}
+
+fn capture(peer: &mut Peer, stream: u64) {
+    let begin = CaptureBegin {
+        stream,
+        ..CaptureBegin::default()
+    };
+    peer.ask_as(0, Op::CaptureBegin, &begin, &[])
+        .expect("a capture");
+}
+
+#[test]
+fn words_of_either_width_are_written_at_once_and_by_graphs() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let (stream, memory) = (peer.stream().expect("a stream"), memory_on(&mut peer, 0));
+    const VALUE: u64 = 0x0807_0605_0403_0201;
+    for captured in [false, true] {
+        let clear = memset(memory, !0, 16, stream);
+        peer.post(Op::Memset, &clear, &[]).expect("posted");
+        if captured {
+            capture(&mut peer, stream);
+        }
+        let (narrow, wide) = (
+            CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            CU_STREAM_MEM_OP_WRITE_VALUE_64,
+        );
+        operation(&mut peer, stream, narrow, memory + 4, VALUE);
+        operation(&mut peer, stream, wide, memory + 16, VALUE);
+        if captured {
+            let unchanged = peer
+                .stream()
+                .and_then(|beside| peer.read(beside, memory, 32));
+            assert_eq!(unchanged, Ok(vec![0xff; 32]));
+            launch_captured(&mut peer, stream);
+        }
+        let mut expected = vec![0xff; 32];
+        expected[4..8].copy_from_slice(&VALUE.to_le_bytes()[..4]);
+        expected[16..24].copy_from_slice(&VALUE.to_le_bytes());
+        assert_eq!(peer.read(stream, memory, 32), Ok(expected), "{captured}");
+    }
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_stream_waits_for_words_of_either_width() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let spin = Spin::new(&mut peer);
+    let waits = peer.stream().expect("a stream");
+    let (host, _) = peer.pinned(4096).expect("pinned memory");
+    let memory = memory_on(&mut peer, 0);
+    for address in [memory, host.start] {
+        for (width, wait) in [
+            (4, CU_STREAM_MEM_OP_WAIT_VALUE_32),
+            (8, CU_STREAM_MEM_OP_WAIT_VALUE_64),
+        ] {
+            let value = (5u64 << 32 | 5).to_le_bytes();
+            // Its other half is right already.
+            let mut word = value;
+            word[width - 4..width].fill(0);
+            peer.write(spin.beside, address, &word).expect("posted");
+            spin.write(&mut peer, spin.beside, 0);
+            peer.finish(spin.beside).expect("written");
+            let awaited = u64::from_le_bytes(value);
+            operation(&mut peer, waits, wait, address, awaited);
+            spin.write(&mut peer, waits, 7);
+            let began = Instant::now();
+            while began.elapsed() < GLANCE {
+                assert_eq!(spin.read(&mut peer), 0, "it did not wait");
+            }
+            peer.write(spin.beside, address, &value).expect("posted");
+            assert_eq!(peer.finish(waits), Ok(()));
+            assert_eq!(spin.read(&mut peer), 7);
+        }
+    }
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_host_function_is_awaited_in_the_flags_of_its_slot() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let spin = Spin::new(&mut peer);
+    let stream = peer.stream().expect("a stream");
+    const SLOT: u32 = 3;
+    let body = HostFunction {
+        stream,
+        slot: SLOT,
+        value: 1,
+    };
+    spin.write(&mut peer, spin.beside, 0);
+    peer.finish(spin.beside).expect("cleared");
+    peer.post(Op::HostFunction, &body, &[]).expect("posted");
+    spin.write(&mut peer, stream, 7);
+    let arrived = |peer: &Peer| peer.flag(SLOT + ARRIVED).load(Ordering::Acquire) == 1;
+    assert_eq!(peer.wait(|peer| arrived(peer).then_some(())), Ok(()));
+    let began = Instant::now();
+    while began.elapsed() < GLANCE {
+        assert_eq!(spin.read(&mut peer), 0, "it did not wait");
+    }
+    peer.flag(SLOT + RETURNED).store(1, Ordering::Release);
+    peer.ring();
+    assert_eq!(peer.finish(stream), Ok(()));
+    assert_eq!(spin.read(&mut peer), 7);
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn who_waits_for_a_flag_of_no_stream_is_told() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let unknown = peer.handle(Kind::Stream);
+    let refused = Err(CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(peer.finish(unknown), refused);
+    const SLOT: u32 = 3;
+    let body = HostFunction {
+        stream: unknown,
+        slot: SLOT,
+        value: 1,
+    };
+    peer.post(Op::HostFunction, &body, &[]).expect("posted");
+    let arrived = |peer: &Peer| peer.flag(SLOT + ARRIVED).load(Ordering::Acquire) == 1;
+    assert_eq!(peer.wait(|peer| arrived(peer).then_some(())), Ok(()));
+    assert_eq!(peer.posted_error(), refused);
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_graph_keeps_the_image_of_a_kernel_that_it_captured() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let (stream, memory) = (peer.stream().expect("a stream"), memory_on(&mut peer, 0));
+    let module = peer.module(new_ptx().as_bytes()).expect("a module");
+    let function = peer.function(module, "fill").expect("a function");
+    capture(&mut peer, stream);
+    let params = fill_params(memory, 3, 1);
+    let body = launch(function, stream, 1, params.len());
+    peer.post(Op::Launch, &body, &params).expect("posted");
+    let object = Object { object: stream };
+    let graph: Value = peer.ask(Op::CaptureEnd, &object, &[]).expect("a graph");
+    peer.post(Op::ImageUnload, &Object { object: module }, &[])
+        .expect("posted");
+    peer.finish(stream).expect("unloaded");
+    // The engine unloads what nobody has.
+    engine.counts();
+    launch_graph(&mut peer, stream, graph.value);
+    assert_eq!(peer.read(stream, memory + 8, 4), Ok(vec![6, 0, 0, 0]));
     end(&engine, peer, &before);
 }
