@@ -2,15 +2,17 @@
 //! refused is in the tables of `refusals/`.
 
 use mpsshim_api::cuda::*;
+use mpsshim_model::limits::Usage;
 use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::graph::{
     CaptureBegin, GraphInstantiate, GraphInstantiated, GraphLaunch,
 };
 use mpsshim_proto::message::stream::{HostFunction, MemOp};
 use mpsshim_proto::message::{
-    Attach, EventCreate, EventOnStream, MarkEvent, MemGrant, Memset, Object, Op, Range, Side,
-    StreamCreate, Value,
+    Attach, EventCreate, EventOnStream, HostAlloc, MANAGED, MarkEvent, MemGrant, Memset, Object,
+    Op, PointerQuery, Range, Side, StreamCreate, Value,
 };
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use mpsshim_tests::artifacts::driver;
@@ -268,7 +270,7 @@ fn copies_and_launches_are_counted() {
     let counted = |copies, launches| {
         let began = Instant::now();
         loop {
-            let usage = engine.usage().pop().expect("a client");
+            let usage = usage(&engine);
             let activity = usage.activity.expect("proxy mode");
             if (activity.copies, usage.launches) == (copies, launches) {
                 return;
@@ -432,13 +434,13 @@ fn operation(peer: &mut Peer, stream: u64, operation: u32, address: u64, value: 
 }
 
 /// Launches what a stream has captured, once, in the same stream.
-fn launch_captured(peer: &mut Peer, stream: u64) {
+fn launch_captured(peer: &mut Peer, stream: u64) -> GraphInstantiated {
     let object = Object { object: stream };
     let graph: Value = peer.ask(Op::CaptureEnd, &object, &[]).expect("a graph");
-    launch_graph(peer, stream, graph.value);
+    launch_graph(peer, stream, graph.value)
 }
 
-fn launch_graph(peer: &mut Peer, stream: u64, graph: u64) {
+fn launch_graph(peer: &mut Peer, stream: u64, graph: u64) -> GraphInstantiated {
     let body = GraphInstantiate {
         graph,
         ..GraphInstantiate::default()
@@ -449,6 +451,7 @@ fn launch_graph(peer: &mut Peer, stream: u64, graph: u64) {
     let exec = made.exec;
     peer.post(Op::GraphLaunch, &GraphLaunch { exec, stream }, &[])
         .expect("posted");
+    made
 }
 
 fn capture(peer: &mut Peer, stream: u64) {
@@ -597,5 +600,191 @@ fn a_graph_keeps_the_image_of_a_kernel_that_it_captured() {
     engine.counts();
     launch_graph(&mut peer, stream, graph.value);
     assert_eq!(peer.read(stream, memory + 8, 4), Ok(vec![6, 0, 0, 0]));
+    end(&engine, peer, &before);
+}
+
+/// What the operator reads of the one client.
+fn usage(engine: &InProcess) -> Usage {
+    engine.usage().pop().expect("a client")
+}
+
+/// Waits until a client is bound to its server by this, or no longer is.
+fn await_bond(engine: &InProcess, bond: &str, expected: bool) {
+    let began = Instant::now();
+    loop {
+        let bonds = usage(engine).bonds.expect("proxy mode");
+        if bonds.names().any(|name| name == bond) == expected {
+            return;
+        }
+        let late = began.elapsed() > PATIENCE;
+        assert!(!late, "bound by {bond}: not {expected}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_time_of_an_event_binds_a_client_while_the_event_is_there() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let stream = peer.stream().expect("a stream");
+    let events = [0; 2].map(|_| event(&mut peer));
+    for event in events {
+        on_stream(&mut peer, Op::EventRecord, event, stream);
+        await_bond(&engine, "recorded times", true);
+    }
+    for (left, object) in [(true, events[0]), (false, events[1])] {
+        peer.post(Op::EventDestroy, &Object { object }, &[])
+            .expect("posted");
+        peer.finish(stream).expect("destroyed");
+        await_bond(&engine, "recorded times", left);
+    }
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn an_event_that_no_capture_recorded_is_waited_for_by_any_stream() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let (stream, captures) = (peer.stream().unwrap(), peer.stream().unwrap());
+    let legacy = peer.handle(Kind::Stream);
+    stream_with(&mut peer, legacy, legacy);
+    let (plain, external) = (event(&mut peer), event(&mut peer));
+    on_stream(&mut peer, Op::EventRecord, plain, stream);
+    on_stream(&mut peer, Op::StreamWaitEvent, plain, legacy);
+    assert_eq!(peer.finish(legacy), Ok(()));
+    // Both are nodes of the graph, and nothing joins it for them.
+    capture(&mut peer, captures);
+    for (op, flags) in [
+        (Op::EventRecord, CU_EVENT_RECORD_EXTERNAL),
+        (Op::StreamWaitEvent, CU_EVENT_WAIT_EXTERNAL),
+    ] {
+        let body = EventOnStream {
+            event: external,
+            stream: captures,
+            flags,
+            pad: 0,
+        };
+        peer.post(op, &body, &[]).expect("posted");
+    }
+    const FLAG: u32 = 5;
+    let body = MarkEvent {
+        event: external,
+        stream,
+        slot: FLAG,
+        value: 3,
+    };
+    peer.post(Op::MarkEvent, &body, &[]).expect("posted");
+    let written = peer.wait(|peer| (peer.flag(FLAG).load(Ordering::Acquire) == 3).then_some(()));
+    assert_eq!(written.and_then(|()| peer.posted_error()), Ok(()));
+    launch_captured(&mut peer, captures);
+    assert_eq!(peer.finish(captures), Ok(()));
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn kernels_that_print_are_launched_and_their_graphs_print() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let (stream, memory) = (peer.stream().expect("a stream"), memory_on(&mut peer, 0));
+    let texts = [format!("{}// vprintf\n", new_ptx()), new_ptx()];
+    let modules = texts.map(|text| peer.module(text.as_bytes()).expect("a module"));
+    let [prints, plain] = modules.map(|module| peer.function(module, "fill").expect("it"));
+    let params = fill_params(memory, 3, 1);
+    let launched = |peer: &mut Peer, function| {
+        let body = launch(function, stream, 1, params.len());
+        peer.post(Op::Launch, &body, &params).expect("posted");
+    };
+    launched(&mut peer, prints);
+    assert_eq!(peer.read(stream, memory + 8, 4), Ok(vec![6, 0, 0, 0]));
+    capture(&mut peer, stream);
+    for function in [prints, prints, plain] {
+        launched(&mut peer, function);
+    }
+    assert_eq!(launch_captured(&mut peer, stream).prints, 1);
+    assert_eq!(peer.finish(stream), Ok(()));
+    end(&engine, peer, &before);
+}
+
+fn mem_info(peer: &mut Peer) -> (u64, u64) {
+    let info = peer.mem_info().expect("bytes");
+    (info.free, info.total)
+}
+
+/// Pinned memory, or managed memory.
+fn host_memory(peer: &mut Peer, len: u64, flags: u32) -> Range {
+    let body = HostAlloc {
+        len,
+        flags,
+        device: 0,
+    };
+    peer.ask(Op::HostAlloc, &body, &[]).expect("host memory")
+}
+
+#[test]
+fn what_is_left_of_a_clients_limit_is_what_it_does_not_have() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    const LIMIT: u64 = 32 << 20;
+    const PART: u64 = 8 << 20;
+    assert!(mem_info(&mut peer).1 > LIMIT);
+    let limit = LimitMemory {
+        bytes: LIMIT,
+        ..LimitMemory::default()
+    };
+    peer.post(Op::LimitMemory, &limit, &[]).expect("posted");
+    assert_eq!(mem_info(&mut peer), (LIMIT, LIMIT));
+    let memory = peer.memory(PART).expect("memory");
+    assert_eq!(mem_info(&mut peer), (LIMIT - PART, LIMIT));
+    host_memory(&mut peer, PART, 0);
+    assert_eq!(mem_info(&mut peer), (LIMIT - PART, LIMIT));
+    let managed = host_memory(&mut peer, PART, MANAGED);
+    assert_eq!(mem_info(&mut peer), (LIMIT - 2 * PART, LIMIT));
+    peer.post(Op::HostFree, &managed, &[]).expect("posted");
+    peer.post(Op::MemRelease, &memory, &[]).expect("posted");
+    assert_eq!(mem_info(&mut peer), (LIMIT, LIMIT));
+    // All of it, and no more.
+    assert!(peer.memory(LIMIT).is_ok());
+    assert_eq!(peer.memory(4096).map(drop), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn pinned_memory_is_given_again_for_the_same_length() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    assert_eq!(host_memory(&mut peer, 0, 0).len, 4096);
+    let first = host_memory(&mut peer, 8192, 0);
+    peer.post(Op::HostFree, &first, &[]).expect("posted");
+    let other = host_memory(&mut peer, 12288, 0);
+    assert_ne!(other.start, first.start);
+    assert_eq!(host_memory(&mut peer, 8191, 0), first);
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_pointers_attributes_are_the_drivers() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    for device in [0, 1] {
+        let memory = memory_on(&mut peer, device);
+        let mut attribute = |attribute| -> u64 {
+            let body = PointerQuery {
+                pointer: memory + 64,
+                attribute,
+                pad: 0,
+            };
+            let value: Value = peer.ask(Op::PointerAttribute, &body, &[]).expect("it");
+            value.value
+        };
+        let found = [
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        ]
+        .map(&mut attribute);
+        let expected = [CU_MEMORYTYPE_DEVICE.into(), device.into(), memory];
+        assert_eq!(found, expected);
+        assert!(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE) >= 4096);
+    }
     end(&engine, peer, &before);
 }
