@@ -710,6 +710,15 @@ fn mem_info(peer: &mut Peer) -> (u64, u64) {
     (info.free, info.total)
 }
 
+/// Waits until so much is free, of so much in all.
+fn await_left(peer: &mut Peer, expected: (u64, u64)) {
+    let began = Instant::now();
+    while mem_info(peer) != expected {
+        let late = began.elapsed() > PATIENCE;
+        assert!(!late, "{:?}, not {expected:?}", mem_info(peer));
+    }
+}
+
 /// Pinned memory, or managed memory.
 fn host_memory(peer: &mut Peer, len: u64, flags: u32) -> Range {
     let body = HostAlloc {
@@ -741,7 +750,7 @@ fn what_is_left_of_a_clients_limit_is_what_it_does_not_have() {
     assert_eq!(mem_info(&mut peer), (LIMIT - 2 * PART, LIMIT));
     peer.post(Op::HostFree, &managed, &[]).expect("posted");
     peer.post(Op::MemRelease, &memory, &[]).expect("posted");
-    assert_eq!(mem_info(&mut peer), (LIMIT, LIMIT));
+    await_left(&mut peer, (LIMIT, LIMIT));
     // All of it, and no more.
     assert!(peer.memory(LIMIT).is_ok());
     assert_eq!(peer.memory(4096).map(drop), Err(CUDA_ERROR_OUT_OF_MEMORY));
@@ -785,6 +794,32 @@ fn a_pointers_attributes_are_the_drivers() {
         let expected = [CU_MEMORYTYPE_DEVICE.into(), device.into(), memory];
         assert_eq!(found, expected);
         assert!(attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE) >= 4096);
+    }
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn memory_given_back_beside_a_kernel_goes_when_the_kernel_has_ended() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let spin = Spin::new(&mut peer);
+    let stream = peer.stream().expect("a stream");
+    const PART: u64 = 8 << 20;
+    let memory = peer.memory(PART).expect("memory");
+    let bytes = engine.counts()["bytes-of-device-0"];
+    spin.begin(&mut peer, stream);
+    peer.post(Op::MemRelease, &memory, &[]).expect("posted");
+    let began = Instant::now();
+    while began.elapsed() < GLANCE {
+        spin.read(&mut peer);
+        assert_eq!(engine.counts()["bytes-of-device-0"], bytes);
+    }
+    spin.end(&mut peer);
+    peer.finish(stream).expect("ended");
+    let began = Instant::now();
+    while engine.counts()["bytes-of-device-0"] > bytes - PART {
+        peer.finish(stream).expect("asked");
+        assert!(began.elapsed() < PATIENCE, "it does not come back");
     }
     end(&engine, peer, &before);
 }
