@@ -6,7 +6,7 @@ use mpsshim_proto::message::graph::*;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::message::{EventOnStream, Mark, MarkEvent, Object, Op, Side, StreamCreate};
 use mpsshim_proto::segment::FLAGS;
-use mpsshim_tests::peer::copy;
+use mpsshim_tests::peer::{copy, memset};
 use mpsshim_tests::refusals::{Draft, Scene, Table, node};
 
 fn begin(stream: u64, graph: u64, nodes: u32) -> Draft {
@@ -162,6 +162,11 @@ pub fn table() -> Table {
     t.op(Op::Copy).fine("host memory on both sides", |s| {
         let (to, from, stream) = (s.host.start, s.host.start + 64, capturing(s));
         Draft::of(&copy(Side::Host, to, Side::Host, from, 64, stream))
+    });
+    // It is refused when the graph is instantiated, as natively.
+    t.op(Op::Memset).fine("memory of another session", |s| {
+        let (to, stream) = (s.others_memory.start, capturing(s));
+        Draft::of(&memset(to, 0, 16, stream))
     });
     // What waits for a flag that the GPU writes now cannot be part of a graph.
     t.op(Op::Mark).refused(

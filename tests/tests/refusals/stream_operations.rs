@@ -99,6 +99,14 @@ pub fn table() -> Table {
                 )
             },
         )
+        .refused("an odd address to wait at", CUDA_ERROR_INVALID_VALUE, |s| {
+            operation(s.stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, s.memory.start + 2)
+        })
+        .refused(
+            "an address to wait at that is not one of two words",
+            CUDA_ERROR_INVALID_VALUE,
+            |s| operation(s.stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, s.memory.start + 4),
+        )
         .refused("an unknown operation", CUDA_ERROR_INVALID_VALUE, |s| {
             operation(s.stream, 9, s.memory.start)
         });
@@ -108,6 +116,12 @@ pub fn table() -> Table {
         })
         .handle(Kind::Stream, CUDA_ERROR_INVALID_HANDLE, |_, stream| {
             attribute(stream, CU_STREAM_ATTRIBUTE_PRIORITY)
+        })
+        .fine("an access policy window", |s| {
+            attribute(s.stream, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW)
+        })
+        .fine("a map of domains", |s| {
+            attribute(s.stream, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP)
         })
         .refused("an unknown attribute", CUDA_ERROR_INVALID_VALUE, |s| {
             attribute(s.stream, 99)

@@ -4,7 +4,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::*;
 use mpsshim_proto::segment::{FLAGS, STAGING_LEN};
-use mpsshim_tests::peer::{copy, fill_params, launch, memset};
+use mpsshim_tests::peer::{copy, fill_params, launch, memset, spinning_ptx};
 use mpsshim_tests::refusals::{Draft, Scene, Table};
 
 /// A launch of `fill` on the session's memory.
@@ -107,6 +107,36 @@ pub fn table() -> Table {
         .ends("parameters that are not in the message", |s| {
             Draft::of(&launch(s.function, s.stream, 1, 16))
         })
+        .fine("as many parameters as there may be", |s| {
+            let mut params = fill_params(s.memory.start, 1, 1);
+            params.resize(PARAMS_MAX, 0);
+            Draft::of(&launch(s.function, s.stream, 1, PARAMS_MAX)).with(&params[..])
+        })
+        .fine("as many attributes as there may be", |s| {
+            let params = fill_params(s.memory.start, 1, 1);
+            let body = Launch {
+                attributes: ATTRIBUTES_MAX as u32,
+                ..launch(s.function, s.stream, 1, params.len())
+            };
+            Draft::of(&body)
+                .with(&params[..])
+                .with(&[0u8; ATTRIBUTES_MAX * size_of::<CUlaunchAttribute>()])
+        })
+        .refused(
+            "an unknown attribute behind another, and both behind 12 bytes",
+            CUDA_ERROR_INVALID_VALUE,
+            |s| {
+                let module = s.peer.module(spinning_ptx().as_bytes()).expect("a module");
+                let spin = s.peer.function(module, "spin").expect("a function");
+                let body = Launch {
+                    attributes: 2,
+                    ..launch(spin, s.stream, 1, 12)
+                };
+                let mut attributes = [0u64; 18];
+                attributes[9] = CU_LAUNCH_ATTRIBUTE_MAX.into();
+                Draft::of(&body).with(&[0u64; 2]).with(&attributes)
+            },
+        )
         .ends("more parameters than there may be", |s| {
             Draft::of(&launch(s.function, s.stream, 1, PARAMS_MAX + 1))
                 .with(&vec![0u8; PARAMS_MAX + 1][..])
@@ -268,6 +298,11 @@ pub fn table() -> Table {
         .handle(Kind::Stream, CUDA_ERROR_INVALID_HANDLE, |s, stream| {
             Draft::of(&memset(s.memory.start, 0, 16, stream))
         })
+        .refused(
+            "nothing of another session's memory",
+            CUDA_ERROR_INVALID_VALUE,
+            |s| Draft::of(&memset(s.others_memory.start, 0, 0, s.stream)),
+        )
         .fine("rows", |s| rows(s, 16, 4, 64))
         .refused("rows that overlap", CUDA_ERROR_INVALID_VALUE, |s| {
             rows(s, 16, 4, 63)

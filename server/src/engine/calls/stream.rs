@@ -310,3 +310,23 @@ impl Session {
         Err(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_begins_with_a_number() {
+        let mut value = [7; 64];
+        set_first_word(&mut value, -3);
+        assert_eq!(first_word(&value), -3);
+        assert_eq!(value[4..], [7; 60]);
+        assert_eq!(first_word(&value[..3]), 0);
+    }
+
+    #[test]
+    fn streams_have_the_priorities_of_the_driver() {
+        let priorities = [i32::MIN, -17, -16, -3, 0, 1, i32::MAX];
+        assert_eq!(priorities.map(clamped), [-16, -16, -16, -3, 0, 0, 0]);
+    }
+}
