@@ -10,11 +10,10 @@ use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::{
     ClientHello, DescriptorNote, MAGIC_CLIENT, PROTOCOL_VERSION, WELCOME_DESCRIPTORS, Welcome,
 };
-use mpsshim_proto::message::graph::GraphCreate;
 use mpsshim_proto::message::memory::{Location, PoolCreate, Properties};
 use mpsshim_proto::message::{
     Attach, Copy, CopyInline, FunctionInfo, GetFunction, HostAlloc, ImageLoad, Launch, Mark,
-    MemGrant, MemInfo, Memset, Object, Op, Range, Side, StreamCreate, Value,
+    MemGrant, MemInfo, Memset, Object, Op, Range, Side, StreamCreate,
 };
 use mpsshim_proto::ring::{Memory, Producer};
 use mpsshim_proto::segment::{
@@ -458,13 +457,12 @@ impl Peer {
         Ok(handle)
     }
 
-    /// Makes a graph: from then on the session cannot be made again in another server.
+    /// Makes a memory pool: from then on the session cannot be made again in another server.
     ///
     /// # Errors
     /// The server's status.
     pub fn bind(&mut self) -> Status {
-        let _: Value = self.ask(Op::GraphCreate, &GraphCreate::default(), &[])?;
-        Ok(())
+        self.pool().map(drop)
     }
 
     /// Bytes free and in all on the first device.

@@ -103,8 +103,7 @@ fn a_message_that_is_not_one_ends_the_session() {
         case("head 24 is impossible", head(24)),
         case("is impossible", head(u64::MAX - 15)),
         case("is impossible", |peer| {
-            peer.put(Op::Printed as u16, 0, &[])?;
-            std::thread::sleep(Duration::from_millis(5));
+            peer.ask_as(0, Op::Printed, &(), &[])?;
             // Backwards.
             peer.publish_head(0);
             Ok(())
@@ -1266,7 +1265,7 @@ fn clients_killed_at_any_moment_leave_nothing() {
 /// One that ends with its server, whatever it has in flight.
 fn bound_worker(place: &Place) -> Worker {
     let mut worker = Worker::connect(&control(place)).expect("worker");
-    worker.peer.bind().expect("a graph");
+    worker.peer.bind().expect("a pool");
     worker
 }
 

@@ -275,7 +275,7 @@ fn a_session_has_few_linkers() {
 #[test]
 fn clients_of_a_server_that_aborts_learn_of_it_and_the_next_one_comes() {
     let mut scene = Scene::new();
-    scene.observer.bind().expect("a graph");
+    scene.observer.bind().expect("a pool");
     let pid = Pid::from_raw(scene.server() as i32);
     kill(pid, Signal::SIGABRT).expect("kill");
     let status = scene.observer.await_end();

@@ -294,10 +294,11 @@ fn realise(
     session.moment = Some(super::gate::Moment::endless());
     // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
     let stage = |record: &&Record| match record.kind {
-        Kind::Variables => 1,
-        Kind::Graph => 2,
-        Kind::GraphExec => 3,
-        _ => 0,
+        Kind::Leaves => 0,
+        Kind::Variables => 2,
+        Kind::Graph => 3,
+        Kind::GraphExec => 4,
+        _ => 1,
     };
     let mut records: Vec<&Record> = records.iter().collect();
     records.sort_by_key(stage);
@@ -411,6 +412,12 @@ fn make_from(
         Kind::Variables => {
             let restored = session.restore_variables(shared, record.clone());
             restored.map_err(|status| failed("variables of an image", status))
+        }
+        Kind::Leaves => {
+            let (hash, leaves) = read(record)?;
+            shared.note_leaves(&hash, leaves);
+            // It is written down once more with the image's first function.
+            Ok(())
         }
         Kind::Graph | Kind::GraphExec => {
             let restored = match record.kind {

@@ -7,6 +7,7 @@
 use super::host::is_affordable;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashSet;
 
@@ -369,7 +370,7 @@ fn stores_nothing_text(bytes: &[u8]) -> bool {
 }
 
 /// What of an image is lost when it is loaded elsewhere between two launches of its kernels.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaves {
     /// Its kernels may write its variables, whose content a new load does not have.
     pub variables: bool,

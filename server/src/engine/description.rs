@@ -116,10 +116,12 @@ pub enum Kind {
     Graph = 20,
     /// An instance of a graph, by its handle.
     GraphExec = 21,
+    /// What an image leaves behind, so that the next server need not look into it: the key is the image.
+    Leaves = 22,
 }
 
 impl Kind {
-    const ALL: [Kind; 21] = [
+    const ALL: [Kind; 22] = [
         Kind::Client,
         Kind::Makes,
         Kind::Sets,
@@ -141,6 +143,7 @@ impl Kind {
         Kind::Variables,
         Kind::Graph,
         Kind::GraphExec,
+        Kind::Leaves,
     ];
 
     /// What is gone with the key, by a record of this kind.
@@ -160,7 +163,12 @@ impl Kind {
     fn ends_with_object(self) -> bool {
         matches!(
             self,
-            Kind::Makes | Kind::Sets | Kind::Variables | Kind::Graph | Kind::GraphExec
+            Kind::Makes
+                | Kind::Sets
+                | Kind::Variables
+                | Kind::Graph
+                | Kind::GraphExec
+                | Kind::Leaves
         )
     }
 

@@ -26,6 +26,9 @@ use std::sync::Arc;
 /// Images of which it is known whether they bind a session, at most.
 pub const MOST_KNOWN: usize = 16 << 10;
 
+/// Bytes of an image from which on it takes longer to look into it than to write down what was found.
+const LONG: usize = 32 << 10;
+
 /// The first record of a description.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Client {
@@ -153,6 +156,11 @@ impl Shared {
         }
     }
 
+    /// The server before has found this of the image with a hash.
+    pub fn note_leaves(&self, hash: &[u8; 32], leaves: Leaves) {
+        let _ = self.outlasting.look_up(hash, || leaves);
+    }
+
     /// What of an image is lost when it is loaded elsewhere between two launches of its kernels. Its content is looked into
     /// once.
     fn leaves(&self, content: &Content) -> Leaves {
@@ -260,8 +268,12 @@ impl Session {
         };
         let content = image.content();
         let (leaves, is_kept) = (shared.leaves(content), content.is_kept());
+        let (hash, is_long) = (*content.hash(), content.len() > LONG);
         self.binding_images |= leaves.addresses;
         self.unkept_memory |= !is_kept;
+        if is_long && self.appraised.insert(handle) {
+            self.describe_with(Kind::Leaves, handle, &(hash, leaves));
+        }
     }
 
     /// Whether kernels of an image may write variables that another server has to be told of. Where none comes, nobody looks.

@@ -48,7 +48,7 @@ use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -504,6 +504,8 @@ pub struct Session {
     pub timed: usize,
     /// What its description has of its variables.
     pub saved: Saved,
+    /// Images of which the description says what they leave behind.
+    pub appraised: HashSet<u64>,
     /// First address and end of the variables that the client knows.
     pub variables_span: (u64, u64),
     /// Variables that are elsewhere than the client knows: length, and where, by the address that it knows.
@@ -582,6 +584,7 @@ impl Session {
             far_streams: false,
             timed: 0,
             saved: Saved::default(),
+            appraised: HashSet::new(),
             variables_span: (0, 0),
             moved: BTreeMap::new(),
             shares: false,

@@ -35,8 +35,16 @@ impl Client {
         cu!(cuDevicePrimaryCtxRetain, &mut context, device).ok()?;
         cu!(cuCtxSetCurrent, context).ok()?;
         // With it, the session ends with its server.
-        let mut graph = CUgraph::NULL;
-        cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
+        let properties = CUmemPoolProps {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: CUmemLocation {
+                kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                id: 0,
+            },
+            ..CUmemPoolProps::default()
+        };
+        let mut pool = CUmemoryPool::NULL;
+        cu!(cuMemPoolCreate, &mut pool, &raw const properties).ok()?;
         Client::in_context()
     }
 

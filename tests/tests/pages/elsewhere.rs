@@ -52,6 +52,12 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     ("README.md", "mps-control top", TOP),
     (
+        "README.md",
+        "scripts/package.sh",
+        Lines("scripts/images.sh"),
+    ),
+    ("README.md", "apt install ./mpsshim_0.1.0_amd64.deb", DEBIAN),
+    (
         "docs/install.md",
         "scripts/package.sh",
         Lines("scripts/images.sh"),
