@@ -319,6 +319,8 @@ pub struct Graphs {
     named: HashSet<u64>,
     /// Bytes of the description that each has.
     bytes: HashMap<u64, usize>,
+    /// And all together.
+    bytes_in_all: usize,
     /// There has been one of which it is not known what is in it: it may name variables.
     unread: bool,
 }
@@ -361,6 +363,7 @@ impl Default for Graphs {
             saved: Saved::All,
             named: HashSet::new(),
             bytes: HashMap::new(),
+            bytes_in_all: 0,
             unread: false,
         }
     }
@@ -473,18 +476,19 @@ impl Graphs {
 
     /// Bytes of the description that graphs and instances have, but for this one.
     pub fn bytes_but(&self, key: u64) -> usize {
-        let others = self.bytes.iter().filter(|(of, _)| **of != key);
-        others.map(|(_, bytes)| bytes).sum()
+        self.bytes_in_all - self.bytes.get(&key).copied().unwrap_or_default()
     }
 
     /// The description has so many bytes of this graph or instance.
     pub fn note_bytes(&mut self, key: u64, bytes: usize) {
+        self.forget_bytes(key);
         self.bytes.insert(key, bytes);
+        self.bytes_in_all += bytes;
     }
 
     /// The description has nothing of it any more.
     pub fn forget_bytes(&mut self, key: u64) {
-        self.bytes.remove(&key);
+        self.bytes_in_all -= self.bytes.remove(&key).unwrap_or_default();
     }
 
     /// Puts a graph where it was in the server before, with these nodes: handle, the driver's node, parts.
@@ -767,7 +771,7 @@ impl Graphs {
             }
         }
         self.by_graph.remove(&graph.raw);
-        self.bytes.remove(&handle);
+        self.forget_bytes(handle);
         if !matches!(graph.owner, Owner::Node(_)) {
             self.let_go(graph.size.parts);
         }

@@ -18,6 +18,7 @@ use crate::engine::pace::Length;
 use crate::engine::session::{CallError, Session};
 use crate::engine::snapshot::has_address;
 use mpsshim_api::cuda::*;
+use mpsshim_proto::arena;
 use mpsshim_proto::message::graph::KernelNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ptr;
@@ -56,6 +57,17 @@ fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
         shared.note_status(status);
         "the driver does not say what is in it"
     }
+}
+
+/// Whether a word could be an address that is not of memory which keeps its address: where this is not so, nobody has to know
+/// where variables are.
+fn may_have_address(does: &[u8]) -> bool {
+    let keeps =
+        |word: u64| arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word);
+    let words = does.as_chunks::<8>().0.iter();
+    let mut words = words.map(|word| u64::from_le_bytes(*word));
+    // No device has memory in the first 4 GiB.
+    words.any(|word| word >> 32 != 0 && !keeps(word))
 }
 
 /// What a node depends on, in the driver's order.
@@ -259,7 +271,7 @@ impl Session {
                     self.graphs.note_named(*start);
                     *bytes = self.known_as(place).to_le_bytes();
                 }
-                None if has_address(bytes, variables) => {
+                None if may_have_address(bytes) && has_address(bytes, variables) => {
                     return Err("it has an address near a variable");
                 }
                 None => {}
@@ -326,7 +338,10 @@ impl Session {
                     dependencies: Vec::new(),
                     inside: None,
                 };
-                let variables = self.ranges();
+                let variables = match may_have_address(&node.does) {
+                    true => self.ranges(),
+                    false => Vec::new(),
+                };
                 let can = self
                     .note_variables(&mut node.does, &variables, false)
                     .and_then(|()| self.can_be_made_again(shared, &node));
