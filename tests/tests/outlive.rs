@@ -128,6 +128,17 @@ fn wait_until_portable(place: &Place, clients: usize) {
     });
 }
 
+/// When all clients are portable, ends their server: by a signal or by a fault, in turns.
+fn end_server(place: &Place, clients: usize, round: u32) {
+    wait_until_portable(place, clients);
+    if round.is_multiple_of(2) {
+        kill_server(place);
+        return;
+    }
+    let mut faulty = Survivor::start(place);
+    assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+}
+
 #[test]
 fn variables_go_on_from_where_they_were() {
     let place = daemon();
@@ -137,13 +148,7 @@ fn variables_go_on_from_where_they_were() {
         for (survivor, command) in survivors.iter_mut().zip(commands) {
             assert_eq!(survivor.ask(command), format!("counted {}", round * 40));
         }
-        wait_until_portable(&place, 2);
-        if round % 2 == 0 {
-            kill_server(&place);
-            continue;
-        }
-        let mut faulty = Survivor::start(&place);
-        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+        end_server(&place, 2, round);
     }
     for survivor in &mut survivors {
         assert_eq!(survivor.ask("count"), "counted 360");
@@ -160,13 +165,7 @@ fn graphs_go_on_as_they_were() {
         for survivor in &mut survivors {
             assert_eq!(survivor.ask("replay"), format!("replayed {round}"));
         }
-        wait_until_portable(&place, 2);
-        if round % 2 == 0 {
-            kill_server(&place);
-            continue;
-        }
-        let mut faulty = Survivor::start(&place);
-        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+        end_server(&place, 2, round);
     }
     for survivor in &mut survivors {
         assert_eq!(survivor.ask("replay"), "replayed 13");

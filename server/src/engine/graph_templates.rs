@@ -48,7 +48,8 @@ impl Template {
                 }
             }
         }
-        order.retain(|at| !sinks.contains(at));
+        let last: BTreeSet<usize> = sinks.iter().copied().collect();
+        order.retain(|at| !last.contains(at));
         order.extend(sinks);
         order
     }

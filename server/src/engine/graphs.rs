@@ -14,7 +14,6 @@ use super::instances::Image;
 use super::pace::Length;
 use super::pools;
 use super::session::Event;
-
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::graph_memory::GraphMemory;

@@ -6,6 +6,7 @@
 
 use super::dispatch::Visit;
 use super::session::{Session, SessionShared};
+use super::snapshot::SAVED_AT_REST;
 use super::{Engine, Shared};
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
@@ -27,8 +28,7 @@ const NAMED: usize = 8;
 pub type Rested = Result<usize, String>;
 
 /// What binds sessions only until they are at rest, their variables and graphs are saved and what they printed is told.
-const AT_REST: Bonds =
-    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::PRINTS.0);
+const AT_REST: Bonds = Bonds(SAVED_AT_REST.0 | Bonds::PRINTS.0);
 
 /// A session that cannot be handed over, and why.
 struct Stays(Arc<SessionShared>, String);

@@ -39,6 +39,10 @@ const BUSY: Duration = Duration::from_micros(200);
 /// A word of a variable that is an address so close to a variable is taken for one into the image, of a literal say, bytes.
 const NEAR: u64 = 32 << 20;
 
+/// What binds a session only until it has been saved at rest.
+pub const SAVED_AT_REST: Bonds =
+    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0);
+
 /// The variables of an image on a device.
 type Place = (u64, Ordinal);
 
@@ -193,9 +197,7 @@ impl Session {
 
     /// Whether a snapshot would make it portable.
     pub fn wants_snapshot(&self) -> bool {
-        const AT_REST: Bonds =
-            Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0);
-        let others = self.shared.description.bonds().0 & !AT_REST.0;
+        let others = self.shared.description.bonds().0 & !SAVED_AT_REST.0;
         self.is_stale() && self.kept && others == 0 && !self.binding_images && !self.held.any()
     }
 
@@ -408,10 +410,13 @@ impl Session {
     }
 }
 
+/// Whether an address is of memory that is at the same place in the next server.
+pub fn keeps_its_address(word: u64) -> bool {
+    arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word)
+}
+
 /// Whether content has a word that is an address of a variable, or so near one that it may be one of the same image.
 pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
-    let is_memory =
-        |word: u64| arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word);
     let is_near = |word: u64| {
         ranges.iter().any(|(start, len)| {
             let first = start.saturating_sub(NEAR);
@@ -420,7 +425,7 @@ pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
     };
     let words = bytes.as_chunks::<8>().0.iter();
     let mut words = words.map(|word| u64::from_le_bytes(*word));
-    words.any(|word| !is_memory(word) && is_near(word))
+    words.any(|word| !keeps_its_address(word) && is_near(word))
 }
 
 /// Names and contents as a record has them: both lengths, then both.

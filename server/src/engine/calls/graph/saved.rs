@@ -16,9 +16,8 @@ use crate::engine::graph_templates::{
 use crate::engine::graphs::{Exec, Origin, Owner, Read};
 use crate::engine::pace::Length;
 use crate::engine::session::{CallError, Session};
-use crate::engine::snapshot::has_address;
+use crate::engine::snapshot::{has_address, keeps_its_address};
 use mpsshim_api::cuda::*;
-use mpsshim_proto::arena;
 use mpsshim_proto::message::graph::KernelNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ptr;
@@ -39,7 +38,7 @@ const ATTRIBUTES: [u32; 10] = [
     CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING,
 ];
 
-/// Instantiation flags that only say when something is done, or that only `cuGraphInstantiateWithParams` takes.
+/// Only says when something is done, and only `cuGraphInstantiateWithParams` takes it.
 const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
 
 /// Why a graph cannot be written down.
@@ -62,12 +61,10 @@ fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
 /// Whether a word could be an address that is not of memory which keeps its address: where this is not so, nobody has to know
 /// where variables are.
 fn may_have_address(does: &[u8]) -> bool {
-    let keeps =
-        |word: u64| arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word);
     let words = does.as_chunks::<8>().0.iter();
     let mut words = words.map(|word| u64::from_le_bytes(*word));
     // No device has memory in the first 4 GiB.
-    words.any(|word| word >> 32 != 0 && !keeps(word))
+    words.any(|word| word >> 32 != 0 && !keeps_its_address(word))
 }
 
 /// What a node depends on, in the driver's order.
@@ -176,6 +173,8 @@ impl Session {
         let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
         let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
         let mut template = Template::default();
+        // With more, it could not be written down.
+        let mut room = bounds::SAVED_GRAPHS;
         for node in &nodes {
             let mut read = self.read_node(shared, *node, device, reader, depth)?;
             let dependencies = dependencies_of(shared, *node).map_err(refused(shared))?;
@@ -183,6 +182,9 @@ impl Session {
                 let on = places.get(&on).ok_or("an edge leads out of it")?;
                 read.dependencies.push((*on, data));
             }
+            let bytes =
+                1 + read.does.len() + read.dependencies.len() * size_of::<CUgraphEdgeData>();
+            room = room.checked_sub(bytes).ok_or("it is too large")?;
             template.nodes.push(read);
         }
         Ok((template, nodes))
