@@ -45,9 +45,7 @@ bonds! {
     PEERS = 9: "peer access";
     /// Registered host memory.
     REGISTERED = 10: "registered memory";
-    /// Limits of its contexts that it has raised.
-    LIMITS = 11: "raised limits";
-    /// A recorded event with a time.
+    /// Events with a time that were recorded, and whose times are not written down yet.
     TIMES = 12: "recorded times";
     /// Linkers.
     LINKERS = 13: "linkers";

@@ -79,7 +79,7 @@ macro_rules! for_each_op {
             /// A limit of the context.
             GetLimit = 75: Request get_limit(Limit) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Sets a limit of the context.
-            SetLimit = 76: Request set_limit(Limit) -> Value; SlowSubmits, Free, HigherLimit, Call, Binds;
+            SetLimit = 76: Request set_limit(Limit) -> Value; SlowSubmits, Free, HigherLimit, Call, Own;
             /// `cuEventQuery`: the answer is its status.
             EventQuery = 77: Request event_query(Object) -> (); Dispatch, [Read object], Never, Nothing, Nothing;
             /// Milliseconds between two events: the bits of an `f32`.

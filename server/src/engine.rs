@@ -57,6 +57,7 @@ mod slow;
 mod snapshot;
 mod streams;
 mod suspects;
+mod times;
 mod trace;
 mod undertaker;
 mod variables;

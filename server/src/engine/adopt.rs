@@ -295,7 +295,7 @@ fn realise(
     // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
     let stage = |record: &&Record| match record.kind {
         Kind::Leaves => 0,
-        Kind::Variables => 2,
+        Kind::Variables | Kind::Time => 2,
         Kind::Graph => 3,
         Kind::GraphExec => 4,
         _ => 1,
@@ -418,6 +418,14 @@ fn make_from(
             shared.note_leaves(&hash, leaves);
             // It is written down once more with the image's first function.
             Ok(())
+        }
+        Kind::Time => {
+            let restored = session.restore_time(shared, record);
+            restored.map_err(|status| failed("an event", status))
+        }
+        Kind::Limit => {
+            let raised = session.restore_limit(shared, record.key, read(record)?);
+            raised.map_err(|status| failed("a limit", status))
         }
         Kind::Graph | Kind::GraphExec => {
             let restored = match record.kind {

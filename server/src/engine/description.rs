@@ -118,10 +118,14 @@ pub enum Kind {
     GraphExec = 21,
     /// What an image leaves behind, so that the next server need not look into it: the key is the image.
     Leaves = 22,
+    /// When an event was recorded last, by its handle: `CLOCK_MONOTONIC`, ns; empty if it was not.
+    Time = 23,
+    /// A limit of a device's context; the key is the server's ordinal, and the limit in the upper half.
+    Limit = 24,
 }
 
 impl Kind {
-    const ALL: [Kind; 22] = [
+    const ALL: [Kind; 24] = [
         Kind::Client,
         Kind::Makes,
         Kind::Sets,
@@ -144,6 +148,8 @@ impl Kind {
         Kind::Graph,
         Kind::GraphExec,
         Kind::Leaves,
+        Kind::Time,
+        Kind::Limit,
     ];
 
     /// What is gone with the key, by a record of this kind.
@@ -169,6 +175,7 @@ impl Kind {
                 | Kind::Graph
                 | Kind::GraphExec
                 | Kind::Leaves
+                | Kind::Time
         )
     }
 

@@ -79,7 +79,8 @@ impl Session {
         // Recorded once more, one event alone says how long what comes now takes; two would say nothing.
         let timed = |event: &&Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
         let timed = self.events.iter().filter(timed).count();
-        let bound = timed > 1 || self.events.iter().any(|event| event.shared.is_some());
+        let has_own = |event: &Event| event.shared.is_some() || event.time.is_of_another_server();
+        let bound = timed > 1 || self.events.iter().any(has_own);
         let waits = self.held.any() || self.marks.is_waiting() || self.prints();
         // They are made there while others work.
         let many = self.streams.len() > MOST_STREAMS || self.events.len() > MOST_EVENTS;
@@ -207,10 +208,7 @@ impl Session {
                 events.push(raw);
                 if event.recorded {
                     // What it was recorded behind is done.
-                    let stream = device.take_stream(driver, 0)?;
-                    let recorded = driver.event_record(raw, stream, 0);
-                    device.keep_stream(driver, 0, stream);
-                    recorded?;
+                    shared.record_at_once(event.device, raw)?;
                 }
             }
             Ok(())

@@ -327,7 +327,7 @@ impl Session {
         }
     }
 
-    fn describe_with(&mut self, kind: Kind, key: u64, what: &impl Serialize) {
+    pub fn describe_with(&mut self, kind: Kind, key: u64, what: &impl Serialize) {
         if self.kept {
             let bytes = serde_json::to_vec(what).unwrap_or_default();
             self.write_down(kind, 0, key, bytes);
@@ -505,30 +505,10 @@ impl Session {
             .with(Bonds::PARTITIONS, partitions)
             .with(Bonds::PEERS, !self.peers.is_empty())
             .with(Bonds::REGISTERED, !self.files.is_empty())
-            .with(Bonds::LIMITS, self.raised_limits.any())
-            .with(Bonds::TIMES, self.timed > 0)
+            .with(self.times.bonds(), true)
             .with(Bonds::LINKERS, self.links.len() > 0)
             .with(Bonds::PRINTS, self.prints())
             .with(Bonds::MANY, self.undescribed || self.far_streams)
-    }
-
-    /// An event was recorded.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`.
-    pub fn note_recorded(
-        &mut self,
-        shared: &Shared,
-        event: u64,
-        captured: bool,
-    ) -> Result<(), CUresult> {
-        let event = self.events.get_mut(event)?;
-        event.note_recorded(captured);
-        if event.begins_to_count() {
-            self.timed += 1;
-            self.note_bonds(shared);
-        }
-        Ok(())
     }
 
     /// A stream was made at this position: it notes there how far it is.

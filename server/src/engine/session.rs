@@ -34,6 +34,7 @@ use super::slots::Slots;
 use super::snapshot::Saved;
 use super::streams::{Point, Stream};
 use super::suspects::Launched;
+use super::times::{Time, Times};
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
 use mpsshim_api::cuda::*;
@@ -329,8 +330,8 @@ pub struct Event {
     pub flags: u32,
     /// Recorded at least once, by this session.
     pub recorded: bool,
-    /// It is one of [`Session::timed`].
-    pub counted: bool,
+    /// When it was recorded, as another server may need it.
+    pub time: Time,
     /// Its last record, by this session, is of a stream that captured: whoever waits for it joins the capture.
     pub captured: bool,
     /// What other sessions may have of it.
@@ -348,12 +349,6 @@ impl Event {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         Ok(())
-    }
-
-    /// Whether the time since its last record is known, and it has not been counted for that.
-    pub fn begins_to_count(&mut self) -> bool {
-        let has_time = self.recorded && self.flags & CU_EVENT_DISABLE_TIMING == 0;
-        has_time && !std::mem::replace(&mut self.counted, true)
     }
 
     /// It was recorded.
@@ -500,8 +495,8 @@ pub struct Session {
     pub binding_images: bool,
     /// It has had more streams than its description has room for.
     pub far_streams: bool,
-    /// Its events of which the time is known ([`Event::counted`]).
-    pub timed: usize,
+    /// What its description has of the times of its events.
+    pub times: Times,
     /// What its description has of its variables.
     pub saved: Saved,
     /// Images of which the description says what they leave behind.
@@ -582,7 +577,7 @@ impl Session {
             undescribed: false,
             binding_images: false,
             far_streams: false,
-            timed: 0,
+            times: Times::default(),
             saved: Saved::default(),
             appraised: HashSet::new(),
             variables_span: (0, 0),

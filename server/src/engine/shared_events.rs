@@ -8,6 +8,7 @@ use super::devices::Ordinal;
 use super::driver::Driver;
 use super::session::Event;
 use super::side::{self, Side};
+use super::times::Time;
 use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -87,7 +88,7 @@ impl SharedEvents {
                 device: shared.device,
                 flags: 0,
                 recorded: false,
-                counted: false,
+                time: Time::default(),
                 captured: false,
                 shared: Some(shared),
             }),
@@ -150,7 +151,7 @@ mod tests {
             device: Ordinal::of_test(0),
             flags: 0,
             recorded: true,
-            counted: false,
+            time: Time::default(),
             captured: false,
             shared: None,
         }

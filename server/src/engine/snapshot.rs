@@ -41,7 +41,7 @@ const NEAR: u64 = 32 << 20;
 
 /// What binds a session only until it has been saved at rest.
 pub const SAVED_AT_REST: Bonds =
-    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0);
+    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
 
 /// The variables of an image on a device.
 type Place = (u64, Ordinal);
@@ -175,7 +175,7 @@ impl Session {
 
     /// Before anything is submitted: a server that ends in between leaves a true description.
     #[cold]
-    fn bind_to(&self, to: Bonds) {
+    pub fn bind_to(&self, to: Bonds) {
         let description = &self.shared.description;
         description.set_bonds(description.bonds().with(to, true));
     }
@@ -192,7 +192,7 @@ impl Session {
     /// Whether something of it is not as its description has it, and can be written down.
     #[inline]
     fn is_stale(&self) -> bool {
-        self.saved.is_stale() || self.graphs.are_stale()
+        self.saved.is_stale() || self.graphs.are_stale() || self.times.are_stale()
     }
 
     /// Whether a snapshot would make it portable.
@@ -250,6 +250,7 @@ impl Session {
         if self.graphs.are_stale() {
             self.save_graphs(shared);
         }
+        self.save_times(shared, self.saved.graphs);
         if self.saved.is_stale() {
             self.save_variables(shared);
         }

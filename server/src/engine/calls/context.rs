@@ -2,6 +2,7 @@
 
 use super::super::Shared;
 use super::super::context_limits::ContextLimit;
+use super::super::description::Kind;
 use super::super::devices::Device;
 use super::super::session::Session;
 use super::Reply;
@@ -59,7 +60,10 @@ impl Session {
         let device = shared.device(body.device)?;
         device.make_current(&shared.driver)?;
         if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
-            return Ok(super::value(self.raise(shared, device, wanted)?));
+            let value = self.raise(shared, device, wanted)?;
+            let key = u64::from(body.device) | u64::from(body.limit) << 32;
+            self.describe_with(Kind::Limit, key, &body.value);
+            return Ok(super::value(value));
         }
         shared.driver.ctx_get_limit(&mut 0, body.limit)?;
         match body.limit {
@@ -73,6 +77,18 @@ impl Session {
             // The driver permits setting them in no context such as the server's.
             _ => Err(CUDA_ERROR_NOT_PERMITTED.into()),
         }
+    }
+
+    /// The same in another server, by the key and what its description has of it.
+    ///
+    /// # Errors
+    /// As of the call.
+    pub fn restore_limit(&mut self, shared: &Shared, key: u64, value: u64) -> Result<(), CUresult> {
+        let wanted = ContextLimit::new((key >> 32) as u32, value);
+        let device = shared.device(key as u32)?;
+        device.make_current(&shared.driver)?;
+        self.raise(shared, device, wanted.ok_or(CUDA_ERROR_INVALID_VALUE)?)?;
+        Ok(())
     }
 
     /// Has the context have at least this limit; returns the session's own.

@@ -3,6 +3,7 @@
 use super::super::Shared;
 use super::super::session::{CallError, Event, Session};
 use super::super::streams::Role;
+use super::super::times::Time;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
@@ -24,7 +25,7 @@ impl Session {
             device: device.ordinal,
             flags: body.flags,
             recorded: false,
-            counted: false,
+            time: Time::default(),
             captured: false,
             shared: None,
         };
@@ -38,7 +39,7 @@ impl Session {
     /// `cuEventDestroy`: the driver lets recorded work finish.
     pub fn event_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let event = self.events.remove(body.object)?;
-        self.timed -= usize::from(event.counted);
+        self.times.forget(&event);
         shared.devices[event.device].make_current(&shared.driver)?;
         match self.graphs.keep_event(body.object, event) {
             Ok(()) => Ok(()),
@@ -56,10 +57,11 @@ impl Session {
         shared.driver.event_record(raw, stream, body.flags)?;
         if external {
             self.graphs.refer_to(body.event);
+            self.note_recorded_by_graphs(body.event);
         }
         // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
         let captured = captured || external && self.events.get(body.event)?.captured;
-        self.note_recorded(shared, body.event, captured)?;
+        self.note_recorded(body.event, captured)?;
         self.submitted(shared, index, 1)
     }
 
@@ -167,12 +169,7 @@ impl Session {
 
     /// `cuEventElapsedTime`, milliseconds.
     pub fn event_elapsed(&mut self, shared: &Shared, body: EventPair) -> Reply {
-        let (start, end) = (self.events.get(body.start)?, self.events.get(body.end)?);
-        shared.devices[start.device].make_current(&shared.driver)?;
-        let mut ms = 0.0f32;
-        shared
-            .driver
-            .event_elapsed_time(&mut ms, start.raw, end.raw)?;
+        let ms = self.elapsed(shared, body.start, body.end)?;
         Ok(super::value(ms.to_bits().into()))
     }
 }

@@ -97,7 +97,7 @@ impl Session {
                 .driver
                 .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
             for handle in attributes.records {
-                self.note_recorded(shared, handle, capturing)?;
+                self.note_recorded(handle, capturing)?;
             }
         }
         self.counts.launches += 1;

@@ -5,7 +5,8 @@
 //!   rounds and the milliseconds that this one took;
 //! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
 //! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
-//! - `time`: records an event with a time; again: destroys it; `time`;
+//! - `time`: records events with times; again: looks whether they say what they said, and how long ago that was; `time`;
+//! - `limit`: raises the limit of the stack; `limit`;
 //! - `graph`: begins to capture a graph; `graph`;
 //! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
 //!   number of times;
@@ -26,7 +27,7 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::ptr::null_mut;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 type Status<T = ()> = Result<T, CUresult>;
 
@@ -360,6 +361,67 @@ impl Counter {
     }
 }
 
+/// Events that were recorded, and when.
+struct Timer {
+    events: [CUevent; 2],
+    /// Between the two, in ms, as the driver said at first.
+    between: f32,
+    /// The first was recorded between these two.
+    since: [Instant; 2],
+}
+
+impl Timer {
+    /// By how much the clocks of host and device may differ. A server takes some tenths of a second to come after another.
+    const TOLERANCE: f64 = 100.0;
+
+    fn record(state: &State) -> Status<CUevent> {
+        let mut event = CUevent::NULL;
+        cu!(cuEventCreate, &mut event, CU_EVENT_DEFAULT).ok()?;
+        cu!(cuEventRecord, event, state.streams[0]).ok()?;
+        cu!(cuStreamSynchronize, state.streams[0]).ok()?;
+        Ok(event)
+    }
+
+    fn elapsed(start: CUevent, end: CUevent) -> Status<f32> {
+        let mut ms = 0.0;
+        cu!(cuEventElapsedTime, &mut ms, start, end).ok()?;
+        Ok(ms)
+    }
+
+    fn new(state: &State) -> Status<Timer> {
+        let before = Instant::now();
+        let start = Timer::record(state)?;
+        let since = [before, Instant::now()];
+        std::thread::sleep(Duration::from_millis(5));
+        let end = Timer::record(state)?;
+        Ok(Timer {
+            events: [start, end],
+            between: Timer::elapsed(start, end)?,
+            since,
+        })
+    }
+
+    /// Whether the events say what they said, and how long ago they were recorded.
+    fn is_right(&self, state: &State) -> Status<bool> {
+        let [start, end] = self.events;
+        let between = Timer::elapsed(start, end)?;
+        let least = self.since[1].elapsed().as_secs_f64() * 1e3;
+        let now = Timer::record(state)?;
+        let most = self.since[0].elapsed().as_secs_f64() * 1e3;
+        let ago = f64::from(Timer::elapsed(start, now)?);
+        cu!(cuEventDestroy_v2, now).ok()?;
+        let known = least - Timer::TOLERANCE..most + Timer::TOLERANCE;
+        let is_right = (between - self.between).abs() < 1e-3 && known.contains(&ago);
+        if !is_right {
+            eprintln!(
+                "{between} ms, not {}; {ago} ms ago, not {known:?}",
+                self.between
+            );
+        }
+        Ok(is_right)
+    }
+}
+
 fn say(line: &str) {
     println!("{line}");
     // The reader may be gone.
@@ -368,7 +430,7 @@ fn say(line: &str) {
 
 fn run() -> Status<bool> {
     let mut state = State::new()?;
-    let mut timed: Option<CUevent> = None;
+    let mut timed: Option<Timer> = None;
     let mut counter: Option<Counter> = None;
     let mut graphs: Option<Graphs> = None;
     say("started");
@@ -397,17 +459,21 @@ fn run() -> Status<bool> {
                 say(&format!("{status}"));
             }
             "time" => {
-                match timed.take() {
-                    Some(event) => cu!(cuEventDestroy_v2, event).ok()?,
+                let is_right = match &timed {
+                    Some(timer) => timer.is_right(&state)?,
                     None => {
-                        let mut event = CUevent::NULL;
-                        cu!(cuEventCreate, &mut event, CU_EVENT_DEFAULT).ok()?;
-                        cu!(cuEventRecord, event, state.streams[0]).ok()?;
-                        timed = Some(event);
+                        timed = Some(Timer::new(&state)?);
+                        true
                     }
+                };
+                if !is_right {
+                    return Ok(false);
                 }
-                cu!(cuStreamSynchronize, state.streams[0]).ok()?;
                 say("time");
+            }
+            "limit" => {
+                cu!(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, 4096usize).ok()?;
+                say("limit");
             }
             "graph" => {
                 graphs::bound()?;

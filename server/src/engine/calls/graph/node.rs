@@ -313,11 +313,7 @@ impl Session {
         }
         if let Some(handle) = described.refers {
             self.graphs.refer_to(handle);
-            // A node records it behind the session's back.
-            if let Ok(event) = self.events.get_mut(handle) {
-                event.recorded = true;
-                self.timed += usize::from(event.begins_to_count());
-            }
+            self.note_recorded_by_graphs(handle);
         }
     }
 
