@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Clients for outlive.py that are driven by requests: a line on standard input is one, the answer is `ok` or what is wrong.
 
-    outlive_clients.py torch|torch-graph|torch-train|cupy|jax|jax-train
+    outlive_clients.py torch|torch-graph|torch-train|torch-times|cupy|jax|jax-train
 """
 import os
 import sys
@@ -125,10 +125,39 @@ def with_jax_train():
     return request
 
 
+def with_torch_times():
+    """Timed events: what lies between two stays what it was, and between the first and a new one what the host's clock says,
+    within 5 ms. The result is the number of these that hold."""
+    import time
+    import torch
+    given = torch.randn(512, 512, device="cuda")
+
+    def record():
+        """An event, and the times between which it was recorded, ms."""
+        event, before = torch.cuda.Event(enable_timing=True), time.monotonic() * 1e3
+        event.record()
+        torch.cuda.synchronize()
+        return event, before, time.monotonic() * 1e3
+    # The first one takes longer.
+    record()
+    start, earliest, latest = record()
+    (given @ given).sum().item()
+    end, _, _ = record()
+    between = start.elapsed_time(end)
+
+    def request():
+        (given @ given).sum().item()
+        now, before, after = record()
+        elapsed = start.elapsed_time(now)
+        is_same = abs(start.elapsed_time(end) - between) <= 2e-3
+        return is_same + (before - latest - 5 <= elapsed <= after - earliest + 5)
+    return request
+
+
 def main():
     request = {
         "torch": with_torch, "torch-graph": with_torch_graph, "torch-train": with_torch_train,
-        "cupy": with_cupy, "jax": with_jax, "jax-train": with_jax_train,
+        "torch-times": with_torch_times, "cupy": with_cupy, "jax": with_jax, "jax-train": with_jax_train,
     }[sys.argv[1]]()
     expected = request()
     # The first ones load what the others use.
