@@ -212,10 +212,8 @@ macro_rules! for_each_op {
             IpcShare = 250: Request ipc_share(Range) -> memory::Opaque; Dispatch, Free, Never, Nothing, Binds;
             /// Opens memory by an IPC handle.
             IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Call, Binds;
-            /// Registers a file's memory from a descriptor.
+            /// Registers a file's memory from a descriptor. Trailing: `FilePart`s.
             FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Call, Binds;
-            /// Registers pinned memory at the client's other address of it too.
-            HostAlias = 255: Request host_alias(memory::HostAlias) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Enables or disables access between devices.
             PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Exports a range of addresses. Answered with a descriptor.

@@ -14,6 +14,9 @@
 //!    function that answers `CUDA_ERROR_NOT_SUPPORTED`, or in direct mode the genuine functions and the wrappers of
 //!    [`direct`].
 //!
+//! A few functions of the C library are interposed besides, for registered memory: [`loader::signals`],
+//! [`loader::transfers`], [`loader::mappings`].
+//!
 //! Nothing happens in a constructor, and nothing is printed unless `MPSSHIM_LOG` asks for it ([`log`]).
 
 mod connect;
@@ -29,6 +32,7 @@ mod refusal;
 mod settings;
 #[cfg(test)]
 mod signature;
+mod store_hold;
 mod thread;
 
 /// Tells one shim from a genuine driver: [`loader::genuine`] refuses a library that exports this. Returns the version,

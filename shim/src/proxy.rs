@@ -19,6 +19,7 @@ pub mod jit;
 pub mod known;
 pub mod library;
 pub mod managed;
+pub mod maps;
 #[cfg(test)]
 mod marks_tests;
 pub mod memory;
@@ -28,6 +29,7 @@ pub mod own_stack;
 pub mod pool;
 pub mod pools;
 pub mod printing;
+pub mod private_pages;
 pub mod register;
 pub mod shadow;
 pub mod slots;

@@ -32,13 +32,15 @@ pub fn spawn_for_host_functions(
     without_signals(|| builder.spawn(marked)).map(drop)
 }
 
-/// Does something, such as starting a thread, with all signals blocked: the program's signals are for the program's
+/// Does something, such as starting a thread, with all signals but SIGSEGV blocked: the program's signals are for the program's
 /// threads, and a new thread has the mask of the one that starts it.
 pub fn without_signals<T>(what: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are ours; the calling thread gets its own mask back.
     let before = unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
+        // A store to a page that is held gives this signal, to whoever stores (`store_hold`).
+        libc::sigdelset(&mut all, libc::SIGSEGV);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         before
     };

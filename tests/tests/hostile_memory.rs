@@ -10,11 +10,11 @@ use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::memory::{
-    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, HostAlias, IpcOpen, IpcOpened,
-    Location, MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
+    ACCESSES_MAX, Access, AddressReserve, FileRegister, GetAccess, IpcOpen, IpcOpened, Location,
+    MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAlloc,
     PoolAttribute, PoolFree, PoolImport, Properties, RangeHandle, SetAccess,
 };
-use mpsshim_proto::message::{HostAlloc, Object, Op, Range};
+use mpsshim_proto::message::{Object, Op, Range};
 use mpsshim_proto::shm;
 use mpsshim_tests::peer::{Peer, Status, memset};
 use scene::Scene;
@@ -444,40 +444,12 @@ fn files_that_are_not_as_they_should_be_are_not_registered() {
 }
 
 #[test]
-fn aliases_peers_and_ranges_of_nobody_are_refused() {
+fn peers_and_ranges_of_nobody_are_refused() {
     Scene::new().beside_a_worker(|scene| {
         let (mut peer, mut other) = (scene.peer(), scene.peer());
         peer.stream().expect("a stream");
         other.stream().expect("a stream");
-        let body = HostAlloc {
-            len: 8192,
-            ..HostAlloc::default()
-        };
-        let payload = peer.ask_as(3, Op::HostAlloc, &body, &[]).expect("memory");
-        let block = Range::read_from_bytes(&payload).expect("a range").start;
-        let alias = |peer: &mut Peer, block, len, address| {
-            let body = HostAlias {
-                block,
-                len,
-                address,
-                ..HostAlias::default()
-            };
-            peer.ask_as(0, Op::HostAlias, &body, &[]).map(drop)
-        };
         let no = Err(CUDA_ERROR_INVALID_VALUE);
-        let free = 0x7123_4560_0000;
-        assert_eq!(alias(&mut other, block, 4096, free), no);
-        assert_eq!(alias(&mut peer, block + 4096, 4096, free), no);
-        assert_eq!(alias(&mut peer, block, 12288, free), no);
-        assert_eq!(alias(&mut peer, block, 0, free), no);
-        assert_eq!(alias(&mut peer, block, 4096, free + 8), no);
-        for taken in [block, 0, 4096, 1 << 46, u64::MAX - 4095] {
-            let status = alias(&mut peer, block, 4096, taken);
-            assert_eq!(status, Err(CUDA_ERROR_NOT_SUPPORTED), "{taken:x}");
-        }
-        assert_eq!(alias(&mut peer, block, 8192, free), Ok(()));
-        let again = alias(&mut peer, block, 8192, free);
-        assert_eq!(again, Err(CUDA_ERROR_NOT_SUPPORTED));
         let peers = |peer: &mut Peer, owner, user| {
             let body = Peers {
                 owner,

@@ -107,11 +107,12 @@ plain_structs! {
         device: u32,
         pad: u32,
     }
-    /// `cuMemHostRegister` of a shared mapping, in whole pages.
+    /// `cuMemHostRegister` of pages of a file that the client has mapped, in whole pages. [`FilePart`]s behind this struct, at
+    /// most [`FILE_PARTS_MAX`], say which parts of the file follow the first one.
     FileRegister {
-        /// Where it begins in the file.
+        /// Where the first part begins in the file.
         offset: u64,
-        /// Bytes.
+        /// Bytes of all parts.
         len: u64,
         /// Where the client has it mapped.
         address: u64,
@@ -119,15 +120,12 @@ plain_structs! {
         flags: u32,
         device: u32,
     }
-    /// Where a client has whole pages of pinned memory mapped a second time.
-    HostAlias {
-        /// Address of the block.
-        block: u64,
+    /// A part of a file, in whole pages.
+    FilePart {
+        /// Where it begins in the file.
+        offset: u64,
         /// Bytes.
         len: u64,
-        address: u64,
-        device: u32,
-        pad: u32,
     }
     /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`.
     Peers {
@@ -150,6 +148,8 @@ plain_structs! {
     }
 }
 
+/// Parts of a file that a [`FileRegister`] names besides the first one.
+pub const FILE_PARTS_MAX: usize = 16;
 /// Places one call may give access to: the devices, and the host's.
 pub const ACCESSES_MAX: usize = 64;
 

@@ -17,15 +17,6 @@ const PAGE: u64 = 4096;
 /// that is free here, so that kernels may use the pointer that the program has.
 const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
 
-/// Where a file is to be mapped.
-#[derive(Debug, Clone, Copy)]
-pub enum Wish {
-    /// At this address if it is free, else somewhere.
-    Rather(u64),
-    /// Nowhere else.
-    Only(u64),
-}
-
 /// A registered mapping of a client's file.
 #[derive(Debug)]
 pub struct FileRegistration {
@@ -37,8 +28,8 @@ pub struct FileRegistration {
     room: Option<u64>,
     /// Devices may write to it, and not only read.
     writable: bool,
-    /// Its pages, unless they are counted elsewhere.
-    _charge: Option<Charge>,
+    /// Its pages.
+    _charge: Charge,
     /// Its mapping.
     _place: Ration,
 }
@@ -142,9 +133,63 @@ fn unmap(start: u64, len: u64) {
     unsafe { libc::munmap(start as *mut libc::c_void, len as usize) };
 }
 
+/// Bytes to map for parts of a file that follow one another in memory. Only a file of ordinary pages has several.
+fn mapped_lens(fd: &OwnedFd, parts: &[(u64, u64)]) -> Option<u64> {
+    if let [(offset, len)] = parts {
+        return mapped_len(fd, *offset, *len);
+    }
+    let mut all = 0u64;
+    for (offset, len) in parts {
+        let mapped = mapped_len(fd, *offset, *len)?;
+        if mapped != *len || *len == 0 {
+            return None;
+        }
+        all = all.checked_add(mapped)?;
+    }
+    Some(all)
+}
+
+/// Maps parts of a file one behind the other from `at` on, in the place of what is mapped there.
+fn map_parts(
+    at: u64,
+    parts: &[(u64, u64)],
+    mapped: u64,
+    writable: bool,
+    fd: &OwnedFd,
+) -> Option<()> {
+    let mut start = at;
+    for (offset, len) in parts {
+        let len = if parts.len() == 1 { mapped } else { *len };
+        map(start, len, libc::MAP_FIXED, writable, fd, *offset)?;
+        start += len;
+    }
+    Some(())
+}
+
+/// Reserves `[at, at + len)` if nothing is mapped there.
+fn reserve(at: u64, len: u64) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: takes free addresses only.
+    let got = unsafe {
+        libc::mmap(
+            at as *mut libc::c_void,
+            len as usize,
+            libc::PROT_NONE,
+            flags | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    if got != libc::MAP_FAILED && got as u64 != at {
+        unmap(got as u64, len);
+        return false;
+    }
+    got != libc::MAP_FAILED
+}
+
 impl HostArena {
-    /// Maps and registers `[offset, offset + len)` of a client's file, at `wish` if those addresses are free. The pages
-    /// are what `charge` counts, or are counted elsewhere.
+    /// Maps parts (offset, bytes) of a client's file one behind the other and registers all of them as one range, at `wish`
+    /// if those addresses are free. `charge` counts the pages.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a file that is none in memory or too short, `CUDA_ERROR_OUT_OF_MEMORY`, or the
@@ -153,67 +198,51 @@ impl HostArena {
         &self,
         driver: &Driver,
         fd: &OwnedFd,
-        (offset, len): (u64, u64),
-        wish: Wish,
+        parts: &[(u64, u64)],
+        wish: u64,
         writable: bool,
-        (charge, place): (Option<Charge>, Ration),
+        (charge, place): (Charge, Ration),
     ) -> Result<FileRegistration, CUresult> {
-        let (wish, only) = match wish {
-            Wish::Rather(address) => (address, false),
-            Wish::Only(address) => (address, true),
-        };
-        if !(offset | len | wish).is_multiple_of(PAGE) || len == 0 {
+        let whole_pages = |(offset, len): &(u64, u64)| (offset | len).is_multiple_of(PAGE);
+        let len = parts
+            .iter()
+            .try_fold(0u64, |sum, (_, len)| sum.checked_add(*len));
+        let len = len.filter(|len| *len > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if !wish.is_multiple_of(PAGE) || !parts.iter().all(whole_pages) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let mapped = mapped_len(fd, offset, len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let mapped = mapped_lens(fd, parts).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let fits = CLIENT_MAPPINGS.contains(&wish) && mapped <= CLIENT_MAPPINGS.end - wish;
-        let at_wish = fits
-            .then(|| {
-                map(
-                    wish,
-                    mapped,
-                    libc::MAP_FIXED_NOREPLACE,
-                    writable,
-                    fd,
-                    offset,
-                )
-            })
-            .flatten();
-        let file = match at_wish {
-            Some(start) if start == wish => FileRegistration {
-                start,
-                len,
-                mapped,
-                room: None,
-                writable,
-                _charge: charge,
-                _place: place,
-            },
-            elsewhere => {
-                if let Some(start) = elsewhere {
-                    unmap(start, mapped);
-                }
-                if only {
-                    return Err(CUDA_ERROR_NOT_SUPPORTED);
-                }
-                let (start, room) = self.take(mapped)?;
-                if map(start, mapped, libc::MAP_FIXED, writable, fd, offset).is_none() {
-                    self.retire(start, room);
-                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
-                }
-                FileRegistration {
-                    start,
-                    len,
-                    mapped,
-                    room: Some(room),
-                    writable,
-                    _charge: charge,
-                    _place: place,
-                }
+        let map_at = |start| map_parts(start, parts, mapped, writable, fd);
+        let at_wish = fits && reserve(wish, mapped) && {
+            let done = map_at(wish).is_some();
+            if !done {
+                unmap(wish, mapped);
             }
+            done
+        };
+        let (start, room) = if at_wish {
+            (wish, None)
+        } else {
+            let (start, room) = self.take(mapped)?;
+            if map_at(start).is_none() {
+                unmap(start, mapped);
+                self.retire(start, room);
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            (start, Some(room))
+        };
+        let file = FileRegistration {
+            start,
+            len,
+            mapped,
+            room,
+            writable,
+            _charge: charge,
+            _place: place,
         };
         let read_only = if writable {
             0

@@ -41,11 +41,6 @@ impl MemoryFile {
         MemoryFile { fd, watch: None }
     }
 
-    /// The server's descriptor.
-    pub fn fd(&self) -> &OwnedFd {
-        &self.fd
-    }
-
     /// A description for the client. Only such descriptions may leave the process: what is done through the one that
     /// `memfd_create` returned, Linux 6.18 does not report.
     ///

@@ -56,10 +56,6 @@ pub struct Registered {
     pub len: u64,
     /// Where the server and the devices have the same pages.
     pub arena: u64,
-    /// Where the arena's block begins, if the pages are such.
-    pub block: Option<u64>,
-    /// The block is registered at the program's address too.
-    pub aliased: bool,
     /// Unique in the life of the process.
     pub id: u64,
     /// As `cuMemHostGetFlags` gives them.
@@ -375,29 +371,6 @@ pub fn host_give_back(session: &Session, address: u64) -> Status {
         flags: 0,
     };
     HOST.lock().free(address, &mut source).map(drop)
-}
-
-/// Maps part of a pinned block at a second address as well.
-///
-/// # Safety
-/// `[to, to + len)` are whole pages of the program's that no thread uses meanwhile, and that it expects to keep.
-pub unsafe fn map_again(arena: u64, to: u64, len: u64) -> Status {
-    // SAFETY: `old_size` 0 makes a second mapping of the same shared pages; the target is the caller's.
-    let mapped = unsafe {
-        libc::mremap(
-            arena as *mut _,
-            0,
-            len as usize,
-            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
-            to as *mut libc::c_void,
-        )
-    };
-    if mapped == libc::MAP_FAILED {
-        let error = std::io::Error::last_os_error();
-        tracing::error!(%error, "registered memory cannot be mapped");
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    Ok(())
 }
 
 /// Releases what was allocated in a context.

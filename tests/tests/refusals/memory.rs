@@ -7,9 +7,7 @@ use mpsshim_proto::message::*;
 use mpsshim_tests::peer::memory_file;
 use mpsshim_tests::refusals::{Draft, Scene, Table};
 use std::os::fd::OwnedFd;
-
-/// Where clients may have memory registered.
-const ALIAS: u64 = 0x7200_0000_0000;
+use zerocopy::IntoBytes;
 
 fn file() -> OwnedFd {
     memory_file(&[0; 4096]).expect("a memory file")
@@ -27,14 +25,19 @@ fn register(device: u32) -> FileRegister {
     }
 }
 
-fn alias(s: &Scene) -> HostAlias {
-    HostAlias {
-        block: s.host.start,
-        len: s.host.len,
-        address: ALIAS,
-        device: 0,
-        pad: 0,
-    }
+/// A registration of parts (offset, bytes) of a file of two pages, which are said to have `len` bytes.
+fn parts(parts: &[(u64, u64)], len: u64) -> Draft {
+    let (offset, _) = parts[0];
+    let further = parts[1..].iter();
+    let further = further.map(|&(offset, len)| FilePart { offset, len });
+    let behind: Vec<u8> = further.flat_map(|part| part.as_bytes().to_vec()).collect();
+    let body = FileRegister {
+        offset,
+        len,
+        ..register(0)
+    };
+    let file = memory_file(&[0; 8192]).expect("a memory file");
+    Draft::of(&body).with(&behind[..]).carrying(file)
 }
 
 fn share(s: &mut Scene) -> Opaque {
@@ -179,6 +182,31 @@ pub fn table() -> Table {
             })
             .carrying(file())
         })
+        .fine("several parts", |_| {
+            parts(&[(0, 4096), (4096, 4096), (0, 4096)], 12288)
+        })
+        .refused(
+            "parts that are longer than all",
+            CUDA_ERROR_INVALID_VALUE,
+            |_| parts(&[(0, 4096), (4096, 8192)], 4096),
+        )
+        .refused("no first part", CUDA_ERROR_INVALID_VALUE, |_| {
+            parts(&[(0, 0), (4096, 4096)], 4096)
+        })
+        .refused(
+            "a further part behind the end",
+            CUDA_ERROR_INVALID_VALUE,
+            |_| parts(&[(0, 4096), (8192, 4096)], 8192),
+        )
+        .refused("a further part of a page", CUDA_ERROR_INVALID_VALUE, |_| {
+            parts(&[(0, 4096), (4096, 100)], 4196)
+        })
+        .ends("too many parts", |_| {
+            parts(
+                &[(0, 4096); FILE_PARTS_MAX + 2],
+                4096 * (FILE_PARTS_MAX as u64 + 2),
+            )
+        })
         .ends("no descriptor", |_| Draft::of(&register(0)).promising());
     t.op(Op::FileUnregister)
         .refused("what is not registered", CUDA_ERROR_INVALID_VALUE, |s| {
@@ -186,27 +214,6 @@ pub fn table() -> Table {
                 object: s.host.start,
             })
         });
-    t.op(Op::HostAlias)
-        .no_device(|s, device| Draft::of(&HostAlias { device, ..alias(s) }))
-        .refused("another session's block", CUDA_ERROR_INVALID_VALUE, |s| {
-            Draft::of(&HostAlias {
-                block: s.others_host.start,
-                ..alias(s)
-            })
-        })
-        .refused("the inside of a block", CUDA_ERROR_INVALID_VALUE, |s| {
-            Draft::of(&HostAlias {
-                block: s.host.start + 64,
-                ..alias(s)
-            })
-        })
-        .refused("more than the block has", CUDA_ERROR_INVALID_VALUE, |s| {
-            Draft::of(&HostAlias {
-                len: s.host.len + 4096,
-                ..alias(s)
-            })
-        })
-        .fine("an address of its own", |s| Draft::of(&alias(s)));
     t.op(Op::PeerAccess)
         .fine("the other device", |_| peers(0, 1))
         .no_device(|_, device| peers(device, 1))

@@ -3,7 +3,6 @@
 use super::super::Shared;
 use super::super::account::Memory;
 use super::super::devices::Ordinal;
-use super::super::files::Wish;
 use super::super::session::{CallError, Session};
 use super::super::side;
 use super::super::undertaker::Buried;
@@ -12,13 +11,13 @@ use super::virtual_memory::may_be_exported_memory;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::message::memory::{
-    FileRegister, HostAlias, IpcOpen, IpcOpened, Peers, PhysicalExport, PoolImport,
+    FILE_PARTS_MAX, FilePart, FileRegister, IpcOpen, IpcOpened, Peers, PhysicalExport, PoolImport,
     PoolImportPointer, RangeHandle,
 };
 use mpsshim_proto::message::{Object, Range};
 use mpsshim_proto::ring::Message;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
     fn who(&self) -> (u64, u32) {
@@ -183,40 +182,21 @@ impl Session {
         message: &Message,
     ) -> Reply {
         let fd = self.receive_descriptor(message.token)?;
+        let behind = self.trailing::<FileRegister>(message)?;
+        let parts = parts(&body, &behind)?;
         let device = shared.device(body.device)?;
         let place = shared.place_to_register(&self.shared)?;
         let charge = self.account.take(Memory::Host, body.len)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
-        let part = (body.offset, body.len);
-        let wish = Wish::Rather(body.address);
-        let (driver, paid) = (&shared.driver, (Some(charge), place));
+        let (driver, paid) = (&shared.driver, (charge, place));
         let file = side::on_main(|| {
             device.make_current(driver)?;
             let arena = &shared.arena;
-            arena.register_file(driver, &fd, part, wish, writable, paid)
+            arena.register_file(driver, &fd, &parts, body.address, writable, paid)
         })?;
         let (start, len) = (file.start(), body.len);
         self.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
-    }
-
-    /// Registers a block of pinned memory once more, at the address that the client has it at besides; at no other.
-    pub fn host_alias(&mut self, shared: &Shared, body: HostAlias) -> Reply {
-        let device = shared.device(body.device)?;
-        let Some(block) = self.host.get(&body.block) else {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        };
-        let place = shared.place_to_register(&self.shared)?;
-        let (part, wish) = ((0, body.len), Wish::Only(body.address));
-        // The pages are counted with the block.
-        let (driver, paid) = (&shared.driver, (None, place));
-        let file = side::on_main(|| {
-            device.make_current(driver)?;
-            let arena = &shared.arena;
-            arena.register_file(driver, block.file.fd(), part, wish, true, paid)
-        })?;
-        self.files.insert(file.start(), file);
-        Ok(Vec::new())
     }
 
     /// `cuMemHostUnregister` of such a file, when all is quiet.
@@ -370,4 +350,20 @@ impl Session {
         self.helpers.push((device, stream));
         Ok(stream)
     }
+}
+
+/// Offset and bytes of each part of a file that is to be registered.
+fn parts(body: &FileRegister, behind: &[u8]) -> Result<Vec<(u64, u64)>, CallError> {
+    if behind.len() > FILE_PARTS_MAX * size_of::<FilePart>() {
+        let what = format!("{} bytes of parts of a file", behind.len());
+        return Err(CallError::Violation(what));
+    }
+    let further = behind.chunks_exact(size_of::<FilePart>());
+    let further = further.flat_map(FilePart::read_from_bytes);
+    let further: Vec<_> = further.map(|part| (part.offset, part.len)).collect();
+    let first = further
+        .iter()
+        .try_fold(body.len, |left, (_, len)| left.checked_sub(*len));
+    let first = first.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    Ok([vec![(body.offset, first)], further].concat())
 }

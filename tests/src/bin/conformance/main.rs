@@ -39,6 +39,7 @@ mod memory;
 mod peers;
 mod pools;
 mod rectangles;
+mod registered;
 mod sharing;
 mod streamcalls;
 mod streams;
@@ -247,7 +248,11 @@ const FURTHER: &[Section] = &[
     ("managed", managed::managed),
     ("ipc_memory", sharing::ipc_memory),
     ("registered", sharing::registered),
+    ("registered_fork", registered::registered_fork),
+    ("registered_pages", registered::registered_pages),
+    ("registered_remapped", registered::registered_remapped),
     ("registered_stack", sharing::registered_stack),
+    ("registered_writers", registered::registered_writers),
     ("batches", sharing::batches),
     ("two_devices", peers::two_devices),
     ("stream_attributes", streamcalls::stream_attributes),

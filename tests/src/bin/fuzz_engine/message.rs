@@ -21,7 +21,7 @@ use mpsshim_proto::message::graph::{
 };
 use mpsshim_proto::message::image::{KernelAttribute, LinkAdd, LinkCreate};
 use mpsshim_proto::message::memory::{
-    Access, AddressReserve, FileRegister, GetAccess, Granularity, HostAlias, IpcOpen, Location,
+    Access, AddressReserve, FilePart, FileRegister, GetAccess, Granularity, IpcOpen, Location,
     MapMemory, Opaque, Peers, PhysicalCreate, PhysicalExport, PhysicalRetain, PoolAccess,
     PoolAlloc, PoolAttribute, PoolCreate, PoolFree, PoolImport, PoolImportPointer, Properties,
     RangeHandle, SetAccess,
@@ -1395,22 +1395,16 @@ impl Maker<'_> {
                     flags: self.small(),
                     device: self.device(),
                 };
-                let draft = plain(op, &register).gives(Gives::Range);
+                let mut draft = plain(op, &register).gives(Gives::Range);
+                for _ in 0..self.pick(&[0, 0, 1, 3, 20]) {
+                    let part = FilePart {
+                        offset: self.pick(&[0, PAGE, 2 * PAGE, 1, u64::MAX]),
+                        len: self.pick(&[PAGE, PAGE, 0, 1, u64::MAX]),
+                    };
+                    draft = draft.with(part.as_bytes());
+                }
                 let descriptor = self.descriptor(&vec![0; 16 * PAGE as usize]);
                 self.carrying(draft, descriptor)
-            }
-            Op::HostAlias => {
-                let range = self.range();
-                plain(
-                    op,
-                    &HostAlias {
-                        block: range.start,
-                        len: range.len,
-                        address: self.pick(&[0x7200_0000_0000, 0x7200_0000_1000, 0, u64::MAX]),
-                        device: self.device(),
-                        pad: 0,
-                    },
-                )
             }
             Op::PeerAccess => plain(
                 op,

@@ -1,0 +1,45 @@
+//! The C library's functions behind those that this library interposes.
+
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A symbol of the next object behind this one, looked up once.
+#[derive(Debug)]
+pub struct Symbol {
+    name: &'static CStr,
+    found: AtomicPtr<()>,
+}
+
+impl Symbol {
+    /// The symbol of this name.
+    pub const fn new(name: &'static CStr) -> Symbol {
+        Symbol {
+            name,
+            found: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Its address. A name that nobody has ends the process, as the loader would have done with a program that names it.
+    #[inline]
+    pub fn address(&self) -> *mut () {
+        let known = self.found.load(Ordering::Relaxed);
+        if known.is_null() {
+            return self.find();
+        }
+        known
+    }
+
+    #[cold]
+    fn find(&self) -> *mut () {
+        // SAFETY: a C string; RTLD_NEXT is meant for this use.
+        let found: *mut () = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }.cast();
+        if found.is_null() {
+            // SAFETY: ends the process.
+            unsafe { libc::abort() };
+        }
+        // Threads that come here together find the same address.
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}

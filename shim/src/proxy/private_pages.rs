@@ -1,0 +1,819 @@
+//! Pages of the program's private memory that devices use (`cuMemHostRegister`).
+//!
+//! The server cannot map another process's private memory. So such pages become pages of a file in memory that this
+//! process has for the purpose and the server maps as well. Their content is copied while stores to them are held
+//! ([`crate::store_hold`]), and comes back in the same way when no registration covers them any more. A page that several
+//! registrations share is one page of the file.
+//!
+//! **The file.** Each run of pages that is taken gets a place of its own in the file, with room behind it, so that nothing
+//! else of the program's is ever behind a mapping that grows. Where pages of a run are mapped is asked of the kernel
+//! (`/proc/self/maps`) each time: the program may have unmapped, moved or replaced them.
+//!
+//! **fork.** A child gets a copy of its own of all such pages. They are not inherited (MADV_DONTFORK): the child copies
+//! them out of the file, in its fork handler or with the first access if that comes earlier, while the parent waits in
+//! its own handler and stores of the parent's other threads are held. Of a raw `clone` nothing is noticed: the child
+//! faults at such pages.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use mpsshim_proto::message::memory::FilePart;
+use parking_lot::Mutex;
+
+use crate::ffi::Status;
+use crate::proxy::maps::{self, Line};
+use crate::proxy::own_stack;
+use crate::store_hold::{self, Hold};
+
+const PAGE: u64 = 4096;
+/// Bytes of the file; a file in memory takes none until they are written.
+const FILE_LEN: u64 = 1 << 62;
+/// Bytes that are left free behind a run, at least; as many as the run has otherwise.
+const GAP: u64 = 1 << 30;
+/// Places in the file begin at the same distance from a huge page as the addresses do.
+const HUGE: u64 = 2 << 20;
+/// Bytes that are copied during one hold.
+const AT_ONCE: u64 = 64 << 20;
+
+/// Runs of pages in the file. The lock is held across `fork`.
+static PAGES: Mutex<Option<Pages>> = Mutex::new(None);
+/// Runs that there are.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Debug)]
+struct Pages {
+    file: OwnedFd,
+    /// Device and inode of the file, as [`maps`] has them.
+    identity: (String, u64),
+    /// Where the next run may begin in the file.
+    next: u64,
+    /// By their place in the file.
+    runs: BTreeMap<u64, Run>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Bytes.
+    len: u64,
+    /// Registrations that cover it.
+    users: u32,
+}
+
+/// Pages of the file that are mapped somewhere.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    address: u64,
+    len: u64,
+    offset: u64,
+    /// `PROT_*`.
+    protection: i32,
+}
+
+/// Whether the program has any such pages.
+#[inline]
+pub fn any() -> bool {
+    COUNT.load(Ordering::Acquire) != 0
+}
+
+/// Whether pages of `range` (address, bytes) are such, or were when they were registered.
+pub fn overlaps((start, len): (u64, u64)) -> bool {
+    let pages = PAGES.lock();
+    pages.as_ref().is_some_and(|pages| {
+        let mapped = pages.mapped();
+        mapped
+            .iter()
+            .any(|one| one.address < start.saturating_add(len) && start < one.address + one.len)
+    })
+}
+
+/// Has all pages of `[first, last)`, which are private memory by these lines of `/proc/self/maps`, in the file: where, one
+/// part behind the other. Each call is undone by a [`give_back`] of the same parts.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for pages that are not there any more, `CUDA_ERROR_OUT_OF_MEMORY`, and the errors of
+/// [`own_stack::aside`].
+pub fn take(first: u64, last: u64, on_own_stack: bool) -> Status<Vec<FilePart>> {
+    watch_forks();
+    let mut pages = PAGES.lock();
+    if pages.is_none() {
+        *pages = Some(Pages::new()?);
+    }
+    let pages = pages.as_mut().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    pages.check()?;
+    let taken = pages.take(first, last, on_own_stack);
+    COUNT.store(pages.runs.len(), Ordering::Release);
+    taken
+}
+
+/// A registration of these parts is over. What no other one covers becomes private memory again, wherever it is mapped.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`, and the errors of [`own_stack::aside`]: the pages stay in the file.
+pub fn give_back(parts: &[FilePart]) -> Status {
+    let mut pages = PAGES.lock();
+    let Some(pages) = pages.as_mut() else {
+        return Ok(());
+    };
+    pages.check()?;
+    let done = pages.give_back(parts);
+    COUNT.store(pages.runs.len(), Ordering::Release);
+    done
+}
+
+/// Has something done with the file.
+pub fn with_file<T>(what: impl FnOnce(BorrowedFd<'_>) -> Status<T>) -> Status<T> {
+    let raw = {
+        let pages = PAGES.lock();
+        let pages = pages.as_ref().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        pages.check()?;
+        pages.file.as_raw_fd()
+    };
+    // SAFETY: the file is never closed.
+    what(unsafe { BorrowedFd::borrow_raw(raw) })
+}
+
+/// `MADV_DONTNEED`, `MADV_FREE`: the program reads zeros next.
+pub fn discard((start, len): (u64, u64)) {
+    let pages = PAGES.lock();
+    let Some(pages) = pages.as_ref() else { return };
+    let end = start.saturating_add(len.next_multiple_of(PAGE));
+    for one in pages.mapped() {
+        let (from, to) = (one.address.max(start), (one.address + one.len).min(end));
+        if from < to && start.is_multiple_of(PAGE) {
+            // SAFETY: pages of the program's, whose content it gives up.
+            unsafe { anonymous(from, to - from, one.protection, libc::MAP_FIXED) };
+        }
+    }
+}
+
+/// `mremap` to more bytes: the pages move, and private memory follows them. Returns the new address, or `MAP_FAILED` with
+/// `errno`.
+pub fn grow((start, len): (u64, u64), new_len: u64, flags: i32, to: u64) -> u64 {
+    let len = len.next_multiple_of(PAGE);
+    let new_len = new_len.next_multiple_of(PAGE);
+    let _pages = PAGES.lock();
+    let failed = |error: i32| {
+        // SAFETY: the thread's own errno.
+        unsafe { *libc::__errno_location() = error };
+        libc::MAP_FAILED as u64
+    };
+    if !start.is_multiple_of(PAGE) {
+        return failed(libc::EINVAL);
+    }
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    if !fixed {
+        // SAFETY: takes free addresses only.
+        let tail = unsafe { anonymous(start + len, new_len - len, rw, libc::MAP_FIXED_NOREPLACE) };
+        match tail {
+            Some(tail) if tail == start + len => return start,
+            // SAFETY: just made.
+            Some(tail) => unsafe {
+                libc::munmap(tail as *mut c_void, (new_len - len) as usize);
+            },
+            None => {}
+        }
+    }
+    if flags & libc::MREMAP_MAYMOVE == 0 {
+        return failed(libc::ENOMEM);
+    }
+    let wish = if fixed { (to, libc::MAP_FIXED) } else { (0, 0) };
+    // SAFETY: where the program says, or where nothing is.
+    let Some(new) = (unsafe { anonymous(wish.0, new_len, rw, wish.1) }) else {
+        return failed(libc::ENOMEM);
+    };
+    // Mapping by mapping: not every kernel moves several at once.
+    let text = maps::read();
+    for line in maps::lines(&text) {
+        let (from, end) = (line.start.max(start), line.end.min(start + len));
+        if from >= end {
+            continue;
+        }
+        let bytes = (end - from) as usize;
+        let target = new + (from - start);
+        // SAFETY: the program's pages go where it wants them; what was reserved there is replaced.
+        let moved = unsafe { remap(from, bytes, target) };
+        if !moved {
+            return failed(libc::ENOMEM);
+        }
+    }
+    new
+}
+
+/// Moves pages to an address, in the place of what is there.
+///
+/// # Safety
+/// Both ranges are the caller's to change.
+unsafe fn remap(from: u64, len: usize, to: u64) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller's promise. The kernel's call: the C library's is interposed.
+    let moved = unsafe { libc::syscall(libc::SYS_mremap, from, len, len, flags, to) };
+    moved as u64 == to
+}
+
+/// New private memory.
+///
+/// # Safety
+/// With `MAP_FIXED`, what is there is the caller's to replace.
+unsafe fn anonymous(at: u64, len: u64, protection: i32, flags: i32) -> Option<u64> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the caller's promise.
+    let got = unsafe { libc::mmap(at as *mut c_void, len as usize, protection, flags, -1, 0) };
+    (got != libc::MAP_FAILED).then_some(got as u64)
+}
+
+impl Pages {
+    fn new() -> Status<Pages> {
+        let room = {
+            let mut limit = libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            // SAFETY: the struct is ours.
+            let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
+            // More would end the program by SIGXFSZ.
+            if known {
+                limit.rlim_cur.min(FILE_LEN)
+            } else {
+                FILE_LEN
+            }
+        };
+        // SAFETY: plain system calls; the descriptor is new and ours.
+        let file = unsafe {
+            let raw = libc::memfd_create(c"cuda-registered".as_ptr(), libc::MFD_CLOEXEC);
+            if raw < 0 || libc::ftruncate(raw, (room / PAGE * PAGE) as libc::off_t) < 0 {
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            OwnedFd::from_raw_fd(raw)
+        };
+        let found = status_of(file.as_raw_fd()).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok(Pages {
+            file,
+            identity: maps::identity(found.st_dev, found.st_ino),
+            next: 0,
+            runs: BTreeMap::new(),
+        })
+    }
+
+    /// Whether the descriptor is still the file's: a program may close what it does not know.
+    fn check(&self) -> Status {
+        let found = status_of(self.file.as_raw_fd());
+        let same =
+            found.is_some_and(|found| maps::identity(found.st_dev, found.st_ino) == self.identity);
+        if !same {
+            tracing::error!("the program has closed the descriptor of its registered memory");
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        Ok(())
+    }
+
+    /// All mappings of the file.
+    fn mapped(&self) -> Vec<Mapped> {
+        let text = maps::read();
+        let ours = maps::lines(&text)
+            .filter(|line| line.inode == self.identity.1 && line.device == self.identity.0);
+        let of = |line: Line<'_>| Mapped {
+            address: line.start,
+            len: line.end - line.start,
+            offset: line.offset,
+            protection: line.protection(),
+        };
+        ours.map(of).collect()
+    }
+
+    /// Has a run begin at a place inside one.
+    fn split(&mut self, offset: u64) {
+        let Some((&start, run)) = self.runs.range_mut(..offset).next_back() else {
+            return;
+        };
+        let head = offset - start;
+        if head >= run.len {
+            return;
+        }
+        let tail = Run {
+            len: run.len - head,
+            users: run.users,
+        };
+        run.len = head;
+        self.runs.insert(offset, tail);
+    }
+
+    /// One registration more covers pages that are in the file.
+    fn share(&mut self, part: FilePart) {
+        let end = part.offset + part.len;
+        self.split(part.offset);
+        self.split(end);
+        let mut at = part.offset;
+        while at < end {
+            let next = self.runs.range(at..end).next().map(|(offset, _)| *offset);
+            match next {
+                Some(offset) if offset == at => {
+                    if let Some(run) = self.runs.get_mut(&offset) {
+                        run.users += 1;
+                        at += run.len;
+                    }
+                }
+                // A mapping that has grown into the room behind its run.
+                other => {
+                    let len = other.unwrap_or(end) - at;
+                    self.runs.insert(at, Run { len, users: 1 });
+                    at += len;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, first: u64, last: u64, on_own_stack: bool) -> Status<Vec<FilePart>> {
+        let mapped = self.mapped();
+        let mut parts = Vec::new();
+        let mut at = first;
+        while at < last {
+            let here = mapped.iter().find(|one| one.address + one.len > at);
+            let until = here.map_or(last, |one| one.address.min(last));
+            if at < until {
+                match self.take_run(at, until - at, on_own_stack) {
+                    Ok(part) => parts.push(part),
+                    Err(status) => {
+                        let _ = self.give_back(&parts);
+                        return Err(status);
+                    }
+                }
+                at = until;
+                continue;
+            }
+            if let Some(one) = here {
+                let part = FilePart {
+                    offset: one.offset + (at - one.address),
+                    len: (one.address + one.len).min(last) - at,
+                };
+                self.share(part);
+                parts.push(part);
+                at += part.len;
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Takes pages of which none is in the file.
+    fn take_run(&mut self, address: u64, len: u64, on_own_stack: bool) -> Status<FilePart> {
+        let text = maps::read();
+        let segments = maps::private(&text, address, address + len, on_own_stack);
+        let segments = segments.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let begin = self.next.next_multiple_of(HUGE) + address % HUGE;
+        let end = status_of(self.file.as_raw_fd()).map_or(0, |found| found.st_size as u64);
+        let next = begin.checked_add(len.max(GAP.min(end / 64)) + len);
+        let next = next
+            .filter(|next| *next <= end)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let file = self.file.as_raw_fd();
+        let work = move || {
+            for (start, end, protection) in &segments {
+                let mut at = *start;
+                while at < *end {
+                    let bytes = (*end - at).min(AT_ONCE);
+                    swap_in(file, at, bytes, begin + (at - address), *protection)?;
+                    at += bytes;
+                }
+            }
+            Ok(())
+        };
+        let done = if on_own_stack {
+            own_stack::aside(work)
+        } else {
+            work()
+        };
+        self.next = next;
+        self.runs.insert(begin, Run { len, users: 1 });
+        let part = FilePart { offset: begin, len };
+        if let Err(status) = done {
+            let _ = self.give_back(&[part]);
+            return Err(status);
+        }
+        Ok(part)
+    }
+
+    fn give_back(&mut self, parts: &[FilePart]) -> Status {
+        let mut over = Vec::new();
+        for part in parts {
+            // A later registration may have split the run.
+            let end = part.offset + part.len;
+            for (&offset, run) in self.runs.range_mut(part.offset..end) {
+                run.users -= 1;
+                if run.users == 0 {
+                    over.push((offset, *run));
+                }
+            }
+        }
+        if over.is_empty() {
+            return Ok(());
+        }
+        let mapped = self.mapped();
+        let mut outcome = Ok(());
+        for (offset, run) in over {
+            match swap_out(self.file.as_raw_fd(), &mapped, offset, run.len) {
+                Ok(()) => {
+                    self.runs.remove(&offset);
+                }
+                // The pages stay the file's, where they are as good as any.
+                Err(status) => outcome = Err(status),
+            }
+        }
+        outcome
+    }
+}
+
+/// Copies private pages to the file and maps the file in their place. Allocates nothing during the hold.
+fn swap_in(file: i32, address: u64, len: u64, offset: u64, protection: i32) -> Status {
+    let hold = Hold::begin(address, address + len);
+    let writable = protection & libc::PROT_WRITE != 0;
+    if writable && !store_hold::set_protection(address, len, protection & !libc::PROT_WRITE) {
+        drop(hold);
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let done = write_all(file, address, len, offset) && {
+        // SAFETY: whole pages of the program's; the file has their content.
+        let got = unsafe {
+            libc::mmap(
+                address as *mut c_void,
+                len as usize,
+                protection,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file,
+                offset as libc::off_t,
+            )
+        };
+        got != libc::MAP_FAILED
+    };
+    if !done {
+        if writable {
+            store_hold::set_protection(address, len, protection);
+        }
+        drop(hold);
+        tracing::error!(
+            address = format_args!("{address:#x}"),
+            len,
+            "memory cannot be moved to a file"
+        );
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    // SAFETY: the mapping just made. The kernel's call: the C library's is interposed.
+    unsafe { libc::syscall(libc::SYS_madvise, address, len, libc::MADV_DONTFORK) };
+    Ok(())
+}
+
+/// Puts private memory with the content of `[offset, offset + len)` of the file wherever that is mapped, and frees the
+/// file's pages.
+fn swap_out(file: i32, mapped: &[Mapped], offset: u64, len: u64) -> Status {
+    for one in mapped {
+        let (from, to) = (
+            one.offset.max(offset),
+            (one.offset + one.len).min(offset + len),
+        );
+        let mut at = from;
+        while at < to {
+            let bytes = (to - at).min(AT_ONCE);
+            let address = one.address + (at - one.offset);
+            let protection = one.protection;
+            let work = move || swap_out_at(file, address, bytes, at, protection);
+            if own_stack::overlaps(address, address + bytes) {
+                own_stack::aside(work)?;
+            } else {
+                work()?;
+            }
+            at += bytes;
+        }
+    }
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a plain system call on a file of ours.
+    unsafe { libc::fallocate(file, mode, offset as libc::off_t, len as libc::off_t) };
+    Ok(())
+}
+
+fn swap_out_at(file: i32, address: u64, len: u64, offset: u64, protection: i32) -> Status {
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: new memory.
+    let fresh = unsafe { anonymous(0, len, rw, 0) }.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let hold = Hold::begin(address, address + len);
+    let writable = protection & libc::PROT_WRITE != 0;
+    let held =
+        !writable || store_hold::set_protection(address, len, protection & !libc::PROT_WRITE);
+    let done = held
+        && read_all(file, fresh, len, offset)
+        && (protection == rw || store_hold::set_protection(fresh, len, protection))
+        // SAFETY: the program's pages get private memory with the same content in their place.
+        && unsafe { remap(fresh, len as usize, address) };
+    if !done {
+        if writable && held {
+            store_hold::set_protection(address, len, protection);
+        }
+        // SAFETY: made above.
+        unsafe { libc::munmap(fresh as *mut c_void, len as usize) };
+    }
+    drop(hold);
+    if done {
+        Ok(())
+    } else {
+        Err(CUDA_ERROR_OUT_OF_MEMORY)
+    }
+}
+
+/// Whether all bytes at an address were written to the file. Async-signal-safe, as all below.
+fn write_all(file: i32, address: u64, len: u64, offset: u64) -> bool {
+    transfer(libc::SYS_pwrite64, file, address, len, offset)
+}
+
+fn read_all(file: i32, address: u64, len: u64, offset: u64) -> bool {
+    transfer(libc::SYS_pread64, file, address, len, offset)
+}
+
+fn transfer(call: libc::c_long, file: i32, address: u64, len: u64, offset: u64) -> bool {
+    let mut done = 0;
+    while done < len {
+        // SAFETY: memory of this process; what cannot be accessed is an error. The kernel's call: the C library's is
+        // interposed.
+        let got = unsafe { libc::syscall(call, file, address + done, len - done, offset + done) };
+        match got {
+            1.. => done += got as u64,
+            // SAFETY: the thread's own errno.
+            -1 if unsafe { *libc::__errno_location() } == libc::EINTR => {}
+            _ => return false,
+        }
+    }
+    true
+}
+
+fn status_of(file: i32) -> Option<libc::stat> {
+    // SAFETY: all zero is a value of the struct; the call writes into it.
+    unsafe {
+        let mut found: libc::stat = std::mem::zeroed();
+        (libc::fstat(file, &mut found) == 0).then_some(found)
+    }
+}
+
+// fork. What the child's side reads lies in memory of its own, since the heap's pages may be such that are missing.
+
+/// Mappings that a child can be given.
+const MOST_MAPPED: usize = 64 << 10;
+
+/// A fork is under way: the parent's side until its handler is done, the child's for good.
+static FORKING: AtomicBool = AtomicBool::new(false);
+/// The process that forks.
+static PARENT: AtomicI32 = AtomicI32::new(0);
+/// Stores are held for a fork, and the pages protected.
+static PROTECTED: AtomicBool = AtomicBool::new(false);
+/// Threads in [`impatient`].
+static LIFTING: AtomicU32 = AtomicU32::new(0);
+/// What is to be copied: an array of [`Mapped`] and its length.
+static LIST: AtomicU64 = AtomicU64::new(0);
+static LISTED: AtomicUsize = AtomicUsize::new(0);
+static FILE: AtomicI32 = AtomicI32::new(-1);
+/// Where parent and child tell each other; -1: they do not.
+static PARENTS_END: AtomicI32 = AtomicI32::new(-1);
+static CHILDS_END: AtomicI32 = AtomicI32::new(-1);
+/// The child: 0 before it copies, 1 meanwhile, 2 after it.
+static COPIED: AtomicU32 = AtomicU32::new(0);
+
+fn list() -> &'static [Mapped] {
+    let at = LIST.load(Ordering::Acquire);
+    if at == 0 {
+        return &[];
+    }
+    // SAFETY: memory that `before_fork` mapped and filled with as many.
+    unsafe { std::slice::from_raw_parts(at as *const Mapped, LISTED.load(Ordering::Acquire)) }
+}
+
+fn watch_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        store_hold::hook(store_hold::Hooks {
+            absent: copy_in_child,
+            impatient,
+        });
+        // SAFETY: the handlers are functions of this module.
+        let status =
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+        if status != 0 {
+            tracing::warn!(
+                status,
+                "no fork handlers: a child faults at registered memory"
+            );
+        }
+    });
+}
+
+/// Protects the listed pages against stores, or lets them be stored to again.
+fn protect_list(protected: bool) {
+    for one in list() {
+        if one.protection & libc::PROT_WRITE != 0 {
+            let without = one.protection & !libc::PROT_WRITE;
+            let protection = if protected { without } else { one.protection };
+            store_hold::set_protection(one.address, one.len, protection);
+        }
+    }
+}
+
+/// The addresses that the list spans.
+fn span() -> (u64, u64) {
+    let start = list().iter().map(|one| one.address).min().unwrap_or(0);
+    let end = list().iter().map(|one| one.address + one.len).max();
+    (start, end.unwrap_or(0))
+}
+
+/// A thread whose store is held for a fork may have a lock that `fork` itself needs, such as the allocator's. Then stores go
+/// on, and are held once more after the fork, before the child copies.
+fn impatient() {
+    LIFTING.fetch_add(1, Ordering::SeqCst);
+    if FORKING.load(Ordering::SeqCst)
+        && PARENT.load(Ordering::Relaxed) == process()
+        && PROTECTED.swap(false, Ordering::AcqRel)
+    {
+        protect_list(false);
+        store_hold::lift();
+    }
+    LIFTING.fetch_sub(1, Ordering::SeqCst);
+}
+
+fn process() -> i32 {
+    // SAFETY: no arguments. The kernel's call, since a C library may remember the parent's number.
+    unsafe { libc::syscall(libc::SYS_getpid) as i32 }
+}
+
+unsafe extern "C" fn before_fork() {
+    let guard = PAGES.lock();
+    if let Some(pages) = guard.as_ref()
+        && !pages.runs.is_empty()
+        && pages.check().is_ok()
+    {
+        prepare(pages);
+    }
+    // Unlocked in parent and child.
+    std::mem::forget(guard);
+}
+
+fn prepare(pages: &Pages) {
+    let mapped = pages.mapped();
+    if LIST.load(Ordering::Relaxed) == 0 {
+        let room = (MOST_MAPPED * size_of::<Mapped>()) as u64;
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: new memory, of which only what is written takes any.
+        let Some(at) = (unsafe { anonymous(0, room, rw, libc::MAP_NORESERVE) }) else {
+            return;
+        };
+        LIST.store(at, Ordering::Release);
+    }
+    let count = mapped.len().min(MOST_MAPPED);
+    // SAFETY: room for as many; nobody reads before the count says so.
+    unsafe {
+        let to = LIST.load(Ordering::Relaxed) as *mut Mapped;
+        ptr::copy_nonoverlapping(mapped.as_ptr(), to, count);
+    }
+    LISTED.store(count, Ordering::Release);
+    if count == 0 {
+        return;
+    }
+    let mut ends = [-1; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+        ends = [-1; 2];
+    }
+    PARENTS_END.store(ends[0], Ordering::Relaxed);
+    CHILDS_END.store(ends[1], Ordering::Relaxed);
+    FILE.store(pages.file.as_raw_fd(), Ordering::Relaxed);
+    PARENT.store(process(), Ordering::Relaxed);
+    COPIED.store(0, Ordering::Relaxed);
+    let (start, end) = span();
+    std::mem::forget(Hold::begin(start, end));
+    protect_list(true);
+    PROTECTED.store(true, Ordering::Release);
+    FORKING.store(true, Ordering::Release);
+}
+
+unsafe extern "C" fn in_parent() {
+    if FORKING.load(Ordering::Acquire) {
+        // From here on this thread needs nothing that another one may have: stores are held to the end.
+        FORKING.store(false, Ordering::SeqCst);
+        while LIFTING.load(Ordering::SeqCst) != 0 {
+            std::hint::spin_loop();
+        }
+        if !PROTECTED.swap(true, Ordering::AcqRel) {
+            let (start, end) = span();
+            store_hold::resume(start, end);
+            protect_list(true);
+        }
+        let (mine, theirs) = (
+            PARENTS_END.swap(-1, Ordering::Relaxed),
+            CHILDS_END.swap(-1, Ordering::Relaxed),
+        );
+        if mine >= 0 {
+            // SAFETY: descriptors of ours. If there is no child, the other end is closed now, and nobody answers.
+            unsafe { libc::close(theirs) };
+            tell(mine);
+            hear(mine);
+            // SAFETY: as above.
+            unsafe { libc::close(mine) };
+        }
+        protect_list(false);
+        PROTECTED.store(false, Ordering::Release);
+        // SAFETY: forgotten in `prepare`, by this thread.
+        drop(unsafe { Hold::of_this_thread() });
+    }
+    // SAFETY: locked in `before_fork`, by this thread.
+    unsafe { PAGES.force_unlock() };
+}
+
+unsafe extern "C" fn in_child() {
+    copy_in_child(0);
+    FORKING.store(false, Ordering::Release);
+    // SAFETY: this thread is the only one; its twin in the parent holds these locks.
+    unsafe {
+        store_hold::forget();
+        PAGES.force_unlock();
+    }
+    // Nothing is registered here, and all of it is private memory. What the parent knew is left as it is: freeing it would
+    // close descriptors that the program may have closed itself.
+    std::mem::forget(PAGES.lock().take());
+    COUNT.store(0, Ordering::Release);
+}
+
+/// In a child: copies all pages out of the file, once. Whether this is such a child and the pages are there now.
+fn copy_in_child(address: u64) -> bool {
+    if !FORKING.load(Ordering::Acquire) || PARENT.load(Ordering::Relaxed) == process() {
+        return false;
+    }
+    let listed = |one: &Mapped| address >= one.address && address < one.address + one.len;
+    if address != 0 && !list().iter().any(listed) {
+        return false;
+    }
+    if COPIED
+        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+        .is_err()
+    {
+        return false;
+    }
+    let (theirs, mine) = (
+        PARENTS_END.swap(-1, Ordering::Relaxed),
+        CHILDS_END.swap(-1, Ordering::Relaxed),
+    );
+    if mine >= 0 {
+        // SAFETY: a descriptor of ours.
+        unsafe { libc::close(theirs) };
+        hear(mine);
+    }
+    let file = FILE.load(Ordering::Relaxed);
+    let rw = libc::PROT_READ | libc::PROT_WRITE;
+    for one in list() {
+        // SAFETY: nothing is mapped there in this process.
+        let made = unsafe { anonymous(one.address, one.len, rw, libc::MAP_FIXED) };
+        if made.is_some() && read_all(file, one.address, one.len, one.offset) {
+            if one.protection != rw {
+                store_hold::set_protection(one.address, one.len, one.protection);
+            }
+        } else {
+            // Natively there would be no child: better none than one with other data.
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(127) };
+        }
+    }
+    if mine >= 0 {
+        tell(mine);
+        // SAFETY: as above.
+        unsafe { libc::close(mine) };
+    }
+    COPIED.store(2, Ordering::Release);
+    true
+}
+
+/// Sends a byte.
+fn tell(socket: i32) {
+    // SAFETY: one byte that is there; nobody at the other end is no error.
+    unsafe { libc::send(socket, [0u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+}
+
+/// Waits for a byte, or the other end's end.
+fn hear(socket: i32) {
+    let mut byte = 0u8;
+    loop {
+        // SAFETY: room for one byte. The kernel's call: the C library's is interposed.
+        let got = unsafe {
+            libc::syscall(
+                libc::SYS_recvfrom,
+                socket,
+                &raw mut byte,
+                1,
+                0,
+                ptr::null::<u8>(),
+                ptr::null::<u8>(),
+            )
+        };
+        // SAFETY: the thread's own errno.
+        if !(got < 0 && unsafe { *libc::__errno_location() } == libc::EINTR) {
+            return;
+        }
+    }
+}
