@@ -29,9 +29,10 @@ use mpsshim_proto::segment::{self, RingMemory, reached};
 use mpsshim_proto::shm::{Doorbell, Mapping};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// Servers that may end one after the other with the same message as a session's next: the message may be the reason.
@@ -42,6 +43,35 @@ type Left = BTreeMap<Name, OwnedFd>;
 
 /// Why a session is not made again, in words.
 type Lost = String;
+
+/// The time that the parts of sessions took, by what they are.
+#[derive(Debug, Default)]
+struct Spent(BTreeMap<String, Duration>);
+
+impl Spent {
+    /// Parts that are named in the log, those that took longest.
+    const NAMED: usize = 5;
+
+    fn add(&mut self, record: &Record, began: Instant) {
+        let what = match record.kind {
+            Kind::Makes | Kind::Sets => Op::from_u16(record.op).map(|op| format!("{op:?}")),
+            kind => Some(format!("{kind:?}")),
+        };
+        *self.0.entry(what.unwrap_or_default()).or_default() += began.elapsed();
+    }
+}
+
+impl fmt::Display for Spent {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts: Vec<_> = self.0.iter().collect();
+        parts.sort_by_key(|(_, time)| std::cmp::Reverse(**time));
+        let parts = parts.into_iter().take(Self::NAMED);
+        let named: Vec<_> = parts
+            .map(|(what, time)| format!("{what} {} ms", time.as_millis()))
+            .collect();
+        to.write_str(&named.join(", "))
+    }
+}
 
 /// Makes all sessions again that the keeper knows of, before clients come.
 ///
@@ -81,8 +111,9 @@ fn adopt(shared: &Arc<Shared>) {
         .map(Name::number)
         .collect();
     let (mut again, mut lost) = (0, 0);
+    let mut spent = Spent::default();
     for id in sessions {
-        match take_over(shared, id, &mut left) {
+        match take_over(shared, id, &mut left, &mut spent) {
             Ok(()) => again += 1,
             Err(why) => {
                 lost += 1;
@@ -98,7 +129,7 @@ fn adopt(shared: &Arc<Shared>) {
     }
     keeper.settle();
     tracing::info!(
-        "Sessions of the server before: {again} go on, {lost} have ended, after {} ms",
+        "Sessions of the server before: {again} go on, {lost} have ended, after {} ms ({spent})",
         began.elapsed().as_millis()
     );
 }
@@ -153,14 +184,19 @@ impl Parts {
 }
 
 /// Makes one session again.
-fn take_over(shared: &Arc<Shared>, id: u64, left: &mut Left) -> Result<(), Lost> {
+fn take_over(
+    shared: &Arc<Shared>,
+    id: u64,
+    left: &mut Left,
+    spent: &mut Spent,
+) -> Result<(), Lost> {
     let parts = Parts::take(id, left)?;
     let (mut session, records) = open(shared, id, parts)?;
     let info = session.shared.info.clone();
     shared.remember(&session.shared);
     shared.tell(EngineEvent::Connected(info));
     session.enter();
-    let made = realise(shared, &mut session, &records, left);
+    let made = realise(shared, &mut session, &records, left, spent);
     let made = made.and_then(|()| {
         let watched = shared.watch_socket(&session.shared);
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
@@ -290,6 +326,7 @@ fn realise(
     session: &mut Session,
     records: &[Record],
     left: &mut Left,
+    spent: &mut Spent,
 ) -> Result<(), Lost> {
     session.moment = Some(super::gate::Moment::endless());
     // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
@@ -302,9 +339,12 @@ fn realise(
     };
     let mut records: Vec<&Record> = records.iter().collect();
     records.sort_by_key(stage);
-    let outcome = records
-        .into_iter()
-        .try_for_each(|record| make(shared, session, record, left));
+    let outcome = records.into_iter().try_for_each(|record| {
+        let began = Instant::now();
+        let made = make(shared, session, record, left);
+        spent.add(record, began);
+        made
+    });
     session.graphs.restored();
     session.moment = None;
     outcome
