@@ -270,6 +270,8 @@ macro_rules! for_each_op {
             EventExport = 503: Request event_export(stream::EventExport) -> stream::EventToken; Dispatch, Free, Never, Nothing, Binds;
             /// Opens an event by an IPC handle.
             EventImport = 504: Request event_import(stream::EventImport) -> (); Dispatch, [Event event], Never, Nothing, Binds;
+            /// Does nothing: what stands before it has been executed, or deferred in its place.
+            Taken = 505: Request taken(()) -> (); Dispatch, Free, Never, Nothing, Nothing;
 
             // Green contexts, device-wide settings: [`context`].
             /// Resources of a device, a context or a stream.

@@ -247,6 +247,31 @@ fn two_processes_share_an_event() {
     });
 }
 
+/// Runs processes in a ring, each ordered behind the one before it by an event: `event-ring PROCESSES ROUNDS WAY BEHIND`.
+fn ring(processes: &str, rounds: &str, way: &str, behind: &str) {
+    Scene::new().beside_a_worker(|scene| {
+        let mut ring = preloaded(env!("CARGO_BIN_EXE_event-ring"), scene.place.pipe());
+        ring.args([processes, rounds, way, behind]);
+        assert_eq!(succeed(&mut ring), "PASS\n", "{way} behind {behind}");
+    });
+}
+
+/// However it waits, a process waits for what another one has recorded before it told it, wherever that one's record is: in
+/// its ring, or deferred behind a kernel or a host function.
+#[test]
+fn a_wait_sees_records_of_other_processes_that_are_not_submitted() {
+    for behind in ["kernel", "function"] {
+        for way in ["wait", "query", "synchronize"] {
+            ring("2", "24", way, behind);
+        }
+    }
+}
+
+#[test]
+fn events_order_four_processes_whatever_delays_their_records() {
+    ring("4", "2000", "any", "any");
+}
+
 #[test]
 fn threads_have_contexts_and_default_streams_of_their_own() {
     Scene::new().beside_a_worker(|scene| {

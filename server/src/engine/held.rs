@@ -12,16 +12,18 @@ use super::calls::{self, Undone};
 use super::devices::Ordinal;
 use super::host::{Flag, read_word};
 use super::session::{Session, SessionShared};
+use super::shared_events::{Record, Standing, Taken};
 use super::slots::Slots;
 use super::streams::{Role, Stream};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
-use mpsshim_proto::message::{Launch, Op};
+use mpsshim_proto::message::{EventOnStream, Launch, MarkEvent, Op};
 use mpsshim_proto::ops::{Ordering, Touch};
 use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::reached;
 use std::collections::{BTreeSet, VecDeque};
 use std::mem::{offset_of, take};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// [`Message::offset`] of a message that is not in the ring: its bytes are in [`Held::replay`].
@@ -41,6 +43,8 @@ pub enum Awaited {
     Passed(u64, Instant),
     /// Those who wait at the gate, as of this number of [`super::calm::Calm::pauses`].
     Gate(u32),
+    /// A record of an event of several sessions, which is deferred in another one; since when.
+    Record(Arc<Record>, Instant),
 }
 
 impl Awaited {
@@ -49,13 +53,20 @@ impl Awaited {
         Awaited::Passed(ops, Instant::now())
     }
 
+    /// The driver has this record of an event.
+    pub fn record(record: Arc<Record>) -> Awaited {
+        Awaited::Record(record, Instant::now())
+    }
+
     /// How soon to look again; `None` for what is told.
     fn pause(&self) -> Option<Duration> {
         match self {
             Awaited::Returned { .. } => None,
             Awaited::Word(word) => Some(word.pause()),
             // What the pause adds to it is a small part.
-            Awaited::Passed(_, since) => Some((since.elapsed() / 64).clamp(SHORTEST, LONGEST / 2)),
+            Awaited::Passed(_, since) | Awaited::Record(_, since) => {
+                Some((since.elapsed() / 64).clamp(SHORTEST, LONGEST / 2))
+            }
             Awaited::Gate(_) => Some(LONGEST / 2),
         }
     }
@@ -168,6 +179,8 @@ struct Deferred {
     message: Message,
     bytes: Vec<u8>,
     touches: Touches,
+    /// What it has of an event of several sessions.
+    taken: Option<Taken>,
 }
 
 /// What a session holds back.
@@ -180,6 +193,8 @@ pub struct Held {
     blocked: BTreeSet<Object>,
     /// The message that is executed, if it is not in the ring.
     replay: Vec<u8>,
+    /// What that one has of an event of several sessions.
+    pub taken: Option<Taken>,
     /// It was deferred.
     replaying: bool,
     /// The message at the ring's tail has to wait for the backlog.
@@ -343,6 +358,7 @@ impl Session {
         }
         let mut bytes = vec![0; len];
         let _ = self.copy_out(message, 0, &mut bytes);
+        let taken = self.take_event(op, message);
         self.held.bytes += len;
         self.held.block(touches);
         self.held.backlog.push_back(Deferred {
@@ -353,8 +369,63 @@ impl Session {
             },
             bytes,
             touches,
+            taken,
         });
         Order::Taken
+    }
+
+    /// What a message that is being deferred has of an event of several sessions: other sessions wait for a deferred record
+    /// from now on, and a deferred wait is for the last record of now.
+    fn take_event(&self, op: Op, message: &Message) -> Option<Taken> {
+        let (Op::EventRecord | Op::StreamWaitEvent | Op::MarkEvent) = op else {
+            return None;
+        };
+        let event = self.event_in(op, message)?;
+        let shared = self.events.get(event).ok()?.shared.as_ref()?;
+        Some(match op {
+            Op::EventRecord => Taken::Record(shared.defer_record()),
+            _ => Taken::Wait(shared.latest()),
+        })
+    }
+
+    /// The event that a message names.
+    fn event_in(&self, op: Op, message: &Message) -> Option<u64> {
+        let Ordering::Objects(touched) = op.ordering() else {
+            return None;
+        };
+        let event = touched
+            .iter()
+            .find(|touch| !matches!(touch, Touch::Stream(_)));
+        event.map(|touch| self.handle_in(message, *touch).0)
+    }
+
+    /// An event is one of several sessions from now on: what is deferred has its part of it, in order.
+    pub fn share_deferred(&mut self, event: u64) {
+        let Some(shared) = self
+            .events
+            .get(event)
+            .ok()
+            .and_then(|event| event.shared.clone())
+        else {
+            return;
+        };
+        for held in &mut self.held.backlog {
+            let (offset, records) = match held.op {
+                Op::EventRecord | Op::StreamWaitEvent => {
+                    let records = held.op == Op::EventRecord;
+                    (offset_of!(EventOnStream, event), records)
+                }
+                Op::MarkEvent => (offset_of!(MarkEvent, event), false),
+                _ => continue,
+            };
+            let named = held.bytes.get(offset..).and_then(|rest| rest.first_chunk());
+            if named.copied().map(u64::from_le_bytes) == Some(event) {
+                held.taken = Some(match records {
+                    true => Taken::Record(shared.defer_record()),
+                    false => Taken::Wait(shared.latest()),
+                });
+            }
+        }
     }
 
     /// Executes what need not be held back any more; whether there was any.
@@ -395,8 +466,10 @@ impl Session {
                     Err(Undone::Alone)
                 } else {
                     self.held.replaying = true;
+                    self.held.taken = next.taken.take();
                     let outcome = calls::execute(shared, self, next.op, &next.message);
                     self.held.replaying = false;
+                    next.taken = self.held.taken.take();
                     outcome
                 };
                 match outcome {
@@ -428,6 +501,7 @@ impl Session {
                 let stream = self.streams.at_mut(hold.stream);
                 stream.map_or(true, |stream| stream.is_past(shared, *ops))
             }
+            Awaited::Record(record, _) => !matches!(Record::standing(record), Standing::Pending),
             Awaited::Gate(pauses) => *pauses != shared.calm(self.side).pauses(),
         }
     }

@@ -51,6 +51,7 @@ impl Shared {
         if self.families.alive(side) > 0 || !nothing_comes() || !self.graves(side).are_empty() {
             return;
         }
+        self.shared_events.clear_spare(&self.driver, side);
         for device in self.devices.iter().filter(|device| device.has(side)) {
             device.close_annex(&self.driver, side);
         }

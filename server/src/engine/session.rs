@@ -354,18 +354,14 @@ impl Event {
     /// It was recorded.
     pub fn note_recorded(&mut self, captured: bool) {
         (self.recorded, self.captured) = (true, captured);
-        if let Some(shared) = &self.shared {
-            shared.note_recorded();
-        }
     }
 
     /// Whether there is a record to wait for.
     pub fn is_recorded(&self) -> bool {
-        self.recorded
-            || self
-                .shared
-                .as_ref()
-                .is_some_and(|shared| shared.is_recorded())
+        match &self.shared {
+            None => self.recorded,
+            Some(shared) => shared.is_recorded(),
+        }
     }
 }
 

@@ -18,27 +18,220 @@ use std::sync::{Arc, Weak};
 /// `CUipcEventHandle`.
 pub type Token = [u64; 8];
 
+/// A driver's event of one record, or the event that a session made.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    raw: CUevent,
+    device: Ordinal,
+    /// Whose context it is in: an event is recorded in its own context only, and waited for in all.
+    side: Side,
+}
+
+/// Driver's events that no record needs any more.
+type Spare = Arc<Mutex<Vec<Made>>>;
+
+/// Spare events at most.
+const MOST_SPARE: usize = 64;
+
+/// One record of an event of several sessions. It has a driver's event of its own: whoever waits for this record does not
+/// wait for a later one.
+#[derive(Debug)]
+pub struct Record {
+    state: Mutex<State>,
+    /// Where its driver's event goes in the end; `None`: that is the event itself.
+    spare: Option<Spare>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It is deferred. The record before it counts if it is never made.
+    Pending(Option<Arc<Record>>),
+    /// The driver has it.
+    Made(Made),
+    /// It was refused, or its session has ended: the record before it counts.
+    Failed(Option<Arc<Record>>),
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let (State::Made(made), Some(spare)) = (self.state.get_mut(), &self.spare) {
+            spare.lock().push(*made);
+        }
+    }
+}
+
+/// How a record stands.
+#[derive(Debug)]
+pub enum Standing {
+    /// There is none.
+    None,
+    /// The driver has it, as this event.
+    Made(CUevent),
+    /// It is deferred.
+    Pending,
+}
+
+impl Record {
+    fn new(state: State, spare: Option<Spare>) -> Arc<Record> {
+        let state = Mutex::new(state);
+        Arc::new(Record { state, spare })
+    }
+
+    /// What counts in place of one that failed.
+    fn effective(mut record: Arc<Record>) -> Option<Arc<Record>> {
+        loop {
+            let before = match &*record.state.lock() {
+                State::Failed(before) => before.clone(),
+                State::Pending(_) | State::Made(_) => break,
+            };
+            record = before?;
+        }
+        Some(record)
+    }
+
+    /// How it stands, or the one that counts in its place.
+    pub fn standing(record: &Arc<Record>) -> Standing {
+        match Record::effective(record.clone()) {
+            None => Standing::None,
+            Some(record) => match &*record.state.lock() {
+                State::Made(made) => Standing::Made(made.raw),
+                // It may have failed just now: who asks again is told more.
+                State::Pending(_) | State::Failed(_) => Standing::Pending,
+            },
+        }
+    }
+}
+
+/// A deferred record, for the session that makes it. Dropped before, the record has failed.
+#[derive(Debug)]
+pub struct Ticket(Arc<Record>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        if let State::Pending(before) = &mut *state {
+            let before = before.take().and_then(Record::effective);
+            *state = State::Failed(before);
+        }
+    }
+}
+
+/// What a message that is deferred has of an event of several sessions, as it was when the message came.
+#[derive(Debug)]
+pub enum Taken {
+    /// It records the event.
+    Record(Ticket),
+    /// It waits for this record of it.
+    Wait(Option<Arc<Record>>),
+}
+
 /// An event of several sessions.
 #[derive(Debug)]
 pub struct SharedEvent {
-    raw: CUevent,
-    device: Ordinal,
-    /// Where it was made.
-    side: Side,
+    /// The maker's event, which graphs record and wait for; it is recorded with each record made in its context.
+    made: Made,
     /// Whose sessions may open it.
     uid: u32,
     token: Token,
-    recorded: AtomicBool,
+    /// The last record: of all sessions, in the order in which the server took them out of their rings.
+    latest: Mutex<Option<Arc<Record>>>,
+    /// Graphs may record it.
+    by_graphs: AtomicBool,
+    spare: Spare,
 }
 
 impl SharedEvent {
     /// Whether some session has recorded it.
     pub fn is_recorded(&self) -> bool {
-        self.recorded.load(Ordering::Acquire)
+        self.is_by_graphs() || self.latest.lock().is_some()
     }
-    /// A session has recorded it.
-    pub fn note_recorded(&self) {
-        self.recorded.store(true, Ordering::Release);
+
+    /// The last record.
+    pub fn latest(&self) -> Option<Arc<Record>> {
+        self.latest.lock().clone()
+    }
+
+    /// Graphs may record it from now on.
+    pub fn note_by_graphs(&self) {
+        self.by_graphs.store(true, Ordering::Release);
+    }
+
+    /// Whether graphs may record it: then [`SharedEvent::raw`] counts too.
+    pub fn is_by_graphs(&self) -> bool {
+        self.by_graphs.load(Ordering::Acquire)
+    }
+
+    /// The driver's event that graphs know.
+    pub fn raw(&self) -> CUevent {
+        self.made.raw
+    }
+
+    /// A record that is deferred: from now on it is the last one.
+    pub fn defer_record(&self) -> Ticket {
+        let mut latest = self.latest.lock();
+        let before = latest.take();
+        let record = Record::new(State::Pending(before), Some(self.spare.clone()));
+        *latest = Some(record.clone());
+        Ticket(record)
+    }
+
+    /// Records it on a driver's stream of the context that is current, of `device`; `ticket`, if the record was deferred.
+    ///
+    /// # Errors
+    /// The driver's: there is no such record then.
+    pub fn record(
+        &self,
+        driver: &Driver,
+        (device, stream): (Ordinal, CUstream),
+        ticket: Option<Ticket>,
+    ) -> Result<(), CUresult> {
+        let made = self.take_spare(driver, device)?;
+        if let Err(status) = driver.event_record(made.raw, stream, 0) {
+            self.spare.lock().push(made);
+            return Err(status);
+        }
+        let before = match ticket {
+            Some(ticket) => std::mem::replace(&mut *ticket.0.state.lock(), State::Made(made)),
+            None => {
+                let record = Record::new(State::Made(made), Some(self.spare.clone()));
+                State::Failed(self.latest.lock().replace(record))
+            }
+        };
+        // Outside of the locks: it may be the last to hold other records.
+        drop(before);
+        if (made.device, made.side) == (self.made.device, self.made.side) {
+            driver.event_record(self.made.raw, stream, 0)?;
+        }
+        Ok(())
+    }
+
+    fn take_spare(&self, driver: &Driver, device: Ordinal) -> Result<Made, CUresult> {
+        let side = side::entered();
+        let (found, surplus) = {
+            let mut spare = self.spare.lock();
+            let fits = |made: &Made| made.device == device && made.side == side;
+            let found = spare.iter().position(fits).map(|at| spare.swap_remove(at));
+            let kept = spare.len().min(MOST_SPARE);
+            (found, spare.split_off(kept))
+        };
+        for made in surplus {
+            let _ = driver.event_destroy(made.raw);
+        }
+        if let Some(made) = found {
+            return Ok(made);
+        }
+        let mut raw = CUevent::NULL;
+        driver.event_create(&mut raw, CU_EVENT_DISABLE_TIMING)?;
+        Ok(Made { raw, device, side })
+    }
+
+    fn is_of(&self, side: Side) -> bool {
+        let latest = self.latest();
+        self.made.side == side
+            || latest.is_some_and(|record| match &*record.state.lock() {
+                State::Made(made) => made.side == side,
+                State::Pending(_) | State::Failed(_) => true,
+            })
     }
 }
 
@@ -46,6 +239,7 @@ impl SharedEvent {
 #[derive(Debug, Default)]
 pub struct SharedEvents {
     known: Mutex<HashMap<Token, Weak<SharedEvent>>>,
+    spare: Spare,
 }
 
 impl SharedEvents {
@@ -62,13 +256,19 @@ impl SharedEvents {
             return Err(CUDA_ERROR_CAPTURED_EVENT);
         }
         let token = random()?;
-        let shared = Arc::new(SharedEvent {
+        let made = Made {
             raw: event.raw,
             device: event.device,
             side: side::entered(),
+        };
+        let first = event.recorded.then(|| Record::new(State::Made(made), None));
+        let shared = Arc::new(SharedEvent {
+            made,
             uid,
             token,
-            recorded: AtomicBool::new(event.recorded),
+            latest: Mutex::new(first),
+            by_graphs: AtomicBool::new(event.time.is_by_graphs()),
+            spare: self.spare.clone(),
         });
         self.known.lock().insert(token, Arc::downgrade(&shared));
         event.shared = Some(shared);
@@ -84,8 +284,8 @@ impl SharedEvents {
         let shared = known.get(token).and_then(Weak::upgrade);
         match shared.filter(|shared| shared.uid == uid) {
             Some(shared) => Ok(Event {
-                raw: shared.raw,
-                device: shared.device,
+                raw: shared.made.raw,
+                device: shared.made.device,
                 flags: 0,
                 recorded: false,
                 time: Time::default(),
@@ -96,11 +296,23 @@ impl SharedEvents {
         }
     }
 
-    /// Whether sessions share events of a side.
+    /// Whether sessions share events of a side, or may wait for records that were made there.
     pub fn any_of(&self, side: Side) -> bool {
+        // Under the lock, as in `end`: what is upgraded here must not be taken for another holder there.
         let known = self.known.lock();
         let mut alive = known.values().filter_map(Weak::upgrade);
-        alive.any(|event| event.side == side)
+        alive.any(|event| event.is_of(side))
+    }
+
+    /// Destroys the spare events of a side, whose context is about to go.
+    pub fn clear_spare(&self, driver: &Driver, side: Side) {
+        let gone: Vec<Made> = {
+            let mut spare = self.spare.lock();
+            spare.extract_if(.., |made| made.side == side).collect()
+        };
+        for made in gone {
+            let _ = driver.event_destroy(made.raw);
+        }
     }
 
     /// A session gives its event up; the last one ends it.

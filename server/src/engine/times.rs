@@ -47,6 +47,11 @@ impl Time {
         self.original.is_some()
     }
 
+    /// Whether graphs record it.
+    pub fn is_by_graphs(&self) -> bool {
+        self.by_graphs
+    }
+
     /// By how much the driver's record is too late.
     fn late(&self) -> Nanoseconds {
         match (self.original, self.record) {
@@ -113,6 +118,9 @@ impl Session {
         if let Ok(event) = self.events.get_mut(event) {
             event.recorded = true;
             event.time.by_graphs = true;
+            if let Some(shared) = &event.shared {
+                shared.note_by_graphs();
+            }
         }
     }
 

@@ -42,6 +42,8 @@ pub struct Event {
     capture: AtomicU64,
     /// Whether a graph may record it, unseen from here.
     in_graph: AtomicBool,
+    /// Whether another process may have it: it was given a handle, or opened by one.
+    open: AtomicBool,
 }
 
 /// Where an event was last recorded.
@@ -95,6 +97,17 @@ impl Event {
             || self.is_shared()
     }
 
+    /// Another process may have it from now on.
+    pub fn is_open_elsewhere(&self) {
+        self.open.store(true, Ordering::Release);
+    }
+
+    /// Whether another process may record it, or wait for it.
+    #[inline]
+    fn is_of_several(&self) -> bool {
+        self.is_shared() && self.open.load(Ordering::Acquire)
+    }
+
     fn policy(&self) -> Policy {
         if self.flags() & CU_EVENT_BLOCKING_SYNC != 0 {
             Policy::Block
@@ -119,6 +132,7 @@ fn claim(context: &'static Context, flags: u32) -> Status<EventRef> {
     event.complete.store(false, Ordering::Relaxed);
     event.capture.store(0, Ordering::Relaxed);
     event.in_graph.store(false, Ordering::Relaxed);
+    event.open.store(false, Ordering::Relaxed);
     Ok(event)
 }
 
@@ -136,8 +150,15 @@ pub fn import(session: &Session, context: &'static Context, token: [u64; 8]) -> 
         EVENTS.recycle(event);
         return Err(status);
     }
+    event.is_open_elsewhere();
     context.own_event(EVENTS.publish(event));
     Ok(event)
+}
+
+/// Returns when the server has taken out of the ring what it was given before: from then on other processes see each record
+/// of an event, and what this one waits for stays what it is now. The server may submit it later.
+fn await_taken(session: &Session) -> Status {
+    session.request(Op::Taken, &(), &[])?.status.ok()
 }
 
 /// Makes an event; the caller has checked the flags.
@@ -200,6 +221,10 @@ fn put_record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
         at: stream.position(),
     });
     event.complete.store(false, Ordering::Release);
+    drop(ring);
+    if event.is_of_several() {
+        return await_taken(session);
+    }
     Ok(())
 }
 
@@ -239,6 +264,9 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
         pad: 0,
     };
     stream::submit(session, stream, Op::StreamWaitEvent, &body, &[])?;
+    if event.is_of_several() && !stream.is_capturing() {
+        await_taken(session)?;
+    }
     if captured != 0 {
         capture::join(session, stream, captured)?;
     }
@@ -293,13 +321,20 @@ fn outstanding(session: &Session, event: EventRef) -> Status<Option<Record>> {
 
 /// Waits for an event.
 pub fn synchronize(session: &Session, event: EventRef) -> Status {
-    if event.is_elsewhere() {
-        if event.capture.load(Ordering::Relaxed) == 0 {
-            capture::forbid(session)?;
-        }
+    if event.capture.load(Ordering::Relaxed) != 0 {
         return poll(session, event);
     }
     capture::forbid(session)?;
+    if event.in_graph.load(Ordering::Relaxed) {
+        return poll(session, event);
+    }
+    if event.is_shared() {
+        // For its record of now, whatever other processes do meanwhile.
+        return match default_stream::wait_stream(session, event.context()) {
+            Ok(waiter) => wait_by_mark(session, event, waiter),
+            Err(_) => poll(session, event),
+        };
+    }
     let Some(record) = outstanding(session, event)? else {
         return session.async_error();
     };
@@ -317,13 +352,18 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
         // No flag is left, or the thread is at its end.
         Err(_) => return poll(session, event),
     };
+    wait_by_mark(session, event, waiter)?;
+    note_complete(event, record);
+    Ok(())
+}
+
+/// Waits until a stream has reached an event's last record.
+fn wait_by_mark(session: &Session, event: EventRef, waiter: StreamRef) -> Status {
     let target = {
         let mut ring = session.ring()?;
         stream::mark_event(&mut ring, waiter, event.handle())?
     };
-    stream::wait_for(session, waiter, target, event.policy())?;
-    note_complete(event, record);
-    Ok(())
+    stream::wait_for(session, waiter, target, event.policy())
 }
 
 /// Remembers that a record is complete, unless another one has taken its place.

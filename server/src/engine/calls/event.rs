@@ -1,13 +1,16 @@
 //! Events.
 
 use super::super::Shared;
+use super::super::held::Awaited;
 use super::super::session::{CallError, Event, Session};
+use super::super::shared_events::{Record, SharedEvent, Standing, Taken};
 use super::super::streams::Role;
 use super::super::times::Time;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
 use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 impl Session {
@@ -50,11 +53,22 @@ impl Session {
     /// `cuEventRecord(WithFlags)`.
     pub fn event_record(&mut self, shared: &Shared, body: EventOnStream) -> Result<(), CallError> {
         let raw = self.events.get(body.event)?.raw;
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare_record(shared, &body)?;
         let external = body.flags & CU_EVENT_RECORD_EXTERNAL != 0;
         let captured = self.streams.at(index)?.capturing && !external;
-        self.events.get(body.event)?.may_be_recorded(captured)?;
-        shared.driver.event_record(raw, stream, body.flags)?;
+        let event = self.events.get(body.event)?;
+        event.may_be_recorded(captured)?;
+        match &event.shared {
+            Some(of_several) if !external => {
+                let ticket = match self.held.taken.take() {
+                    Some(Taken::Record(ticket)) => Some(ticket),
+                    _ => None,
+                };
+                let device = self.streams.at(index)?.device;
+                of_several.record(&shared.driver, (device, stream), ticket)?;
+            }
+            _ => shared.driver.event_record(raw, stream, body.flags)?,
+        }
         if external {
             self.graphs.refer_to(body.event);
             self.note_recorded_by_graphs(body.event);
@@ -63,6 +77,77 @@ impl Session {
         let captured = captured || external && self.events.get(body.event)?.captured;
         self.note_recorded(body.event, captured)?;
         self.submitted(shared, index, 1)
+    }
+
+    /// As [`Session::prepare`]. A record that other sessions may wait for does not stay in the ring: its stream is held, and
+    /// the record deferred.
+    fn prepare_record(
+        &mut self,
+        shared: &Shared,
+        body: &EventOnStream,
+    ) -> Result<(usize, CUstream), CallError> {
+        let prepared = self.prepare(shared, body.stream);
+        if matches!(prepared, Err(CallError::Full))
+            && self.events.get(body.event)?.shared.is_some()
+            && let Ok(index) = self.streams.index(body.stream)
+            && !self.held.holds(index)
+        {
+            let stream = self.streams.at(index)?;
+            let room = shared.window().saturating_sub(1);
+            let ops = stream.ops().saturating_sub(room);
+            self.hold(index, Awaited::passed(ops));
+        }
+        prepared
+    }
+
+    /// What a stream has to wait for that waits for an event of several sessions: the record that was the last one when the
+    /// message came, if the driver has it.
+    ///
+    /// # Errors
+    /// [`CallError::Full`] when the record is deferred in its session: the stream is then held until it no longer is.
+    fn record_to_await(
+        &mut self,
+        of_several: &SharedEvent,
+        stream: u64,
+    ) -> Result<Option<CUevent>, CallError> {
+        let record = match &self.held.taken {
+            Some(Taken::Wait(record)) => record.clone(),
+            _ => of_several.latest(),
+        };
+        let Some(record) = record else {
+            return Ok(None);
+        };
+        match Record::standing(&record) {
+            Standing::None => Ok(None),
+            Standing::Made(raw) => Ok(Some(raw)),
+            Standing::Pending => {
+                let index = self.streams.index(stream)?;
+                self.hold(index, Awaited::record(record));
+                Err(CallError::Full)
+            }
+        }
+    }
+
+    /// Makes a stream wait for an event of several sessions; where it is, if it waits.
+    ///
+    /// # Errors
+    /// See [`Session::record_to_await`]; the driver's.
+    fn await_shared(
+        &mut self,
+        shared: &Shared,
+        of_several: &Arc<SharedEvent>,
+        stream: u64,
+    ) -> Result<(usize, CUstream), CallError> {
+        let record = self.record_to_await(of_several, stream)?;
+        let (index, stream) = self.prepare(shared, stream)?;
+        if let Some(raw) = record {
+            shared.driver.stream_wait_event(stream, raw, 0)?;
+        }
+        if of_several.is_by_graphs() {
+            let raw = of_several.raw();
+            shared.driver.stream_wait_event(stream, raw, 0)?;
+        }
+        Ok((index, stream))
     }
 
     /// `cuStreamWaitEvent`; an event never recorded is no reason to wait.
@@ -80,6 +165,13 @@ impl Session {
         }
         if !event.is_recorded() && !capturing {
             return Ok(());
+        }
+        if let Some(of_several) = &event.shared
+            && !capturing
+        {
+            let of_several = of_several.clone();
+            let (index, _) = self.await_shared(shared, &of_several, body.stream)?;
+            return self.submitted(shared, index, 1);
         }
         let (raw, captured) = (event.raw, event.captured);
         let (index, stream) = self.prepare(shared, body.stream)?;
@@ -107,26 +199,30 @@ impl Session {
         };
         self.shared.check_slot(body.slot)?;
         let address = self.shared.flag_address(body.slot)?;
-        let event = match self.events.get(body.event) {
+        let (event, of_several) = match self.events.get(body.event) {
             // The server's stream must not join the capture.
             Ok(event) if event.captured => {
                 return self.mark_failed(&mark, CUDA_ERROR_CAPTURED_EVENT.into());
             }
-            Ok(event) => event.raw,
+            Ok(event) => (event.raw, event.shared.clone()),
             Err(status) => return self.mark_failed(&mark, status.into()),
         };
-        let queued = self
-            .prepare(shared, body.stream)
-            .and_then(|(index, stream)| {
-                if self.streams.at(index)?.capturing {
-                    return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
-                }
+        let prepared = match &of_several {
+            Some(of_several) => self.await_shared(shared, of_several, body.stream),
+            None => self.prepare(shared, body.stream),
+        };
+        let queued = prepared.and_then(|(index, stream)| {
+            if self.streams.at(index)?.capturing {
+                return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+            }
+            if of_several.is_none() {
                 shared.driver.stream_wait_event(stream, event, 0)?;
-                shared
-                    .driver
-                    .stream_write_value32(stream, address, body.value, 0)?;
-                Ok(index)
-            });
+            }
+            shared
+                .driver
+                .stream_write_value32(stream, address, body.value, 0)?;
+            Ok(index)
+        });
         match queued {
             Ok(index) => {
                 self.submitted(shared, index, 1)?;
@@ -141,7 +237,23 @@ impl Session {
     pub fn event_query(&mut self, shared: &Shared, body: Object) -> Reply {
         let event = self.events.get(body.object)?;
         shared.devices[event.device].make_current(&shared.driver)?;
-        shared.driver.event_query(event.raw)?;
+        let Some(of_several) = &event.shared else {
+            shared.driver.event_query(event.raw)?;
+            return Ok(Vec::new());
+        };
+        match of_several.latest().as_ref().map(Record::standing) {
+            None | Some(Standing::None) => {}
+            Some(Standing::Made(raw)) => shared.driver.event_query(raw)?,
+            Some(Standing::Pending) => return Err(CUDA_ERROR_NOT_READY.into()),
+        }
+        if of_several.is_by_graphs() {
+            shared.driver.event_query(of_several.raw())?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Does nothing: what stands before it in the ring has been executed or deferred.
+    pub fn taken(&mut self, _: &Shared, (): ()) -> Reply {
         Ok(Vec::new())
     }
 
@@ -149,7 +261,11 @@ impl Session {
     pub fn event_export(&mut self, shared: &Shared, body: EventExport) -> Reply {
         self.shares = true;
         let event = self.events.get_mut(body.event)?;
+        let is_new = event.shared.is_none();
         let token = shared.shared_events.export(event, self.shared.info.uid)?;
+        if is_new {
+            self.share_deferred(body.event);
+        }
         Ok(EventToken { token }.as_bytes().to_vec())
     }
 

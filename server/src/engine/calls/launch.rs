@@ -156,6 +156,10 @@ impl Session {
                     let mut handle = [0; 8];
                     handle.copy_from_slice(&attribute.value[..8]);
                     let event = self.events.get_mut(u64::from_le_bytes(handle))?;
+                    // Not allowed for events between processes.
+                    if event.shared.is_some() {
+                        return Err(CUDA_ERROR_INVALID_VALUE.into());
+                    }
                     if let Some(captured) = capturing {
                         event.may_be_recorded(captured)?;
                         attributes.records.push(u64::from_le_bytes(handle));

@@ -94,6 +94,8 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) 
         let body = EventExport {
             event: event.handle(),
         };
+        // Before others can know of it.
+        event.is_open_elsewhere();
         let answer: EventToken = session()?.request(Op::EventExport, &body, &[])?.read()?;
         out.set(CUipcEventHandle(zerocopy::transmute!(answer.token)))
     })

@@ -1665,6 +1665,7 @@ impl Maker<'_> {
                 };
                 plain(op, &import).gives(Gives::Own(event))
             }
+            Op::Taken => plain(op, &()),
 
             Op::ResourceQuery => {
                 let query = ResourceQuery {
