@@ -369,6 +369,44 @@ mod tests {
         }
     }
 
+    fn standing(record: &Option<Arc<Record>>) -> Option<Standing> {
+        record.as_ref().map(Record::standing)
+    }
+
+    #[test]
+    fn a_deferred_record_is_the_last_one_until_it_fails() {
+        let events = SharedEvents::default();
+        let mut event = event();
+        events.export(&mut event, 1000).unwrap();
+        let shared = event.shared.clone().unwrap();
+        let (first, second) = (shared.defer_record(), shared.defer_record());
+        let waits = shared.latest();
+        assert!(matches!(standing(&waits), Some(Standing::Pending)));
+        // Whichever of them fails first, what was there before counts.
+        drop(second);
+        assert!(matches!(standing(&waits), Some(Standing::Pending)));
+        drop(first);
+        assert!(matches!(standing(&waits), Some(Standing::Made(raw)) if raw == CUevent(7)));
+        assert!(matches!(
+            standing(&shared.latest()),
+            Some(Standing::Made(_))
+        ));
+    }
+
+    #[test]
+    fn a_record_that_fails_first_leaves_none() {
+        let events = SharedEvents::default();
+        let mut event = Event {
+            recorded: false,
+            ..event()
+        };
+        events.export(&mut event, 1000).unwrap();
+        let shared = event.shared.clone().unwrap();
+        assert!(!shared.is_recorded());
+        drop(shared.defer_record());
+        assert!(matches!(standing(&shared.latest()), Some(Standing::None)));
+    }
+
     #[test]
     fn only_the_same_user_opens_what_exists() {
         let events = SharedEvents::default();
