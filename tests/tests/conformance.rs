@@ -47,6 +47,7 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "capture_unsafe",
     "host_function_calls",
     "ipc_memory",
+    "large_parameters",
     "managed",
     "memory_operations_v1",
     "registered",

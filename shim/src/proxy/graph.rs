@@ -41,8 +41,6 @@ pub struct Kept {
     pub bytes: Vec<u8>,
     /// Pointers into `bytes`, or words of another kind.
     pub words: Vec<u64>,
-    /// The handle of the kernel that the program gave, or 0.
-    pub kernel: u64,
     /// The program gave a kernel's parameters packed.
     pub by_extra: bool,
 }

@@ -248,7 +248,7 @@ pub fn get_kernel(session: &Session, handle: u64, name: &CStr) -> Status<u64> {
 }
 
 /// The handle of a kernel that is known to be there.
-fn named(handle: u64, name: &CStr) -> Status<u64> {
+pub fn named(handle: u64, name: &CStr) -> Status<u64> {
     let mut parts = library(handle)?.0.lock();
     if let Some(&known) = parts.kernels.get(name) {
         return Ok(known);

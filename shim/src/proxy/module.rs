@@ -346,6 +346,15 @@ pub fn known(module: u64, name: &CStr) -> Option<FunctionRef> {
     FUNCTIONS.get(handle)
 }
 
+/// The kernel of a library that a function is in its context: a `CUkernel`, or 0 where there is no library.
+pub fn kernel_of(function: FunctionRef) -> u64 {
+    let Ok(image) = image(function.parent()) else {
+        return 0;
+    };
+    let library = image.parts.lock().library;
+    library::named(library, &function.layout().name).unwrap_or(0)
+}
+
 /// A function of a module by name: the same handle each time.
 pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> {
     session.check()?;

@@ -92,9 +92,7 @@ struct Does {
     /// Server's ordinal.
     device: u32,
     bytes: Vec<u8>,
-    /// Of a kernel node: the handle of the kernel that the program gave.
-    kernel: u64,
-    /// And whether its parameters came packed.
+    /// Of a kernel node: its parameters came packed.
     by_extra: bool,
     /// Of a child node.
     child: u64,
@@ -109,7 +107,6 @@ impl Does {
             kind,
             device,
             bytes,
-            kernel: 0,
             by_extra: false,
             child: 0,
             moves: false,
@@ -211,9 +208,7 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
             return Ok(added);
         }
     };
-    with_kept(node, |kept| {
-        (kept.kernel, kept.by_extra) = (does.kernel, does.by_extra);
-    });
+    with_kept(node, |kept| kept.by_extra = does.by_extra);
     Ok(added)
 }
 
@@ -257,11 +252,6 @@ fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
     let bytes = [node.as_bytes(), &packed].concat();
     let device = function.context().server_device;
     let mut does = Does::new(CU_GRAPH_NODE_TYPE_KERNEL, device, bytes);
-    does.kernel = if params.function == 0 {
-        params.kernel
-    } else {
-        0
-    };
     does.by_extra = params.params == 0 && params.extra != 0;
     Ok(does)
 }
@@ -339,6 +329,8 @@ fn kernel_of(node: u64) -> Status<CUDA_KERNEL_NODE_PARAMS> {
         block: is.block,
         shared: is.shared,
         context: function.map_or(0, |function| function.context().handle),
+        // The runtime finds its own name of the kernel by this one, however the node was made.
+        kernel: function.map_or(0, module::kernel_of),
         ..CUDA_KERNEL_NODE_PARAMS::default()
     };
     with_kept(node, |kept| {
@@ -372,7 +364,6 @@ fn kernel_of(node: u64) -> Status<CUDA_KERNEL_NODE_PARAMS> {
         } else {
             kept.words = pointers;
         }
-        params.kernel = kept.kernel;
         if kept.by_extra {
             params.extra = kept.words.as_ptr() as u64;
         } else if !kept.words.is_empty() {

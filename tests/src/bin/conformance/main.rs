@@ -36,6 +36,7 @@ mod launching;
 mod libraries;
 mod managed;
 mod memory;
+mod params;
 mod peers;
 mod pools;
 mod rectangles;
@@ -198,6 +199,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 /// Sections that run when they are named.
 const FURTHER: &[Section] = &[
     ("short_parameters", short_parameters),
+    ("large_parameters", params::large_parameters),
     ("array_copies", rectangles::array_copies),
     ("array_graphs", rectangles::array_graphs),
     ("array_kinds", arrays::array_kinds),
