@@ -221,6 +221,10 @@ impl Launcher {
         // The server needs the genuine driver, whatever is preloaded here, and has its limits from the daemon.
         for name in [
             "LD_PRELOAD",
+            // A user's wishes for the program that mps-run starts the daemon for: the server's launches are many clients',
+            // and a tool would look at all of them.
+            "CUDA_LAUNCH_BLOCKING",
+            "CUDA_INJECTION64_PATH",
             // Who watches the daemon is not to hear of its children.
             "NOTIFY_SOCKET",
             settings::MODE,

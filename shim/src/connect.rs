@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::loader::genuine;
+use crate::proxy::calls::launch;
 use crate::proxy::submit::{self, Session};
 use crate::proxy::{context, memory};
 use crate::{daemon, direct, nvidia_mps, refusal, settings};
@@ -126,6 +127,7 @@ pub fn connect() -> Result<Option<Served>, CUresult> {
         &welcome,
     );
     limit_memory(&session, &limits);
+    launch::wait_for_kernels(settings::launch_blocking());
     tracing::info!(
         session = welcome.session,
         server = welcome.server_pid,

@@ -118,6 +118,13 @@ pub fn copy_threads() -> Option<usize> {
     threads
 }
 
+/// Whether launches return when their kernels have ended, `CUDA_LAUNCH_BLOCKING`: a number other than 0.
+pub fn launch_blocking() -> bool {
+    read("CUDA_LAUNCH_BLOCKING")
+        .and_then(|value| value.to_str()?.trim().parse::<i64>().ok())
+        .is_some_and(|value| value != 0)
+}
+
 /// Where to log and what, `MPSSHIM_LOG`; see [`crate::log`].
 pub fn log() -> Option<String> {
     read("MPSSHIM_LOG").map(|value| value.to_string_lossy().into_owned())

@@ -279,6 +279,26 @@ fn threads_have_contexts_and_default_streams_of_their_own() {
     });
 }
 
+/// A launch returns when its kernel has ended, and with the status of its fault. Other programs do not wait.
+#[test]
+fn with_launch_blocking_launches_wait_for_their_kernels() {
+    let place = daemon();
+    let lines = |value: &str, done: &str| {
+        let mut command = client(&place, &["launches"]);
+        command.env("CUDA_LAUNCH_BLOCKING", value);
+        let ended = finish(&mut command);
+        assert_eq!((ended.code, ended.err.as_str()), (1, ""), "{}", ended.out);
+        let calls = ["cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchGridAsync"];
+        let queries: String = calls.map(|call| format!("{call} {done}")).concat();
+        (ended.out, queries)
+    };
+    let (out, queries) = lines("1", "CUDA_SUCCESS (0)\n");
+    assert_eq!(out, format!("{queries}captured\n{ILLEGAL_ADDRESS}"));
+    let (out, _) = lines("0", "");
+    let after = out.split_once("captured\n").expect("a capture").1;
+    assert_eq!(after, format!("launched\n{ILLEGAL_ADDRESS}"));
+}
+
 #[test]
 fn pageable_memory_of_any_size_is_copied_by_any_number_of_threads() {
     let place = daemon();

@@ -1,5 +1,6 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`.
+//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`,
+//! `launches`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -101,6 +102,76 @@ impl Client {
     fn stray(&self) -> Status {
         let mut nowhere = 0x10u64;
         self.launch(self.stray, &mut [(&raw mut nowhere).cast()])?;
+        self.synchronize()
+    }
+
+    /// Launches a kernel that takes its time, by each launch call, and says whether it is complete when the call returns;
+    /// then captures a launch, and launches a kernel that faults.
+    fn launches(&self) -> Status {
+        let (mut out, mut seed, mut rounds) = (self.memory, 1u32, 20_000u32);
+        let params = &mut [
+            (&raw mut out).cast::<c_void>(),
+            (&raw mut seed).cast(),
+            (&raw mut rounds).cast(),
+        ];
+        let none = null_mut::<*mut c_void>();
+        let query = || cu!(cuStreamQuery, self.stream);
+        self.launch(self.fill, params)?;
+        say(&format!("cuLaunchKernel {}", query()));
+        let config = CUlaunchConfig {
+            grid: [WORDS / 32, 1, 1],
+            block: [32, 1, 1],
+            shared_mem_bytes: 0,
+            stream: self.stream,
+            attrs: std::ptr::null(),
+            num_attrs: 0,
+        };
+        cu!(
+            cuLaunchKernelEx,
+            &config,
+            self.fill,
+            params.as_mut_ptr(),
+            none
+        )
+        .ok()?;
+        say(&format!("cuLaunchKernelEx {}", query()));
+        cu!(
+            cuFuncSetBlockShape,
+            self.fill,
+            32 as c_int,
+            1 as c_int,
+            1 as c_int
+        )
+        .ok()?;
+        cu!(cuParamSetSize, self.fill, 16 as c_uint).ok()?;
+        cu!(
+            cuParamSetv,
+            self.fill,
+            0 as c_int,
+            &raw mut out,
+            8 as c_uint
+        )
+        .ok()?;
+        cu!(cuParamSeti, self.fill, 8 as c_int, seed).ok()?;
+        cu!(cuParamSeti, self.fill, 12 as c_int, rounds).ok()?;
+        let blocks = (WORDS / 32) as c_int;
+        cu!(
+            cuLaunchGridAsync,
+            self.fill,
+            blocks,
+            1 as c_int,
+            self.stream
+        )
+        .ok()?;
+        say(&format!("cuLaunchGridAsync {}", query()));
+        cu!(cuStreamBeginCapture_v2, self.stream, 0 as c_uint).ok()?;
+        self.launch(self.fill, params)?;
+        let mut graph = CUgraph::NULL;
+        cu!(cuStreamEndCapture, self.stream, &mut graph).ok()?;
+        say("captured");
+        let mut nowhere = 0x10u64;
+        self.launch(self.stray, &mut [(&raw mut nowhere).cast()])?;
+        say("launched");
         self.synchronize()
     }
 
@@ -464,6 +535,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "share" => client.share(),
         "threads" => client.threads(),
         "copies" => client.copies(),
+        "launches" => client.launches(),
         _ => panic!("client {what:?}"),
     }
 }

@@ -1,6 +1,7 @@
 //! Kernel launches: one asynchronous message each.
 
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpsshim_api::cuda::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -15,7 +16,7 @@ use super::attributes::{self, Recorded, check_cluster};
 use super::entries;
 use crate::ffi::{In, Status, guard};
 use crate::proxy::module::{self, Function, FunctionRef};
-use crate::proxy::stream::StreamRef;
+use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::session;
 use crate::proxy::{context, default_stream, event, printing};
 
@@ -26,6 +27,14 @@ entries! {
     cuLaunchKernelEx_ptsz(_, _, _, _) => launch_kernel_ex::<true>,
     cuLaunchCooperativeKernel(_, _, _, _, _, _, _, _, _, _) => launch_cooperative::<false>,
     cuLaunchCooperativeKernel_ptsz(_, _, _, _, _, _, _, _, _, _) => launch_cooperative::<true>,
+}
+
+/// Launches return when their kernels have ended, as `CUDA_LAUNCH_BLOCKING` asks.
+static BLOCKING: AtomicBool = AtomicBool::new(false);
+
+/// From now on launches wait for their kernels, or not. Captured launches never do.
+pub fn wait_for_kernels(wait: bool) {
+    BLOCKING.store(wait, Ordering::Relaxed);
 }
 
 /// How a launch gives its parameters: one pointer each.
@@ -366,6 +375,9 @@ fn submit(
     }
     if stream.is_capturing() {
         return session.settle(stream.handle());
+    }
+    if BLOCKING.load(Ordering::Relaxed) {
+        return stream::synchronize(session, stream);
     }
     Ok(())
 }

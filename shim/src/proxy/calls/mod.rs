@@ -16,7 +16,7 @@ mod graph_node;
 mod green;
 mod host;
 mod ipc;
-mod launch;
+pub mod launch;
 mod library;
 mod link;
 mod managed;
