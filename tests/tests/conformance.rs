@@ -48,6 +48,8 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "host_function_calls",
     "ipc_memory",
     "large_parameters",
+    "null_arguments",
+    "primary_flags",
     "managed",
     "memory_operations_v1",
     "registered",

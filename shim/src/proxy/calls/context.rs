@@ -209,9 +209,17 @@ pub unsafe extern "C" fn get_device_v2(out: Out<CUdevice>, context: u64) -> CUre
     guard(|| out.set(context::given_or_current(context)?.device))
 }
 
-/// `cuCtxGetFlags`.
+/// `cuCtxGetFlags`. A primary context always maps host memory, though `cuDevicePrimaryCtxGetState` leaves that out.
 pub unsafe extern "C" fn get_flags(out: Out<u32>) -> CUresult {
-    guard(|| out.set(context::current()?.flags.load(Ordering::Relaxed)))
+    guard(|| {
+        let context = context::current()?;
+        let mapped = if context.home().primary {
+            CU_CTX_MAP_HOST
+        } else {
+            0
+        };
+        out.set(context.flags.load(Ordering::Relaxed) | mapped)
+    })
 }
 
 /// `cuCtxSetFlags`.

@@ -84,6 +84,9 @@ pub unsafe extern "C" fn get_module(out: Out<u64>, function: u64) -> CUresult {
 pub unsafe extern "C" fn get_name(out: Out<*const c_char>, function: u64) -> CUresult {
     guard(|| {
         out.required()?;
+        if function == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         out.set(of_handle(function)?.layout().name.as_ptr())
     })
 }

@@ -30,6 +30,11 @@ fn alloc(out: Out<u64>, len: usize, flags: u32) -> Status {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     capture::forbid(session()?)?;
+    if len == 0 {
+        // No memory, and no error.
+        context::current()?;
+        return out.set(0);
+    }
     // Pinned memory is always mapped for the device, at the same address.
     let flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;
     let context = context::current()?;

@@ -198,6 +198,9 @@ pub unsafe extern "C" fn kernel_get_library(out: Out<u64>, kernel: u64) -> CUres
 pub unsafe extern "C" fn kernel_get_name(out: Out<*const c_char>, kernel: u64) -> CUresult {
     guard(|| {
         out.required()?;
+        if kernel == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         out.set(library::kernel(kernel)?.name().as_ptr())
     })
 }

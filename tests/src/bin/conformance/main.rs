@@ -26,6 +26,7 @@ macro_rules! must {
 
 mod arrays;
 mod capture;
+mod codes;
 mod contexts;
 mod graphs;
 mod green;
@@ -237,6 +238,8 @@ const FURTHER: &[Section] = &[
     ("capture_unsafe", capture::capture_unsafe),
     ("capture_further", capture::capture_further),
     ("captured_addresses", capture::captured_addresses),
+    ("null_arguments", codes::null_arguments),
+    ("primary_flags", codes::primary_flags),
     ("graph_build", graphs::graph_build),
     ("graph_edges", graphs::graph_edges),
     ("graph_params", graphs::graph_params),
