@@ -44,7 +44,7 @@ plain_structs! {
         /// Bytes.
         len: u64,
         stream: u64,
-        /// [`Side`] of `to` | [`Side`] of `from` << 8.
+        /// [`Side`] of `to` | [`Side`] of `from` << 8, and [`SIDES_UNNAMED`].
         sides: u32,
         pad: u32,
     }
@@ -204,6 +204,10 @@ impl Side {
             .find(|s| *s as u8 == value)
     }
 }
+
+/// In [`Copy::sides`]: the call was `cuMemcpyAsync`, which names no kind of memory, and a node made of it has
+/// `CU_MEMORYTYPE_UNIFIED` on both sides.
+pub const SIDES_UNNAMED: u32 = 1 << 16;
 
 /// Host-to-device copies up to this many bytes travel in the ring. Above it the copy from registered staging
 /// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).

@@ -55,11 +55,25 @@ fn copy(place: R<Place>, to: u64, from: u64, bytes: usize, sides: Sides, wait: b
     }
     if !wait {
         let node = || {
+            // Where the call names the kinds of memory, the node has them.
+            let kind = |is_device: bool| match (sides.0 || sides.1, is_device) {
+                (false, _) => CU_MEMORYTYPE_UNIFIED,
+                (true, true) => CU_MEMORYTYPE_DEVICE,
+                (true, false) => CU_MEMORYTYPE_HOST,
+            };
+            let of_host = |is_device: bool, address: u64| match kind(is_device) {
+                CU_MEMORYTYPE_HOST => (address, 0),
+                _ => (0, address),
+            };
+            let (src_host, src_device) = of_host(sides.1, from);
+            let (dst_host, dst_device) = of_host(sides.0, to);
             Does::Copy(CUDA_MEMCPY3D {
-                src_type: CU_MEMORYTYPE_UNIFIED,
-                src_device: from,
-                dst_type: CU_MEMORYTYPE_UNIFIED,
-                dst_device: to,
+                src_type: kind(sides.1),
+                src_host,
+                src_device,
+                dst_type: kind(sides.0),
+                dst_host,
+                dst_device,
                 width: bytes as u64,
                 height: 1,
                 depth: 1,

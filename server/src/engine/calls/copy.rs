@@ -4,7 +4,7 @@ use super::super::Shared;
 use super::super::pace::Runs;
 use super::super::session::{CallError, Session};
 use mpsshim_api::cuda::*;
-use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, Side};
+use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
 use mpsshim_proto::ring::Message;
 
 /// Where a captured memset of memory that is not the client's goes. The driver takes any address into a graph, and refuses
@@ -107,7 +107,11 @@ impl Session {
         let from = self.resolve(from_side, body.from, body.len)?;
         let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
         let (driver, len) = (&shared.driver, body.len as usize);
+        let is_unnamed = body.sides & SIDES_UNNAMED != 0;
         match (to_side, from_side) {
+            _ if is_unnamed && self.streams.at(index)?.capturing => {
+                driver.graph.memcpy_async(to, from, len, stream)?
+            }
             (Side::Device, Side::Device) => {
                 match self.copy_between_devices(shared, (to, from), body.len, stream) {
                     Some(done) => done?,

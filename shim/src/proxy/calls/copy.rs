@@ -3,7 +3,7 @@
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUdeviceptr, CUresult,
 };
-use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Op, Side};
+use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Op, SIDES_UNNAMED, Side};
 
 use super::entries;
 use crate::ffi::{Status, guard};
@@ -90,14 +90,16 @@ pub fn transfer(
         if when == When::Sync {
             return capture::forbid_wait(session, stream);
         }
-        return captured(session, stream, to, from, len);
+        let unnamed = matches!((to_said, from_said), (Said::Any, Said::Any));
+        let kinds = if unnamed { SIDES_UNNAMED } else { 0 };
+        return captured(session, stream, to, from, (len, kinds));
     }
     match (reachable(to), reachable(from)) {
         (Some(to), Some(from)) if to.1 == Side::Host && from.1 == Side::Host => {
             host_to_host(session, stream, to.0, from.0, len)
         }
         (Some(to), Some(from)) => {
-            submit(session, stream, to, from, len)?;
+            submit(session, stream, to, from, (len, 0))?;
             // A copy within the device is not waited for; one that touches host memory is.
             let touches_host = to.1 == Side::Host || from.1 == Side::Host;
             if when == When::Sync && touches_host {
@@ -146,7 +148,13 @@ pub fn transfer(
 
 /// A copy that a graph will do: memory that the server cannot reach is moved to where it can, as the copy reads and
 /// writes it each time that the graph runs.
-fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u64) -> Status {
+fn captured(
+    session: &Session,
+    stream: StreamRef,
+    to: Place,
+    from: Place,
+    (len, kinds): (u64, u32),
+) -> Status {
     let mut shadows = Vec::new();
     let mut reach = |place: Place, written: bool| match place {
         Place::Pageable(address) => {
@@ -160,23 +168,23 @@ fn captured(session: &Session, stream: StreamRef, to: Place, from: Place, len: u
     if !shadows.is_empty() {
         shadow::attach(capture::shadows_of(stream.capture()), 0, &shadows);
     }
-    submit(session, stream, to, from, len)
+    submit(session, stream, to, from, (len, kinds))
 }
 
-/// Has the server copy between two sides that it reaches.
+/// Has the server copy between two sides that it reaches; `kinds`: [`SIDES_UNNAMED`] or 0.
 fn submit(
     session: &Session,
     stream: StreamRef,
     to: (u64, Side),
     from: (u64, Side),
-    len: u64,
+    (len, kinds): (u64, u32),
 ) -> Status {
     let body = Copy {
         to: to.0,
         from: from.0,
         len,
         stream: stream.handle(),
-        sides: to.1 as u32 | (from.1 as u32) << 8,
+        sides: to.1 as u32 | (from.1 as u32) << 8 | kinds,
         pad: 0,
     };
     stream::submit(session, stream, Op::Copy, &body, &[])

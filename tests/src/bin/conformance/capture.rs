@@ -1282,3 +1282,60 @@ pub fn captured_addresses(_: &Setup) {
         must!(cuGraphDestroy, graph);
     }
 }
+
+/// The kinds of memory that a captured copy names are those of the call.
+pub fn captured_kinds(_: &Setup) {
+    let memory = alloc(4096);
+    let mut pinned = null_mut::<c_void>();
+    must!(cuMemHostAlloc, &mut pinned, 4096usize, 0u32);
+    let host = pinned as u64;
+    let main = stream(CU_STREAM_NON_BLOCKING);
+    let copies = [
+        "any to device",
+        "any to host",
+        "any within",
+        "to device",
+        "to host",
+        "within",
+    ];
+    for (call, name) in copies.into_iter().enumerate() {
+        must!(cuStreamBeginCapture_v2, main, 2u32);
+        match call {
+            0 => must!(cuMemcpyAsync, memory, host, 64usize, main),
+            1 => must!(cuMemcpyAsync, host, memory, 64usize, main),
+            2 => must!(cuMemcpyAsync, memory, memory + 128, 64usize, main),
+            3 => must!(
+                cuMemcpyHtoDAsync_v2,
+                memory,
+                pinned.cast_const(),
+                64usize,
+                main
+            ),
+            4 => must!(cuMemcpyDtoHAsync_v2, pinned, memory, 64usize, main),
+            _ => must!(cuMemcpyDtoDAsync_v2, memory, memory + 128, 64usize, main),
+        }
+        let (_, graph) = end(main);
+        let (mut node, mut count) = ([CUgraphNode::NULL; 1], 1usize);
+        must!(cuGraphGetNodes, graph, node.as_mut_ptr(), &mut count);
+        let mut copy = CUDA_MEMCPY3D::default();
+        must!(cuGraphMemcpyNodeGetParams, node[0], &mut copy);
+        let address = |kind: u32, host: u64, device: u64| match kind {
+            CU_MEMORYTYPE_HOST => host,
+            _ => device,
+        };
+        let to = address(copy.dst_type, copy.dst_host, copy.dst_device);
+        let from = address(copy.src_type, copy.src_host, copy.src_device);
+        let (to, from) = (
+            [memory, host].contains(&to),
+            [memory, host, memory + 128].contains(&from),
+        );
+        say!(name, "{} to {} {from} {to}", copy.src_type, copy.dst_type);
+        let exec = instantiate(graph);
+        must!(cuGraphLaunch, exec, main);
+        must!(cuStreamSynchronize, main);
+        must!(cuGraphExecDestroy, exec);
+        must!(cuGraphDestroy, graph);
+    }
+    must!(cuMemFreeHost, pinned);
+    free(memory);
+}

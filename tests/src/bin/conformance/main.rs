@@ -238,6 +238,7 @@ const FURTHER: &[Section] = &[
     ("capture_unsafe", capture::capture_unsafe),
     ("capture_further", capture::capture_further),
     ("captured_addresses", capture::captured_addresses),
+    ("captured_kinds", capture::captured_kinds),
     ("null_arguments", codes::null_arguments),
     ("primary_flags", codes::primary_flags),
     ("graph_build", graphs::graph_build),
