@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{CStr, CString};
+use std::io::Write;
 use std::ptr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -156,11 +157,25 @@ pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<CUresult> 
     };
     let answer = session.request(Op::GetManaged, &body, name.to_bytes_with_nul())?;
     answer.status.ok()?;
-    tracing::warn!(
-        ?name,
-        "a managed variable of a module, which only the server can reach"
-    );
+    if let Some(line) = managed_refused(name) {
+        // The runtime goes on after the refusal, and its program ends with a signal at the variable. Unlike eprintln
+        // this does not panic where nothing can be written.
+        let _ = writeln!(std::io::stderr(), "{line}");
+        tracing::warn!(line, "refused");
+    }
     Ok(CUDA_ERROR_NOT_SUPPORTED)
+}
+
+/// What a person is told of a managed variable, once for each process and name.
+fn managed_refused(name: &CStr) -> Option<String> {
+    static SAID: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
+    let name = name.to_owned();
+    SAID.lock().insert(name.clone()).then(|| {
+        format!(
+            "mpsshim: the managed variable `{}` is not supported in proxy mode: run the program with MPSSHIM_MODE=direct",
+            name.to_string_lossy()
+        )
+    })
 }
 
 /// `cuLibraryGetModule`: the module that a library is in a context.
@@ -431,4 +446,18 @@ fn request_attribute(
     let name = kernel.name().to_bytes_with_nul();
     let value: Value = session.request(Op::KernelAttribute, &body, name)?.read()?;
     Ok(value.value as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_managed_variable_is_named_once() {
+        let line = managed_refused(c"counter_of_tests").expect("a line");
+        assert!(line.contains("variable `counter_of_tests` is not supported in proxy mode"));
+        assert!(line.ends_with("MPSSHIM_MODE=direct"), "{line}");
+        assert_eq!(managed_refused(c"counter_of_tests"), None);
+        assert!(managed_refused(c"another_of_tests").is_some());
+    }
 }
