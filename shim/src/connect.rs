@@ -60,6 +60,11 @@ impl Way {
     fn first() -> Option<Way> {
         let directory = daemon::directory()?;
         tracing::info!(directory = %directory.display(), "connecting to the daemon");
+        if settings::is_direct_for_a_tool() {
+            tracing::info!(
+                "CUDA_INJECTION64_PATH is set: asking for direct mode, as a tool sees nothing of a program in proxy mode"
+            );
+        }
         Some(Way {
             socket: directory.join("control"),
             hello: hello(),

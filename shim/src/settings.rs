@@ -39,18 +39,35 @@ pub fn required() -> bool {
     read("MPSSHIM_REQUIRED").is_some_and(|value| value != "0")
 }
 
-/// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it.
+/// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it. Where it
+/// is not set and a tool [injects itself](injected), direct mode.
 ///
 /// # Errors
 /// The value, if it is no mode.
 pub fn mode() -> Result<u32, String> {
     let value = read("MPSSHIM_MODE").map(|value| value.to_string_lossy().into_owned());
-    match value.as_deref() {
+    mode_of(value.as_deref(), injected().is_some())
+}
+
+fn mode_of(asked: Option<&str>, is_injected: bool) -> Result<u32, String> {
+    match asked {
+        // In proxy mode the tool would see none of the program's work.
+        None if is_injected => Ok(DIRECT),
         None => Ok(0),
         Some("proxy") => Ok(PROXY),
         Some("direct") => Ok(DIRECT),
         Some(other) => Err(other.to_owned()),
     }
+}
+
+/// The library of a profiler or debugger that the driver loads into the program in `cuInit`, `CUDA_INJECTION64_PATH`.
+pub fn injected() -> Option<OsString> {
+    read("CUDA_INJECTION64_PATH")
+}
+
+/// Whether direct mode was chosen for the sake of a tool.
+pub fn is_direct_for_a_tool() -> bool {
+    read("MPSSHIM_MODE").is_none() && injected().is_some()
 }
 
 /// `CUDA_VISIBLE_DEVICES`, also if it is empty: then there are none.
@@ -142,4 +159,23 @@ fn read(name: &str) -> Option<OsString> {
         return None;
     }
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_that_injects_itself_gets_direct_mode_unless_another_is_asked_for() {
+        let none = Ok(0);
+        assert_eq!(
+            [mode_of(None, false), mode_of(None, true)],
+            [none, Ok(DIRECT)]
+        );
+        for is_injected in [false, true] {
+            assert_eq!(mode_of(Some("proxy"), is_injected), Ok(PROXY));
+            assert_eq!(mode_of(Some("direct"), is_injected), Ok(DIRECT));
+            assert_eq!(mode_of(Some("shared"), is_injected), Err("shared".into()));
+        }
+    }
 }

@@ -60,6 +60,31 @@ fn a_program_runs_as_natively() {
     assert!(place.log("server.log").contains("Creating server context"));
 }
 
+/// A profiler sees the work of a program on the driver itself only.
+#[test]
+fn a_program_under_a_tool_that_injects_itself_is_in_direct_mode() {
+    let place = daemon();
+    let run = |mode: Option<&str>| {
+        let mut command = preloaded(env!("CARGO_BIN_EXE_client"), place.pipe());
+        command
+            .args(["work", "1"])
+            .env("CUDA_INJECTION64_PATH", "/nowhere/libtool.so")
+            .env("MPSSHIM_LOG", "info");
+        if let Some(mode) = mode {
+            command.env("MPSSHIM_MODE", mode);
+        }
+        let done = finish(&mut command);
+        assert_eq!(done.code, 0, "{}", done.err);
+        done.err
+    };
+    let log = run(None);
+    assert!(log.contains("CUDA_INJECTION64_PATH is set"), "{log}");
+    assert!(log.contains("connected, in direct mode"), "{log}");
+    let log = run(Some("proxy"));
+    assert!(!log.contains("CUDA_INJECTION64_PATH"), "{log}");
+    assert!(!log.contains("in direct mode"), "{log}");
+}
+
 /// NVIDIA's control daemon, as far as a program can tell before it connects.
 fn nvidia_listens(place: &Place) -> (UnixListener, PathBuf) {
     let directory = place.pipe().join("nvidia");
