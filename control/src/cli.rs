@@ -172,6 +172,9 @@ pub struct Run {
     /// Log level or filter (sets MPSSHIM_LOG)
     #[arg(long, value_name = "FILTER")]
     pub log: Option<OsString>,
+    /// Mode of the program (sets MPSSHIM_MODE for it alone); profilers and debuggers need direct
+    #[arg(long, value_name = "MODE", value_parser = ["proxy", "direct"])]
+    pub mode: Option<String>,
     /// Library to preload
     #[arg(long, value_name = "PATH")]
     pub shim: Option<PathBuf>,

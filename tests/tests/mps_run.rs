@@ -43,6 +43,24 @@ fn the_exit_status_is_the_program_s() {
 }
 
 #[test]
+fn the_mode_is_the_program_s() {
+    let place = Place::new();
+    let show = ["sh", "-c", "echo $MPSSHIM_MODE"];
+    for mode in ["direct", "proxy"] {
+        let done = run(&place, &[&["--mode", mode], &show[..]].concat());
+        assert_eq!((done.code, done.out), (0, format!("{mode}\n")));
+    }
+    assert_eq!(run(&place, &show).out, "\n");
+    let refused = run(&place, &["--mode", "shared", "true"]);
+    assert!(
+        refused.err.contains("[possible values: proxy, direct]"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(refused.code, 125);
+}
+
+#[test]
 fn a_program_that_cannot_run() {
     let place = Place::new();
     let result = run(&place, &["/no/such/program"]);

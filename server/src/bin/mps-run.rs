@@ -115,6 +115,9 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
             command.env(name, value);
         }
     }
+    if let Some(mode) = &options.mode {
+        command.env(settings::MODE, mode);
+    }
     if settings.required {
         command.env(settings::REQUIRED, "1");
     }

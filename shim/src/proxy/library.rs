@@ -172,7 +172,7 @@ fn managed_refused(name: &CStr) -> Option<String> {
     let name = name.to_owned();
     SAID.lock().insert(name.clone()).then(|| {
         format!(
-            "mpsshim: the managed variable `{}` is not supported in proxy mode: run the program with MPSSHIM_MODE=direct",
+            "mpsshim: the managed variable `{}` is not supported in proxy mode; run the program with mps-run --mode direct",
             name.to_string_lossy()
         )
     })
@@ -456,7 +456,7 @@ mod tests {
     fn a_managed_variable_is_named_once() {
         let line = managed_refused(c"counter_of_tests").expect("a line");
         assert!(line.contains("variable `counter_of_tests` is not supported in proxy mode"));
-        assert!(line.ends_with("MPSSHIM_MODE=direct"), "{line}");
+        assert!(line.ends_with("mps-run --mode direct"), "{line}");
         assert_eq!(managed_refused(c"counter_of_tests"), None);
         assert!(managed_refused(c"another_of_tests").is_some());
     }
