@@ -21,14 +21,15 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY};
 use mpsshim_proto::message::memory::FilePart;
 use parking_lot::Mutex;
 
 use crate::ffi::Status;
-use crate::proxy::maps::{self, Line};
+use crate::proxy::maps::{self, Mapping};
 use crate::proxy::own_stack;
 use crate::store_hold::{self, Hold};
+use crate::thread;
 
 const PAGE: u64 = 4096;
 /// Bytes of the file; a file in memory takes none until they are written.
@@ -37,8 +38,16 @@ const FILE_LEN: u64 = 1 << 62;
 const GAP: u64 = 1 << 30;
 /// Places in the file begin at the same distance from a huge page as the addresses do.
 const HUGE: u64 = 2 << 20;
+/// Bytes of the file that no run has and that are kept for the next one: to write to them takes half the time.
+const SPARE: u64 = 64 << 20;
 /// Bytes that are copied during one hold.
 const AT_ONCE: u64 = 64 << 20;
+/// Bytes from which several threads copy.
+const SHARED_WORK: u64 = 8 << 20;
+/// Bytes that a thread copies at a time.
+const PIECE: u64 = 2 << 20;
+/// Threads that copy, at most.
+const MOST_THREADS: usize = 8;
 
 /// Runs of pages in the file. The lock is held across `fork`.
 static PAGES: Mutex<Option<Pages>> = Mutex::new(None);
@@ -49,17 +58,21 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 struct Pages {
     file: OwnedFd,
     /// Device and inode of the file, as [`maps`] has them.
-    identity: (String, u64),
+    identity: ((u32, u32), u64),
     /// Where the next run may begin in the file.
     next: u64,
     /// By their place in the file.
     runs: BTreeMap<u64, Run>,
+    /// Places (offset, bytes) that were given back and still have their pages, for the next runs of as many bytes. Oldest first.
+    spare: Vec<(u64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Run {
     /// Bytes.
     len: u64,
+    /// Where it was taken, and most probably is mapped.
+    address: u64,
     /// Registrations that cover it.
     users: u32,
 }
@@ -91,13 +104,26 @@ pub fn overlaps((start, len): (u64, u64)) -> bool {
     })
 }
 
-/// Has all pages of `[first, last)`, which are private memory by these lines of `/proc/self/maps`, in the file: where, one
-/// part behind the other. Each call is undone by a [`give_back`] of the same parts.
+/// Whether [`take`] can take pages of all these mappings.
+pub fn may_take(mappings: &[Mapping], on_own_stack: bool) -> bool {
+    let pages = PAGES.lock();
+    let ours = |one: &Mapping| pages.as_ref().is_some_and(|pages| pages.is_ours(one));
+    mappings
+        .iter()
+        .all(|one| one.is_private(on_own_stack) || ours(one))
+}
+
+/// Has all pages of `[first, last)`, which these mappings cover, in the file: where, one part behind the other. Each call is
+/// undone by a [`give_back`] of the same parts.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for pages that are not there any more, `CUDA_ERROR_OUT_OF_MEMORY`, and the errors of
-/// [`own_stack::aside`].
-pub fn take(first: u64, last: u64, on_own_stack: bool) -> Status<Vec<FilePart>> {
+/// `CUDA_ERROR_NOT_SUPPORTED` for memory that is neither private nor in the file, `CUDA_ERROR_OUT_OF_MEMORY`, and the errors
+/// of [`own_stack::aside`].
+pub fn take(
+    mappings: &[Mapping],
+    (first, last): (u64, u64),
+    on_own_stack: bool,
+) -> Status<Vec<FilePart>> {
     watch_forks();
     let mut pages = PAGES.lock();
     if pages.is_none() {
@@ -105,7 +131,7 @@ pub fn take(first: u64, last: u64, on_own_stack: bool) -> Status<Vec<FilePart>> 
     }
     let pages = pages.as_mut().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     pages.check()?;
-    let taken = pages.take(first, last, on_own_stack);
+    let taken = pages.take(mappings, (first, last), on_own_stack);
     COUNT.store(pages.runs.len(), Ordering::Release);
     taken
 }
@@ -188,12 +214,8 @@ pub fn grow((start, len): (u64, u64), new_len: u64, flags: i32, to: u64) -> u64 
         return failed(libc::ENOMEM);
     };
     // Mapping by mapping: not every kernel moves several at once.
-    let text = maps::read();
-    for line in maps::lines(&text) {
-        let (from, end) = (line.start.max(start), line.end.min(start + len));
-        if from >= end {
-            continue;
-        }
+    for one in maps::of(start, start + len) {
+        let (from, end) = (one.start.max(start), one.end.min(start + len));
         let bytes = (end - from) as usize;
         let target = new + (from - start);
         // SAFETY: the program's pages go where it wants them; what was reserved there is replaced.
@@ -254,17 +276,17 @@ impl Pages {
         let found = status_of(file.as_raw_fd()).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         Ok(Pages {
             file,
-            identity: maps::identity(found.st_dev, found.st_ino),
+            identity: identity(&found),
             next: 0,
             runs: BTreeMap::new(),
+            spare: Vec::new(),
         })
     }
 
     /// Whether the descriptor is still the file's: a program may close what it does not know.
     fn check(&self) -> Status {
         let found = status_of(self.file.as_raw_fd());
-        let same =
-            found.is_some_and(|found| maps::identity(found.st_dev, found.st_ino) == self.identity);
+        let same = found.is_some_and(|found| identity(&found) == self.identity);
         if !same {
             tracing::error!("the program has closed the descriptor of its registered memory");
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
@@ -272,18 +294,37 @@ impl Pages {
         Ok(())
     }
 
+    fn is_ours(&self, mapping: &Mapping) -> bool {
+        mapping.is_of(self.identity)
+    }
+
     /// All mappings of the file.
     fn mapped(&self) -> Vec<Mapped> {
-        let text = maps::read();
-        let ours = maps::lines(&text)
-            .filter(|line| line.inode == self.identity.1 && line.device == self.identity.0);
-        let of = |line: Line<'_>| Mapped {
-            address: line.start,
-            len: line.end - line.start,
-            offset: line.offset,
-            protection: line.protection(),
+        self.mapped_among(&maps::all())
+    }
+
+    fn mapped_among(&self, mappings: &[Mapping]) -> Vec<Mapped> {
+        let ours = mappings.iter().filter(|one| self.is_ours(one));
+        let of = |one: &Mapping| Mapped {
+            address: one.start,
+            len: one.end - one.start,
+            offset: one.offset,
+            protection: one.protection,
         };
         ours.map(of).collect()
+    }
+
+    /// Where a run is mapped, besides mappings of other runs. If it is not all where it was taken, the program has moved or
+    /// unmapped it, and it may be anywhere.
+    fn where_is(&self, offset: u64, run: &Run) -> Vec<Mapped> {
+        let (mut at, end) = (run.address, run.address + run.len);
+        let here = self.mapped_among(&maps::of(at, end));
+        for one in &here {
+            if one.address <= at && one.offset + (at - one.address) == offset + (at - run.address) {
+                at = one.address + one.len;
+            }
+        }
+        if at >= end { here } else { self.mapped() }
     }
 
     /// Has a run begin at a place inside one.
@@ -297,14 +338,15 @@ impl Pages {
         }
         let tail = Run {
             len: run.len - head,
+            address: run.address + head,
             users: run.users,
         };
         run.len = head;
         self.runs.insert(offset, tail);
     }
 
-    /// One registration more covers pages that are in the file.
-    fn share(&mut self, part: FilePart) {
+    /// One registration more covers pages that are in the file, and mapped at an address.
+    fn share(&mut self, part: FilePart, address: u64) {
         let end = part.offset + part.len;
         self.split(part.offset);
         self.split(end);
@@ -321,55 +363,74 @@ impl Pages {
                 // A mapping that has grown into the room behind its run.
                 other => {
                     let len = other.unwrap_or(end) - at;
-                    self.runs.insert(at, Run { len, users: 1 });
+                    let run = Run {
+                        len,
+                        address: address + (at - part.offset),
+                        users: 1,
+                    };
+                    self.runs.insert(at, run);
                     at += len;
                 }
             }
         }
     }
 
-    fn take(&mut self, first: u64, last: u64, on_own_stack: bool) -> Status<Vec<FilePart>> {
-        let mapped = self.mapped();
+    fn take(
+        &mut self,
+        mappings: &[Mapping],
+        (first, last): (u64, u64),
+        on_own_stack: bool,
+    ) -> Status<Vec<FilePart>> {
         let mut parts = Vec::new();
-        let mut at = first;
-        while at < last {
-            let here = mapped.iter().find(|one| one.address + one.len > at);
-            let until = here.map_or(last, |one| one.address.min(last));
-            if at < until {
-                match self.take_run(at, until - at, on_own_stack) {
-                    Ok(part) => parts.push(part),
-                    Err(status) => {
-                        let _ = self.give_back(&parts);
-                        return Err(status);
-                    }
-                }
-                at = until;
+        let mut taken = Ok(());
+        // Mappings that follow one another are one run.
+        let identity = self.identity;
+        let ours = |one: &Mapping| one.is_of(identity);
+        for group in mappings.chunk_by(|a, b| !ours(a) && !ours(b)) {
+            let (Some(head), Some(tail)) = (group.first(), group.last()) else {
+                continue;
+            };
+            let (start, end) = (head.start.max(first), tail.end.min(last));
+            if self.is_ours(head) {
+                let part = FilePart {
+                    offset: head.offset + (start - head.start),
+                    len: end - start,
+                };
+                self.share(part, start);
+                parts.push(part);
                 continue;
             }
-            if let Some(one) = here {
-                let part = FilePart {
-                    offset: one.offset + (at - one.address),
-                    len: (one.address + one.len).min(last) - at,
-                };
-                self.share(part);
-                parts.push(part);
-                at += part.len;
+            match self.take_run(group, (start, end), on_own_stack) {
+                Ok(part) => parts.push(part),
+                Err(status) => {
+                    taken = Err(status);
+                    break;
+                }
             }
         }
-        Ok(parts)
+        match taken {
+            Ok(()) => Ok(parts),
+            Err(status) => {
+                let _ = self.give_back(&parts);
+                Err(status)
+            }
+        }
     }
 
     /// Takes pages of which none is in the file.
-    fn take_run(&mut self, address: u64, len: u64, on_own_stack: bool) -> Status<FilePart> {
-        let text = maps::read();
-        let segments = maps::private(&text, address, address + len, on_own_stack);
-        let segments = segments.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let begin = self.next.next_multiple_of(HUGE) + address % HUGE;
-        let end = status_of(self.file.as_raw_fd()).map_or(0, |found| found.st_size as u64);
-        let next = begin.checked_add(len.max(GAP.min(end / 64)) + len);
-        let next = next
-            .filter(|next| *next <= end)
-            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    fn take_run(
+        &mut self,
+        mappings: &[Mapping],
+        (address, last): (u64, u64),
+        on_own_stack: bool,
+    ) -> Status<FilePart> {
+        if !mappings.iter().all(|one| one.is_private(on_own_stack)) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let len = last - address;
+        let segment = |one: &Mapping| (one.start.max(address), one.end.min(last), one.protection);
+        let segments: Vec<_> = mappings.iter().map(segment).collect();
+        let begin = self.place(address, len)?;
         let file = self.file.as_raw_fd();
         let work = move || {
             for (start, end, protection) in &segments {
@@ -387,14 +448,46 @@ impl Pages {
         } else {
             work()
         };
-        self.next = next;
-        self.runs.insert(begin, Run { len, users: 1 });
+        let run = Run {
+            len,
+            address,
+            users: 1,
+        };
+        self.runs.insert(begin, run);
         let part = FilePart { offset: begin, len };
         if let Err(status) = done {
             let _ = self.give_back(&[part]);
             return Err(status);
         }
         Ok(part)
+    }
+
+    /// A place in the file for a run.
+    fn place(&mut self, address: u64, len: u64) -> Status<u64> {
+        let fits = |(offset, bytes): &(u64, u64)| *bytes == len && offset % HUGE == address % HUGE;
+        if let Some(at) = self.spare.iter().rposition(fits) {
+            return Ok(self.spare.remove(at).0);
+        }
+        let begin = self.next.next_multiple_of(HUGE) + address % HUGE;
+        let end = status_of(self.file.as_raw_fd()).map_or(0, |found| found.st_size as u64);
+        let next = begin.checked_add(len.max(GAP.min(end / 64)) + len);
+        let next = next.filter(|next| *next <= end);
+        self.next = next.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok(begin)
+    }
+
+    /// Nobody has a place in the file any more.
+    fn leave_place(&mut self, offset: u64, len: u64) {
+        self.spare.push((offset, len));
+        let mut kept: u64 = self.spare.iter().map(|(_, len)| len).sum();
+        while kept > SPARE {
+            let (offset, len) = self.spare.remove(0);
+            kept -= len;
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            let (offset, len) = (offset as libc::off_t, len as libc::off_t);
+            // SAFETY: a plain system call on a file of ours.
+            unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) };
+        }
     }
 
     fn give_back(&mut self, parts: &[FilePart]) -> Status {
@@ -409,15 +502,13 @@ impl Pages {
                 }
             }
         }
-        if over.is_empty() {
-            return Ok(());
-        }
-        let mapped = self.mapped();
         let mut outcome = Ok(());
         for (offset, run) in over {
+            let mapped = self.where_is(offset, &run);
             match swap_out(self.file.as_raw_fd(), &mapped, offset, run.len) {
                 Ok(()) => {
                     self.runs.remove(&offset);
+                    self.leave_place(offset, run.len);
                 }
                 // The pages stay the file's, where they are as good as any.
                 Err(status) => outcome = Err(status),
@@ -429,27 +520,32 @@ impl Pages {
 
 /// Copies private pages to the file and maps the file in their place. Allocates nothing during the hold.
 fn swap_in(file: i32, address: u64, len: u64, offset: u64, protection: i32) -> Status {
-    let hold = Hold::begin(address, address + len);
-    let writable = protection & libc::PROT_WRITE != 0;
-    if writable && !store_hold::set_protection(address, len, protection & !libc::PROT_WRITE) {
-        drop(hold);
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    let done = write_all(file, address, len, offset) && {
-        // SAFETY: whole pages of the program's; the file has their content.
-        let got = unsafe {
-            libc::mmap(
-                address as *mut c_void,
-                len as usize,
-                protection,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                file,
-                offset as libc::off_t,
-            )
+    Copying::new(libc::SYS_pwrite64, file, address, len, offset).with_threads(|copying| {
+        let hold = Hold::begin(address, address + len);
+        let writable = protection & libc::PROT_WRITE != 0;
+        if writable && !store_hold::set_protection(address, len, protection & !libc::PROT_WRITE) {
+            drop(hold);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let done = copying.finish() && {
+            // SAFETY: whole pages of the program's; the file has their content.
+            let got = unsafe {
+                libc::mmap(
+                    address as *mut c_void,
+                    len as usize,
+                    protection,
+                    libc::MAP_SHARED | libc::MAP_FIXED,
+                    file,
+                    offset as libc::off_t,
+                )
+            };
+            got != libc::MAP_FAILED
         };
-        got != libc::MAP_FAILED
-    };
-    if !done {
+        if done {
+            // SAFETY: the mapping just made. The kernel's call: the C library's is interposed.
+            unsafe { libc::syscall(libc::SYS_madvise, address, len, libc::MADV_DONTFORK) };
+            return Ok(());
+        }
         if writable {
             store_hold::set_protection(address, len, protection);
         }
@@ -459,15 +555,11 @@ fn swap_in(file: i32, address: u64, len: u64, offset: u64, protection: i32) -> S
             len,
             "memory cannot be moved to a file"
         );
-        return Err(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    // SAFETY: the mapping just made. The kernel's call: the C library's is interposed.
-    unsafe { libc::syscall(libc::SYS_madvise, address, len, libc::MADV_DONTFORK) };
-    Ok(())
+        Err(CUDA_ERROR_OUT_OF_MEMORY)
+    })
 }
 
-/// Puts private memory with the content of `[offset, offset + len)` of the file wherever that is mapped, and frees the
-/// file's pages.
+/// Puts private memory with the content of `[offset, offset + len)` of the file wherever that is mapped.
 fn swap_out(file: i32, mapped: &[Mapped], offset: u64, len: u64) -> Status {
     for one in mapped {
         let (from, to) = (
@@ -488,9 +580,6 @@ fn swap_out(file: i32, mapped: &[Mapped], offset: u64, len: u64) -> Status {
             at += bytes;
         }
     }
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: a plain system call on a file of ours.
-    unsafe { libc::fallocate(file, mode, offset as libc::off_t, len as libc::off_t) };
     Ok(())
 }
 
@@ -498,39 +587,141 @@ fn swap_out_at(file: i32, address: u64, len: u64, offset: u64, protection: i32) 
     let rw = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: new memory.
     let fresh = unsafe { anonymous(0, len, rw, 0) }.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    let hold = Hold::begin(address, address + len);
-    let writable = protection & libc::PROT_WRITE != 0;
-    let held =
-        !writable || store_hold::set_protection(address, len, protection & !libc::PROT_WRITE);
-    let done = held
-        && read_all(file, fresh, len, offset)
-        && (protection == rw || store_hold::set_protection(fresh, len, protection))
-        // SAFETY: the program's pages get private memory with the same content in their place.
-        && unsafe { remap(fresh, len as usize, address) };
-    if !done {
-        if writable && held {
+    let done = Copying::new(libc::SYS_pread64, file, fresh, len, offset).with_threads(|copying| {
+        let hold = Hold::begin(address, address + len);
+        let writable = protection & libc::PROT_WRITE != 0;
+        let held =
+            !writable || store_hold::set_protection(address, len, protection & !libc::PROT_WRITE);
+        let done = held
+            && copying.finish()
+            && (protection == rw || store_hold::set_protection(fresh, len, protection))
+            // SAFETY: the program's pages get private memory with the same content in their place.
+            && unsafe { remap(fresh, len as usize, address) };
+        if !done && writable && held {
             store_hold::set_protection(address, len, protection);
         }
-        // SAFETY: made above.
-        unsafe { libc::munmap(fresh as *mut c_void, len as usize) };
-    }
-    drop(hold);
+        drop(hold);
+        done
+    });
     if done {
-        Ok(())
-    } else {
-        Err(CUDA_ERROR_OUT_OF_MEMORY)
+        return Ok(());
+    }
+    // SAFETY: made above.
+    unsafe { libc::munmap(fresh as *mut c_void, len as usize) };
+    Err(CUDA_ERROR_OUT_OF_MEMORY)
+}
+
+/// A copy between memory and the file, by several threads where it is long. They are there before the hold begins: during
+/// it nothing is allocated.
+#[derive(Debug)]
+struct Copying {
+    /// `SYS_pread64` or `SYS_pwrite64`.
+    call: libc::c_long,
+    file: i32,
+    address: u64,
+    /// Bytes.
+    len: u64,
+    offset: u64,
+    /// Where the next piece begins.
+    next: AtomicU64,
+    /// Bytes of pieces that are done with.
+    done: AtomicU64,
+    failed: AtomicBool,
+    /// [`Copying::WAITS`], [`Copying::GOES`] or [`Copying::ENDS`].
+    state: AtomicU32,
+}
+
+impl Copying {
+    const WAITS: u32 = 0;
+    const GOES: u32 = 1;
+    const ENDS: u32 = 2;
+
+    fn new(call: libc::c_long, file: i32, address: u64, len: u64, offset: u64) -> Copying {
+        Copying {
+            call,
+            file,
+            address,
+            len,
+            offset,
+            next: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            state: AtomicU32::new(Copying::WAITS),
+        }
+    }
+
+    /// Does something while threads wait to take part in [`Copying::finish`].
+    fn with_threads<T>(&self, body: impl FnOnce(&Copying) -> T) -> T {
+        let threads = if self.len < SHARED_WORK {
+            0
+        } else {
+            let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
+            (cpus / 2).clamp(1, MOST_THREADS) - 1
+        };
+        if threads == 0 {
+            return body(self);
+        }
+        std::thread::scope(|scope| {
+            thread::without_signals(|| {
+                for _ in 0..threads {
+                    // Fewer take longer.
+                    let _ = std::thread::Builder::new().spawn_scoped(scope, || self.take_part());
+                }
+            });
+            let outcome = body(self);
+            // Those that have not begun end without a copy.
+            self.state.store(Copying::ENDS, Ordering::Release);
+            outcome
+        })
+    }
+
+    fn take_part(&self) {
+        while self.state.load(Ordering::Acquire) == Copying::WAITS {
+            std::thread::yield_now();
+        }
+        if self.state.load(Ordering::Acquire) == Copying::GOES {
+            self.copy();
+        }
+    }
+
+    fn copy(&self) {
+        loop {
+            let at = self.next.fetch_add(PIECE, Ordering::Relaxed);
+            if at >= self.len {
+                return;
+            }
+            let len = (self.len - at).min(PIECE);
+            if self.call == libc::SYS_pread64 {
+                // New memory: faults in the middle of the copy take twice as long. An older kernel has them.
+                let (start, advice) = (self.address + at, libc::MADV_POPULATE_WRITE);
+                // SAFETY: memory that the copy writes. The kernel's call: the C library's is interposed.
+                unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) };
+            }
+            if !transfer(
+                self.call,
+                self.file,
+                self.address + at,
+                len,
+                self.offset + at,
+            ) {
+                self.failed.store(true, Ordering::Relaxed);
+            }
+            self.done.fetch_add(len, Ordering::Release);
+        }
+    }
+
+    /// Copies all of it; whether nothing failed.
+    fn finish(&self) -> bool {
+        self.state.store(Copying::GOES, Ordering::Release);
+        self.copy();
+        while self.done.load(Ordering::Acquire) < self.len {
+            std::thread::yield_now();
+        }
+        !self.failed.load(Ordering::Relaxed)
     }
 }
 
-/// Whether all bytes at an address were written to the file. Async-signal-safe, as all below.
-fn write_all(file: i32, address: u64, len: u64, offset: u64) -> bool {
-    transfer(libc::SYS_pwrite64, file, address, len, offset)
-}
-
-fn read_all(file: i32, address: u64, len: u64, offset: u64) -> bool {
-    transfer(libc::SYS_pread64, file, address, len, offset)
-}
-
+/// Whether all bytes were copied between memory and the file. Async-signal-safe, as all below.
 fn transfer(call: libc::c_long, file: i32, address: u64, len: u64, offset: u64) -> bool {
     let mut done = 0;
     while done < len {
@@ -545,6 +736,11 @@ fn transfer(call: libc::c_long, file: i32, address: u64, len: u64, offset: u64) 
         }
     }
     true
+}
+
+fn identity(found: &libc::stat) -> ((u32, u32), u64) {
+    let (major, minor) = (libc::major(found.st_dev), libc::minor(found.st_dev));
+    ((major, minor), found.st_ino)
 }
 
 fn status_of(file: i32) -> Option<libc::stat> {
@@ -770,7 +966,7 @@ fn copy_in_child(address: u64) -> bool {
     for one in list() {
         // SAFETY: nothing is mapped there in this process.
         let made = unsafe { anonymous(one.address, one.len, rw, libc::MAP_FIXED) };
-        if made.is_some() && read_all(file, one.address, one.len, one.offset) {
+        if made.is_some() && transfer(libc::SYS_pread64, file, one.address, one.len, one.offset) {
             if one.protection != rw {
                 store_hold::set_protection(one.address, one.len, one.protection);
             }

@@ -25,9 +25,10 @@ use zerocopy::IntoBytes;
 
 use crate::ffi::Status;
 use crate::proxy::context::Context;
+use crate::proxy::maps::{self, Mapping};
 use crate::proxy::memory::{self, Place, Registered};
 use crate::proxy::submit::Session;
-use crate::proxy::{extents, maps, own_stack, private_pages, stream};
+use crate::proxy::{extents, own_stack, private_pages, stream};
 
 const PAGE: u64 = 4096;
 
@@ -72,21 +73,19 @@ pub fn register(
         pages,
         flags,
     };
-    let maps = maps::read();
+    let mappings = maps::of(pages.0, pages.1);
+    if !maps::cover(&mappings, pages.0, pages.1) || !mappings.iter().all(Mapping::is_readable) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let own_stack = own_stack::overlaps(pages.0, pages.1);
-    match maps::private(&maps, pages.0, pages.1, own_stack) {
-        // What private pages become when they are registered is a shared mapping, in part or in whole.
-        None if private_pages::overlaps((pages.0, pages.1 - pages.0)) => {
-            registration.of_private_memory(own_stack)
+    if private_pages::may_take(&mappings, own_stack) {
+        let writable = |one: &Mapping| one.protection & libc::PROT_WRITE != 0;
+        if flags & CU_MEMHOSTREGISTER_READ_ONLY == 0 && !mappings.iter().all(writable) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        None => registration.of_a_shared_mapping(&maps),
-        Some(mappings) => {
-            let writable = |(_, _, protection)| protection & libc::PROT_WRITE != 0;
-            if flags & CU_MEMHOSTREGISTER_READ_ONLY == 0 && !mappings.into_iter().all(writable) {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
-            registration.of_private_memory(own_stack)
-        }
+        registration.of_private_memory(&mappings, own_stack)
+    } else {
+        registration.of_a_shared_mapping(&mappings)
     }
 }
 
@@ -105,8 +104,8 @@ struct Registration<'a> {
 
 impl Registration<'_> {
     /// Private memory: its pages are in a file meanwhile, which the server maps.
-    fn of_private_memory(&self, own_stack: bool) -> Status {
-        let parts = private_pages::take(self.pages.0, self.pages.1, own_stack)?;
+    fn of_private_memory(&self, mappings: &[Mapping], own_stack: bool) -> Status {
+        let parts = private_pages::take(mappings, self.pages, own_stack)?;
         let further: Vec<u8> = parts[1..]
             .iter()
             .flat_map(|part| part.as_bytes().to_vec())
@@ -126,7 +125,7 @@ impl Registration<'_> {
     }
 
     /// Part of a shared mapping: the server maps its file too.
-    fn of_a_shared_mapping(&self, maps: &str) -> Status {
+    fn of_a_shared_mapping(&self, mappings: &[Mapping]) -> Status {
         let read_only = self.flags & CU_MEMHOSTREGISTER_READ_ONLY != 0;
         let refused = |why: &str| {
             tracing::warn!(
@@ -136,10 +135,7 @@ impl Registration<'_> {
             );
             Err(CUDA_ERROR_NOT_SUPPORTED)
         };
-        let Some(shared) = shared(maps, self.pages.0, self.pages.1) else {
-            if !maps::is_readable(maps, self.pages.0, self.pages.1) {
-                return Err(CUDA_ERROR_INVALID_VALUE);
-            }
+        let Some(shared) = shared(mappings, self.pages.0, self.pages.1) else {
             return refused("it is neither private memory nor part of one shared mapping");
         };
         if !shared.writable && !read_only {
@@ -241,41 +237,36 @@ struct Shared {
     mapping: (u64, u64),
 }
 
-/// What `[first, last)` is, when it is one part of one file in shared mappings.
-fn shared(maps: &str, first: u64, last: u64) -> Option<Shared> {
+/// What `[first, last)` is, which mappings cover, when it is one part of one file in shared mappings.
+fn shared(mappings: &[Mapping], first: u64, last: u64) -> Option<Shared> {
     let mut found: Option<Shared> = None;
     let mut at = first;
-    for line in maps::lines(maps).filter(|line| line.end > first) {
-        let (major, minor) = line.device.split_once(':')?;
-        let device = (
-            u32::from_str_radix(major, 16).ok()?,
-            u32::from_str_radix(minor, 16).ok()?,
-        );
-        if line.start > at || !line.access.starts_with('r') || !line.access.ends_with('s') {
+    for one in mappings.iter().filter(|one| one.end > first) {
+        if one.start > at || !one.is_readable() || !one.shared {
             return None;
         }
-        let offset = line.offset + (at - line.start);
-        let writable = line.access.as_bytes().get(1) == Some(&b'w');
+        let offset = one.offset + (at - one.start);
+        let writable = one.protection & libc::PROT_WRITE != 0;
         match &mut found {
             None => {
                 found = Some(Shared {
                     offset,
                     writable,
-                    device,
-                    inode: line.inode,
-                    path: line.path.to_owned(),
-                    mapping: (line.start, line.end),
+                    device: one.device,
+                    inode: one.inode,
+                    path: one.path.clone(),
+                    mapping: (one.start, one.end),
                 });
             }
             Some(part) => {
-                let same = (part.device, part.inode) == (device, line.inode);
+                let same = (part.device, part.inode) == (one.device, one.inode);
                 if !same || part.offset + (at - first) != offset {
                     return None;
                 }
                 part.writable &= writable;
             }
         }
-        at = line.end;
+        at = one.end;
         if at >= last {
             return found;
         }
@@ -344,7 +335,7 @@ fn own_descriptor(is_wanted: impl Fn(&File) -> bool, write: bool) -> Option<Owne
 
 #[cfg(test)]
 mod tests {
-    use super::shared;
+    use crate::proxy::maps::parse;
 
     const SHARED: &str = "\
 1000-3000 rw-s 00004000 00:19 77                         /dev/shm/a b
@@ -356,16 +347,15 @@ mod tests {
 
     #[test]
     fn a_shared_range_is_one_part_of_one_file() {
-        let part = shared(SHARED, 0x2000, 0x4000).unwrap();
+        let mappings: Vec<_> = parse(SHARED).collect();
+        let shared = |first, last| super::shared(&mappings, first, last);
+        let part = shared(0x2000, 0x4000).unwrap();
         assert_eq!((part.offset, part.inode), (0x5000, 77));
         assert_eq!(part.path, "/dev/shm/a b");
         assert!(part.writable && part.device == (0, 0x19));
-        assert!(
-            shared(SHARED, 0x2000, 0x5000).is_none(),
-            "a gap in the file"
-        );
-        assert!(!shared(SHARED, 0x5000, 0x6000).unwrap().writable);
-        assert!(shared(SHARED, 0x4000, 0x6000).is_none(), "two files");
-        assert!(shared(SHARED, 0x6000, 0x7000).is_none(), "private");
+        assert!(shared(0x2000, 0x5000).is_none(), "a gap in the file");
+        assert!(!shared(0x5000, 0x6000).unwrap().writable);
+        assert!(shared(0x4000, 0x6000).is_none(), "two files");
+        assert!(shared(0x6000, 0x7000).is_none(), "private");
     }
 }
