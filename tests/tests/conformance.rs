@@ -52,6 +52,7 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "primary_flags",
     "managed",
     "memory_operations_v1",
+    "null_codes",
     "registered",
     "registered_fork",
     "registered_pages",

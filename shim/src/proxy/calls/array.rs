@@ -50,6 +50,7 @@ entries! {
 /// `cuArrayCreate`.
 pub unsafe extern "C" fn create(out: Out<u64>, descriptor: In<CUDA_ARRAY_DESCRIPTOR>) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let given = descriptor.get()?;
         let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
@@ -76,6 +77,7 @@ pub unsafe extern "C" fn create_3d(
     descriptor: In<CUDA_ARRAY3D_DESCRIPTOR>,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let (descriptor, context) = (descriptor.get()?, context::current()?);
         out.set(array::create(
@@ -95,6 +97,7 @@ pub unsafe extern "C" fn create_mipmapped(
     levels: u32,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let (descriptor, context) = (descriptor.get()?, context::current()?);
         let kind = Kind::MipmappedArray;

@@ -298,6 +298,7 @@ pub type ExecAffinity = [u32; 2];
 /// `cuCtxGetExecAffinity`: the number of multiprocessors.
 pub unsafe extern "C" fn get_exec_affinity(out: Out<ExecAffinity>, kind: u32) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let context = context::current()?;
         if kind != 0 {
@@ -356,6 +357,7 @@ fn limit_body(context: &Context, limit: CUlimit, value: u64) -> Limit {
 /// `cuCtxGetLimit`.
 pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let context = context::current()?;
         let session = session()?;

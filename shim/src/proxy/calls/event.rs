@@ -32,6 +32,7 @@ entries! {
 /// `cuEventCreate`.
 pub unsafe extern "C" fn create(out: Out<u64>, flags: u32) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let context = context::current()?;
         let known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;

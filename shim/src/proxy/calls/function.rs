@@ -28,6 +28,14 @@ fn of_handle(handle: u64) -> Status<FunctionRef> {
     module::live_function(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
+/// As [`of_handle`]; NULL is an invalid argument of some calls, as natively.
+fn not_null(handle: u64) -> Status<FunctionRef> {
+    if handle == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    of_handle(handle)
+}
+
 /// `cuFuncGetAttribute`.
 pub unsafe extern "C" fn get_attribute(
     out: Out<i32>,
@@ -76,7 +84,7 @@ pub unsafe extern "C" fn set_shared_config(function: u64, config: u32) -> CUresu
 pub unsafe extern "C" fn get_module(out: Out<u64>, function: u64) -> CUresult {
     guard(|| {
         out.required()?;
-        out.set(of_handle(function)?.parent())
+        out.set(not_null(function)?.parent())
     })
 }
 
@@ -84,10 +92,7 @@ pub unsafe extern "C" fn get_module(out: Out<u64>, function: u64) -> CUresult {
 pub unsafe extern "C" fn get_name(out: Out<*const c_char>, function: u64) -> CUresult {
     guard(|| {
         out.required()?;
-        if function == 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        out.set(of_handle(function)?.layout().name.as_ptr())
+        out.set(not_null(function)?.layout().name.as_ptr())
     })
 }
 
@@ -106,13 +111,14 @@ pub unsafe extern "C" fn get_param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> CUresult {
-    guard(|| param_info(of_handle(function)?.layout(), index, offset, size))
+    guard(|| param_info(not_null(function)?.layout(), index, offset, size))
 }
 
 /// `cuFuncIsLoaded`: a function with a handle is always loaded.
 pub unsafe extern "C" fn is_loaded(out: Out<u32>, function: u64) -> CUresult {
     guard(|| {
-        of_handle(function)?;
+        out.required()?;
+        not_null(function)?;
         out.set(1)
     })
 }

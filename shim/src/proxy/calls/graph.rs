@@ -136,6 +136,9 @@ fn give(
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let room = count.get()?;
+    if room == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let (_, all): (usize, Listed) = graph::list(session, object, what, false)?;
     // Without room for them, edges that say something would be lost.
     if edges.is_null() && all.edges.iter().any(|e| *e != CUgraphEdgeData::default()) {

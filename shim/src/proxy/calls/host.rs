@@ -43,17 +43,27 @@ fn alloc(out: Out<u64>, len: usize, flags: u32) -> Status {
 
 /// `cuMemHostAlloc`.
 pub unsafe extern "C" fn host_alloc(out: Out<u64>, len: usize, flags: u32) -> CUresult {
-    guard(|| alloc(out, len, flags))
+    guard(|| {
+        context::current()?;
+        alloc(out, len, flags)
+    })
 }
 
 /// `cuMemAllocHost`.
 pub unsafe extern "C" fn alloc_host(out: Out<u64>, len: usize) -> CUresult {
-    guard(|| alloc(out, len, 0))
+    guard(|| {
+        context::current()?;
+        alloc(out, len, 0)
+    })
 }
 
 /// `cuMemFreeHost`.
 pub unsafe extern "C" fn free_host(address: u64) -> CUresult {
     guard(|| {
+        // Also where no context is current.
+        if address == 0 {
+            return Ok(());
+        }
         context::current()?;
         capture::forbid(session()?)?;
         memory::host_free(session()?, address)
@@ -67,6 +77,7 @@ pub unsafe extern "C" fn get_device_pointer(
     flags: u32,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         context::current()?;
         if flags != 0 {
@@ -85,6 +96,7 @@ pub unsafe extern "C" fn get_device_pointer(
 /// `cuMemHostGetFlags`.
 pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         context::permitted()?;
         if let Some((_, registered)) = memory::registered(address) {
             return out.set(registered.flags);
@@ -108,6 +120,9 @@ pub unsafe extern "C" fn register_v2(address: u64, len: usize, flags: u32) -> CU
 /// `cuMemHostUnregister`.
 pub unsafe extern "C" fn unregister(address: u64) -> CUresult {
     guard(|| {
+        if address == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         context::current()?;
         capture::forbid(session()?)?;
         register::unregister(session()?, address)

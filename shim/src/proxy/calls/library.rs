@@ -213,6 +213,9 @@ pub unsafe extern "C" fn kernel_get_param_info(
     size: Out<usize>,
 ) -> CUresult {
     guard(|| {
+        if kernel == 0 || offset.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         context::current()?;
         let layout = library::layout(session()?, library::kernel(kernel)?)?;
         param_info(layout, index, offset, size)

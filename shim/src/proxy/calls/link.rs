@@ -60,6 +60,7 @@ pub unsafe extern "C" fn create(
     out: Out<u64>,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let context = context::current()?;
         let options = Options::new(count, names, values).parse()?;

@@ -163,6 +163,7 @@ pub unsafe extern "C" fn get_attribute(
     len: usize,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         session()?.check()?;
         store(out, bytes, which, address, len)
     })
@@ -178,6 +179,7 @@ pub unsafe extern "C" fn get_attributes(
     len: usize,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         session()?.check()?;
         if count == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);

@@ -22,9 +22,10 @@ const PITCH: usize = 512;
 /// `cuMemAlloc`.
 pub unsafe extern "C" fn alloc(out: Out<CUdeviceptr>, len: usize) -> CUresult {
     guard(|| {
+        let context = context::current()?;
         out.required()?;
         capture::forbid(session()?)?;
-        out.set(memory::alloc(session()?, context::current()?, len as u64)?)
+        out.set(memory::alloc(session()?, context, len as u64)?)
     })
 }
 
@@ -37,6 +38,7 @@ pub unsafe extern "C" fn alloc_pitch(
     element: u32,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         pitch_out.required()?;
         capture::forbid(session()?)?;
@@ -57,10 +59,11 @@ pub unsafe extern "C" fn alloc_pitch(
 /// `cuMemFree`. Freeing NULL does nothing.
 pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
     guard(|| {
-        context::current()?;
+        // Also where no context is current.
         if address == 0 {
             return Ok(());
         }
+        context::current()?;
         let session = session()?;
         capture::forbid(session)?;
         if memory::is_graph_memory(address) {
@@ -108,6 +111,9 @@ pub unsafe extern "C" fn get_address_range(
     address: CUdeviceptr,
 ) -> CUresult {
     guard(|| {
+        if start.is_null() && len.is_null() {
+            return Ok(());
+        }
         context::current()?;
         let found = memory::device_block(address)
             .map(|(start, block, _)| (start, block.len))

@@ -72,6 +72,7 @@ pub fn load_file(kind: Kind, name: Text, options: Options) -> Status<u64> {
 /// `cuModuleLoad`.
 pub unsafe extern "C" fn load(out: Out<u64>, name: Text) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(load_file(Kind::Module, name, NO_OPTIONS)?)
     })
@@ -80,6 +81,7 @@ pub unsafe extern "C" fn load(out: Out<u64>, name: Text) -> CUresult {
 /// `cuModuleLoadData`, `cuModuleLoadFatBinary`.
 pub unsafe extern "C" fn load_data(out: Out<u64>, image: In<u8>) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(load_memory(Kind::Module, image, NO_OPTIONS)?)
     })
@@ -94,6 +96,7 @@ pub unsafe extern "C" fn load_data_ex(
     values: Out<*mut c_void>,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let options = Options::new(count, names, values);
         out.set(load_memory(Kind::Module, image, options)?)

@@ -75,7 +75,10 @@ pub unsafe extern "C" fn max_active_blocks(
     block: i32,
     shared: usize,
 ) -> CUresult {
-    guard(|| blocks(out, function, block, shared, 0))
+    guard(|| {
+        context::current()?;
+        blocks(out, function, block, shared, 0)
+    })
 }
 
 /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`.
@@ -86,7 +89,10 @@ pub unsafe extern "C" fn max_active_blocks_with_flags(
     shared: usize,
     flags: u32,
 ) -> CUresult {
-    guard(|| blocks(out, function, block, shared, flags))
+    guard(|| {
+        context::current()?;
+        blocks(out, function, block, shared, flags)
+    })
 }
 
 fn blocks(out: Out<i32>, function: u64, block: i32, shared: usize, flags: u32) -> Status {
@@ -106,6 +112,7 @@ pub unsafe extern "C" fn available_dynamic_smem(
     block: i32,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         if block <= 0 || blocks <= 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -127,7 +134,10 @@ pub unsafe extern "C" fn max_potential_block_size(
     shared: usize,
     limit: i32,
 ) -> CUresult {
-    guard(|| potential(grid, block, function, shared_for_block, shared, limit, 0))
+    guard(|| {
+        context::current()?;
+        potential(grid, block, function, shared_for_block, shared, limit, 0)
+    })
 }
 
 /// `cuOccupancyMaxPotentialBlockSizeWithFlags`.
@@ -141,6 +151,7 @@ pub unsafe extern "C" fn max_potential_block_size_with_flags(
     flags: u32,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         potential(
             grid,
             block,
@@ -202,7 +213,10 @@ pub unsafe extern "C" fn max_active_clusters(
     function: u64,
     config: In<CUlaunchConfig>,
 ) -> CUresult {
-    guard(|| clusters(out, function, config, 0))
+    guard(|| {
+        context::current()?;
+        clusters(out, function, config, 0)
+    })
 }
 
 /// `cuOccupancyMaxPotentialClusterSize`.
@@ -211,7 +225,10 @@ pub unsafe extern "C" fn max_potential_cluster_size(
     function: u64,
     config: In<CUlaunchConfig>,
 ) -> CUresult {
-    guard(|| clusters(out, function, config, 1))
+    guard(|| {
+        context::current()?;
+        clusters(out, function, config, 1)
+    })
 }
 
 fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32) -> Status {
@@ -219,6 +236,9 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
     static KNOWN: Known<Question> = Known::new();
     out.required()?;
     let config = config.get()?;
+    if function == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let function = module::function(function)?;
     let shape = shape_of(&config);
     // SAFETY: the program's configuration, as CUDA documents it.

@@ -12,6 +12,7 @@ use super::launch::{
     Pointers, Shape, check, cooperative_attribute, launch_packed, launch_pointers,
 };
 use crate::ffi::{In, Status, guard};
+use crate::proxy::context;
 use crate::proxy::{default_stream, module};
 
 entries! {
@@ -126,7 +127,10 @@ pub unsafe extern "C" fn param_set_bytes(
     count: u32,
 ) -> CUresult {
     if from.is_null() || count as usize > PARAMS_MAX {
-        return guard(|| Err(CUDA_ERROR_INVALID_VALUE));
+        return guard(|| {
+            context::current()?;
+            Err(CUDA_ERROR_INVALID_VALUE)
+        });
     }
     // SAFETY: the program gives `count` bytes with the pointer.
     let bytes = unsafe { std::slice::from_raw_parts(from.address(), count as usize) };
@@ -160,12 +164,18 @@ fn run(function: u64, width: i32, height: i32, stream: u64) -> Status {
 
 /// `cuLaunch`.
 pub unsafe extern "C" fn launch(function: u64) -> CUresult {
-    guard(|| run(function, 1, 1, 0))
+    guard(|| {
+        context::current()?;
+        run(function, 1, 1, 0)
+    })
 }
 
 /// `cuLaunchGrid`.
 pub unsafe extern "C" fn launch_grid(function: u64, width: i32, height: i32) -> CUresult {
-    guard(|| run(function, width, height, 0))
+    guard(|| {
+        context::current()?;
+        run(function, width, height, 0)
+    })
 }
 
 /// `cuLaunchGridAsync`.
@@ -175,7 +185,10 @@ pub unsafe extern "C" fn launch_grid_async(
     height: i32,
     stream: u64,
 ) -> CUresult {
-    guard(|| run(function, width, height, stream))
+    guard(|| {
+        context::current()?;
+        run(function, width, height, stream)
+    })
 }
 
 /// `CUDA_LAUNCH_PARAMS`.

@@ -6,6 +6,7 @@ use mpsshim_api::cuda::*;
 
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};
+use crate::proxy::context;
 use crate::proxy::pools;
 use crate::proxy::submit::session;
 use crate::proxy::{default_stream, memory};
@@ -39,6 +40,7 @@ pub unsafe extern "C" fn alloc_async<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let session = session()?;
         let stream = default_stream::resolve(stream, P)?;
@@ -55,6 +57,7 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let stream = default_stream::resolve(stream, P)?;
         out.set(pools::alloc(session()?, len as u64, pool, stream)?)

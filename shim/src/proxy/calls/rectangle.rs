@@ -425,7 +425,10 @@ pub fn submit((stream, per_thread): (u64, bool), copy: &CUDA_MEMCPY3D, when: Whe
 
 /// `cuMemcpy2D`, `cuMemcpy2DUnaligned`.
 pub unsafe extern "C" fn copy_2d<const P: bool>(copy: In<CUDA_MEMCPY2D>) -> CUresult {
-    guard(|| submit((0, P), &copy.get()?.into(), When::Sync))
+    guard(|| {
+        context::current()?;
+        submit((0, P), &copy.get()?.into(), When::Sync)
+    })
 }
 
 /// `cuMemcpy2DAsync`.
@@ -433,12 +436,18 @@ pub unsafe extern "C" fn copy_2d_async<const P: bool>(
     copy: In<CUDA_MEMCPY2D>,
     stream: u64,
 ) -> CUresult {
-    guard(|| submit((stream, P), &copy.get()?.into(), When::Async))
+    guard(|| {
+        context::current()?;
+        submit((stream, P), &copy.get()?.into(), When::Async)
+    })
 }
 
 /// `cuMemcpy3D`.
 pub unsafe extern "C" fn copy_3d<const P: bool>(copy: In<CUDA_MEMCPY3D>) -> CUresult {
-    guard(|| submit((0, P), &copy.get()?, When::Sync))
+    guard(|| {
+        context::current()?;
+        submit((0, P), &copy.get()?, When::Sync)
+    })
 }
 
 /// `cuMemcpy3DAsync`.
@@ -446,7 +455,10 @@ pub unsafe extern "C" fn copy_3d_async<const P: bool>(
     copy: In<CUDA_MEMCPY3D>,
     stream: u64,
 ) -> CUresult {
-    guard(|| submit((stream, P), &copy.get()?, When::Async))
+    guard(|| {
+        context::current()?;
+        submit((stream, P), &copy.get()?, When::Async)
+    })
 }
 
 /// `cuMemcpy3DPeer`: the addresses say which devices they belong to; the driver does not look at the contexts either.

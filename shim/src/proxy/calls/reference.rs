@@ -122,6 +122,7 @@ pub unsafe extern "C" fn get_surface(out: Out<u64>, module: u64, name: Text) -> 
 /// `cuTexRefCreate`.
 pub unsafe extern "C" fn create(out: Out<u64>) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(find(&TEXTURES, 0, c"")?)
     })
@@ -408,6 +409,7 @@ pub unsafe extern "C" fn surface_get_array(out: Out<u64>, reference: u64) -> CUr
 /// CUDA 4.
 pub unsafe extern "C" fn param_set(function: u64, unit: i32, reference: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         module::function(function)?;
         if unit != -1 {
             return Err(CUDA_ERROR_INVALID_VALUE);

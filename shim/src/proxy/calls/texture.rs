@@ -26,6 +26,7 @@ pub unsafe extern "C" fn create(
     view: In<CUDA_RESOURCE_VIEW_DESC>,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let (resource, texture) = (resource.get()?, texture.get()?);
         let view = (!view.is_null()).then(|| view.get()).transpose()?;
@@ -42,12 +43,16 @@ pub unsafe extern "C" fn create(
 
 /// `cuTexObjectDestroy`.
 pub unsafe extern "C" fn destroy(object: u64) -> CUresult {
-    guard(|| array::destroy_object(session()?, false, object))
+    guard(|| {
+        context::current()?;
+        array::destroy_object(session()?, false, object)
+    })
 }
 
 /// `cuTexObjectGetResourceDesc`.
 pub unsafe extern "C" fn get_resource(out: Out<CUDA_RESOURCE_DESC>, object: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(array::object(false, object)?.resource)
     })
@@ -56,6 +61,7 @@ pub unsafe extern "C" fn get_resource(out: Out<CUDA_RESOURCE_DESC>, object: u64)
 /// `cuTexObjectGetTextureDesc`.
 pub unsafe extern "C" fn get_texture(out: Out<CUDA_TEXTURE_DESC>, object: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(array::object(false, object)?.texture)
     })
@@ -64,6 +70,7 @@ pub unsafe extern "C" fn get_texture(out: Out<CUDA_TEXTURE_DESC>, object: u64) -
 /// `cuTexObjectGetResourceViewDesc`.
 pub unsafe extern "C" fn get_view(out: Out<CUDA_RESOURCE_VIEW_DESC>, object: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(array::object(false, object)?.view)
     })
@@ -75,6 +82,7 @@ pub unsafe extern "C" fn create_surface(
     resource: In<CUDA_RESOURCE_DESC>,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let (resource, context) = (resource.get()?, context::current()?);
         out.set(array::create_object(
@@ -89,7 +97,10 @@ pub unsafe extern "C" fn create_surface(
 
 /// `cuSurfObjectDestroy`.
 pub unsafe extern "C" fn destroy_surface(object: u64) -> CUresult {
-    guard(|| array::destroy_object(session()?, true, object))
+    guard(|| {
+        context::current()?;
+        array::destroy_object(session()?, true, object)
+    })
 }
 
 /// `cuSurfObjectGetResourceDesc`.
@@ -98,6 +109,7 @@ pub unsafe extern "C" fn get_surface_resource(
     object: u64,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         out.set(array::object(true, object)?.resource)
     })

@@ -37,6 +37,7 @@ mod launching;
 mod libraries;
 mod managed;
 mod memory;
+mod nulls;
 mod params;
 mod peers;
 mod pools;
@@ -222,6 +223,7 @@ const FURTHER: &[Section] = &[
     ("multi_device_launches", launching::multi_device_launches),
     ("nested_launches", launching::nested_launches),
     ("old_launches", launching::old_launches),
+    ("null_codes", nulls::null_codes),
     ("pools", pools::pools),
     ("pools_destroyed", pools::pools_destroyed),
     ("stale_arrays", arrays::stale_arrays),
