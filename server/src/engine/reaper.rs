@@ -214,6 +214,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     let ended = session.shared.clone();
     // With it goes the last that holds what is buried now.
     drop(session);
+    shared.shared_events.settle(&shared.driver);
     ended.account.retire();
     graves.into_iter().for_each(|object| shared.bury(object));
     shared.gone(&ended, uncounted, why);

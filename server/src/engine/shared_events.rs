@@ -327,8 +327,25 @@ impl SharedEvents {
                 return Ok(());
             };
             known.remove(&last.token);
+            drop(known);
+            // Its records are spare now.
+            drop(last);
+            self.settle(driver);
         }
         driver.event_destroy(event.raw)
+    }
+
+    /// Destroys the spare events if no event is shared any more. To be called again when a session is gone, which may have held
+    /// records.
+    pub fn settle(&self, driver: &Driver) {
+        let shared = |event: &Weak<SharedEvent>| event.strong_count() > 0;
+        if self.known.lock().values().any(shared) {
+            return;
+        }
+        let spare = std::mem::take(&mut *self.spare.lock());
+        for made in spare {
+            let _ = driver.event_destroy(made.raw);
+        }
     }
 }
 

@@ -118,7 +118,7 @@ pub unsafe extern "C" fn get_param_info(
 pub unsafe extern "C" fn is_loaded(out: Out<u32>, function: u64) -> CUresult {
     guard(|| {
         out.required()?;
-        not_null(function)?;
+        of_handle(function)?;
         out.set(1)
     })
 }
