@@ -73,6 +73,7 @@ tables!(arrays captures graphs green images memory pools stream_operations strea
 const NEVER_REFUSED: &[(Op, &str)] = &[
     (Op::Printed, "it has no body"),
     (Op::Settle, "it does nothing: the stream only places it"),
+    (Op::Taken, "it has no body: the answer is all"),
     (
         Op::IpcForget,
         "an allocation that is not shared is forgotten already",
