@@ -131,11 +131,16 @@ pub struct Welcome {
     pub priority: u32,
 }
 
+/// [`DescriptorNote::token`] of a packet that belongs to no message: a memory file with what the client's kernels wrote
+/// before the context was lost, sent before the session ends. Its first [`DescriptorNote::len`] bytes belong on standard
+/// output (device `printf`), the rest on standard error (failed assertions).
+pub const LAST_WORDS: u64 = u64::MAX;
+
 /// Packet on the session's socket that carries one descriptor for the ring message of the same token.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct DescriptorNote {
-    /// The token named by the ring message or the answer.
+    /// The token named by the ring message or the answer, or [`LAST_WORDS`].
     pub token: u64,
     /// Bytes behind the descriptor.
     pub len: u64,

@@ -382,6 +382,27 @@ pub fn send_packet(
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    send(socket, bytes, descriptors, 0)
+}
+
+/// As [`send_packet`], but never waits for a peer that does not receive.
+///
+/// # Errors
+/// Those of `sendmsg(2)`; `WouldBlock` when the peer has as much waiting as it may.
+pub fn send_packet_now(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send(socket, bytes, descriptors, libc::MSG_DONTWAIT)
+}
+
+fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    flags: libc::c_int,
+) -> io::Result<()> {
     assert!(descriptors.len() <= MAX_DESCRIPTORS);
     let mut iov = libc::iovec {
         iov_base: bytes.as_ptr() as *mut _,
@@ -410,7 +431,7 @@ pub fn send_packet(
             }
         }
         loop {
-            if libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) >= 0 {
+            if libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL | flags) >= 0 {
                 return Ok(());
             }
             let error = io::Error::last_os_error();

@@ -7,6 +7,7 @@ mod account;
 mod activity;
 mod adopt;
 mod arrays;
+mod assertions;
 mod awaited;
 pub mod bounds;
 mod calls;
@@ -290,6 +291,7 @@ impl Engine {
             );
             OwnedFd::from_raw_fd(raw)
         };
+        assertions::capture().context("standard error")?;
         let shared = Arc::new(Shared {
             driver,
             config,
@@ -715,7 +717,8 @@ impl Shared {
             return;
         }
         let mut going_on = 0;
-        let mut suspects = self.suspects_among_leaving();
+        let mut ending = Vec::new();
+        let mut at_work = self.leaving_at_work();
         for session in self.session_list() {
             let is_at_rest = session.is_at_rest();
             if is_at_rest && session.description.bonds().is_empty() {
@@ -724,8 +727,17 @@ impl Shared {
                 continue;
             }
             if !is_at_rest {
-                session.add_to(&mut suspects);
+                at_work.push(session.clone());
             }
+            ending.push(session);
+        }
+        // Before anybody can see the status.
+        self.hand_out_text(status, &at_work);
+        let mut suspects = Vec::new();
+        for session in &at_work {
+            session.add_to(&mut suspects);
+        }
+        for session in ending {
             session.end(status);
             self.forget_session(session.info.session);
         }

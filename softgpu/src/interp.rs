@@ -7,6 +7,7 @@ use crate::ptx::code::*;
 
 /// Status codes of `cuda.h` that a kernel can end with.
 const ILLEGAL_ADDRESS: u32 = 700;
+const ASSERT: u32 = 710;
 const STACK_ERROR: u32 = 714;
 const MISALIGNED: u32 = 716;
 const LAUNCH_FAILED: u32 = 719;
@@ -16,6 +17,8 @@ const SLICE: u32 = 1 << 14;
 const MAX_DEPTH: usize = 1024;
 /// Frame bytes for functions that a kernel calls, per thread.
 const CALL_STACK: u32 = 32 << 10;
+/// Bytes of each string of an assertion that are shown.
+const ASSERTED: u64 = 4 << 10;
 
 /// What a kernel may touch outside its block.
 pub trait Memory: Sync {
@@ -115,6 +118,8 @@ struct Runner<'a> {
     params: Vec<u64>,
     start: Instant,
     shared: *mut u8,
+    /// The line of the module's text where an assertion failed.
+    asserted: Option<u32>,
 }
 
 /// Runs a launch to its end.
@@ -141,6 +146,7 @@ pub fn run(launch: &Launch<'_>) -> Result<(), Fault> {
         params,
         start: Instant::now(),
         shared: std::ptr::null_mut(),
+        asserted: None,
     };
     let meets = launch.program.meets(launch.kernel);
     let count = launch.block.iter().product::<u32>();
@@ -176,6 +182,13 @@ pub fn run(launch: &Launch<'_>) -> Result<(), Fault> {
                     }
                 }
             }
+        }
+        if let Some(line) = runner.asserted {
+            return Err(Fault {
+                status: ASSERT,
+                line,
+                address: 0,
+            });
         }
     }
     Ok(())
@@ -560,9 +573,48 @@ impl<'a> Runner<'a> {
                     ));
                 }
                 Kind::Trap => fault!(i.imm as u32, 0),
+                Kind::Assert => {
+                    t.pc = pc;
+                    self.fail_assertion(t, i.imm as usize);
+                    return Ok(Stop::Exit);
+                }
             }
             pc += 1;
         }
+    }
+
+    /// Writes the text of a failed assertion to the C library's standard error, as the driver does before any call returns
+    /// the status.
+    #[cold]
+    fn fail_assertion(&mut self, t: &Thread, number: usize) {
+        let arguments = self.launch.program.functions[t.function].assertions[number];
+        let [message, file, line, function] = arguments.map(|at| {
+            let at = (t.frame + at) as usize;
+            t.local[at / 8] >> (8 * (at % 8))
+        });
+        let [message, file, function] = [message, file, function].map(|at| self.string(at, t));
+        let ([bx, by, bz], [tx, ty, tz]) = (t.ctaid, t.tid);
+        let text = format!(
+            "{file}:{}: {function}: block: [{bx},{by},{bz}], thread: [{tx},{ty},{tz}] Assertion `{message}` failed.\n",
+            line as u32
+        );
+        unsafe extern "C" {
+            static stderr: *mut libc::FILE;
+        }
+        // SAFETY: the C library's stream, which it locks itself, and a buffer of this length.
+        unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stderr) };
+        self.asserted = Some(self.line(t));
+    }
+
+    /// The string at a generic address, as far as it can be read.
+    fn string(&mut self, address: u64, t: &Thread) -> String {
+        let byte = |at: u64| {
+            let place = self.find(address.wrapping_add(at), 1, 0, t).ok()?;
+            // SAFETY: inside a range of the launch, as just found.
+            Some(unsafe { place.read() }).filter(|byte| *byte != 0)
+        };
+        let bytes: Vec<u8> = (0..ASSERTED).map_while(byte).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Where `bytes` at an address of the instruction's space lie, or the status of the fault.

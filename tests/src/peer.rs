@@ -681,6 +681,74 @@ pub fn new_ptx() -> String {
     format!("{PTX}// {} {number}\n", std::process::id())
 }
 
+/// Kernels `check(limit)`, whose threads of a number from `limit` on fail the assertion `thread < limit` of
+/// `void check(unsigned)` in `assert.cu`, line 7; and `endless()`, which does not end.
+pub fn asserting_ptx() -> String {
+    let literal = |name: &str, text: &str| {
+        let bytes: Vec<String> = text.bytes().chain([0]).map(|b| b.to_string()).collect();
+        let (len, bytes) = (bytes.len(), bytes.join(", "));
+        format!(".global .align 1 .b8 {name}[{len}] = {{{bytes}}};\n")
+    };
+    let literals = [
+        literal("expression", "thread < limit"),
+        literal("file", "assert.cu"),
+        literal("function", "void check(unsigned)"),
+    ];
+    format!(
+        "
+.version 7.0
+.target sm_70
+.address_size 64
+.extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);
+{}
+.visible .entry check(.param .u32 limit)
+{{
+    .reg .pred %p;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<8>;
+    ld.param.u32 %r1, [limit];
+    mov.u32 %r2, %tid.x;
+    setp.lt.u32 %p, %r2, %r1;
+    @%p bra good;
+    mov.u64 %rd1, expression;
+    cvta.global.u64 %rd2, %rd1;
+    mov.u64 %rd3, file;
+    cvta.global.u64 %rd4, %rd3;
+    mov.u64 %rd5, function;
+    cvta.global.u64 %rd6, %rd5;
+    mov.u32 %r3, 7;
+    mov.u64 %rd7, 1;
+    {{
+    .param .b64 a;
+    st.param.b64 [a], %rd2;
+    .param .b64 b;
+    st.param.b64 [b], %rd4;
+    .param .b32 c;
+    st.param.b32 [c], %r3;
+    .param .b64 d;
+    st.param.b64 [d], %rd6;
+    .param .b64 e;
+    st.param.b64 [e], %rd7;
+    call.uni __assertfail, (a, b, c, d, e);
+    }}
+good:
+    ret;
+}}
+.visible .entry endless()
+{{
+    .reg .pred %p;
+    .reg .b32 %r1;
+again:
+    mov.u32 %r1, %tid.x;
+    setp.lt.u32 %p, %r1, 2000;
+    @%p bra again;
+    ret;
+}}
+",
+        literals.concat()
+    )
+}
+
 /// [`PTX`], and a kernel `count(out)` whose threads count in a variable of the image and write how far they are.
 pub fn counting_ptx() -> String {
     format!(

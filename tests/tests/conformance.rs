@@ -67,6 +67,9 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "stream_attributes",
 ];
 
+/// Sections that lose their context, and have a server of their own here.
+const FATAL: &[&str] = &["assertion"];
+
 /// Sections for two devices.
 const NEED_TWO: &[&str] = &["two_devices"];
 
@@ -83,7 +86,8 @@ fn further() -> Vec<(String, String)> {
         })
         .filter(|(name, _)| {
             let gpu = std::env::var_os("MPSSHIM_TEST_DRIVER").is_some();
-            (gpu || !NEED_A_GPU.contains(&&**name)) && !NEED_TWO.contains(&&**name)
+            let apart = NEED_TWO.iter().chain(FATAL).any(|one| one == name);
+            (gpu || !NEED_A_GPU.contains(&&**name)) && !apart
         })
         .collect();
     found.sort();
@@ -106,6 +110,18 @@ fn further_sections_on_the_driver_itself() {
 fn further_sections_through_the_proxy() {
     let place = daemon();
     for (name, expected) in further() {
+        agrees(&finish(proxied(&place).arg(name)), &expected);
+    }
+}
+
+#[test]
+fn sections_that_lose_their_context() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/conformance");
+    for name in FATAL {
+        let expected = fs::read_to_string(folder.join(format!("{name}.expected"))).expect("lines");
+        let driver = DriverFolder::new();
+        agrees(&finish(driver.native(PROGRAM).arg(name)), &expected);
+        let place = daemon();
         agrees(&finish(proxied(&place).arg(name)), &expected);
     }
 }

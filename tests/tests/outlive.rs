@@ -6,10 +6,13 @@ mod scene;
 mod survivors;
 
 use control_daemon::{Place, wait_until};
+use mpsshim_tests::PATIENCE;
 use programs::{client, succeed};
 use scene::{daemon, daemon_with};
 use std::collections::HashMap;
-use survivors::{ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
+use survivors::{
+    ASSERT, ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server,
+};
 
 #[test]
 fn clients_at_rest_go_on_when_their_server_is_killed() {
@@ -59,6 +62,45 @@ fn a_fault_ends_the_program_that_caused_it_and_no_other() {
         log.matches("of which 3 go on in the next server").count(),
         5
     );
+}
+
+/// What the driver says of these threads of `asserting_ptx`'s kernel.
+fn failed(threads: std::ops::Range<u32>) -> String {
+    let line = |thread| {
+        format!(
+            "assert.cu:7: void check(unsigned): block: [0,0,0], thread: [{thread},0,0] Assertion `thread < limit` failed.\n"
+        )
+    };
+    threads.map(line).collect()
+}
+
+#[test]
+fn the_text_of_a_failed_assertion_goes_to_the_program_whose_kernel_failed() {
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    for _ in 0..5 {
+        let [mut faulty, mut idle, mut other, mut same] = [(); 4].map(|()| Survivor::start(&place));
+        // Code that the text could be of, but complete or of another name.
+        for survivor in [&mut idle, &mut same] {
+            assert_eq!(survivor.ask("assert 8"), "CUDA_SUCCESS (0)");
+        }
+        assert_eq!(other.ask("launch 1000000"), "launched");
+        assert_eq!(same.ask("endless"), "launched");
+        assert_eq!(faulty.ask("assert 6"), ASSERT);
+        // Said once.
+        for survivor in [&mut faulty, &mut other, &mut same] {
+            assert_eq!(survivor.ask("round"), ASSERT);
+        }
+        idle.round();
+        let done = faulty.program.finish(PATIENCE);
+        assert_eq!((done.code, done.err), (1, failed(6..8)));
+        for survivor in [other, same] {
+            let done = survivor.program.finish(PATIENCE);
+            assert_eq!((done.code, done.err.as_str()), (1, ""));
+        }
+        idle.end();
+    }
+    let log = place.log("server.log");
+    assert!(!log.contains("Assertion"), "{log}");
 }
 
 #[test]
@@ -180,12 +222,14 @@ fn events_say_when_they_were_recorded_by_the_server_before() {
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
     for round in 1..=6 {
         for survivor in &mut survivors {
-            assert_eq!(survivor.ask("time"), "time");
+            let answer = survivor.ask("time");
+            assert_eq!(answer, "time", "{}", place.log("server.log"));
         }
         end_server(&place, 2, round);
     }
     for survivor in &mut survivors {
-        assert_eq!(survivor.ask("time"), "time");
+        let answer = survivor.ask("time");
+        assert_eq!(answer, "time", "{}", place.log("server.log"));
         survivor.round();
     }
     survivors.into_iter().for_each(Survivor::end);

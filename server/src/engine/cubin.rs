@@ -454,6 +454,39 @@ pub fn prints(image: &[u8], archs: &[u32]) -> bool {
     })
 }
 
+/// Whether code that devices of these compute capabilities (`10 * major + minor`) would run of an image has all these
+/// strings. Code that cannot be read, or only beyond the [`Budget`], may have them.
+pub fn holds(image: &[u8], archs: &[u32], strings: &[&[u8]]) -> bool {
+    let in_text = |code: &[u8], string: &[u8]| {
+        // A literal of a text is a list of its bytes.
+        let bytes: Vec<String> = string.iter().map(u8::to_string).collect();
+        memchr::memmem::find(code, bytes.join(", ").as_bytes()).is_some()
+    };
+    let has = |code: &[u8]| {
+        strings.iter().all(|string| {
+            memchr::memmem::find(code, string).is_some()
+                || !code.starts_with(ELF) && in_text(code, string)
+        })
+    };
+    if image.starts_with(ELF) {
+        return has(image);
+    }
+    let Some(entries) = entries(image) else {
+        return true;
+    };
+    if entries.is_empty() {
+        return has(image);
+    }
+    let mut budget = Budget::of_code(image);
+    entries.iter().any(|entry| match entry.kind {
+        KIND_CUBIN if !archs.iter().any(|arch| entry.fits(*arch)) => false,
+        KIND_TEXT | KIND_CUBIN => entry
+            .content(&mut budget)
+            .is_none_or(|code| !(code.starts_with(ELF) || code.is_ascii()) || has(&code)),
+        _ => true,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -519,6 +552,20 @@ mod tests {
         bytes.extend_from_slice(text);
         bytes.resize(16 + 64 + size, 0);
         bytes
+    }
+
+    #[test]
+    fn strings_are_found_in_code() {
+        let literal = format!(".global .align 1 .b8 $str[4] = {{118, 32, 60, 0}};\n{KERNEL}");
+        assert!(holds(literal.as_bytes(), &[90], &[b"v <"]));
+        assert!(!holds(literal.as_bytes(), &[90], &[b"v <", b"v >"]));
+        let packed = lz4_flex::block::compress(literal.as_bytes());
+        let image = fatbin(&packed, LZ4, literal.len(), KIND_TEXT, 75);
+        assert!(holds(&image, &[90], &[b"v <"]) && !holds(&image, &[90], &[b"v >"]));
+        let broken = fatbin(&packed, LZ4, literal.len() + 1, KIND_TEXT, 75);
+        assert!(holds(&broken, &[90], &[b"v >"]), "it cannot be read");
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(holds(&own, &[90], &[b"strings_are_found_in_code"]));
     }
 
     #[test]

@@ -99,7 +99,28 @@ impl Drop for Counted {
     }
 }
 
+/// Content that may be gone.
+#[derive(Debug)]
+pub struct WeakContent(Weak<Counted>);
+
+impl WeakContent {
+    /// It, if anybody still uses it.
+    pub fn get(&self) -> Option<Content> {
+        self.0.upgrade().map(Content)
+    }
+
+    /// Whether it is this one.
+    pub fn is(&self, content: &Content) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&content.0))
+    }
+}
+
 impl Content {
+    /// It, without keeping it.
+    pub fn weak(&self) -> WeakContent {
+        WeakContent(Arc::downgrade(&self.0))
+    }
+
     /// Its SHA-256.
     pub fn hash(&self) -> &[u8; 32] {
         &self.0.hash

@@ -167,6 +167,12 @@ impl Printing {
         }
     }
 
+    /// Whose turn it is, and what was printed since it fetched it last.
+    pub fn take_last(&self) -> Option<(u64, Vec<u8>)> {
+        let holder = (*self.holder.lock())?;
+        Some((holder, self.take_output()))
+    }
+
     fn take_output(&self) -> Vec<u8> {
         flush();
         self.output.lock().take().unwrap_or_else(|error| {

@@ -562,6 +562,10 @@ impl Session {
                 return None;
             }
         }
+        // A fault may be seen before the launch returns.
+        for one in run {
+            self.shared.launched.note(one.body.function, index);
+        }
         if shared.driver.graph.launch(chain.exec, raw).is_err() {
             chains.refuse(&shared.driver);
             return None;
@@ -571,9 +575,6 @@ impl Session {
             .or(run.last().map(|last| last.end));
         self.consumer.consume_to(end?);
         self.counts.launches += run.len() as u64;
-        if let Some(last) = run.last() {
-            self.shared.launched.note(last.body.function);
-        }
         let messages = messages(run) as u64;
         if let Err(CallError::Status(status)) = self.submitted(shared, index, messages) {
             shared.note_status(status);
@@ -581,8 +582,7 @@ impl Session {
         }
         if let Some(Marking { body, .. }) = mark {
             self.marks.note();
-            let stream = self.streams.at_mut(index).ok()?;
-            stream.note_mark(body.slot, body.value);
+            self.note_mark(index, body.slot, body.value).ok()?;
         }
         if let Some(begun) = begun {
             self.record_run(shared, begun, run, mark.map(|mark| mark.body));

@@ -273,7 +273,7 @@ impl Stream {
     }
 
     /// Notes that the client's own flag will be written after everything submitted so far.
-    pub fn note_mark(&mut self, slot: u32, value: u32) {
+    fn note_mark(&mut self, slot: u32, value: u32) {
         let before = self.mark.map_or(0, |mark| mark.ops);
         // It, and the mark.
         self.waits_for_each = self.ops == before + 2;
@@ -435,6 +435,13 @@ fn set_attribute(shared: &Shared, stream: CUstream, id: u32, value: &[u8]) {
 }
 
 impl Session {
+    /// The client's own flag will be written after everything that was submitted to the stream at this position.
+    pub fn note_mark(&mut self, index: usize, slot: u32, value: u32) -> Result<(), CUresult> {
+        self.streams.at_mut(index)?.note_mark(slot, value);
+        self.shared.launched.note_mark(slot, value, index);
+        Ok(())
+    }
+
     /// Makes everything ready for the next operation on a stream: the device's context current, the waits that
     /// legacy default-stream order asks for queued. Returns the driver's stream.
     ///

@@ -8,6 +8,7 @@
 use super::Shared;
 use super::description::{Kind, Record};
 use super::devices::Ordinal;
+use super::driver::is_sticky;
 use super::session::{Event, Session};
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;
@@ -18,6 +19,8 @@ use std::time::Duration;
 /// How long an event may take that is recorded behind nothing. Another session's kernel may hold it up, and messages of the
 /// session wait meanwhile: the next rest will do as well.
 const PATIENCE: Nanoseconds = 500_000;
+/// The same while a session is made again, which would be lost without the record: it is waited for as a program would.
+const PATIENCE_AGAIN: Nanoseconds = 30_000_000_000;
 /// A record that took no longer is known closely enough: a pause that the program may notice is a thousand times as long.
 const CLOSE: Nanoseconds = 100_000;
 /// How often an event is recorded for that.
@@ -161,6 +164,7 @@ impl Session {
                 let session = self.shared.info.session;
                 tracing::debug!(session, %status, "times of events: not saved");
                 self.times.refused = true;
+                shared.note_status(status);
             }
         }
     }
@@ -223,7 +227,7 @@ impl Session {
         let bytes = record.bytes.as_slice().try_into();
         let at = bytes.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let event = self.events.get_mut(record.key)?;
-        let again = shared.record_timed(event.device, event.raw)?;
+        let again = shared.record_timed(event.device, event.raw, PATIENCE_AGAIN)?;
         event.recorded = true;
         event.time.record = Some(again);
         event.time.original = Some(Nanoseconds::from_le_bytes(at));
@@ -249,17 +253,27 @@ impl Shared {
     /// closely enough, a few times at most.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_READY` when the device is busy, or the driver's.
-    fn record_timed(&self, device: Ordinal, event: CUevent) -> Result<Nanoseconds, CUresult> {
+    /// `CUDA_ERROR_NOT_READY` when the device is busy for longer than `patience`, or the driver's.
+    fn record_timed(
+        &self,
+        device: Ordinal,
+        event: CUevent,
+        patience: Nanoseconds,
+    ) -> Result<Nanoseconds, CUresult> {
         let mut tries = TRIES;
         loop {
             let before = now();
             self.record_at_once(device, event)?;
             while self.driver.event_query(event) == Err(CUDA_ERROR_NOT_READY) {
-                if now() - before > PATIENCE {
+                let waited = now() - before;
+                if waited > patience {
                     break;
                 }
-                std::thread::yield_now();
+                if waited > PATIENCE {
+                    std::thread::sleep(Duration::from_micros(100));
+                } else {
+                    std::thread::yield_now();
+                }
             }
             let took = now() - before;
             tries -= 1;
@@ -289,7 +303,7 @@ fn times_of(
     shared.devices[device].make_current(driver)?;
     let mut reference = CUevent::NULL;
     driver.event_create(&mut reference, 0)?;
-    let recorded = shared.record_timed(device, reference);
+    let recorded = shared.record_timed(device, reference, PATIENCE);
     let times = recorded.and_then(|at| times_since(shared, (reference, at), events));
     let _ = driver.event_destroy(reference);
     times
@@ -321,7 +335,9 @@ fn times_by<E: Copy>(
     for &(handle, event) in events {
         match elapsed(event, reference) {
             Ok(ms) => recorded.push((ms, handle, event)),
-            Err(CUDA_ERROR_NOT_READY) => return Err(CUDA_ERROR_NOT_READY),
+            Err(status) if status == CUDA_ERROR_NOT_READY || is_sticky(status) => {
+                return Err(status);
+            }
             Err(_) => times.push((handle, None)),
         }
     }

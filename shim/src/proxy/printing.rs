@@ -1,9 +1,12 @@
-//! Device `printf`: the output of this program's kernels appears on its standard output when it synchronizes, as
-//! natively.
+//! Device `printf` and `assert`: the output of this program's kernels appears on its standard output when it synchronizes,
+//! as natively, and the text of failed assertions on its standard error before a call returns `CUDA_ERROR_ASSERT`.
 //!
 //! The text is produced in the server. A program that has launched a function of a module that prints
 //! ([`FUNCTION_PRINTS`](mpsshim_proto::message::FUNCTION_PRINTS)) requests it whenever it has waited for work.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,24 +47,52 @@ fn fetch(session: &Session) {
         let Ok((left, text)) = Value::read_from_prefix(&answer.payload) else {
             return;
         };
-        write(text);
+        write(text, Stream::Output);
         if left.value == 0 {
             return;
         }
     }
 }
 
+/// What this program's kernels wrote before the context was lost: the server sends it in a memory file before it ends the
+/// session ([`LAST_WORDS`](mpsshim_proto::handshake::LAST_WORDS)). Its first `printed` bytes go to standard output, the rest,
+/// the text of failed assertions, to standard error.
+pub fn write_last(file: OwnedFd, printed: u64) {
+    let mut text = Vec::new();
+    if let Err(error) = File::from(file).read_to_end(&mut text) {
+        tracing::warn!("what kernels wrote last cannot be read: {error}");
+        return;
+    }
+    let printed = text
+        .len()
+        .min(usize::try_from(printed).unwrap_or(usize::MAX));
+    write(&text[..printed], Stream::Output);
+    write(&text[printed..], Stream::Error);
+}
+
+/// A stream of the C library's.
+#[derive(Clone, Copy)]
+enum Stream {
+    Output,
+    Error,
+}
+
 /// Through the C library's stream, as the driver does: the order beside the program's own `printf` is kept.
-fn write(text: &[u8]) {
+fn write(text: &[u8], to: Stream) {
     unsafe extern "C" {
         static stdout: *mut libc::FILE;
+        static stderr: *mut libc::FILE;
     }
     if text.is_empty() {
         return;
     }
     // SAFETY: the C library's stream, which it locks itself, and a buffer of this length.
     unsafe {
-        libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout);
-        libc::fflush(stdout);
+        let to = match to {
+            Stream::Output => stdout,
+            Stream::Error => stderr,
+        };
+        libc::fwrite(text.as_ptr().cast(), 1, text.len(), to);
+        libc::fflush(to);
     }
 }

@@ -4,14 +4,15 @@
 //! Code that changes a stream's counts (`crate::proxy::stream`) holds that lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use mpsshim_api::cuda::{
-    CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUresult,
+    CUDA_ERROR_ASSERT, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_INITIALIZED,
+    CUDA_ERROR_OPERATING_SYSTEM, CUresult,
 };
-use mpsshim_proto::handshake::DescriptorNote;
+use mpsshim_proto::handshake::{DescriptorNote, LAST_WORDS};
 use mpsshim_proto::message::{Object, Op};
 use mpsshim_proto::ring::{Producer, Reservation};
 use mpsshim_proto::segment::{
@@ -22,12 +23,15 @@ use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::ffi::Status;
+use crate::proxy::printing;
 use crate::proxy::slots::Slots;
 
 /// How long a sleeper trusts that it will be woken before it looks whether the server is still there.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Messages between two looks at the socket.
 const MESSAGES_PER_LOOK: u32 = 256;
+/// How long a thread that was told of a lost context waits for the end of the session, which comes at the same time.
+const FATE: Duration = Duration::from_secs(1);
 
 static SESSION: OnceLock<Session> = OnceLock::new();
 
@@ -49,6 +53,12 @@ pub fn install(session: Session) {
 pub struct Session {
     base: *mut u8,
     socket: OwnedFd,
+    /// The process whose session it is: not a child that inherits it.
+    process: u32,
+    /// What came of its kernels over the socket while something else was awaited, as for [`printing::write_last`].
+    last_words: Mutex<Option<(OwnedFd, u64)>>,
+    /// They are passed on before anybody is told that the session has ended.
+    parting: Once,
     doorbell: Doorbell,
     sender: Mutex<Sender>,
     /// Held from a request to its answer: there is one answer slot.
@@ -105,6 +115,9 @@ impl Session {
         Session {
             base,
             socket,
+            process: std::process::id(),
+            last_words: Mutex::default(),
+            parting: Once::new(),
             doorbell,
             sender: Mutex::new(Sender {
                 producer: Producer::new(memory),
@@ -214,6 +227,9 @@ impl Session {
         } else {
             said
         };
+        if std::process::id() == self.process {
+            self.parting.call_once(|| self.pass_on_last_words());
+        }
         match self
             .failed
             .compare_exchange(0, status, Ordering::Relaxed, Ordering::Relaxed)
@@ -226,13 +242,46 @@ impl Session {
         }
     }
 
+    /// Writes what this program's kernels wrote before the session ended. Nothing else comes over the socket any more.
+    fn pass_on_last_words(&self) {
+        let mut words = self.last_words.lock().take();
+        loop {
+            let mut note = DescriptorNote::new_zeroed();
+            match shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), false) {
+                Ok((len, mut descriptors)) if len != 0 => {
+                    if note.token == LAST_WORDS {
+                        words = descriptors.pop().map(|file| (file, note.len));
+                    }
+                }
+                _ => break,
+            }
+        }
+        if let Some((file, printed)) = words {
+            printing::write_last(file, printed);
+        }
+    }
+
     /// The error of an earlier asynchronous command, which the call that finds it returns.
     pub fn async_error(&self) -> Status {
         let error = &self.header().posted_error;
         if error.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
-        CUresult(error.swap(0, Ordering::AcqRel)).ok()
+        let status = CUresult(error.swap(0, Ordering::AcqRel));
+        self.hear_out(status);
+        status.ok()
+    }
+
+    /// The server has answered with this status. Where it says that an assertion failed, the text comes first, which the
+    /// server sends before it ends the session.
+    #[inline]
+    fn hear_out(&self, status: CUresult) {
+        if status == CUDA_ERROR_ASSERT {
+            let began = Instant::now();
+            while self.check().is_ok() && began.elapsed() < FATE {
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// The ring, for this thread alone until the guard is dropped.
@@ -314,6 +363,11 @@ impl Session {
             if len == 0 {
                 return Err(self.ended());
             }
+            if note.token == LAST_WORDS {
+                // The session has ended by now, and whoever notices it passes them on.
+                *self.last_words.lock() = descriptors.pop().map(|file| (file, note.len));
+                continue;
+            }
             if len != size_of::<DescriptorNote>() || note.token != *requests {
                 tracing::warn!(len, token = note.token, "packet that belongs to no call");
                 continue;
@@ -343,10 +397,9 @@ impl Session {
         unsafe {
             std::ptr::copy_nonoverlapping(self.base.add(ANSWER), payload.as_mut_ptr(), len);
         }
-        Ok(Answer {
-            status: CUresult(header.answer_status.load(Ordering::Relaxed)),
-            payload,
-        })
+        let status = CUresult(header.answer_status.load(Ordering::Relaxed));
+        self.hear_out(status);
+        Ok(Answer { status, payload })
     }
 
     fn await_answer(&self, before: u32) -> Status {

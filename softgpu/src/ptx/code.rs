@@ -63,6 +63,8 @@ pub enum Kind {
     Sleep,
     /// Ends the launch with the status `imm`.
     Trap,
+    /// A failed assertion, number `imm`: ends the thread, and the launch after its block.
+    Assert,
 }
 
 #[derive(Clone, Copy)]
@@ -263,6 +265,8 @@ pub struct Function {
     pub frame_bytes: u32,
     pub meetings: Vec<Meeting>,
     pub calls: Vec<CallSite>,
+    /// Where in the frame message, file, line and function of each assertion are.
+    pub assertions: Vec<[u32; 4]>,
     pub max_threads: u32,
     pub required_threads: Option<[u32; 3]>,
 }

@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
+pub const ASSERT: &str = "CUDA_ERROR_ASSERT (710)";
 pub const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
 
 /// `tests/src/bin/survivor.rs`.

@@ -226,7 +226,7 @@ impl Session {
         match queued {
             Ok(index) => {
                 self.submitted(shared, index, 1)?;
-                self.streams.at_mut(index)?.note_mark(body.slot, body.value);
+                self.note_mark(index, body.slot, body.value)?;
                 Ok(())
             }
             Err(error) => self.mark_failed(&mark, error),

@@ -77,6 +77,8 @@ impl Session {
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();
+        // A fault may be seen before the launch returns.
+        self.shared.launched.note(body.function, index);
         if body.attributes == 0 {
             shared.driver.launch_kernel(
                 raw,
@@ -101,7 +103,6 @@ impl Session {
             }
         }
         self.counts.launches += 1;
-        self.shared.launched.note(body.function);
         if grows {
             shared.devices[device].has_grown(local.into());
         }

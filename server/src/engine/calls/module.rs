@@ -105,6 +105,7 @@ impl Session {
             false => Some(shared.free_memory(body.device)?),
         };
         let what = (content.clone(), device.ordinal, prints);
+        self.shared.launched.note_image(&content);
         let offered = self.offered.take();
         let (image, payload) = Image::load(shared, body.image, what, (family, offered), options);
         let mut image = match image {

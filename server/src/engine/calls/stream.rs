@@ -138,7 +138,7 @@ impl Session {
             return self.mark_failed(&body, status.into());
         }
         self.submitted(shared, index, 1)?;
-        self.streams.at_mut(index)?.note_mark(body.slot, body.value);
+        self.note_mark(index, body.slot, body.value)?;
         Ok(())
     }
 

@@ -1,6 +1,9 @@
 //! Launches, modules, occupancy, and an illegal address.
 
 use super::*;
+use mpsshim_tests::peer::asserting_ptx;
+use std::io::{Read, Seek};
+use std::os::fd::FromRawFd;
 
 pub fn launches(setup: &Setup) {
     let out = alloc(1 << 16);
@@ -525,4 +528,67 @@ pub fn short_parameters(setup: &Setup) {
     say!("synchronize", "{}", cu!(cuCtxSynchronize));
     say!("nothing was stored", "{:?}", read_i32(out, 2));
     free(out);
+}
+
+/// A failed assertion: what is written to standard error by the time that a call returns the status. The context is lost.
+pub fn assertion(_: &Setup) {
+    let image = CString::new(asserting_ptx()).expect("no NUL");
+    let mut module = CUmodule::NULL;
+    must!(cuModuleLoadData, &mut module, image.as_ptr());
+    let mut check = CUfunction::NULL;
+    must!(cuModuleGetFunction, &mut check, module, c"check".as_ptr());
+    // What the driver and the library write goes into a file for a while.
+    // SAFETY: plain system calls; the descriptors are new and ours.
+    let (mut file, before) = unsafe {
+        let file = libc::memfd_create(c"stderr".as_ptr(), 0);
+        let before = libc::dup(2);
+        assert!(file > 2 && before > 2 && libc::dup2(file, 2) == 2);
+        (std::fs::File::from_raw_fd(file), before)
+    };
+    let launch = |limit: u32| {
+        let mut limit = limit;
+        cu!(
+            cuLaunchKernel,
+            check,
+            1u32,
+            1u32,
+            1u32,
+            8u32,
+            1u32,
+            1u32,
+            0u32,
+            CUstream::NULL,
+            [(&raw mut limit).cast::<c_void>()].as_mut_ptr(),
+            null_mut::<*mut c_void>()
+        )
+    };
+    say!(
+        "a launch in which nothing fails",
+        "{} {}",
+        launch(8),
+        cu!(cuCtxSynchronize)
+    );
+    say!(
+        "a launch in which two threads fail",
+        "{} {}",
+        launch(6),
+        cu!(cuCtxSynchronize)
+    );
+    let mut text = String::new();
+    file.rewind()
+        .and_then(|()| file.read_to_string(&mut text))
+        .expect("text");
+    say!(
+        "the next call",
+        "{}",
+        cu!(cuMemAlloc_v2, &mut { 0u64 }, 16usize)
+    );
+    say!("a launch after it", "{}", launch(8));
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+        .iter()
+        .for_each(|line| println!("standard error: {line}"));
+    // SAFETY: as above.
+    unsafe { libc::dup2(before, 2) };
 }

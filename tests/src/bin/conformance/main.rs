@@ -268,6 +268,7 @@ const FURTHER: &[Section] = &[
     ("refused_at_once", streamcalls::refused_at_once),
     ("services", streamcalls::services),
     ("context_services", streamcalls::context_services),
+    ("assertion", kernels::assertion),
 ];
 
 /// Its name and what it does.

@@ -5,6 +5,9 @@
 //!   rounds and the milliseconds that this one took;
 //! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
 //! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
+//! - `assert LIMIT`: launches a kernel of one block in which threads from this number on fail an assertion, and waits; the
+//!   status;
+//! - `endless`: launches a kernel of the same image that does not end; `launched`;
 //! - `time`: records events with times; again: looks whether they say what they said, and how long ago that was; `time`;
 //! - `limit`: raises the limit of the stack; `limit`;
 //! - `graph`: begins to capture a graph; `graph`;
@@ -22,7 +25,8 @@ mod graphs;
 use graphs::Graphs;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
-use mpsshim_tests::peer::{PTX, new_ptx, variables_ptx};
+use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
@@ -79,6 +83,44 @@ fn launch(
         1u32,
         1u32,
         BLOCK,
+        1u32,
+        1u32,
+        0u32,
+        stream,
+        params.as_mut_ptr(),
+        null_mut::<*mut c_void>()
+    )
+    .ok()
+}
+
+/// A kernel of the image whose kernels may fail assertions, which is loaded once.
+fn asserting(name: &CStr) -> Status<CUfunction> {
+    thread_local!(static MODULE: Cell<Option<CUmodule>> = const { Cell::new(None) });
+    let module = match MODULE.get() {
+        Some(module) => module,
+        None => {
+            let image = CString::new(asserting_ptx()).expect("no NUL");
+            let mut module = CUmodule::NULL;
+            cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
+            MODULE.set(Some(module));
+            module
+        }
+    };
+    let mut function = CUfunction::NULL;
+    cu!(cuModuleGetFunction, &mut function, module, name.as_ptr()).ok()?;
+    Ok(function)
+}
+
+/// One block of eight threads with one parameter.
+fn launch_small(function: CUfunction, stream: CUstream, mut value: u32) -> Status {
+    let mut params: [*mut c_void; 1] = [(&raw mut value).cast()];
+    cu!(
+        cuLaunchKernel,
+        function,
+        1u32,
+        1u32,
+        1u32,
+        8u32,
         1u32,
         1u32,
         0u32,
@@ -457,6 +499,17 @@ fn run() -> Status<bool> {
                 launch(state.stray, state.streams[0], (0x10, 0, 0))?;
                 let status = cu!(cuStreamSynchronize, state.streams[0]);
                 say(&format!("{status}"));
+            }
+            "assert" => {
+                let kernel = asserting(c"check")?;
+                launch_small(kernel, state.streams[0], argument)?;
+                let status = cu!(cuStreamSynchronize, state.streams[0]);
+                say(&format!("{status}"));
+            }
+            "endless" => {
+                let kernel = asserting(c"endless")?;
+                launch_small(kernel, state.streams[0], 0)?;
+                say("launched");
             }
             "time" => {
                 let is_right = match &timed {

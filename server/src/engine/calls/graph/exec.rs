@@ -132,6 +132,8 @@ impl Session {
         if self.streams.at(index)?.capturing {
             self.graphs.capture(parts)?;
         }
+        // A fault may be seen before the launch returns.
+        self.shared.launched.note_graph(index);
         shared.driver.graph.launch(raw, stream)?;
         if !self.graphs.memory.is_empty() {
             // Of pools, too.
@@ -143,7 +145,6 @@ impl Session {
             self.graphs.discharge();
         }
         self.counts.launches += 1;
-        self.shared.launched.note_graph();
         self.submitted_work(shared, index, Runs::Graph(body.exec))
     }
 
