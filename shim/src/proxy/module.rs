@@ -13,8 +13,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
-    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_PERMITTED,
+    CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
@@ -153,9 +153,19 @@ pub fn live_function(handle: u64) -> Option<FunctionRef> {
     FUNCTIONS.get(handle)
 }
 
+/// A module ends with its context, now.
+pub fn ends_with_context(handle: u64) {
+    MODULES.ends_with_context(handle);
+}
+
+/// Whether a module is there. `CUDA_ERROR_INVALID_HANDLE`; `CUDA_ERROR_CONTEXT_IS_DESTROYED` if it ended with its context.
+pub fn check(handle: u64) -> Status {
+    image(handle).map(drop)
+}
+
 /// The module of a handle.
 fn image(handle: u64) -> Status<&'static Entry<Image>> {
-    MODULES.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    MODULES.find(handle)
 }
 
 impl Image {
@@ -321,7 +331,9 @@ pub fn unload(session: &Session, handle: u64) -> Status {
 
 /// Ends a module with its functions.
 pub fn end(session: &Session, handle: u64) -> Status {
-    let entry = MODULES.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let entry = MODULES
+        .retire(handle)
+        .ok_or_else(|| MODULES.absent(handle))?;
     let context = entry.context();
     context.forget_image(handle);
     let parts = std::mem::take(&mut *entry.parts.lock());

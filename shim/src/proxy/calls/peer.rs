@@ -43,8 +43,11 @@ fn can_access(user: i32, owner: i32) -> bool {
 
 /// Whether a context may set memory of a device, given by the server's ordinal.
 pub fn reaches(user: &Context, device: u32) -> bool {
-    let owned_there =
-        |owner: u64| context::by_handle(owner).is_ok_and(|owner| owner.server_device == device);
+    let owned_there = |owner: u64| {
+        context::by_handle(owner)
+            .and_then(Context::usable)
+            .is_ok_and(|owner| owner.server_device == device)
+    };
     user.server_device == device
         || ENABLED
             .lock()

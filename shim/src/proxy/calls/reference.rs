@@ -106,6 +106,7 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
 /// `cuModuleGetTexRef`.
 pub unsafe extern "C" fn get_texture(out: Out<u64>, module: u64, name: Text) -> CUresult {
     guard(|| {
+        module::check(module)?;
         out.required()?;
         out.set(find(&TEXTURES, module, name.get()?)?)
     })
@@ -114,6 +115,7 @@ pub unsafe extern "C" fn get_texture(out: Out<u64>, module: u64, name: Text) -> 
 /// `cuModuleGetSurfRef`.
 pub unsafe extern "C" fn get_surface(out: Out<u64>, module: u64, name: Text) -> CUresult {
     guard(|| {
+        module::check(module)?;
         out.required()?;
         out.set(find(&SURFACES, module, name.get()?)?)
     })
@@ -136,11 +138,14 @@ fn table_of(reference: u64) -> &'static Table<Origin> {
     }
 }
 
+/// Whether a reference is there. `CUDA_ERROR_INVALID_HANDLE`.
+fn check(reference: u64) -> Status {
+    table_of(reference).find(reference).map(drop)
+}
+
 /// One call on a reference, with its arguments as words.
 fn call(reference: u64, call: Call, arguments: &[u64]) -> Status<[u64; 4]> {
-    table_of(reference)
-        .get(reference)
-        .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    check(reference)?;
     let mut words = [0; 6];
     words[..arguments.len()].copy_from_slice(arguments);
     let body = ReferenceArguments {
@@ -166,6 +171,7 @@ fn get<T>(
     as_value: impl FnOnce(u64) -> T,
 ) -> CUresult {
     guard(|| {
+        check(reference)?;
         out.required()?;
         let [word, ..] = call(reference, which, arguments)?;
         out.set(as_value(word))
@@ -187,6 +193,7 @@ pub unsafe extern "C" fn destroy(reference: u64) -> CUresult {
 /// `cuTexRefSetArray`.
 pub unsafe extern "C" fn set_array(reference: u64, array: u64, flags: u32) -> CUresult {
     guard(|| {
+        check(reference)?;
         array::array(array)?;
         call(reference, Call::SetArray, &[array, flags.into()]).map(drop)
     })
@@ -195,6 +202,7 @@ pub unsafe extern "C" fn set_array(reference: u64, array: u64, flags: u32) -> CU
 /// `cuTexRefSetMipmappedArray`.
 pub unsafe extern "C" fn set_mipmapped_array(reference: u64, array: u64, flags: u32) -> CUresult {
     guard(|| {
+        check(reference)?;
         array::mipmap(array)?;
         call(reference, Call::SetMipmappedArray, &[array, flags.into()]).map(drop)
     })
@@ -224,6 +232,7 @@ pub unsafe extern "C" fn set_address_2d(
     pitch: usize,
 ) -> CUresult {
     guard(|| {
+        check(reference)?;
         let d = descriptor.get()?;
         let element = d.format as u64 | (d.channels as u64) << 32;
         let arguments = [address, pitch as u64, d.width, d.height, element];
@@ -282,6 +291,7 @@ pub unsafe extern "C" fn set_max_anisotropy(reference: u64, ratio: u32) -> CUres
 /// `cuTexRefSetBorderColor`.
 pub unsafe extern "C" fn set_border_color(reference: u64, colour: In<f32>) -> CUresult {
     guard(|| {
+        check(reference)?;
         let bits = |at| colour.at(at).map(|value| u64::from(value.to_bits()));
         let arguments = [bits(0)? | bits(1)? << 32, bits(2)? | bits(3)? << 32];
         call(reference, Call::SetBorderColor, &arguments).map(drop)
@@ -332,10 +342,10 @@ pub unsafe extern "C" fn get_format(
     reference: u64,
 ) -> CUresult {
     guard(|| {
-        format.required()?;
         let [first, second, ..] = call(reference, Call::GetFormat, &[])?;
         channels.set_if_wanted(second as i32);
-        format.set(first as u32)
+        format.set_if_wanted(first as u32);
+        Ok(())
     })
 }
 
@@ -362,6 +372,7 @@ pub unsafe extern "C" fn get_mipmap_level_clamp(
     reference: u64,
 ) -> CUresult {
     guard(|| {
+        check(reference)?;
         least.required()?;
         most.required()?;
         let [first, second, ..] = call(reference, Call::GetMipmapLevelClamp, &[])?;
@@ -380,6 +391,7 @@ pub unsafe extern "C" fn get_max_anisotropy(out: Out<i32>, reference: u64) -> CU
 /// `cuTexRefGetBorderColor`.
 pub unsafe extern "C" fn get_border_color(out: Out<f32>, reference: u64) -> CUresult {
     guard(|| {
+        check(reference)?;
         out.required()?;
         let colour = call(reference, Call::GetBorderColor, &[])?.map(float);
         let mut values = colour.into_iter().enumerate();
