@@ -40,6 +40,13 @@ pub fn resolve_for_launch(raw: u64, per_thread: bool) -> Status<StreamRef> {
     })
 }
 
+/// As [`resolve`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED`, as natively, where the current context was destroyed, whatever the
+/// handle is.
+#[inline]
+pub fn resolve_for_copy(raw: u64, per_thread: bool) -> Status<StreamRef> {
+    resolve(raw, per_thread).map_err(|status| context::none_or_usable().err().unwrap_or(status))
+}
+
 /// As [`resolve`], for a query that a capture permits.
 pub fn resolve_for_query(raw: u64, per_thread: bool) -> Status<StreamRef> {
     let stream = named(raw, per_thread)?;

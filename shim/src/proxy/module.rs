@@ -13,6 +13,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_api::cuda::{
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_PERMITTED,
     CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
@@ -553,6 +554,14 @@ pub fn set_own_attribute(
     Ok(())
 }
 
+/// `CUDA_ERROR_INVALID_VALUE` for an attribute that says what the compiler has made.
+pub fn check_settable(attribute: u32) -> Status {
+    if attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(())
+}
+
 /// Sets an attribute of a function, as its own or as its kernel's.
 pub fn set_attribute(
     session: &Session,
@@ -560,6 +569,7 @@ pub fn set_attribute(
     attribute: u32,
     value: i32,
 ) -> Status {
+    check_settable(attribute)?;
     if function.known(attribute) == Some(value) {
         return session.check();
     }

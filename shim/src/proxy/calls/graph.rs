@@ -127,7 +127,7 @@ fn give(
     count.required()?;
     let session = session()?;
     if nodes.is_null() {
-        if to.is_some_and(|to| !to.is_null()) {
+        if to.is_some_and(|to| !to.is_null()) || !edges.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         return count.set(graph::list(session, object, what, true)?.0);

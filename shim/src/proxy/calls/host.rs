@@ -97,8 +97,8 @@ pub unsafe extern "C" fn get_device_pointer(
 /// `cuMemHostGetFlags`.
 pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
     guard(|| {
+        out.required()?;
         context::current()?;
-        context::permitted()?;
         if let Some((_, registered)) = memory::registered(address) {
             return out.set(registered.flags);
         }

@@ -110,7 +110,11 @@ fn batch<const P: bool>(
 ) -> Status {
     // A default stream that is not named cannot take a batch.
     let default = stream == 0 && !P || stream == CU_STREAM_LEGACY.0;
-    if count == 0 || kinds == 0 || kinds > count || default || first.at(0)? != 0 {
+    if default {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let resolved = default_stream::resolve_for_copy(stream, P)?;
+    if count == 0 || kinds == 0 || kinds > count || first.at(0)? != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     for kind in 0..kinds {
@@ -122,7 +126,6 @@ fn batch<const P: bool>(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     }
-    let resolved = default_stream::resolve(stream, P)?;
     let (mut kind, mut at_once) = (0, false);
     for at in 0..count {
         if kind + 1 < kinds && first.at(kind + 1)? == at {

@@ -158,10 +158,10 @@ pub unsafe extern "C" fn get_ctx_v2<const PER_THREAD: bool>(
     green: Out<u64>,
 ) -> CUresult {
     guard(|| {
-        let context = default_stream::resolve(handle, PER_THREAD)?.context();
         if out.is_null() && green.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let context = default_stream::resolve(handle, PER_THREAD)?.context();
         out.set_if_wanted(context.home().handle);
         green.set_if_wanted(context.green);
         Ok(())
