@@ -457,11 +457,11 @@ fn layout(
     Some(layout)
 }
 
-/// The server's handle of a module, and its device there.
-pub fn on_server(module: u64) -> Status<(u64, u32)> {
+/// The server's handle of a module, and its context.
+pub fn on_server(module: u64) -> Status<(u64, &'static Context)> {
     let image = image(module)?;
     let server = image.parts.lock().server;
-    Ok((server, image.context().server_device))
+    Ok((server, image.context()))
 }
 
 /// A global of a module: address and length.

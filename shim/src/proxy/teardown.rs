@@ -7,6 +7,7 @@ use mpsshim_api::cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_NOT_PERMITTED};
 use mpsshim_proto::message::{Object, Op};
 
 use crate::ffi::Status;
+use crate::proxy::calls::reference;
 use crate::proxy::context::{self, Context};
 use crate::proxy::submit::{Session, session};
 use crate::proxy::{array, capture, event, memory, module, stream};
@@ -32,6 +33,7 @@ fn end(session: &Session, context: &'static Context) {
         stream::STREAMS.ends_with_context(handle);
         let _ = capture::destroy_stream(session, handle);
     }
+    reference::release_of_context(context);
     for handle in contents.images {
         module::ends_with_context(handle);
         let _ = module::end(session, handle);

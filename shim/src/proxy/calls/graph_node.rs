@@ -235,10 +235,6 @@ fn change(place: Where, does: &Does) -> Status {
 
 /// What a kernel node does.
 fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
-    let context = match params.context {
-        0 => context::current()?,
-        handle => context::by_handle(handle)?.usable()?,
-    };
     let handle = match (params.function, params.kernel) {
         (0, 0) => return Err(CUDA_ERROR_INVALID_HANDLE),
         (0, kernel) => kernel,
@@ -246,7 +242,7 @@ fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
             .ok_or(CUDA_ERROR_INVALID_HANDLE)?
             .handle(),
     };
-    let function = module::function_in(handle, context)?;
+    let function = module::function_in(handle, context_given(params.context)?)?;
     // SAFETY: the program's pointers, as CUDA documents these fields.
     let (pointers, extra) = unsafe { (In::inside(params.params), In::inside(params.extra)) };
     let packed = launch::packed(function, pointers, extra)?;

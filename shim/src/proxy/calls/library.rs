@@ -106,6 +106,7 @@ pub unsafe extern "C" fn get_kernel(out: Out<u64>, handle: u64, name: Text) -> C
 pub unsafe extern "C" fn get_module(out: Out<u64>, handle: u64) -> CUresult {
     guard(|| {
         out.required()?;
+        library::check(handle)?;
         out.set(library::module_in(session()?, handle, context::current()?)?)
     })
 }
@@ -121,6 +122,9 @@ pub unsafe extern "C" fn get_global(
         if address.is_null() && len.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        // The name first, then the library, then the context.
+        name.get()?;
+        library::check(handle)?;
         let module = library::module_in(session()?, handle, context::current()?)?;
         global_of(module, name, address, len)
     })

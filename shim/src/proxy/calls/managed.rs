@@ -33,6 +33,7 @@ entries! {
 pub unsafe extern "C" fn alloc(out: Out<CUdeviceptr>, len: usize, flags: u32) -> CUresult {
     guard(|| {
         out.required()?;
+        managed::check_flags(flags)?;
         let (session, context) = (session()?, context::current()?);
         capture::forbid(session)?;
         out.set(managed::alloc(session, context, len as u64, flags)?)

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 use super::entries;
 use crate::ffi::{In, Out, Status, Text, guard};
 use crate::proxy::array;
+use crate::proxy::context::{self, Context};
+use crate::proxy::module;
 use crate::proxy::objects::Table;
 use crate::proxy::submit::session;
-use crate::proxy::{context, module};
 
 entries! {
     cuModuleGetTexRef(_, _, _) => get_texture,
@@ -56,8 +57,8 @@ entries! {
     cuParamSetTexRef(_, _, _) => param_set,
 }
 
-/// What a reference was found by: its module's handle and its name.
-type Origin = Mutex<Option<(u64, CString)>>;
+/// What a reference was found by, its module's handle and its name, and its context's handle.
+type Origin = Mutex<Option<(u64, CString, u64)>>;
 
 static TEXTURES: Table<Origin> = Table::new(Kind::TextureReference);
 static SURFACES: Table<Origin> = Table::new(Kind::SurfaceReference);
@@ -65,8 +66,8 @@ static SURFACES: Table<Origin> = Table::new(Kind::SurfaceReference);
 /// Finds a module's reference, or makes one of no module (0). The same name gives the same handle.
 fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> {
     let session = session()?;
-    let (parent, device) = match module {
-        0 => (0, context::current()?.server_device),
+    let (parent, context) = match module {
+        0 => (0, context::current()?),
         module => module::on_server(module)?,
     };
     let is_it = |handle: &u64| {
@@ -75,7 +76,7 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
             let origin = entry.lock();
             origin
                 .as_ref()
-                .is_some_and(|(of, known)| *of == module && **known == *name)
+                .is_some_and(|(of, known, _)| *of == module && **known == *name)
         })
     };
     if module != 0
@@ -87,13 +88,13 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
     let body = GetReference {
         module: parent,
         reference: table.handle_of(entry),
-        device,
+        device: context.server_device,
         pad: 0,
     };
     let answer = session.request(Op::GetReference, &body, name.to_bytes_with_nul());
     match answer.and_then(|answer| answer.status.ok()) {
         Ok(()) => {
-            *entry.lock() = Some((module, name.to_owned()));
+            *entry.lock() = Some((module, name.to_owned(), context.handle));
             Ok(table.publish(entry))
         }
         Err(status) => {
@@ -176,6 +177,27 @@ fn get<T>(
         let [word, ..] = call(reference, which, arguments)?;
         out.set(as_value(word))
     })
+}
+
+/// Releases the references of a context that ends, before its modules.
+pub fn release_of_context(context: &Context) {
+    for table in [&TEXTURES, &SURFACES] {
+        for reference in table.handles() {
+            let origin = table.get(reference).and_then(|entry| entry.lock().clone());
+            let Some((module, ..)) = origin.filter(|(.., of)| *of == context.handle) else {
+                continue;
+            };
+            if module == 0 {
+                // An error means that the server is gone, and the reference with it.
+                let _ = call(reference, Call::Destroy, &[]);
+            }
+            table.ends_with_context(reference);
+            if let Some(entry) = table.retire(reference) {
+                *entry.lock() = None;
+                table.recycle(entry);
+            }
+        }
+    }
 }
 
 /// `cuTexRefDestroy`.
