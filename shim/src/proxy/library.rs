@@ -86,11 +86,6 @@ fn library(handle: u64) -> Status<&'static Entry<Library>> {
     LIBRARIES.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Whether a library is there. `CUDA_ERROR_INVALID_HANDLE`.
-pub fn check(handle: u64) -> Status {
-    library(handle).map(drop)
-}
-
 /// A name that lives as long as the process.
 fn lasting(name: &CStr) -> &'static CString {
     static NAMES: LazyLock<Mutex<HashSet<&'static CString>>> = LazyLock::new(Mutex::default);

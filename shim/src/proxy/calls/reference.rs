@@ -429,6 +429,7 @@ pub unsafe extern "C" fn get_flags(out: Out<u32>, reference: u64) -> CUresult {
 /// `cuSurfRefSetArray`.
 pub unsafe extern "C" fn surface_set_array(reference: u64, array: u64, flags: u32) -> CUresult {
     guard(|| {
+        check(reference)?;
         array::array(array)?;
         call(reference, Call::SurfaceSetArray, &[array, flags.into()]).map(drop)
     })
