@@ -46,10 +46,10 @@ pub fn current() -> R<Arc<Context>> {
         .with_borrow(|stack| stack.last().cloned())
         .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     if context.ended.load(Ordering::Acquire) {
-        // The primary context that took this one's place after a reset is current in its stead.
-        return driver()?
-            .contexts
-            .get(context.handle)
+        // The primary context that took this one's place after a reset and a retain is current in its stead.
+        let successor = driver()?.contexts.get(context.handle);
+        return successor
+            .and_then(Context::lasting)
             .map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
     Ok(context)
@@ -65,7 +65,8 @@ pub fn live() -> R<Arc<Context>> {
 /// The context with an id, while it lasts.
 pub fn by_id(id: u64) -> Option<Arc<Context>> {
     let contexts = start().contexts.all();
-    contexts.into_iter().find(|context| context.id == id)
+    let found = contexts.into_iter().find(|context| context.id == id)?;
+    found.lasting().ok()
 }
 
 impl Context {
@@ -91,6 +92,14 @@ impl Context {
 
     pub fn status(&self) -> u32 {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// The context unless it has ended; a primary one that was reset keeps its handle meanwhile.
+    fn lasting(self: Arc<Self>) -> R<Arc<Context>> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        }
+        Ok(self)
     }
 
     pub fn sound(&self) -> R<()> {
@@ -244,7 +253,8 @@ fn given(context: CUcontext) -> R<Arc<Context>> {
     driver()?
         .contexts
         .get(context.0)
-        .map_err(|_| CUDA_ERROR_INVALID_CONTEXT)
+        .map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?
+        .lasting()
 }
 
 fn synchronize(context: &Context) -> R<()> {
@@ -290,7 +300,11 @@ api! { TABLE;
         driver()?;
         out.set(STACK.with_borrow(|stack| stack.last().map_or(CUcontext::NULL, |c| CUcontext(c.handle))))
     }
-    fn cuCtxGetDevice(out: Out<CUdevice>) { out.set(current()?.device) }
+    fn cuCtxGetDevice(out: Out<CUdevice>) {
+        driver()?;
+        let top = STACK.with_borrow(|stack| stack.last().map(|context| context.device));
+        out.set(top.ok_or(CUDA_ERROR_INVALID_CONTEXT)?)
+    }
     fn cuCtxGetFlags(out: Out<u32>) { out.set(current()?.flags) }
     fn cuCtxGetId(context: CUcontext, out: Out<u64>) { out.set(given(context)?.id) }
     fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) {

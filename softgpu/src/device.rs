@@ -212,7 +212,8 @@ fn release(ordinal: CUdevice) -> R<()> {
     Ok(())
 }
 
-/// Success even for a lost context; but the next retain fails with what it was lost with, as natively.
+/// Success even for a lost context; but the next retain fails with what it was lost with, as natively. Until the next retain
+/// the context is inactive, though its handle may be made current.
 fn reset(ordinal: CUdevice) -> R<()> {
     let device = device(ordinal)?;
     let mut primary = device.primary.lock();
@@ -220,9 +221,6 @@ fn reset(ordinal: CUdevice) -> R<()> {
         return Ok(());
     };
     primary.lost = context.status();
-    if primary.lost == 0 && primary.retained > 0 {
-        primary.context = Some(Context::new(ordinal, primary.flags, Some(primary.handle)));
-    }
     drop(primary);
     context.end();
     Ok(())

@@ -81,12 +81,12 @@ fn table(kind: Kind) -> &'static Table<Array> {
 
 /// The array of a `CUarray`.
 pub fn array(handle: u64) -> Status<ArrayRef> {
-    ARRAYS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    ARRAYS.find(handle)
 }
 
 /// The mipmapped array of a `CUmipmappedArray`.
 pub fn mipmap(handle: u64) -> Status<ArrayRef> {
-    MIPMAPS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    MIPMAPS.find(handle)
 }
 
 /// Makes an array, or a mipmapped one with `levels`.
@@ -188,7 +188,7 @@ fn forget(handle: u64) -> Status {
     let kind = Handle(handle).kind().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let entry = table(kind)
         .retire(handle)
-        .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        .ok_or_else(|| table(kind).absent(handle))?;
     let parts = std::mem::take(&mut *entry.0.lock()).parts;
     for (_, part) in parts {
         if let Some(part) = ARRAYS.retire(part) {
@@ -291,6 +291,9 @@ pub fn release_of_context(session: &Session, context: &Context) {
                 let state = entry.0.lock();
                 state.context == context.handle && state.parent == 0
             });
+            if goes {
+                table.ends_with_context(handle);
+            }
             if goes && forget(handle).is_ok() {
                 let _ = session.submit(Op::ArrayDestroy, &Object { object: handle });
             }

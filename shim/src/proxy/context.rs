@@ -215,10 +215,13 @@ static CONTEXTS: RwLock<BTreeMap<u64, &'static Context>> = RwLock::new(BTreeMap:
 
 /// Every context that is or may come back.
 pub fn all() -> Vec<&'static Context> {
-    CONTEXTS.read().values().copied().collect()
+    let contexts = CONTEXTS.read();
+    let may_be_used = |context: &&Context| context.primary || context.usable().is_ok();
+    contexts.values().copied().filter(may_be_used).collect()
 }
 
-/// The context of a handle that the program holds.
+/// The context of a handle that the program holds, destroyed ones included, which the driver tells from handles that never
+/// were any. `CUDA_ERROR_INVALID_CONTEXT` for the latter.
 ///
 /// A program may know a primary context before it asks for it here: cudart reads the handle from a table of the
 /// genuine driver and looks into the context's storage first.
@@ -241,11 +244,6 @@ pub fn given_or_current(handle: u64) -> Status<&'static Context> {
     } else {
         by_handle(handle)
     }
-}
-
-/// No handle leads to a context any more.
-pub fn forget(context: &Context) {
-    CONTEXTS.write().remove(&context.handle);
 }
 
 fn next_handle() -> u64 {
@@ -356,13 +354,19 @@ impl Context {
         Ok(())
     }
 
+    /// Whether green contexts are parts of it.
+    pub fn has_green(&self) -> bool {
+        let is_part = |other: &&Context| other.home.is_some_and(|home| ptr::eq(home, self));
+        all().iter().any(|other| is_part(&&**other))
+    }
+
     /// How threads wait in it.
     pub fn policy(&self) -> Policy {
         Policy::of(self.flags.load(Ordering::Relaxed))
     }
 
     /// `CUDA_ERROR_CONTEXT_IS_DESTROYED` when it is.
-    pub fn usable(&'static self) -> Status<&'static Context> {
+    pub fn usable(&self) -> Status<&Context> {
         if self.alive.load(Ordering::Relaxed) {
             Ok(self)
         } else {
@@ -495,7 +499,8 @@ pub fn retain(ordinal: i32) -> Status<&'static Context> {
     let context = device.primary(ordinal)?;
     let mut retained = context.retained.lock();
     device.attach(session()?)?;
-    if *retained == 0 {
+    // A reset leaves it retained and inactive.
+    if context.usable().is_err() {
         context.take_part(session()?)?;
         context.revive();
     }
@@ -596,6 +601,13 @@ pub fn permitted() -> Status {
 pub fn current() -> Status<&'static Context> {
     permitted()?;
     top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.usable()
+}
+
+/// For calls that need no context: `CUDA_ERROR_CONTEXT_IS_DESTROYED` if the calling thread's was destroyed.
+#[inline]
+pub fn none_or_usable() -> Status {
+    permitted()?;
+    top().map_or(Ok(()), |top| top.usable().map(drop))
 }
 
 /// Whether it is the calling thread's.

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 
 use mpsshim_api::cuda::{
-    CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_CONTEXT,
-    CUDA_ERROR_INVALID_HANDLE,
+    CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING, CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUDA_ERROR_INVALID_CONTEXT,
 };
 
 use crate::ffi::Status;
@@ -28,6 +28,25 @@ pub fn resolve(raw: u64, per_thread: bool) -> Status<StreamRef> {
     Ok(stream)
 }
 
+/// As [`resolve`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED`, as natively, for a stream that ended with its context.
+#[inline]
+pub fn resolve_for_launch(raw: u64, per_thread: bool) -> Status<StreamRef> {
+    resolve(raw, per_thread).map_err(|status| {
+        if STREAMS.absent(raw) == CUDA_ERROR_INVALID_CONTEXT {
+            CUDA_ERROR_CONTEXT_IS_DESTROYED
+        } else {
+            status
+        }
+    })
+}
+
+/// As [`resolve`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED`, as natively, where the current context was destroyed, whatever the
+/// handle is.
+#[inline]
+pub fn resolve_for_copy(raw: u64, per_thread: bool) -> Status<StreamRef> {
+    resolve(raw, per_thread).map_err(|status| context::none_or_usable().err().unwrap_or(status))
+}
+
 /// As [`resolve`], for a query that a capture permits.
 pub fn resolve_for_query(raw: u64, per_thread: bool) -> Status<StreamRef> {
     let stream = named(raw, per_thread)?;
@@ -44,7 +63,7 @@ fn named(raw: u64, per_thread: bool) -> Status<StreamRef> {
         PER_THREAD => of_thread(session()?, context::current()?),
         0 if per_thread => of_thread(session()?, context::current()?),
         0 => stream::legacy(session()?, context::current()?),
-        handle => STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),
+        handle => STREAMS.find(handle),
     }
 }
 

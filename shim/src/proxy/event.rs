@@ -119,7 +119,7 @@ impl Event {
 
 /// The event of a handle.
 pub fn resolve(handle: u64) -> Status<EventRef> {
-    EVENTS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    EVENTS.find(handle)
 }
 
 fn claim(context: &'static Context, flags: u32) -> Status<EventRef> {
@@ -176,7 +176,7 @@ pub fn create(session: &Session, context: &'static Context, flags: u32) -> Statu
 
 /// Destroys an event; a record that is queued still happens.
 pub fn destroy(session: &Session, handle: u64) -> Status {
-    let event = EVENTS.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let event = EVENTS.retire(handle).ok_or_else(|| EVENTS.absent(handle))?;
     event.context().forget_event(handle);
     let status = session.submit(Op::EventDestroy, &Object { object: handle });
     EVENTS.recycle(event);

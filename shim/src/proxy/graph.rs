@@ -323,7 +323,8 @@ pub fn refer_to_event(handle: u64) -> Status {
 /// The server's ordinal of the device that something belongs to which needs no context: the current one's.
 pub fn device(session: &Session) -> Status<u32> {
     match context::top() {
-        Some(context) => Ok(context.usable()?.server_device),
+        // Also one that was destroyed.
+        Some(context) => Ok(context.server_device),
         None => context::device(0)?.attach(session),
     }
 }

@@ -400,7 +400,9 @@ pub fn set_attribute(
     value: i32,
     device: i32,
 ) -> Status {
-    match function_on(kernel, device)? {
+    let function = function_on(kernel, device)?;
+    module::check_settable(attribute)?;
+    match function {
         Some(function) if function.is_own(attribute) => {}
         Some(function) if function.known(attribute) == Some(value) => return session.check(),
         Some(function) => module::set_attribute(session, function, attribute, value)?,

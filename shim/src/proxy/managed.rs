@@ -53,11 +53,17 @@ pub fn block(address: u64) -> Option<(u64, u64)> {
     (block.flags & MANAGED != 0).then_some((start, block.len))
 }
 
-/// `cuMemAllocManaged`.
-pub fn alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
+/// `CUDA_ERROR_INVALID_VALUE` for flags that `cuMemAllocManaged` does not take.
+pub fn check_flags(flags: u32) -> Status {
     if !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    Ok(())
+}
+
+/// `cuMemAllocManaged`.
+pub fn alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
+    check_flags(flags)?;
     let start = memory::host_alloc(session, context, len, MANAGED | flags)?;
     // What ended with its context left its advice behind.
     ADVICE.lock().remove(&start);

@@ -13,8 +13,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND,
-    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_PERMITTED,
+    CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
@@ -153,9 +154,19 @@ pub fn live_function(handle: u64) -> Option<FunctionRef> {
     FUNCTIONS.get(handle)
 }
 
+/// A module ends with its context, now.
+pub fn ends_with_context(handle: u64) {
+    MODULES.ends_with_context(handle);
+}
+
+/// Whether a module is there. `CUDA_ERROR_INVALID_HANDLE`; `CUDA_ERROR_CONTEXT_IS_DESTROYED` if it ended with its context.
+pub fn check(handle: u64) -> Status {
+    image(handle).map(drop)
+}
+
 /// The module of a handle.
 fn image(handle: u64) -> Status<&'static Entry<Image>> {
-    MODULES.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    MODULES.find(handle)
 }
 
 impl Image {
@@ -321,7 +332,9 @@ pub fn unload(session: &Session, handle: u64) -> Status {
 
 /// Ends a module with its functions.
 pub fn end(session: &Session, handle: u64) -> Status {
-    let entry = MODULES.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    let entry = MODULES
+        .retire(handle)
+        .ok_or_else(|| MODULES.absent(handle))?;
     let context = entry.context();
     context.forget_image(handle);
     let parts = std::mem::take(&mut *entry.parts.lock());
@@ -444,11 +457,11 @@ fn layout(
     Some(layout)
 }
 
-/// The server's handle of a module, and its device there.
-pub fn on_server(module: u64) -> Status<(u64, u32)> {
+/// The server's handle of a module, and its context.
+pub fn on_server(module: u64) -> Status<(u64, &'static Context)> {
     let image = image(module)?;
     let server = image.parts.lock().server;
-    Ok((server, image.context().server_device))
+    Ok((server, image.context()))
 }
 
 /// A global of a module: address and length.
@@ -541,6 +554,14 @@ pub fn set_own_attribute(
     Ok(())
 }
 
+/// `CUDA_ERROR_INVALID_VALUE` for an attribute that says what the compiler has made.
+pub fn check_settable(attribute: u32) -> Status {
+    if attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(())
+}
+
 /// Sets an attribute of a function, as its own or as its kernel's.
 pub fn set_attribute(
     session: &Session,
@@ -548,6 +569,7 @@ pub fn set_attribute(
     attribute: u32,
     value: i32,
 ) -> Status {
+    check_settable(attribute)?;
     if function.known(attribute) == Some(value) {
         return session.check();
     }

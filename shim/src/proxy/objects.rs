@@ -10,8 +10,14 @@ use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use mpsshim_api::cuda::{
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE,
+    CUresult,
+};
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
+
+use crate::ffi::Status;
 
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
@@ -23,6 +29,8 @@ pub struct Entry<T> {
     handle: AtomicU64,
     generation: AtomicU32,
     index: AtomicU32,
+    /// The last handle of an object here that ended with its context.
+    ended: AtomicU64,
     object: T,
 }
 
@@ -129,6 +137,32 @@ impl<T: Default + Sync> Table<T> {
             .filter(|entry| entry.handle() == raw)
     }
 
+    /// As [`Table::get`]; [`Table::absent`] when there is none.
+    #[inline]
+    pub fn find(&self, raw: u64) -> Status<&'static Entry<T>> {
+        self.get(raw).ok_or_else(|| self.absent(raw))
+    }
+
+    /// What calls with a handle give that leads to no object: `CUDA_ERROR_INVALID_HANDLE`; if the object ended with its
+    /// context, `CUDA_ERROR_CONTEXT_IS_DESTROYED`, or `CUDA_ERROR_INVALID_CONTEXT` for a stream, as natively.
+    #[cold]
+    pub fn absent(&self, raw: u64) -> CUresult {
+        let entry = self.entry(Handle(raw).index());
+        let ended = entry.is_some_and(|entry| entry.ended.load(Ordering::Relaxed) == raw);
+        match self.kind {
+            _ if raw == 0 || !ended => CUDA_ERROR_INVALID_HANDLE,
+            Kind::Stream => CUDA_ERROR_INVALID_CONTEXT,
+            _ => CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        }
+    }
+
+    /// A live handle's object ends with its context, now.
+    pub fn ends_with_context(&self, raw: u64) {
+        if let Some(entry) = self.get(raw) {
+            entry.ended.store(raw, Ordering::Relaxed);
+        }
+    }
+
     /// The claimed entry that [`Table::handle_of`] gave this handle for, and that was never published.
     pub fn claimed(&self, raw: u64) -> Option<&'static Entry<T>> {
         let entry = self.entry(Handle(raw).index())?;
@@ -186,5 +220,26 @@ mod tests {
         let new = TABLE.publish(second);
         assert!(std::ptr::eq(first, second) && new != old);
         assert!(TABLE.get(old).is_none() && TABLE.get(new).is_some());
+    }
+
+    #[test]
+    fn what_ended_with_its_context_is_told_from_what_never_was() {
+        static EVENTS: Table<AtomicU32> = Table::new(Kind::Event);
+        static STREAMS: Table<AtomicU32> = Table::new(Kind::Stream);
+        for (table, status) in [
+            (&EVENTS, CUDA_ERROR_CONTEXT_IS_DESTROYED),
+            (&STREAMS, CUDA_ERROR_INVALID_CONTEXT),
+        ] {
+            let (one, other) = (table.claim().unwrap(), table.claim().unwrap());
+            let (ended, destroyed) = (table.publish(one), table.publish(other));
+            table.ends_with_context(ended);
+            for handle in [ended, destroyed] {
+                table.recycle(table.retire(handle).unwrap());
+            }
+            assert_eq!(table.find(ended).err(), Some(status));
+            for handle in [0, 0x1234, destroyed] {
+                assert_eq!(table.find(handle).err(), Some(CUDA_ERROR_INVALID_HANDLE));
+            }
+        }
     }
 }

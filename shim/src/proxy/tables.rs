@@ -13,8 +13,8 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult, CUuuid,
 };
 
-use crate::ffi::{Out, guard};
-use crate::proxy::context::{self, Destructor};
+use crate::ffi::{Out, Status, guard};
+use crate::proxy::context::{self, Context, Destructor};
 use crate::proxy::default_stream;
 use crate::proxy::module;
 use crate::proxy::submit::session;
@@ -144,7 +144,7 @@ unsafe extern "C" fn context_device(context: u64, out: Out<i32>) -> CUresult {
 /// As `cuCtxGetId`.
 unsafe extern "C" fn context_number(context: u64, out: Out<u64>) -> CUresult {
     guard(|| {
-        let context = context::given_or_current(context)?;
+        let context = storing(context)?;
         out.set(context.id.load(Ordering::Relaxed))
     })
 }
@@ -195,6 +195,15 @@ unsafe extern "C" fn each_function(
     status.is_ok() as u32
 }
 
+/// The context (0: the current one) whose storage is asked for. A primary one has storage before it is retained.
+fn storing(context: u64) -> Status<&'static Context> {
+    let context = context::given_or_current(context)?;
+    if !context.primary {
+        context.usable()?;
+    }
+    Ok(context)
+}
+
 /// Stores a value under a key in a context (0: the current one).
 unsafe extern "C" fn put(
     context: u64,
@@ -203,7 +212,7 @@ unsafe extern "C" fn put(
     destructor: Option<Destructor>,
 ) -> CUresult {
     guard(|| {
-        let context = context::given_or_current(context)?;
+        let context = storing(context)?;
         context.storage.lock().insert(key, (value, destructor));
         Ok(())
     })
@@ -212,7 +221,7 @@ unsafe extern "C" fn put(
 /// Forgets a key; its destructor does not run.
 unsafe extern "C" fn delete(context: u64, key: usize) -> CUresult {
     guard(|| {
-        let context = context::given_or_current(context)?;
+        let context = storing(context)?;
         let removed = context.storage.lock().remove(&key);
         removed.map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
     })
@@ -221,7 +230,7 @@ unsafe extern "C" fn delete(context: u64, key: usize) -> CUresult {
 /// The value under a key.
 unsafe extern "C" fn get(out: Out<usize>, context: u64, key: usize) -> CUresult {
     guard(|| {
-        let context = context::given_or_current(context)?;
+        let context = storing(context)?;
         let found = context.storage.lock().get(&key).map(|(value, _)| *value);
         out.set(found.ok_or(CUDA_ERROR_INVALID_HANDLE)?)
     })

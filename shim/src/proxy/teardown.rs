@@ -3,10 +3,11 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use mpsshim_api::cuda::CUDA_ERROR_INVALID_CONTEXT;
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_NOT_PERMITTED};
 use mpsshim_proto::message::{Object, Op};
 
 use crate::ffi::Status;
+use crate::proxy::calls::reference;
 use crate::proxy::context::{self, Context};
 use crate::proxy::submit::{Session, session};
 use crate::proxy::{array, capture, event, memory, module, stream};
@@ -25,12 +26,16 @@ fn end(session: &Session, context: &'static Context) {
     let _ = stream::quiesce(session, Some(context));
     let contents = context.take_contents();
     for handle in contents.events {
+        event::EVENTS.ends_with_context(handle);
         let _ = event::destroy(session, handle);
     }
     for handle in contents.streams {
+        stream::STREAMS.ends_with_context(handle);
         let _ = capture::destroy_stream(session, handle);
     }
+    reference::release_of_context(context);
     for handle in contents.images {
+        module::ends_with_context(handle);
         let _ = module::end(session, handle);
     }
     array::release_of_context(session, context);
@@ -43,11 +48,11 @@ fn end(session: &Session, context: &'static Context) {
 
 /// `cuCtxDestroy` of a context that the program made.
 pub fn destroy(context: &'static Context) -> Status {
-    if context.primary || context.green != 0 || !context.alive.load(Ordering::Relaxed) {
+    if context.primary || context.green != 0 {
         return Err(CUDA_ERROR_INVALID_CONTEXT);
     }
+    context.usable()?;
     end(session()?, context);
-    context::forget(context);
     if context::is_current(context) {
         context::pop();
     }
@@ -58,7 +63,6 @@ pub fn destroy(context: &'static Context) -> Status {
 pub fn destroy_green(session: &Session, context: &'static Context) -> Status {
     context.usable()?;
     end(session, context);
-    context::forget(context);
     let body = Object {
         object: context.green,
     };
@@ -73,21 +77,22 @@ pub fn release(context: &'static Context) -> Status {
         return Err(CUDA_ERROR_INVALID_CONTEXT);
     }
     *retained -= 1;
-    if *retained == 0 {
+    // A reset may have ended it before.
+    if *retained == 0 && context.alive.load(Ordering::Relaxed) {
         end(session()?, context);
     }
     Ok(())
 }
 
-/// `cuDevicePrimaryCtxReset`: everything goes, the retains stay, and the next retain or use begins anew.
+/// `cuDevicePrimaryCtxReset`: everything in it goes, the retains stay. Until the next retain it is inactive and, where it is
+/// current, as good as destroyed. `CUDA_ERROR_NOT_PERMITTED` while it has green contexts.
 pub fn reset(context: &'static Context) -> Status {
-    let retained = context.retained.lock();
+    let _retained = context.retained.lock();
+    if context.has_green() {
+        return Err(CUDA_ERROR_NOT_PERMITTED);
+    }
     if context.alive.load(Ordering::Relaxed) {
         end(session()?, context);
-        if *retained > 0 {
-            context.take_part(session()?)?;
-            context.revive();
-        }
     }
     Ok(())
 }

@@ -86,7 +86,11 @@ pub fn granularity(
         return Ok(*known);
     }
     let anywhere = Location {
-        kind: location.kind,
+        // Where no kind is given, natively as for a device.
+        kind: match location.kind {
+            0 => CU_MEM_LOCATION_TYPE_DEVICE,
+            kind => kind,
+        },
         id: 0,
     };
     let body = Granularity {

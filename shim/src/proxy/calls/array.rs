@@ -133,8 +133,8 @@ pub unsafe extern "C" fn destroy_mipmapped(handle: u64) -> CUresult {
 /// `cuArrayGetDescriptor`.
 pub unsafe extern "C" fn get_descriptor(out: Out<CUDA_ARRAY_DESCRIPTOR>, handle: u64) -> CUresult {
     guard(|| {
-        out.required()?;
         let descriptor = array::array(handle)?.descriptor();
+        out.required()?;
         out.set(CUDA_ARRAY_DESCRIPTOR {
             width: descriptor.width,
             height: descriptor.height,
@@ -150,24 +150,26 @@ pub unsafe extern "C" fn get_descriptor_3d(
     handle: u64,
 ) -> CUresult {
     guard(|| {
-        out.required()?;
-        out.set(array::array(handle)?.descriptor())
+        let array = array::array(handle)?;
+        out.set(array.descriptor())
     })
 }
 
 /// `cuArrayGetPlane`.
 pub unsafe extern "C" fn get_plane(out: Out<u64>, handle: u64, index: u32) -> CUresult {
     guard(|| {
+        let array = array::array(handle)?;
         out.required()?;
-        out.set(array::part(session()?, array::array(handle)?, index)?)
+        out.set(array::part(session()?, array, index)?)
     })
 }
 
 /// `cuMipmappedArrayGetLevel`.
 pub unsafe extern "C" fn get_level(out: Out<u64>, handle: u64, level: u32) -> CUresult {
     guard(|| {
+        let array = array::mipmap(handle)?;
         out.required()?;
-        out.set(array::part(session()?, array::mipmap(handle)?, level)?)
+        out.set(array::part(session()?, array, level)?)
     })
 }
 

@@ -88,10 +88,10 @@ pub unsafe extern "C" fn begin_to_graph<const P: bool>(
     mode: u32,
 ) -> CUresult {
     guard(|| {
-        let stream = default_stream::resolve(stream, P)?;
         if graph == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let stream = default_stream::resolve(stream, P)?;
         let (nodes, edges) = (elements(nodes, count)?, elements_if_any(edges, count)?);
         capture::begin(session()?, stream, mode, graph, &nodes, &edges)
     })

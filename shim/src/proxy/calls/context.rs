@@ -138,22 +138,16 @@ pub unsafe extern "C" fn destroy(context: u64) -> CUresult {
 /// `cuCtxRecordEvent`.
 pub unsafe extern "C" fn record_event(context: u64, event: u64) -> CUresult {
     guard(|| {
-        event::record_context(
-            session()?,
-            context::by_handle(context)?,
-            event::resolve(event)?,
-        )
+        let context = context::by_handle(context)?.usable()?;
+        event::record_context(session()?, context, event::resolve(event)?)
     })
 }
 
 /// `cuCtxWaitEvent`.
 pub unsafe extern "C" fn wait_event(context: u64, event: u64) -> CUresult {
     guard(|| {
-        event::wait_in_context(
-            session()?,
-            context::by_handle(context)?,
-            event::resolve(event)?,
-        )
+        let context = context::by_handle(context)?.usable()?;
+        event::wait_in_context(session()?, context, event::resolve(event)?)
     })
 }
 
@@ -161,6 +155,9 @@ pub unsafe extern "C" fn wait_event(context: u64, event: u64) -> CUresult {
 pub unsafe extern "C" fn push_current(context: u64) -> CUresult {
     guard(|| {
         context::permitted()?;
+        if context == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         context::push(context::by_handle(context)?);
         Ok(())
     })
@@ -201,18 +198,33 @@ pub unsafe extern "C" fn get_current(out: Out<u64>) -> CUresult {
 
 /// `cuCtxGetDevice`.
 pub unsafe extern "C" fn get_device(out: Out<CUdevice>) -> CUresult {
-    guard(|| out.set(context::current()?.device))
+    guard(|| {
+        out.required()?;
+        context::permitted()?;
+        // Also of one that was destroyed.
+        out.set(context::top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device)
+    })
 }
 
 /// `cuCtxGetDevice` as of CUDA 13: of any context.
 pub unsafe extern "C" fn get_device_v2(out: Out<CUdevice>, context: u64) -> CUresult {
-    guard(|| out.set(context::given_or_current(context)?.device))
+    if context == 0 {
+        // SAFETY: the caller's pointer.
+        return unsafe { get_device(out) };
+    }
+    guard(|| {
+        out.required()?;
+        out.set(context::by_handle(context)?.device)
+    })
 }
 
 /// `cuCtxGetFlags`. A primary context always maps host memory, though `cuDevicePrimaryCtxGetState` leaves that out.
 pub unsafe extern "C" fn get_flags(out: Out<u32>) -> CUresult {
     guard(|| {
-        let context = context::current()?;
+        out.required()?;
+        context::permitted()?;
+        // Also of one that was destroyed.
+        let context = context::top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let mapped = if context.home().primary {
             CU_CTX_MAP_HOST
         } else {
@@ -237,17 +249,20 @@ pub unsafe extern "C" fn set_flags(flags: u32) -> CUresult {
 /// `cuCtxGetId`.
 pub unsafe extern "C" fn get_id(context: u64, out: Out<u64>) -> CUresult {
     guard(|| {
-        out.set(
-            context::given_or_current(context)?
-                .id
-                .load(Ordering::Relaxed),
-        )
+        out.required()?;
+        let context = context::given_or_current(context)?.usable()?;
+        out.set(context.id.load(Ordering::Relaxed))
     })
 }
 
 /// `cuCtxGetApiVersion`.
 pub unsafe extern "C" fn get_api_version(context: u64, out: Out<u32>) -> CUresult {
-    guard(|| out.set(context::given_or_current(context)?.version))
+    guard(|| {
+        let context = context::given_or_current(context)?;
+        out.required()?;
+        let gone = |_| CUDA_ERROR_INVALID_CONTEXT;
+        out.set(context.usable().map_err(gone)?.version)
+    })
 }
 
 /// `cuCtxGetStreamPriorityRange`: what devices of compute capability 7.0 and later give.
@@ -266,8 +281,8 @@ pub unsafe extern "C" fn get_stream_priority_range(
 /// `cuCtxAttach`: one more who must detach before the current context ends.
 pub unsafe extern "C" fn attach(out: Out<u64>, flags: u32) -> CUresult {
     guard(|| {
-        out.required()?;
         let context = context::current()?;
+        out.required()?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -279,10 +294,13 @@ pub unsafe extern "C" fn attach(out: Out<u64>, flags: u32) -> CUresult {
 /// `cuCtxDetach`.
 pub unsafe extern "C" fn detach(context: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         if context == 0 {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
-        let context = context::by_handle(context)?;
+        // One that was destroyed is no context any more, where other calls tell the two apart.
+        let gone = |_| CUDA_ERROR_INVALID_CONTEXT;
+        let context = context::by_handle(context)?.usable().map_err(gone)?;
         let fewer = |count: u32| count.checked_sub(1);
         let attached = &context.attached;
         match attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {

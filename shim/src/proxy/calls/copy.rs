@@ -80,7 +80,7 @@ pub fn transfer(
     when: When,
 ) -> Status {
     let session = session()?;
-    let stream = default_stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve_for_copy(stream, per_thread)?;
     let len = len as u64;
     if len == 0 {
         return session.check();

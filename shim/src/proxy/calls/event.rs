@@ -52,13 +52,8 @@ pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
 /// `cuEventRecord`.
 pub unsafe extern "C" fn record<const PER_THREAD: bool>(event: u64, stream: u64) -> CUresult {
     guard(|| {
-        let event = event::resolve(event)?;
-        event::record(
-            session()?,
-            event,
-            default_stream::resolve(stream, PER_THREAD)?,
-            0,
-        )
+        let stream = default_stream::resolve(stream, PER_THREAD)?;
+        event::record(session()?, event::resolve(event)?, stream, 0)
     })
 }
 
@@ -69,11 +64,11 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
     flags: u32,
 ) -> CUresult {
     guard(|| {
+        let stream = default_stream::resolve(stream, PER_THREAD)?;
         let event = event::resolve(event)?;
         if flags > 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let stream = default_stream::resolve(stream, PER_THREAD)?;
         if flags & CU_EVENT_RECORD_EXTERNAL != 0 && !stream.is_capturing() {
             return Err(CUDA_ERROR_ILLEGAL_STATE);
         }
@@ -88,6 +83,7 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) 
         if event == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        context::current()?;
         let event = event::resolve(event)?;
         if event.flags() & CU_EVENT_INTERPROCESS == 0 {
             return Err(CUDA_ERROR_INVALID_HANDLE);
@@ -125,14 +121,17 @@ pub unsafe extern "C" fn query(event: u64) -> CUresult {
 /// `cuEventElapsedTime`.
 pub unsafe extern "C" fn elapsed_time(out: Out<f32>, start: u64, end: u64) -> CUresult {
     guard(|| {
+        // Without a place for the result too.
+        if out.is_null() {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
         let (first, last) = (event::resolve(start)?, event::resolve(end)?);
         for event in [first, last] {
             if event.flags() & CU_EVENT_DISABLE_TIMING != 0 || !event.is_recorded() {
                 return Err(CUDA_ERROR_INVALID_HANDLE);
             }
         }
-        // Without a place for the result too.
-        if !std::ptr::eq(first.context(), last.context()) || out.is_null() {
+        if !std::ptr::eq(first.context(), last.context()) {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         let answer = session()?.request(Op::EventElapsed, &EventPair { start, end }, &[])?;

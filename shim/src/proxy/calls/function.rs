@@ -111,7 +111,10 @@ pub unsafe extern "C" fn get_param_info(
     offset: Out<usize>,
     size: Out<usize>,
 ) -> CUresult {
-    guard(|| param_info(not_null(function)?.layout(), index, offset, size))
+    guard(|| {
+        offset.required()?;
+        param_info(not_null(function)?.layout(), index, offset, size)
+    })
 }
 
 /// `cuFuncIsLoaded`: a function with a handle is always loaded.

@@ -127,7 +127,7 @@ fn give(
     count.required()?;
     let session = session()?;
     if nodes.is_null() {
-        if to.is_some_and(|to| !to.is_null()) {
+        if to.is_some_and(|to| !to.is_null()) || !edges.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         return count.set(graph::list(session, object, what, true)?.0);
@@ -324,6 +324,7 @@ pub unsafe extern "C" fn remove_dependencies(
 /// `cuGraphInstantiateWithFlags`, which is also the newest `cuGraphInstantiate`.
 pub unsafe extern "C" fn instantiate(out: Out<u64>, graph: u64, flags: u64) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let body = GraphInstantiate {
             graph,
@@ -345,6 +346,7 @@ pub unsafe extern "C" fn instantiate_v1(
     log_len: usize,
 ) -> CUresult {
     guard(|| {
+        context::current()?;
         out.required()?;
         let body = GraphInstantiate {
             graph,
@@ -368,8 +370,9 @@ pub unsafe extern "C" fn instantiate_with_params<const P: bool>(
 ) -> CUresult {
     const UPLOAD: u64 = 2;
     guard(|| {
-        out.required()?;
         let mut with = params.get()?;
+        context::current()?;
+        out.required()?;
         let stream = if with.flags & UPLOAD != 0 {
             default_stream::resolve(with.upload_stream, P)?.handle()
         } else {

@@ -137,6 +137,14 @@ fn context_given(handle: u64) -> Status<&'static Context> {
     context::by_handle(handle)?.usable()
 }
 
+/// What is judged before the other arguments: `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+fn not_destroyed(handle: u64) -> Status {
+    match context::by_handle(handle) {
+        Ok(context) => context.usable().map(drop),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Adds a node or changes what one does.
 fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> Status<Added> {
     let (object, exec, change) = match place {
@@ -227,10 +235,6 @@ fn change(place: Where, does: &Does) -> Status {
 
 /// What a kernel node does.
 fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
-    let context = match params.context {
-        0 => context::current()?,
-        handle => context::by_handle(handle)?.usable()?,
-    };
     let handle = match (params.function, params.kernel) {
         (0, 0) => return Err(CUDA_ERROR_INVALID_HANDLE),
         (0, kernel) => kernel,
@@ -238,7 +242,7 @@ fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
             .ok_or(CUDA_ERROR_INVALID_HANDLE)?
             .handle(),
     };
-    let function = module::function_in(handle, context)?;
+    let function = module::function_in(handle, context_given(params.context)?)?;
     // SAFETY: the program's pointers, as CUDA documents these fields.
     let (pointers, extra) = unsafe { (In::inside(params.params), In::inside(params.extra)) };
     let packed = launch::packed(function, pointers, extra)?;
@@ -512,6 +516,7 @@ pub unsafe extern "C" fn add_memcpy(
     context: u64,
 ) -> CUresult {
     guard(|| {
+        not_destroyed(context)?;
         out.required()?;
         add(out, graph, nodes, count, memcpy(params.get()?, context)?)
     })
@@ -529,7 +534,10 @@ pub unsafe extern "C" fn exec_set_memcpy(
     params: In<CUDA_MEMCPY3D>,
     context: u64,
 ) -> CUresult {
-    guard(|| change(Where::Exec(exec, node), &memcpy(params.get()?, context)?))
+    guard(|| {
+        not_destroyed(context)?;
+        change(Where::Exec(exec, node), &memcpy(params.get()?, context)?)
+    })
 }
 
 /// `cuGraphMemcpyNodeGetParams`.
@@ -574,6 +582,7 @@ pub unsafe extern "C" fn add_memset(
     context: u64,
 ) -> CUresult {
     guard(|| {
+        not_destroyed(context)?;
         out.required()?;
         add(out, graph, nodes, count, memset(params.get()?, context)?)
     })
@@ -591,7 +600,10 @@ pub unsafe extern "C" fn exec_set_memset(
     params: In<CUDA_MEMSET_NODE_PARAMS>,
     context: u64,
 ) -> CUresult {
-    guard(|| change(Where::Exec(exec, node), &memset(params.get()?, context)?))
+    guard(|| {
+        not_destroyed(context)?;
+        change(Where::Exec(exec, node), &memset(params.get()?, context)?)
+    })
 }
 
 /// `cuGraphMemsetNodeGetParams`.
@@ -1010,9 +1022,14 @@ pub unsafe extern "C" fn create_condition(
 ) -> CUresult {
     guard(|| {
         out.required()?;
+        if graph == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // 0 does not stand for the current one.
+        let context = context::by_handle(context)?.usable()?;
         let body = GraphCondition {
             graph,
-            device: context_given(context)?.server_device,
+            device: context.server_device,
             default,
             flags,
             pad: 0,

@@ -106,6 +106,7 @@ pub unsafe extern "C" fn ctx_get_resource(
     kind: u32,
 ) -> CUresult {
     guard(|| {
+        out.required()?;
         let context = context::by_handle(handle)?.usable()?;
         query(out, context.streams_in(), context.device, kind)
     })

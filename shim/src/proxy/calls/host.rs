@@ -61,6 +61,7 @@ pub unsafe extern "C" fn alloc_host(out: Out<u64>, len: usize) -> CUresult {
 pub unsafe extern "C" fn free_host(address: u64) -> CUresult {
     guard(|| {
         // Also where no context is current.
+        context::none_or_usable()?;
         if address == 0 {
             return Ok(());
         }
@@ -96,8 +97,8 @@ pub unsafe extern "C" fn get_device_pointer(
 /// `cuMemHostGetFlags`.
 pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
     guard(|| {
+        out.required()?;
         context::current()?;
-        context::permitted()?;
         if let Some((_, registered)) = memory::registered(address) {
             return out.set(registered.flags);
         }
@@ -120,10 +121,10 @@ pub unsafe extern "C" fn register_v2(address: u64, len: usize, flags: u32) -> CU
 /// `cuMemHostUnregister`.
 pub unsafe extern "C" fn unregister(address: u64) -> CUresult {
     guard(|| {
+        context::none_or_usable()?;
         if address == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        context::current()?;
         capture::forbid(session()?)?;
         register::unregister(session()?, address)
     })

@@ -30,6 +30,9 @@ entries! {
 pub unsafe extern "C" fn get_handle(out: Out<CUipcMemHandle>, address: CUdeviceptr) -> CUresult {
     guard(|| {
         out.required()?;
+        if address == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         context::current()?;
         let (start, block, _) = memory::device_block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let body = Range {
@@ -52,10 +55,10 @@ pub unsafe extern "C" fn open(
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        let context = context::current()?;
         if flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let context = context::current()?;
         let handle = Opaque::read_from_bytes(&handle.0).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let body = IpcOpen {
             handle,

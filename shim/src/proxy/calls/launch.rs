@@ -297,7 +297,7 @@ pub fn launch_packed(
     params: &[u8],
     attributes: &[u8],
 ) -> Status {
-    let stream = default_stream::resolve(stream, false)?;
+    let stream = default_stream::resolve_for_launch(stream, false)?;
     let function = module::function_in(function, stream.context())?;
     let params = (Params::Packed(params.as_ptr(), params.len()), params.len());
     submit(function, shape, stream, params, attributes)
@@ -312,7 +312,7 @@ fn launch(
     extra: Extra,
     attributes: &[u8],
 ) -> Status {
-    let stream = default_stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve_for_launch(stream, per_thread)?;
     let function: FunctionRef = module::function_in(function, stream.context())?;
     let params = params_of(function, params, extra)?;
     submit(function, shape, stream, params, attributes)

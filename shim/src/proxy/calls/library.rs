@@ -5,7 +5,8 @@
 use std::ffi::{c_char, c_void};
 
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr, CUfunction_attribute, CUresult,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUdevice, CUdeviceptr,
+    CUfunction_attribute, CUresult,
 };
 use mpsshim_proto::handle::Kind;
 
@@ -102,10 +103,19 @@ pub unsafe extern "C" fn get_kernel(out: Out<u64>, handle: u64, name: Text) -> C
     })
 }
 
+/// What is judged before the context, where a handle that leads nowhere comes after it: `CUDA_ERROR_INVALID_HANDLE` for 0.
+fn given(handle: u64) -> Status {
+    if handle == 0 {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    Ok(())
+}
+
 /// `cuLibraryGetModule`.
 pub unsafe extern "C" fn get_module(out: Out<u64>, handle: u64) -> CUresult {
     guard(|| {
         out.required()?;
+        given(handle)?;
         out.set(library::module_in(session()?, handle, context::current()?)?)
     })
 }
@@ -121,6 +131,8 @@ pub unsafe extern "C" fn get_global(
         if address.is_null() && len.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        name.get()?;
+        given(handle)?;
         let module = library::module_in(session()?, handle, context::current()?)?;
         global_of(module, name, address, len)
     })

@@ -33,6 +33,7 @@ entries! {
 pub unsafe extern "C" fn alloc(out: Out<CUdeviceptr>, len: usize, flags: u32) -> CUresult {
     guard(|| {
         out.required()?;
+        managed::check_flags(flags)?;
         let (session, context) = (session()?, context::current()?);
         capture::forbid(session)?;
         out.set(managed::alloc(session, context, len as u64, flags)?)
@@ -73,6 +74,7 @@ pub unsafe extern "C" fn prefetch_v1<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
+        managed::check(address, len as u64)?;
         default_stream::resolve(stream, P)?;
         managed::prefetch(address, len as u64, managed::location_of(device))
     })
@@ -87,12 +89,21 @@ pub unsafe extern "C" fn prefetch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
+        managed::check(address, len as u64)?;
         default_stream::resolve(stream, P)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         managed::prefetch(address, len as u64, location)
     })
+}
+
+/// Looks for the stream of a batch, which the legacy default stream does not take. `CUDA_ERROR_INVALID_VALUE` for that one.
+fn resolve_named<const P: bool>(stream: u64) -> Status {
+    if stream == 0 && !P || stream == CU_STREAM_LEGACY.0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    default_stream::resolve(stream, P).map(drop)
 }
 
 /// `cuMemPrefetchBatchAsync`, `cuMemDiscardAndPrefetchBatchAsync`: what is discarded may as well stay.
@@ -107,7 +118,7 @@ pub unsafe extern "C" fn prefetch_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        default_stream::resolve(stream, P)?;
+        resolve_named::<P>(stream)?;
         if count == 0 || kinds == 0 || kinds > count || flags != 0 || first.at(0)? != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -135,7 +146,7 @@ pub unsafe extern "C" fn discard_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        default_stream::resolve(stream, P)?;
+        resolve_named::<P>(stream)?;
         if count == 0 || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

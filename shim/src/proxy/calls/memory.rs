@@ -60,6 +60,7 @@ pub unsafe extern "C" fn alloc_pitch(
 pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
     guard(|| {
         // Also where no context is current.
+        context::none_or_usable()?;
         if address == 0 {
             return Ok(());
         }

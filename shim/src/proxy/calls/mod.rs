@@ -31,7 +31,7 @@ mod peer;
 mod pointer;
 mod pool;
 mod rectangle;
-mod reference;
+pub mod reference;
 mod service;
 mod stream;
 mod streamattr;

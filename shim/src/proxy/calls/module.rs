@@ -111,6 +111,7 @@ pub unsafe extern "C" fn unload(handle: u64) -> CUresult {
 /// `cuModuleGetFunction`.
 pub unsafe extern "C" fn get_function(out: Out<u64>, module: u64, name: Text) -> CUresult {
     guard(|| {
+        module::check(module)?;
         out.required()?;
         out.set(module::get_function(session()?, module, named(name)?)?)
     })
@@ -124,6 +125,7 @@ pub unsafe extern "C" fn get_global(
     name: Text,
 ) -> CUresult {
     guard(|| {
+        module::check(parent)?;
         if address.is_null() && len.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -213,10 +213,7 @@ pub unsafe extern "C" fn max_active_clusters(
     function: u64,
     config: In<CUlaunchConfig>,
 ) -> CUresult {
-    guard(|| {
-        context::current()?;
-        clusters(out, function, config, 0)
-    })
+    guard(|| clusters(out, function, config, 0))
 }
 
 /// `cuOccupancyMaxPotentialClusterSize`.
@@ -225,10 +222,7 @@ pub unsafe extern "C" fn max_potential_cluster_size(
     function: u64,
     config: In<CUlaunchConfig>,
 ) -> CUresult {
-    guard(|| {
-        context::current()?;
-        clusters(out, function, config, 1)
-    })
+    guard(|| clusters(out, function, config, 1))
 }
 
 fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32) -> Status {
@@ -239,6 +233,7 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
     if function == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    context::current()?;
     let function = module::function(function)?;
     let shape = shape_of(&config);
     // SAFETY: the program's configuration, as CUDA documents it.

@@ -44,6 +44,7 @@ static REMEMBERED: Mutex<Option<HashMap<u64, Remembered>>> = Mutex::new(None);
 /// Changes what a function remembers, if the function could be launched so.
 fn remember(function: u64, change: impl FnOnce(&mut Remembered) -> Status) -> CUresult {
     guard(|| {
+        context::current()?;
         let entry = module::function(function)?;
         let mut all = REMEMBERED.lock();
         let all = all.get_or_insert_default();

@@ -43,8 +43,11 @@ fn can_access(user: i32, owner: i32) -> bool {
 
 /// Whether a context may set memory of a device, given by the server's ordinal.
 pub fn reaches(user: &Context, device: u32) -> bool {
-    let owned_there =
-        |owner: u64| context::by_handle(owner).is_ok_and(|owner| owner.server_device == device);
+    let owned_there = |owner: u64| {
+        context::by_handle(owner)
+            .and_then(Context::usable)
+            .is_ok_and(|owner| owner.server_device == device)
+    };
     user.server_device == device
         || ENABLED
             .lock()
@@ -107,7 +110,11 @@ fn batch<const P: bool>(
 ) -> Status {
     // A default stream that is not named cannot take a batch.
     let default = stream == 0 && !P || stream == CU_STREAM_LEGACY.0;
-    if count == 0 || kinds == 0 || kinds > count || default || first.at(0)? != 0 {
+    if default {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let resolved = default_stream::resolve_for_copy(stream, P)?;
+    if count == 0 || kinds == 0 || kinds > count || first.at(0)? != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     for kind in 0..kinds {
@@ -119,7 +126,6 @@ fn batch<const P: bool>(
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     }
-    let resolved = default_stream::resolve(stream, P)?;
     let (mut kind, mut at_once) = (0, false);
     for at in 0..count {
         if kind + 1 < kinds && first.at(kind + 1)? == at {

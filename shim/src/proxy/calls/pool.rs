@@ -40,10 +40,10 @@ pub unsafe extern "C" fn alloc_async<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        context::current()?;
-        out.required()?;
         let session = session()?;
         let stream = default_stream::resolve(stream, P)?;
+        context::current()?;
+        out.required()?;
         let pool = pools::current(session, stream.context().device)?;
         out.set(pools::alloc(session, len as u64, pool, stream)?)
     })
@@ -57,9 +57,9 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
+        let stream = default_stream::resolve(stream, P)?;
         context::current()?;
         out.required()?;
-        let stream = default_stream::resolve(stream, P)?;
         out.set(pools::alloc(session()?, len as u64, pool, stream)?)
     })
 }

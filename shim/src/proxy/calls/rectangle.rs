@@ -416,7 +416,7 @@ pub fn check(copy: &CUDA_MEMCPY3D) -> Status<Option<Boxed>> {
 
 pub fn submit((stream, per_thread): (u64, bool), copy: &CUDA_MEMCPY3D, when: When) -> Status {
     let session = session()?;
-    let stream = default_stream::resolve(stream, per_thread)?;
+    let stream = default_stream::resolve_for_copy(stream, per_thread)?;
     match check(copy)? {
         Some(copy) => transfer(session, stream, copy, when),
         None => session.check(),
@@ -539,14 +539,14 @@ fn batch(
 ) -> Result<(), (CUresult, usize)> {
     let all = |status| (status, usize::MAX);
     let session = session().map_err(all)?;
-    if count == 0 || ops.is_null() || flags != 0 {
-        return Err(all(CUDA_ERROR_INVALID_VALUE));
-    }
     // Not in the legacy default stream, whatever it is called by.
     if stream == LEGACY || stream == 0 && !per_thread {
         return Err(all(CUDA_ERROR_INVALID_VALUE));
     }
-    let stream = default_stream::resolve(stream, per_thread).map_err(all)?;
+    let stream = default_stream::resolve_for_copy(stream, per_thread).map_err(all)?;
+    if count == 0 || ops.is_null() || flags != 0 {
+        return Err(all(CUDA_ERROR_INVALID_VALUE));
+    }
     let mut copies = Vec::new();
     for index in 0..count {
         let copy = ops.at(index).and_then(|op| unpack(&op));

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 use super::entries;
 use crate::ffi::{In, Out, Status, Text, guard};
 use crate::proxy::array;
+use crate::proxy::context::{self, Context};
+use crate::proxy::module;
 use crate::proxy::objects::Table;
 use crate::proxy::submit::session;
-use crate::proxy::{context, module};
 
 entries! {
     cuModuleGetTexRef(_, _, _) => get_texture,
@@ -56,8 +57,8 @@ entries! {
     cuParamSetTexRef(_, _, _) => param_set,
 }
 
-/// What a reference was found by: its module's handle and its name.
-type Origin = Mutex<Option<(u64, CString)>>;
+/// What a reference was found by, its module's handle and its name, and its context's handle.
+type Origin = Mutex<Option<(u64, CString, u64)>>;
 
 static TEXTURES: Table<Origin> = Table::new(Kind::TextureReference);
 static SURFACES: Table<Origin> = Table::new(Kind::SurfaceReference);
@@ -65,8 +66,8 @@ static SURFACES: Table<Origin> = Table::new(Kind::SurfaceReference);
 /// Finds a module's reference, or makes one of no module (0). The same name gives the same handle.
 fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> {
     let session = session()?;
-    let (parent, device) = match module {
-        0 => (0, context::current()?.server_device),
+    let (parent, context) = match module {
+        0 => (0, context::current()?),
         module => module::on_server(module)?,
     };
     let is_it = |handle: &u64| {
@@ -75,7 +76,7 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
             let origin = entry.lock();
             origin
                 .as_ref()
-                .is_some_and(|(of, known)| *of == module && **known == *name)
+                .is_some_and(|(of, known, _)| *of == module && **known == *name)
         })
     };
     if module != 0
@@ -87,13 +88,13 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
     let body = GetReference {
         module: parent,
         reference: table.handle_of(entry),
-        device,
+        device: context.server_device,
         pad: 0,
     };
     let answer = session.request(Op::GetReference, &body, name.to_bytes_with_nul());
     match answer.and_then(|answer| answer.status.ok()) {
         Ok(()) => {
-            *entry.lock() = Some((module, name.to_owned()));
+            *entry.lock() = Some((module, name.to_owned(), context.handle));
             Ok(table.publish(entry))
         }
         Err(status) => {
@@ -106,6 +107,7 @@ fn find(table: &'static Table<Origin>, module: u64, name: &CStr) -> Status<u64> 
 /// `cuModuleGetTexRef`.
 pub unsafe extern "C" fn get_texture(out: Out<u64>, module: u64, name: Text) -> CUresult {
     guard(|| {
+        module::check(module)?;
         out.required()?;
         out.set(find(&TEXTURES, module, name.get()?)?)
     })
@@ -114,6 +116,7 @@ pub unsafe extern "C" fn get_texture(out: Out<u64>, module: u64, name: Text) -> 
 /// `cuModuleGetSurfRef`.
 pub unsafe extern "C" fn get_surface(out: Out<u64>, module: u64, name: Text) -> CUresult {
     guard(|| {
+        module::check(module)?;
         out.required()?;
         out.set(find(&SURFACES, module, name.get()?)?)
     })
@@ -136,11 +139,14 @@ fn table_of(reference: u64) -> &'static Table<Origin> {
     }
 }
 
+/// Whether a reference is there. `CUDA_ERROR_INVALID_HANDLE`.
+fn check(reference: u64) -> Status {
+    table_of(reference).find(reference).map(drop)
+}
+
 /// One call on a reference, with its arguments as words.
 fn call(reference: u64, call: Call, arguments: &[u64]) -> Status<[u64; 4]> {
-    table_of(reference)
-        .get(reference)
-        .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    check(reference)?;
     let mut words = [0; 6];
     words[..arguments.len()].copy_from_slice(arguments);
     let body = ReferenceArguments {
@@ -166,10 +172,32 @@ fn get<T>(
     as_value: impl FnOnce(u64) -> T,
 ) -> CUresult {
     guard(|| {
+        check(reference)?;
         out.required()?;
         let [word, ..] = call(reference, which, arguments)?;
         out.set(as_value(word))
     })
+}
+
+/// Releases the references of a context that ends, before its modules.
+pub fn release_of_context(context: &Context) {
+    for table in [&TEXTURES, &SURFACES] {
+        for reference in table.handles() {
+            let origin = table.get(reference).and_then(|entry| entry.lock().clone());
+            let Some((module, ..)) = origin.filter(|(.., of)| *of == context.handle) else {
+                continue;
+            };
+            if module == 0 {
+                // An error means that the server is gone, and the reference with it.
+                let _ = call(reference, Call::Destroy, &[]);
+            }
+            table.ends_with_context(reference);
+            if let Some(entry) = table.retire(reference) {
+                *entry.lock() = None;
+                table.recycle(entry);
+            }
+        }
+    }
 }
 
 /// `cuTexRefDestroy`.
@@ -187,6 +215,7 @@ pub unsafe extern "C" fn destroy(reference: u64) -> CUresult {
 /// `cuTexRefSetArray`.
 pub unsafe extern "C" fn set_array(reference: u64, array: u64, flags: u32) -> CUresult {
     guard(|| {
+        check(reference)?;
         array::array(array)?;
         call(reference, Call::SetArray, &[array, flags.into()]).map(drop)
     })
@@ -195,6 +224,7 @@ pub unsafe extern "C" fn set_array(reference: u64, array: u64, flags: u32) -> CU
 /// `cuTexRefSetMipmappedArray`.
 pub unsafe extern "C" fn set_mipmapped_array(reference: u64, array: u64, flags: u32) -> CUresult {
     guard(|| {
+        check(reference)?;
         array::mipmap(array)?;
         call(reference, Call::SetMipmappedArray, &[array, flags.into()]).map(drop)
     })
@@ -224,6 +254,7 @@ pub unsafe extern "C" fn set_address_2d(
     pitch: usize,
 ) -> CUresult {
     guard(|| {
+        check(reference)?;
         let d = descriptor.get()?;
         let element = d.format as u64 | (d.channels as u64) << 32;
         let arguments = [address, pitch as u64, d.width, d.height, element];
@@ -282,6 +313,7 @@ pub unsafe extern "C" fn set_max_anisotropy(reference: u64, ratio: u32) -> CUres
 /// `cuTexRefSetBorderColor`.
 pub unsafe extern "C" fn set_border_color(reference: u64, colour: In<f32>) -> CUresult {
     guard(|| {
+        check(reference)?;
         let bits = |at| colour.at(at).map(|value| u64::from(value.to_bits()));
         let arguments = [bits(0)? | bits(1)? << 32, bits(2)? | bits(3)? << 32];
         call(reference, Call::SetBorderColor, &arguments).map(drop)
@@ -332,10 +364,10 @@ pub unsafe extern "C" fn get_format(
     reference: u64,
 ) -> CUresult {
     guard(|| {
-        format.required()?;
         let [first, second, ..] = call(reference, Call::GetFormat, &[])?;
         channels.set_if_wanted(second as i32);
-        format.set(first as u32)
+        format.set_if_wanted(first as u32);
+        Ok(())
     })
 }
 
@@ -362,6 +394,7 @@ pub unsafe extern "C" fn get_mipmap_level_clamp(
     reference: u64,
 ) -> CUresult {
     guard(|| {
+        check(reference)?;
         least.required()?;
         most.required()?;
         let [first, second, ..] = call(reference, Call::GetMipmapLevelClamp, &[])?;
@@ -380,6 +413,7 @@ pub unsafe extern "C" fn get_max_anisotropy(out: Out<i32>, reference: u64) -> CU
 /// `cuTexRefGetBorderColor`.
 pub unsafe extern "C" fn get_border_color(out: Out<f32>, reference: u64) -> CUresult {
     guard(|| {
+        check(reference)?;
         out.required()?;
         let colour = call(reference, Call::GetBorderColor, &[])?.map(float);
         let mut values = colour.into_iter().enumerate();
@@ -395,6 +429,7 @@ pub unsafe extern "C" fn get_flags(out: Out<u32>, reference: u64) -> CUresult {
 /// `cuSurfRefSetArray`.
 pub unsafe extern "C" fn surface_set_array(reference: u64, array: u64, flags: u32) -> CUresult {
     guard(|| {
+        check(reference)?;
         array::array(array)?;
         call(reference, Call::SurfaceSetArray, &[array, flags.into()]).map(drop)
     })

@@ -78,8 +78,8 @@ static CORE_DUMPS: Mutex<BTreeMap<(u64, u32), Vec<u8>>> = Mutex::new(BTreeMap::n
 /// `cuCoredumpGetAttribute`: what was set for the context, else for all.
 pub unsafe extern "C" fn core_dump_get(id: u32, value: *mut u8, size: Out<usize>) -> CUresult {
     guard(|| {
-        let context = context::current()?.handle;
         size.required()?;
+        let context = context::current()?.handle;
         if !matches!(
             id,
             ON_EXCEPTION | TRIGGER_HOST | LIGHTWEIGHT | FILE | GENERATION_FLAGS
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn core_dump_get(id: u32, value: *mut u8, size: Out<usize>
 /// `cuCoredumpSetAttribute`.
 pub unsafe extern "C" fn core_dump_set(id: u32, value: *const u8, size: In<usize>) -> CUresult {
     guard(|| {
-        let context = context::current()?.handle;
         let len = size.get()?;
+        let context = context::current()?.handle;
         let fits = match id {
             ON_EXCEPTION | TRIGGER_HOST | LIGHTWEIGHT => len == 1,
             GENERATION_FLAGS => len == 4,

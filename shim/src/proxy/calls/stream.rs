@@ -1,8 +1,8 @@
 //! Streams.
 
 use mpsshim_api::cuda::{
-    CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUresult,
+    CU_EVENT_WAIT_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_READY, CUresult,
 };
 
 use super::entries;
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn create_with_priority(
 /// `cuStreamDestroy`. The default streams cannot be destroyed.
 pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
     guard(|| {
-        let stream = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let stream = STREAMS.find(handle)?;
         stream.context().forget_stream(handle);
         capture::destroy_stream(session()?, handle)
     })
@@ -114,7 +114,10 @@ pub unsafe extern "C" fn wait_event<const PER_THREAD: bool>(
 
 /// `cuStreamGetFlags`.
 pub unsafe extern "C" fn get_flags<const PER_THREAD: bool>(handle: u64, out: Out<u32>) -> CUresult {
-    guard(|| out.set(default_stream::resolve(handle, PER_THREAD)?.flags()))
+    guard(|| {
+        out.required()?;
+        out.set(default_stream::resolve(handle, PER_THREAD)?.flags())
+    })
 }
 
 /// `cuStreamGetPriority`.
@@ -122,17 +125,24 @@ pub unsafe extern "C" fn get_priority<const PER_THREAD: bool>(
     handle: u64,
     out: Out<i32>,
 ) -> CUresult {
-    guard(|| out.set(default_stream::resolve(handle, PER_THREAD)?.priority()))
+    guard(|| {
+        out.required()?;
+        out.set(default_stream::resolve(handle, PER_THREAD)?.priority())
+    })
 }
 
 /// `cuStreamGetId`.
 pub unsafe extern "C" fn get_id<const PER_THREAD: bool>(handle: u64, out: Out<u64>) -> CUresult {
-    guard(|| out.set(default_stream::resolve(handle, PER_THREAD)?.id()))
+    guard(|| {
+        out.required()?;
+        out.set(default_stream::resolve(handle, PER_THREAD)?.id())
+    })
 }
 
 /// `cuStreamGetCtx`.
 pub unsafe extern "C" fn get_ctx<const PER_THREAD: bool>(handle: u64, out: Out<u64>) -> CUresult {
     guard(|| {
+        out.required()?;
         out.set(
             default_stream::resolve(handle, PER_THREAD)?
                 .context()
@@ -148,10 +158,10 @@ pub unsafe extern "C" fn get_ctx_v2<const PER_THREAD: bool>(
     green: Out<u64>,
 ) -> CUresult {
     guard(|| {
-        let context = default_stream::resolve(handle, PER_THREAD)?.context();
         if out.is_null() && green.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let context = default_stream::resolve(handle, PER_THREAD)?.context();
         out.set_if_wanted(context.home().handle);
         green.set_if_wanted(context.green);
         Ok(())
@@ -164,6 +174,7 @@ pub unsafe extern "C" fn get_device<const PER_THREAD: bool>(
     out: Out<i32>,
 ) -> CUresult {
     guard(|| {
+        out.required()?;
         out.set(
             default_stream::resolve(handle, PER_THREAD)?
                 .context()
@@ -179,8 +190,8 @@ pub unsafe extern "C" fn launch_host_func<const PER_THREAD: bool>(
     data: usize,
 ) -> CUresult {
     guard(|| {
-        let stream = default_stream::resolve(handle, PER_THREAD)?;
         let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let stream = default_stream::resolve(handle, PER_THREAD)?;
         if stream.is_capturing() {
             return graph_host::capture(session()?, stream, function, data);
         }
@@ -196,8 +207,8 @@ pub unsafe extern "C" fn add_callback<const PER_THREAD: bool>(
     flags: u32,
 ) -> CUresult {
     guard(|| {
-        let stream = default_stream::resolve(handle, PER_THREAD)?;
         let callback = callback.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let stream = default_stream::resolve(handle, PER_THREAD)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

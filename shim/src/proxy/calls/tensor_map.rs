@@ -63,6 +63,7 @@ fn tensor(
 fn make(out: Out<Map>, body: Status<TensorMap>) -> CUresult {
     static MADE: Known<Vec<u8>, Map, KNOWN> = Known::new();
     guard(|| {
+        context::current()?;
         out.required()?;
         if !out.address().is_multiple_of(ALIGNMENT) {
             return Err(CUDA_ERROR_INVALID_VALUE);

@@ -120,3 +120,50 @@ pub fn primary_flags(setup: &Setup) {
     );
     say!("of the device", "{flags} {active}");
 }
+
+/// Ends what is in the primary context: nothing else may follow in the process.
+pub fn primary_reset(setup: &Setup) {
+    let active = || {
+        let (mut flags, mut active) = (99u32, 9 as c_int);
+        let device = setup.device;
+        must!(cuDevicePrimaryCtxGetState, device, &mut flags, &mut active);
+        active
+    };
+    let mut primary = CUcontext::NULL;
+    must!(cuCtxGetCurrent, &mut primary);
+    must!(cuDevicePrimaryCtxReset_v2, setup.device);
+    say!("active", "{}", active());
+    let mut current = CUcontext::NULL;
+    must!(cuCtxGetCurrent, &mut current);
+    say!("still current", "{}", current == primary);
+    let mut device: CUdevice = -1;
+    say!("its device", "{}", cu!(cuCtxGetDevice, &mut device));
+    say!("wait in it", "{}", cu!(cuCtxSynchronize));
+    let mut memory: CUdeviceptr = 0;
+    say!("allocate", "{}", cu!(cuMemAlloc_v2, &mut memory, 4096usize));
+    say!("destroy it", "{}", cu!(cuCtxDestroy_v2, primary));
+    say!("make it current", "{}", cu!(cuCtxSetCurrent, primary));
+    say!("active", "{}", active());
+    must!(cuDevicePrimaryCtxRetain, &mut current, setup.device);
+    say!(
+        "retained anew",
+        "same {} active {}",
+        current == primary,
+        active()
+    );
+    must!(cuCtxSetCurrent, primary);
+    let memory = alloc(4096);
+    must!(cuMemsetD32_v2, memory, 7u32, 1024usize);
+    must!(cuCtxSynchronize);
+    say!("memory", "{:?}", read_i32(memory + 4092, 1));
+    free(memory);
+    // One that resets twice, and one that gives its retains back.
+    must!(cuDevicePrimaryCtxReset_v2, setup.device);
+    must!(cuDevicePrimaryCtxReset_v2, setup.device);
+    say!("active", "{}", active());
+    say!(
+        "release",
+        "{}",
+        cu!(cuDevicePrimaryCtxRelease_v2, setup.device)
+    );
+}

@@ -243,6 +243,7 @@ const FURTHER: &[Section] = &[
     ("captured_kinds", capture::captured_kinds),
     ("null_arguments", codes::null_arguments),
     ("primary_flags", codes::primary_flags),
+    ("primary_reset", codes::primary_reset),
     ("graph_build", graphs::graph_build),
     ("graph_edges", graphs::graph_edges),
     ("graph_params", graphs::graph_params),
