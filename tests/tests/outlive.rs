@@ -79,10 +79,11 @@ fn the_text_of_a_failed_assertion_goes_to_the_program_whose_kernel_failed() {
     let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
     for _ in 0..5 {
         let [mut faulty, mut idle, mut other, mut same] = [(); 4].map(|()| Survivor::start(&place));
-        // Code that the text could be of, but complete or of another name.
-        for survivor in [&mut idle, &mut same] {
+        // Code that the text could be of, but complete or of another name. Nothing is loaded beside kernels that do not end.
+        for survivor in [&mut faulty, &mut idle, &mut same] {
             assert_eq!(survivor.ask("assert 8"), "CUDA_SUCCESS (0)");
         }
+        wait_until_portable(&place, 4);
         assert_eq!(other.ask("launch 1000000"), "launched");
         assert_eq!(same.ask("endless"), "launched");
         assert_eq!(faulty.ask("assert 6"), ASSERT);
@@ -101,6 +102,25 @@ fn the_text_of_a_failed_assertion_goes_to_the_program_whose_kernel_failed() {
     }
     let log = place.log("server.log");
     assert!(!log.contains("Assertion"), "{log}");
+}
+
+#[test]
+fn memory_of_another_client_comes_without_what_was_in_it() {
+    let place = daemon();
+    let mut own = Survivor::start(&place);
+    for _ in 0..3 {
+        let mut other = Survivor::start(&place);
+        assert_eq!(other.ask("look"), "found 0");
+        assert_eq!(other.ask("taint"), "tainted");
+        // Of a client that lives, and of one that has gone.
+        assert_eq!(own.ask("look"), "found 0");
+        other.end();
+        assert_eq!(own.ask("look"), "found 0");
+    }
+    // A program may find what it left itself, as natively: the pattern is found where it is.
+    assert_eq!(own.ask("taint"), "tainted");
+    assert_ne!(own.ask("look"), "found 0");
+    own.end();
 }
 
 #[test]

@@ -11,11 +11,15 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{null, null_mut};
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 /// Bytes that the stream collects before it hands on a line without an end.
 const LINE: usize = 64 << 10;
 /// Lines that one assertion may have.
 const MOST_LINES: usize = 16;
+
+/// The driver writes lines a microsecond apart: after such a pause it has written all.
+const PAUSE: Duration = Duration::from_millis(2);
 
 static CAPTURED: Mutex<Captured> = Mutex::new(Captured::new());
 
@@ -24,6 +28,8 @@ static CAPTURED: Mutex<Captured> = Mutex::new(Captured::new());
 struct Captured {
     text: Vec<u8>,
     pending: Vec<u8>,
+    /// When something was kept last.
+    latest: Option<Instant>,
 }
 
 impl Captured {
@@ -31,6 +37,7 @@ impl Captured {
         Captured {
             text: Vec::new(),
             pending: Vec::new(),
+            latest: None,
         }
     }
 
@@ -56,6 +63,7 @@ impl Captured {
             match whole {
                 Some(&end) => {
                     let line: Vec<u8> = self.pending.drain(..end).collect();
+                    self.latest = Some(Instant::now());
                     // The first ones say what happened.
                     if self.text.len() + line.len() <= PRINTED {
                         self.text.extend(line);
@@ -226,6 +234,13 @@ pub fn capture() -> io::Result<()> {
         }
     });
     result
+}
+
+/// Whether the driver is writing such lines: a query of a stream or an event would have it stop (measured with assertions
+/// that fail in 1,000 threads and more).
+pub fn are_coming() -> bool {
+    let latest = CAPTURED.lock().latest;
+    latest.is_some_and(|latest| latest.elapsed() < PAUSE)
 }
 
 /// The lines of failed assertions since it was called last.

@@ -338,6 +338,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         shared.wake_watcher();
     }
     session.stop_printing(shared);
+    session.end_graph_turn(shared);
     session.reap_streams(shared);
     session.finish_releases(shared);
     session.trim_pools(shared);

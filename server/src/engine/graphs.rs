@@ -889,8 +889,13 @@ impl Graphs {
 
     /// Frees what launches of allocating nodes have left. The session has ended.
     pub fn free_memory(&mut self, shared: &Shared) {
-        for (start, device) in std::mem::take(&mut self.devices) {
+        let left = std::mem::take(&mut self.devices);
+        let any = !left.is_empty();
+        for (start, device) in left {
             pools::free(shared, start, device);
+        }
+        if any {
+            shared.note_left_graph_memory();
         }
     }
 

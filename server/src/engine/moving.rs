@@ -82,7 +82,8 @@ impl Session {
         let timed = self.events.iter().filter(timed).count();
         let has_own = |event: &Event| event.shared.is_some() || event.time.is_of_another_server();
         let bound = timed > 1 || self.events.iter().any(has_own);
-        let waits = self.held.any() || self.marks.is_waiting() || self.prints();
+        let waits =
+            self.held.any() || self.marks.is_waiting() || self.prints() || self.has_graph_turn;
         // They are made there while others work.
         let many = self.streams.len() > MOST_STREAMS || self.events.len() > MOST_EVENTS;
         let stays =

@@ -178,6 +178,7 @@ impl Session {
             && self.releasing.is_empty()
             && !self.pools.is_untrimmed()
             && !self.prints()
+            && !self.has_graph_turn
             && self.snapshot_pause().is_none()
             && self.shared.header().sleeping.0.load(Ordering::Relaxed) == 0
             && !self.has_work_in_flight(shared)

@@ -243,7 +243,7 @@ impl Session {
 
     /// Whether the driver says that all streams are idle. What [`Session::has_work_in_flight`] goes by may be known
     /// a moment before the driver notices, and synchronizing must not wait.
-    fn is_idle(&self, shared: &Shared) -> bool {
+    pub fn is_idle(&self, shared: &Shared) -> bool {
         let works = self.streams.iter().chain(&self.retired);
         works.filter(|stream| !stream.capturing).all(|stream| {
             let _ = shared.devices[stream.device].make_current(&shared.driver);

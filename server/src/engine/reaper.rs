@@ -150,6 +150,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     shared.note_drained(&session.shared);
     session.enter();
     session.surrender_printing(shared);
+    session.leave_graph_turn(shared);
     for (device, stream) in session.helpers.drain(..) {
         let _ = shared.devices[device].make_current(&shared.driver);
         let _ = shared.driver.context.stream_destroy(stream);

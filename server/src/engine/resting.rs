@@ -190,6 +190,7 @@ impl Session {
             return Visit::Slow;
         }
         self.stop_printing(shared);
+        self.end_graph_turn(shared);
         self.reap_streams(shared);
         self.finish_releases(shared);
         let owes = self.held.any()

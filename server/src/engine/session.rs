@@ -443,6 +443,8 @@ pub struct Session {
     pub held: Held,
     /// What its kernels printed.
     pub printed: Printed,
+    /// It has the turn of graphs that allocate memory, or goes on beside who has it.
+    pub has_graph_turn: bool,
     /// Its graphs and captures.
     pub graphs: Graphs,
     /// Why the server ended the session, if it did.
@@ -549,6 +551,7 @@ impl Session {
             marks: Marks::default(),
             held: Held::default(),
             printed: Printed::default(),
+            has_graph_turn: false,
             quiet: Quiet::default(),
             graphs: Graphs::default(),
             fault: None,

@@ -143,6 +143,9 @@ impl Session {
         if !pooled && !self.graphs.memory.begins(body.address) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
+        if !pooled && !self.is_capturing(body.stream) && !self.may_use_graph_memory(shared) {
+            return Err(CallError::Full);
+        }
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.memory.pool_free(body.address, stream)?;
         if self.streams.at(index)?.capturing {

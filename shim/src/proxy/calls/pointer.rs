@@ -233,13 +233,20 @@ pub unsafe extern "C" fn get_attribute(
         if address < 1 << 47 && !arena::is_device(address) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let body = PointerQuery {
-            pointer: address,
-            attribute,
-            pad: 0,
+        let ask = |attribute| {
+            let body = PointerQuery {
+                pointer: address,
+                attribute,
+                pad: 0,
+            };
+            let value: Value = session.request(Op::PointerAttribute, &body, &[])?.read()?;
+            Ok(value.value)
         };
-        let value: Value = session.request(Op::PointerAttribute, &body, &[])?.read()?;
-        store(out, (value.value, len))
+        if attribute == CU_POINTER_ATTRIBUTE_CONTEXT {
+            // The server does not say; but not of what is no memory.
+            ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+        }
+        store(out, (ask(attribute)?, len))
     })
 }
 

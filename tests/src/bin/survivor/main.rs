@@ -8,6 +8,8 @@
 //! - `assert LIMIT`: launches a kernel of one block in which threads from this number on fail an assertion, and waits; the
 //!   status;
 //! - `endless`: launches a kernel of the same image that does not end; `launched`;
+//! - `taint`: allocates memory of several kinds, writes a pattern all over it and frees it; `tainted`;
+//! - `look`: allocates such memory once more; `found N` with the number of words of the pattern in it;
 //! - `time`: records events with times; again: looks whether they say what they said, and how long ago that was; `time`;
 //! - `limit`: raises the limit of the stack; `limit`;
 //! - `graph`: begins to capture a graph; `graph`;
@@ -21,6 +23,7 @@
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
 mod graphs;
+mod remains;
 
 use graphs::Graphs;
 use mpsshim_api::cuda::*;
@@ -129,6 +132,12 @@ fn launch_small(function: CUfunction, stream: CUstream, mut value: u32) -> Statu
         null_mut::<*mut c_void>()
     )
     .ok()
+}
+
+/// What was submitted is with the driver: an answer comes after it.
+fn arrive() -> Status {
+    let (mut free, mut total) = (0usize, 0usize);
+    cu!(cuMemGetInfo_v2, &mut free, &mut total).ok()
 }
 
 /// What it has, and what that should hold.
@@ -492,6 +501,7 @@ fn run() -> Status<bool> {
             "launch" => {
                 let rounds = argument.saturating_mul(100_000);
                 launch(state.fill, state.streams[0], (state.computed, 1, rounds))?;
+                arrive()?;
                 say("launched");
             }
             "stray" => {
@@ -509,7 +519,17 @@ fn run() -> Status<bool> {
             "endless" => {
                 let kernel = asserting(c"endless")?;
                 launch_small(kernel, state.streams[0], 0)?;
+                arrive()?;
                 say("launched");
+            }
+            "taint" => {
+                remains::each(|word| *word = remains::PATTERN)?;
+                say("tainted");
+            }
+            "look" => {
+                let mut found = 0;
+                remains::each(|word| found += u32::from(*word == remains::PATTERN))?;
+                say(&format!("found {found}"));
             }
             "time" => {
                 let is_right = match &timed {

@@ -49,6 +49,9 @@ impl Session {
         };
         let parts = self.graphs.graphs.get(body.graph)?.size.parts;
         // What may have to wait comes before anything is counted.
+        if uploads_on.is_some() && !self.may_launch_graph(shared, body.graph) {
+            return Err(CallError::Full);
+        }
         let stream = match (body.with_params, body.stream) {
             (0, _) | (_, 0) => CUstream::NULL,
             (_, handle) => self.prepare(shared, handle)?.1,
@@ -124,7 +127,7 @@ impl Session {
     pub fn graph_launch(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let exec = self.graphs.execs.get(body.exec)?;
         let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
-        if prints && !self.may_print(shared) {
+        if prints && !self.may_print(shared) || !self.may_launch_graph(shared, body.exec) {
             return Err(CallError::Full);
         }
         self.note_graph_launch();
@@ -151,6 +154,9 @@ impl Session {
     /// `cuGraphUpload`.
     pub fn graph_upload(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let raw = self.graphs.execs.get(body.exec)?.raw;
+        if !self.may_launch_graph(shared, body.exec) {
+            return Err(CallError::Full);
+        }
         let (index, stream) = self.prepare(shared, body.stream)?;
         shared.driver.graph.upload(raw, stream)?;
         self.submitted(shared, index, 1)
