@@ -46,6 +46,7 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "batches",
     "capture_unsafe",
     "host_function_calls",
+    "ipc_events",
     "ipc_memory",
     "large_parameters",
     "null_arguments",

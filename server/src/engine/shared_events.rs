@@ -1,7 +1,8 @@
 //! Events that several sessions of one user share: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`.
 //!
 //! The handle that programs pass on is a number that was drawn at random; what it stands for is known here only. The
-//! driver's event lives as long as any session has it.
+//! driver's event lives as long as any session has it. As natively, a handle can be opened when nobody has the event any
+//! more: it stands for one whose last record is what it was.
 
 use super::Shared;
 use super::devices::Ordinal;
@@ -11,7 +12,7 @@ use super::side::{self, Side};
 use super::times::Time;
 use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -32,6 +33,8 @@ type Spare = Arc<Mutex<Vec<Made>>>;
 
 /// Spare events at most.
 const MOST_SPARE: usize = 64;
+/// Events that nobody has any more and whose handles can be opened, of one user: as many more as one program makes.
+const MOST_LEFT: usize = 1024;
 
 /// One record of an event of several sessions. It has a driver's event of its own: whoever waits for this record does not
 /// wait for a later one.
@@ -87,6 +90,20 @@ impl Record {
             record = before?;
         }
         Some(record)
+    }
+
+    /// Whether the device has not got there yet, as far as is known.
+    fn is_ahead(&self, driver: &Driver) -> bool {
+        match &*self.state.lock() {
+            State::Made(made) => driver.event_query(made.raw) == Err(CUDA_ERROR_NOT_READY),
+            State::Pending(_) => true,
+            State::Failed(_) => false,
+        }
+    }
+
+    /// Whether its driver's event is in the contexts of a side.
+    fn is_of(&self, side: Side) -> bool {
+        matches!(&*self.state.lock(), State::Made(made) if made.side == side)
     }
 
     /// How it stands, or the one that counts in its place.
@@ -235,11 +252,44 @@ impl SharedEvent {
     }
 }
 
+/// An event that no session has any more.
+#[derive(Debug)]
+struct Left {
+    uid: u32,
+    device: Ordinal,
+    /// Its last record, if the device had not got there when the event was given up.
+    record: Option<Arc<Record>>,
+}
+
 /// The events that can be opened.
 #[derive(Debug, Default)]
 pub struct SharedEvents {
-    known: Mutex<HashMap<Token, Weak<SharedEvent>>>,
+    known: Mutex<Known>,
     spare: Spare,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    events: HashMap<Token, Weak<SharedEvent>>,
+    left: HashMap<Token, Left>,
+    /// The tokens of `left`, oldest first.
+    order: VecDeque<(u32, Token)>,
+}
+
+impl Known {
+    /// Remembers an event that nobody has any more.
+    fn leave(&mut self, token: Token, left: Left) {
+        let uid = left.uid;
+        self.left.insert(token, left);
+        self.order.push_back((uid, token));
+        let of_user = |(of, _): &&(u32, Token)| *of == uid;
+        if self.order.iter().filter(of_user).count() > MOST_LEFT
+            && let Some(oldest) = self.order.iter().position(|(of, _)| *of == uid)
+            && let Some((_, token)) = self.order.remove(oldest)
+        {
+            self.left.remove(&token);
+        }
+    }
 }
 
 impl SharedEvents {
@@ -270,42 +320,81 @@ impl SharedEvents {
             by_graphs: AtomicBool::new(event.time.is_by_graphs()),
             spare: self.spare.clone(),
         });
-        self.known.lock().insert(token, Arc::downgrade(&shared));
+        let mut known = self.known.lock();
+        known.events.insert(token, Arc::downgrade(&shared));
         event.shared = Some(shared);
         Ok(token)
     }
 
-    /// The event of a token, for a session of the same user.
+    /// The event of a token, for a session of the same user. `create` makes a driver's event on a device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_MAP_FAILED`, as for a handle that is none.
-    pub fn import(&self, token: &Token, uid: u32) -> Result<Event, CUresult> {
-        let known = self.known.lock();
-        let shared = known.get(token).and_then(Weak::upgrade);
-        match shared.filter(|shared| shared.uid == uid) {
-            Some(shared) => Ok(Event {
-                raw: shared.made.raw,
-                device: shared.made.device,
-                flags: 0,
-                recorded: false,
-                time: Time::default(),
-                captured: false,
-                shared: Some(shared),
-            }),
-            None => Err(CUDA_ERROR_MAP_FAILED),
+    /// `CUDA_ERROR_MAP_FAILED`, as for a handle that is none; the driver's.
+    pub fn import(
+        &self,
+        token: &Token,
+        uid: u32,
+        create: impl FnOnce(Ordinal) -> Result<CUevent, CUresult>,
+    ) -> Result<Event, CUresult> {
+        let mut known = self.known.lock();
+        let shared = match known.events.get(token).and_then(Weak::upgrade) {
+            Some(shared) => shared,
+            None => {
+                let left = known.left.get(token).ok_or(CUDA_ERROR_MAP_FAILED)?;
+                if left.uid != uid {
+                    return Err(CUDA_ERROR_MAP_FAILED);
+                }
+                let made = Made {
+                    raw: create(left.device)?,
+                    device: left.device,
+                    side: side::entered(),
+                };
+                let shared = Arc::new(SharedEvent {
+                    made,
+                    uid,
+                    token: *token,
+                    latest: Mutex::new(left.record.clone()),
+                    by_graphs: AtomicBool::new(false),
+                    spare: self.spare.clone(),
+                });
+                known.left.remove(token);
+                known.order.retain(|(_, left)| left != token);
+                known.events.insert(*token, Arc::downgrade(&shared));
+                shared
+            }
+        };
+        if shared.uid != uid {
+            return Err(CUDA_ERROR_MAP_FAILED);
         }
+        Ok(Event {
+            raw: shared.made.raw,
+            device: shared.made.device,
+            flags: 0,
+            recorded: false,
+            time: Time::default(),
+            captured: false,
+            shared: Some(shared),
+        })
     }
 
     /// Whether sessions share events of a side, or may wait for records that were made there.
     pub fn any_of(&self, side: Side) -> bool {
         // Under the lock, as in `end`: what is upgraded here must not be taken for another holder there.
         let known = self.known.lock();
-        let mut alive = known.values().filter_map(Weak::upgrade);
+        let mut alive = known.events.values().filter_map(Weak::upgrade);
         alive.any(|event| event.is_of(side))
     }
 
     /// Destroys the spare events of a side, whose context is about to go.
     pub fn clear_spare(&self, driver: &Driver, side: Side) {
+        // Nothing is in flight there: these records are complete.
+        let over: Vec<_> = {
+            let mut known = self.known.lock();
+            let left = known.left.values_mut();
+            left.filter_map(|left| left.record.take_if(|record| record.is_of(side)))
+                .collect()
+        };
+        drop(over);
         let gone: Vec<Made> = {
             let mut spare = self.spare.lock();
             spare.extract_if(.., |made| made.side == side).collect()
@@ -326,11 +415,29 @@ impl SharedEvents {
             let Some(last) = Arc::into_inner(shared) else {
                 return Ok(());
             };
-            known.remove(&last.token);
+            known.events.remove(&last.token);
+            let record = last.latest.into_inner().and_then(Record::effective);
+            let record = record.filter(|record| record.is_ahead(driver));
+            // The record is the event itself, which goes when the record does.
+            let is_itself = record.as_ref().is_some_and(|record| record.spare.is_none());
+            let record = match is_itself {
+                true => Some(Record::new(
+                    State::Made(last.made),
+                    Some(self.spare.clone()),
+                )),
+                false => record,
+            };
+            let left = Left {
+                uid: last.uid,
+                device: last.made.device,
+                record,
+            };
+            known.leave(last.token, left);
             drop(known);
-            // Its records are spare now.
-            drop(last);
             self.settle(driver);
+            if is_itself {
+                return Ok(());
+            }
         }
         driver.event_destroy(event.raw)
     }
@@ -339,9 +446,16 @@ impl SharedEvents {
     /// records.
     pub fn settle(&self, driver: &Driver) {
         let shared = |event: &Weak<SharedEvent>| event.strong_count() > 0;
-        if self.known.lock().values().any(shared) {
-            return;
-        }
+        let over: Vec<_> = {
+            let mut known = self.known.lock();
+            if known.events.values().any(shared) {
+                return;
+            }
+            let left = known.left.values_mut();
+            left.filter_map(|left| left.record.take_if(|record| !record.is_ahead(driver)))
+                .collect()
+        };
+        drop(over);
         let spare = std::mem::take(&mut *self.spare.lock());
         for made in spare {
             let _ = driver.event_destroy(made.raw);
@@ -430,14 +544,34 @@ mod tests {
         let mut first = event();
         let token = events.export(&mut first, 1000).unwrap();
         assert_eq!(events.export(&mut first, 1000), Ok(token));
-        let opened = events.import(&token, 1000).unwrap();
+        let none = |_| Err(CUDA_ERROR_OUT_OF_MEMORY);
+        let opened = events.import(&token, 1000, none).unwrap();
         assert!(opened.raw == first.raw && opened.shared.unwrap().is_recorded());
-        let refused = |token: &Token, uid| events.import(token, uid).unwrap_err();
+        let refused = |token: &Token, uid| events.import(token, uid, none).unwrap_err();
         assert_eq!(refused(&token, 0), CUDA_ERROR_MAP_FAILED);
         assert_eq!(refused(&[0; 8], 1000), CUDA_ERROR_MAP_FAILED);
-        drop(first);
-        assert_eq!(refused(&token, 1000), CUDA_ERROR_MAP_FAILED);
         let mut second = event();
         assert_ne!(events.export(&mut second, 1000), Ok(token));
+    }
+
+    #[test]
+    fn handles_of_what_is_gone_can_be_opened_but_for_the_oldest() {
+        let (mut known, device) = (Known::default(), Ordinal::of_test(0));
+        let token = |number: usize| Token::from([number as u64; 8]);
+        let left = |uid| Left {
+            uid,
+            device,
+            record: None,
+        };
+        known.leave(token(0), left(7));
+        for number in 1..=MOST_LEFT + 1 {
+            known.leave(token(number), left(1000));
+        }
+        assert!(known.left.contains_key(&token(0)), "another user's");
+        assert!(!known.left.contains_key(&token(1)) && known.left.contains_key(&token(2)));
+        assert_eq!(
+            (known.left.len(), known.order.len()),
+            (MOST_LEFT + 1, MOST_LEFT + 1)
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Events.
 
 use super::super::Shared;
+use super::super::devices::Ordinal;
 use super::super::held::Awaited;
 use super::super::session::{CallError, Event, Session};
 use super::super::shared_events::{Record, SharedEvent, Standing, Taken};
@@ -274,7 +275,13 @@ impl Session {
         self.shares = true;
         shared.device(body.device)?;
         let uid = self.shared.info.uid;
-        let event = shared.shared_events.import(&body.token, uid)?;
+        let create = |device: Ordinal| {
+            let mut raw = CUevent::NULL;
+            shared.devices[device].make_current(&shared.driver)?;
+            let flags = CU_EVENT_DISABLE_TIMING;
+            shared.driver.event_create(&mut raw, flags).map(|()| raw)
+        };
+        let event = shared.shared_events.import(&body.token, uid, create)?;
         if let Err((status, event)) = self.events.insert(body.event, event) {
             shared.devices[event.device].make_current(&shared.driver)?;
             let _ = shared.end_event(event);

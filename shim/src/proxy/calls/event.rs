@@ -1,12 +1,15 @@
 //! Events.
 
+use std::collections::BTreeSet;
+
 use mpsshim_api::cuda::{
     CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS,
-    CU_EVENT_RECORD_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_INVALID_VALUE, CUipcEventHandle, CUresult,
+    CU_EVENT_RECORD_EXTERNAL, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_CONTEXT,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUipcEventHandle, CUresult,
 };
 use mpsshim_proto::message::stream::{EventExport, EventToken};
 use mpsshim_proto::message::{EventPair, Op, Value};
+use parking_lot::Mutex;
 
 use super::entries;
 use crate::ffi::{Out, guard};
@@ -94,16 +97,23 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) 
         // Before others can know of it.
         event.is_open_elsewhere();
         let answer: EventToken = session()?.request(Op::EventExport, &body, &[])?.read()?;
+        OWN.lock().insert(answer.token);
         out.set(CUipcEventHandle(zerocopy::transmute!(answer.token)))
     })
 }
 
-/// `cuIpcOpenEventHandle`.
+/// What other processes may open, and this one may not.
+static OWN: Mutex<BTreeSet<[u64; 8]>> = Mutex::new(BTreeSet::new());
+
+/// `cuIpcOpenEventHandle`. `CUDA_ERROR_INVALID_CONTEXT` in the process that made the event, as natively.
 pub unsafe extern "C" fn open_ipc_handle(out: Out<u64>, handle: CUipcEventHandle) -> CUresult {
     guard(|| {
         out.required()?;
         let context = context::current()?;
-        let token = zerocopy::transmute!(handle.0);
+        let token: [u64; 8] = zerocopy::transmute!(handle.0);
+        if OWN.lock().contains(&token) {
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
         out.set(event::import(session()?, context, token)?.handle())
     })
 }

@@ -256,6 +256,7 @@ const FURTHER: &[Section] = &[
     ("pool_sharing", sharing::pool_sharing),
     ("managed", managed::managed),
     ("ipc_memory", sharing::ipc_memory),
+    ("ipc_events", sharing::ipc_events),
     ("registered", sharing::registered),
     ("registered_fork", registered::registered_fork),
     ("registered_pages", registered::registered_pages),
@@ -285,6 +286,11 @@ fn main() {
         && word == "--open"
     {
         return sharing::open(handle);
+    }
+    if let [word, handle] = wanted.as_slice()
+        && word == "--open-event"
+    {
+        return sharing::open_event(handle);
     }
     let want =
         |name: &str| wanted.is_empty() && name != "fault" || wanted.iter().any(|w| w == name);

@@ -9,10 +9,10 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// What the other process does: opens the handle, looks, writes, closes. Its lines are printed between ours.
-fn in_another_process(handle: &CUipcMemHandle) {
+fn in_another_process(what: &str, handle: &[u8; 64]) {
     let program = std::env::current_exe().expect("a path");
     let done = Command::new(program)
-        .args(["--open", &hex(&handle.0)])
+        .args([what, &hex(handle)])
         .stderr(Stdio::inherit())
         .output()
         .expect("another process");
@@ -105,7 +105,7 @@ pub fn ipc_memory(setup: &Setup) {
         cu!(cuIpcGetMemHandle, &mut handle, small),
         first == handle
     );
-    in_another_process(&handle);
+    in_another_process("--open", &handle.0);
     say!("what it wrote", "{:?}", read_i32(small, 3));
     must!(cuMemsetD32_v2, block, 5u32, 100usize);
     must!(cuCtxSynchronize);
@@ -114,7 +114,7 @@ pub fn ipc_memory(setup: &Setup) {
         "{}",
         cu!(cuIpcGetMemHandle, &mut handle, block + 4096)
     );
-    in_another_process(&handle);
+    in_another_process("--open", &handle.0);
     say!(
         "open in the same process",
         "{}",
@@ -805,4 +805,62 @@ pub fn pool_sharing(setup: &Setup) {
     must!(cuStreamSynchronize, stream);
     must!(cuMemPoolDestroy, pool);
     must!(cuStreamDestroy_v2, stream);
+}
+
+/// What another process says of an event's handle, which is the only thing that it gets.
+pub fn open_event(text: &str) {
+    Setup::new();
+    let mut handle = CUipcEventHandle([0; 64]);
+    for (i, byte) in handle.0.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hex");
+    }
+    let mut event = CUevent::NULL;
+    let status = cu!(cuIpcOpenEventHandle, &mut event, handle);
+    say!("  open", "{status}");
+    if !status.is_ok() {
+        return;
+    }
+    say!("  query", "{}", cu!(cuEventQuery, event));
+    say!(
+        "  wait",
+        "{}",
+        cu!(cuStreamWaitEvent, CUstream::NULL, event, 0u32)
+    );
+    say!("  record", "{}", cu!(cuEventRecord, event, CUstream::NULL));
+    say!("  synchronize", "{}", cu!(cuEventSynchronize, event));
+    say!("  destroy", "{}", cu!(cuEventDestroy_v2, event));
+    let mut again = CUevent::NULL;
+    say!(
+        "  open again",
+        "{}",
+        cu!(cuIpcOpenEventHandle, &mut again, handle)
+    );
+}
+
+/// Handles of events: opened by others, by the maker, and when the maker has destroyed the event.
+pub fn ipc_events(_: &Setup) {
+    let flags = CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    let mut event = CUevent::NULL;
+    must!(cuEventCreate, &mut event, flags);
+    let mut handle = CUipcEventHandle([0; 64]);
+    say!("handle", "{}", cu!(cuIpcGetEventHandle, &mut handle, event));
+    let mut own = CUevent::NULL;
+    say!(
+        "open in the same process",
+        "{}",
+        cu!(cuIpcOpenEventHandle, &mut own, handle)
+    );
+    println!("another process opens it:");
+    in_another_process("--open-event", &handle.0);
+    must!(cuEventRecord, event, CUstream::NULL);
+    must!(cuCtxSynchronize);
+    println!("recorded:");
+    in_another_process("--open-event", &handle.0);
+    must!(cuEventDestroy_v2, event);
+    println!("destroyed:");
+    in_another_process("--open-event", &handle.0);
+    println!("once more:");
+    in_another_process("--open-event", &handle.0);
+    println!("a handle that is none:");
+    in_another_process("--open-event", &[0; 64]);
 }
