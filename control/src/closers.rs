@@ -196,7 +196,18 @@ mod tests {
         let mut stream = TcpStream::connect(address).expect("a connection");
         stream.set_nonblocking(true).expect("non-blocking");
         let chunk = [0; 1 << 16];
-        while stream.write(&chunk).is_ok() {}
+        // Repeats until the socket stays full: the receiver may enlarge its buffer a moment later and acknowledge all of it.
+        let mut takes = true;
+        while takes {
+            while stream.write(&chunk).is_ok() {}
+            let mut poll = libc::pollfd {
+                fd: stream.as_raw_fd(),
+                events: libc::POLLOUT,
+                revents: 0,
+            };
+            // SAFETY: a plain system call on our own descriptor.
+            takes = unsafe { libc::poll(&mut poll, 1, 200) } != 0;
+        }
         stream.set_nonblocking(false).expect("blocking");
         let linger = libc::linger {
             l_onoff: 1,
