@@ -37,6 +37,8 @@ mod marks;
 mod memory_file;
 mod moving;
 mod open;
+#[cfg(test)]
+mod order;
 mod pace;
 mod parking;
 mod partition;
