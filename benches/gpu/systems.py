@@ -291,6 +291,10 @@ class Daemon(System):
             time.sleep(0.05)
         for pid in self.known:
             end_pid(pid, [os.path.basename(self.control), self.server])
+        # A signal takes effect a moment later.
+        deadline = time.monotonic() + 30
+        while not all(ended(pid) for pid in self.known) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def renew(self):
         self.stop()
