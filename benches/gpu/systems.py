@@ -286,13 +286,15 @@ class Daemon(System):
             self.command("quit", timeout=20)
         except Failure as failure:
             print(f"{self.name}: {failure}; killing it", file=sys.stderr)
-        deadline = time.monotonic() + 5
-        while not all(ended(pid) for pid in self.known) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self.await_end(5)
         for pid in self.known:
             end_pid(pid, [os.path.basename(self.control), self.server])
         # A signal takes effect a moment later.
-        deadline = time.monotonic() + 30
+        self.await_end(30)
+
+    def await_end(self, timeout):
+        """Waits until every known process has ended, for `timeout` seconds at most."""
+        deadline = time.monotonic() + timeout
         while not all(ended(pid) for pid in self.known) and time.monotonic() < deadline:
             time.sleep(0.02)
 

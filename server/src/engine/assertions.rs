@@ -8,7 +8,7 @@ use super::bounds::PRINTED;
 use parking_lot::Mutex;
 use std::ffi::{c_char, c_int, c_void};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -243,10 +243,15 @@ pub fn are_coming() -> bool {
     latest.is_some_and(|latest| latest.elapsed() < PAUSE)
 }
 
-/// The lines of failed assertions since it was called last.
-pub fn take() -> Vec<u8> {
+/// Flushes the C library's streams, through which the driver writes.
+pub fn flush() {
     // SAFETY: a plain call; no stream is named.
     unsafe { libc::fflush(null_mut()) };
+}
+
+/// The lines of failed assertions since it was called last.
+pub fn take() -> Vec<u8> {
+    flush();
     std::mem::take(&mut CAPTURED.lock().text)
 }
 
@@ -263,7 +268,6 @@ pub fn send(socket: BorrowedFd<'_>, printed: &[u8], asserted: &[u8]) -> io::Resu
     use zerocopy::IntoBytes;
     let len = printed.len() + asserted.len();
     let file = std::fs::File::from(shm::sealed_memfd(c"mpsshim-last-words", len as u64)?);
-    debug_assert!(file.as_raw_fd() > 2);
     file.write_all_at(printed, 0)?;
     file.write_all_at(asserted, printed.len() as u64)?;
     let note = DescriptorNote {

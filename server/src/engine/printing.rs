@@ -9,6 +9,7 @@
 //! which the driver goes on writing to while the session has work in flight: [`Printing::contain`].
 
 use super::Shared;
+use super::assertions::flush;
 use super::bounds::PRINTED;
 use super::cubin;
 use super::images::{Content, Findings};
@@ -180,12 +181,6 @@ impl Printing {
             Vec::new()
         })
     }
-}
-
-/// Has the C library write out what it has; the driver prints through one of its streams.
-fn flush() {
-    // SAFETY: a plain call; no stream is named.
-    unsafe { libc::fflush(std::ptr::null_mut()) };
 }
 
 impl Shared {

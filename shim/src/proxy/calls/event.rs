@@ -102,7 +102,7 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) 
     })
 }
 
-/// What other processes may open, and this one may not.
+/// Handles of events that this process has exported. It cannot open them itself.
 static OWN: Mutex<BTreeSet<[u64; 8]>> = Mutex::new(BTreeSet::new());
 
 /// `cuIpcOpenEventHandle`. `CUDA_ERROR_INVALID_CONTEXT` in the process that made the event, as natively.

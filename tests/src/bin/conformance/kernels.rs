@@ -545,22 +545,9 @@ pub fn assertion(_: &Setup) {
         assert!(file > 2 && before > 2 && libc::dup2(file, 2) == 2);
         (std::fs::File::from_raw_fd(file), before)
     };
-    let launch = |limit: u32| {
-        let mut limit = limit;
-        cu!(
-            cuLaunchKernel,
-            check,
-            1u32,
-            1u32,
-            1u32,
-            8u32,
-            1u32,
-            1u32,
-            0u32,
-            CUstream::NULL,
-            [(&raw mut limit).cast::<c_void>()].as_mut_ptr(),
-            null_mut::<*mut c_void>()
-        )
+    let launch = |mut limit: u32| {
+        let params = &mut [(&raw mut limit).cast()];
+        launch_function(check, (1, 8, 0), CUstream::NULL, params)
     };
     say!(
         "a launch in which nothing fails",

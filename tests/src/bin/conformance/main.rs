@@ -59,6 +59,29 @@ const SLOW_CYCLES: i64 = 20_000_000;
 /// What it lasts at the least: no device has more than 2.5 ticks a nanosecond.
 const SLOW: Duration = Duration::from_nanos(SLOW_CYCLES as u64 * 2 / 5);
 
+/// Launches a kernel in one dimension: blocks, threads of each, bytes of dynamic shared memory of each.
+fn launch_function(
+    function: CUfunction,
+    (grid, block, shared): (u32, u32, u32),
+    stream: CUstream,
+    params: &mut [*mut c_void],
+) -> CUresult {
+    cu!(
+        cuLaunchKernel,
+        function,
+        grid,
+        1u32,
+        1u32,
+        block,
+        1u32,
+        1u32,
+        shared,
+        stream,
+        params.as_mut_ptr(),
+        null_mut::<*mut c_void>()
+    )
+}
+
 struct Setup {
     device: CUdevice,
     module: CUmodule,
@@ -107,21 +130,7 @@ impl Setup {
         stream: CUstream,
         params: &mut [*mut c_void],
     ) -> CUresult {
-        let function = self.functions[name];
-        cu!(
-            cuLaunchKernel,
-            function,
-            grid,
-            1u32,
-            1u32,
-            block,
-            1u32,
-            1u32,
-            shared,
-            stream,
-            params.as_mut_ptr(),
-            null_mut::<*mut c_void>()
-        )
+        launch_function(self.functions[name], (grid, block, shared), stream, params)
     }
 
     fn store_index(&self, out: CUdeviceptr, count: i32, factor: i32, stream: CUstream) -> CUresult {

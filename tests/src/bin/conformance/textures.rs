@@ -337,21 +337,8 @@ pub fn texture_references(setup: &Setup) {
         let out = alloc(256);
         must!(cuMemsetD8_v2, out, 0u8, 256usize);
         let mut out_ = out;
-        let mut params: [*mut c_void; 1] = [(&raw mut out_).cast()];
-        let result = cu!(
-            cuLaunchKernel,
-            function,
-            1u32,
-            1u32,
-            1u32,
-            8u32,
-            1u32,
-            1u32,
-            0u32,
-            CUstream::NULL,
-            params.as_mut_ptr(),
-            null_mut::<*mut c_void>()
-        );
+        let params = &mut [(&raw mut out_).cast()];
+        let result = launch_function(function, (1, 8, 0), CUstream::NULL, params);
         let mut seen = vec![0f32; 8];
         must!(cuCtxSynchronize);
         must!(cuMemcpyDtoH_v2, seen.as_mut_ptr(), out, 32usize);

@@ -79,13 +79,23 @@ fn launch(
         (&raw mut seed).cast(),
         (&raw mut rounds).cast(),
     ];
+    submit(function, (BLOCKS, BLOCK), stream, &mut params)
+}
+
+/// `cuLaunchKernel` of so many blocks of so many threads, in one dimension.
+fn submit(
+    function: CUfunction,
+    (grid, block): (u32, u32),
+    stream: CUstream,
+    params: &mut [*mut c_void],
+) -> Status {
     cu!(
         cuLaunchKernel,
         function,
-        BLOCKS,
+        grid,
         1u32,
         1u32,
-        BLOCK,
+        block,
         1u32,
         1u32,
         0u32,
@@ -116,22 +126,7 @@ fn asserting(name: &CStr) -> Status<CUfunction> {
 
 /// One block of eight threads with one parameter.
 fn launch_small(function: CUfunction, stream: CUstream, mut value: u32) -> Status {
-    let mut params: [*mut c_void; 1] = [(&raw mut value).cast()];
-    cu!(
-        cuLaunchKernel,
-        function,
-        1u32,
-        1u32,
-        1u32,
-        8u32,
-        1u32,
-        1u32,
-        0u32,
-        stream,
-        params.as_mut_ptr(),
-        null_mut::<*mut c_void>()
-    )
-    .ok()
+    submit(function, (1, 8), stream, &mut [(&raw mut value).cast()])
 }
 
 /// What was submitted is with the driver: an answer comes after it.
