@@ -188,7 +188,7 @@ pub const TABLE: &[Setting] = &[
         meaning: "How a waiting client in proxy mode is told that its stream has reached a completion marker. written: by a \
                   memory write operation in the stream. kernel: by a small kernel of the server's behind the client's, if \
                   both fit into one graph. auto: by such a kernel if several clients wait often and briefly, in one stream \
-                  each, and the device has room; otherwise as with written. asked: a thread of the server polls events. A \
+                  each, and the device has room; otherwise as with written. A \
                   program that waits for one stream while a kernel in another stream fills the device and waits for the \
                   program needs written. Read by the daemon.",
     },
@@ -706,7 +706,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_made_in_one_of_four_ways() {
+    fn marks_are_made_in_one_of_three_ways() {
         fn marks(value: &str) -> Result<MarkKind, SettingsError> {
             settings(&[(MARKS, value)], true).map(|found| found.marks)
         }
@@ -715,7 +715,7 @@ mod tests {
             assert_eq!(marks(&name_of(kind)), Ok(*kind));
         }
         let error = marks("no").expect_err("no kind").to_string();
-        let said = "MPSSHIM_MARKS=no is not one of auto, written, kernel, asked";
+        let said = "MPSSHIM_MARKS=no is not one of auto, written, kernel";
         assert_eq!(error, said);
     }
 

@@ -12,8 +12,6 @@ pub enum MarkKind {
     Written,
     /// A kernel writes the flag wherever it can be one graph with the launches before it; else as `written`.
     Kernel,
-    /// The dispatch thread asks about an event and writes the flag.
-    Asked,
 }
 
 /// When clients in direct mode take turns.

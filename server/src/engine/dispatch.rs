@@ -35,8 +35,8 @@ const PROBE: Duration = Duration::from_millis(1);
 
 /// How often the sessions that synchronize are counted.
 const COUNT: Duration = Duration::from_millis(1);
-/// Pause of an idle thread between two questions about marks.
-const ASK: Duration = Duration::from_micros(50);
+/// How long a thread sleeps at most while clients wait at the gate for work in flight to end.
+const URGENT: Duration = Duration::from_micros(50);
 
 /// What came of a visit to a session.
 pub enum Visit {
@@ -216,10 +216,8 @@ fn sleep(
         in_flight |= session.shared.at_work.load(Ordering::Relaxed);
         session.sample(shared, now, true);
     }
-    if !sessions.iter().any(|session| session.marks.is_waiting()) {
-        dispatcher.active.store(0, Ordering::Relaxed);
-        shared.count_synchronizing();
-    }
+    dispatcher.active.store(0, Ordering::Relaxed);
+    shared.count_synchronizing();
     let pauses = |session: &Session| [session.held.pause(), session.snapshot_pause()];
     let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
     if inbox.is_empty()
@@ -238,9 +236,7 @@ fn sleep(
         bells.push(poll(dispatcher.bell.fd().as_raw_fd()));
         bells.extend(parked.fd().map(poll));
         let timeout = match in_flight {
-            _ if sessions.iter().any(|session| session.marks.is_waiting()) => ASK,
-            // Somebody waits for it to end.
-            true if shared.is_urgent() => ASK,
+            true if shared.is_urgent() => URGENT,
             true => PROBE,
             false => Duration::MAX,
         };
@@ -298,13 +294,13 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.printing.is_held() {
         shared.printing.contain();
     }
-    let mut wrote = session.marks.is_waiting() && session.ask_marks(shared);
+    let mut wrote = false;
     if session.held.any() {
         if !session.may_work(shared) {
             return Visit::Full;
         }
         match session.replay(shared) {
-            Ok(worked) => wrote |= worked,
+            Ok(worked) => wrote = worked,
             Err(why) => return Visit::Ended(Some(why)),
         }
         if !session.held.any() {

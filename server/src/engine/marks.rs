@@ -3,18 +3,14 @@
 //! The GPU writes it, which needs no thread of the server: an operation of the stream (`cuStreamWriteValue32`), or a kernel
 //! of the server's own behind the client's in a graph. The operation needs no room on the device; many of them get into each
 //! other's way, and the kernels do not. So kernels write the flags of clients that often wait for little, as long as a few of
-//! them do. The mark can as well be an event that the dispatch thread, which spins anyway, asks about, and the thread writes
-//! the flag, which was never much better (docs/design/0002-marks-and-waits.md).
+//! them do (docs/design/0002-marks-and-waits.md).
 
-use super::devices::Ordinal;
-use super::driver::is_sticky;
 use super::flag_kernel::FlagKernel;
 use super::session::Session;
 use super::streams::Stream;
 use super::{Dispatcher, Shared};
 use mpsshim_api::cuda::*;
 use mpsshim_model::policy::MarkKind;
-use mpsshim_proto::segment::reached;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -36,24 +32,9 @@ const FEWEST: usize = 2;
 /// longer the kernel gains little, and where the device is full it waits for room.
 const QUICK: Duration = Duration::from_micros(250);
 
-/// Marks of one session that may be asked about at a time.
-const MOST: usize = 256;
-
-/// A mark that a dispatch thread asks about.
-#[derive(Debug)]
-struct Asked {
-    event: CUevent,
-    device: Ordinal,
-    slot: u32,
-    value: u32,
-}
-
 /// A session's marks.
 #[derive(Debug, Default)]
 pub struct Marks {
-    asked: Vec<Asked>,
-    /// Events for further marks, by device.
-    spare: Vec<(Ordinal, CUevent)>,
     /// How many there were since the last count.
     lately: u32,
     /// The stream, by number, that alone had work then, if they followed each other quickly.
@@ -61,16 +42,6 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Whether some mark waits to be asked about.
-    pub fn is_waiting(&self) -> bool {
-        !self.asked.is_empty()
-    }
-
-    /// Whether the GPU may write a flag: behind a mark of it that is asked about, it would write first and be overwritten.
-    pub fn may_write(&self, slot: u32) -> bool {
-        !self.asked.iter().any(|asked| asked.slot == slot)
-    }
-
     /// Notes that there was a mark.
     pub fn note(&mut self) {
         self.lately = self.lately.saturating_add(1);
@@ -137,7 +108,6 @@ impl Session {
         // Where the device is full, a kernel of the server's takes room that another's would have.
         let room = threads.saturating_mul(synchronizing as u64) <= device.threads;
         let prefers = match shared.config.marks {
-            MarkKind::Asked => return None,
             MarkKind::Written => false,
             MarkKind::Kernel => true,
             MarkKind::Auto => quick && room && synchronizing > FEWEST,
@@ -155,87 +125,18 @@ impl Session {
     pub fn queue_mark(
         &mut self,
         shared: &Shared,
-        device: Ordinal,
         stream: CUstream,
         slot: u32,
         value: u32,
     ) -> Result<(), CUresult> {
         self.marks.note();
-        let ask = shared.config.marks == MarkKind::Asked && self.marks.asked.len() < MOST;
-        if !ask && self.marks.may_write(slot) {
-            let address = self
-                .shared
-                .flag_address(slot)
-                .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-            return shared
-                .driver
-                .stream_write_value32(stream, address, value, 0);
-        }
-        let event = match self.marks.spare.iter().position(|(of, _)| *of == device) {
-            Some(at) => self.marks.spare.swap_remove(at).1,
-            None => {
-                let mut event = CUevent::NULL;
-                shared
-                    .driver
-                    .event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
-                event
-            }
-        };
-        if let Err(status) = shared.driver.event_record(event, stream, 0) {
-            self.marks.spare.push((device, event));
-            return Err(status);
-        }
-        self.marks.asked.push(Asked {
-            event,
-            device,
-            slot,
-            value,
-        });
-        Ok(())
-    }
-
-    /// Asks about the marks that wait; returns whether some flag was written.
-    #[inline]
-    pub fn ask_marks(&mut self, shared: &Shared) -> bool {
-        let mut any = false;
-        let mut at = 0;
-        while at < self.marks.asked.len() {
-            let mark = &self.marks.asked[at];
-            let _ = shared.devices[mark.device].make_current(&shared.driver);
-            match shared.driver.event_query(mark.event) {
-                Err(status) if is_sticky(status) => {
-                    shared.note_status(status);
-                    return any;
-                }
-                Err(CUDA_ERROR_NOT_READY) => {
-                    at += 1;
-                    continue;
-                }
-                Err(status) => shared.note_status(status),
-                Ok(()) => {}
-            }
-            // Marks of a flag complete in order; a later one may have been seen first.
-            if !reached(self.shared.flag(mark.slot), mark.value) {
-                self.shared.set_flag(mark.slot, mark.value);
-            }
-            any = true;
-            let done = self.marks.asked.remove(at);
-            self.marks.spare.push((done.device, done.event));
-        }
-        any
-    }
-
-    /// Destroys the events of a session that is over.
-    pub fn release_marks(&mut self, shared: &Shared) {
-        let asked = self
-            .marks
-            .asked
-            .drain(..)
-            .map(|mark| (mark.device, mark.event));
-        for (device, event) in asked.chain(self.marks.spare.drain(..)) {
-            let _ = shared.devices[device].make_current(&shared.driver);
-            let _ = shared.driver.event_destroy(event);
-        }
+        let address = self
+            .shared
+            .flag_address(slot)
+            .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        shared
+            .driver
+            .stream_write_value32(stream, address, value, 0)
     }
 }
 

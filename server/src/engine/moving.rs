@@ -82,8 +82,7 @@ impl Session {
         let timed = self.events.iter().filter(timed).count();
         let has_own = |event: &Event| event.shared.is_some() || event.time.is_of_another_server();
         let bound = timed > 1 || self.events.iter().any(has_own);
-        let waits =
-            self.held.any() || self.marks.is_waiting() || self.prints() || self.has_graph_turn;
+        let waits = self.held.any() || self.prints() || self.has_graph_turn;
         // They are made there while others work.
         let many = self.streams.len() > MOST_STREAMS || self.events.len() > MOST_EVENTS;
         let stays =
@@ -123,7 +122,6 @@ impl Session {
             stream.release(shared);
         }
         self.shared.description.set_retired(false);
-        self.release_marks(shared);
         let of = self.images_of.unwrap_or(self.side);
         let any = self.images.len() + self.libraries.len() > 0;
         self.images_of = (any && of != to).then_some(of);

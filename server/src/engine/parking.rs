@@ -174,7 +174,6 @@ impl Session {
     /// Whether nothing has to be done for it until its bell rings.
     fn can_park(&mut self, shared: &Shared) -> bool {
         !self.held.any()
-            && !self.marks.is_waiting()
             && self.releasing.is_empty()
             && !self.pools.is_untrimmed()
             && !self.prints()

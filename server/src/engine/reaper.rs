@@ -159,7 +159,6 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
         let _ = shared.devices[stream.device].make_current(&shared.driver);
         stream.release(shared);
     }
-    session.release_marks(shared);
     for event in session.events.drain() {
         let _ = shared.devices[event.device].make_current(&shared.driver);
         let _ = shared.end_event(event);

@@ -194,7 +194,6 @@ impl Session {
         self.reap_streams(shared);
         self.finish_releases(shared);
         let owes = self.held.any()
-            || self.marks.is_waiting()
             || !self.retired.is_empty()
             || !self.releasing.is_empty()
             || !self.leaving.is_empty();

@@ -509,9 +509,7 @@ impl Session {
         at: Place,
     ) -> Option<Marking> {
         let body: Mark = self.body(message).ok()?;
-        let fits = run.first()?.body.stream == body.stream
-            && LENGTHS.contains(&run.len())
-            && self.marks.may_write(body.slot);
+        let fits = run.first()?.body.stream == body.stream && LENGTHS.contains(&run.len());
         fits.then_some(())?;
         let stream = self.streams.get(body.stream).ok()?;
         let threads = run.iter().map(Planned::threads).max()?;

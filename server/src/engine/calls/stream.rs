@@ -133,8 +133,7 @@ impl Session {
         if self.streams.at(index)?.capturing {
             return self.mark_failed(&body, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
-        let device = self.streams.at(index)?.device;
-        if let Err(status) = self.queue_mark(shared, device, stream, body.slot, body.value) {
+        if let Err(status) = self.queue_mark(shared, stream, body.slot, body.value) {
             return self.mark_failed(&body, status.into());
         }
         self.submitted(shared, index, 1)?;
@@ -158,8 +157,7 @@ impl Session {
         if self.streams.at(index)?.capturing {
             return self.mark_failed(&mark, CUDA_ERROR_NOT_SUPPORTED.into());
         }
-        let device = self.streams.at(index)?.device;
-        let queued = self.queue_mark(shared, device, stream, mark.slot, mark.value);
+        let queued = self.queue_mark(shared, stream, mark.slot, mark.value);
         self.hold(
             index,
             Awaited::Returned {
