@@ -10,6 +10,7 @@ mod arrays;
 mod assertions;
 mod awaited;
 pub mod bounds;
+mod call_error;
 mod calls;
 mod calm;
 mod context_limits;
@@ -24,21 +25,26 @@ mod files;
 mod flag_kernel;
 mod footprint;
 mod gate;
+mod gpu;
 mod graph_templates;
 mod graph_turns;
 mod graphs;
 mod green;
+mod health;
 mod held;
 mod host;
+mod image_store;
 mod images;
 mod instances;
 mod jit;
+mod keeping;
 mod marks;
 mod memory_file;
 mod moving;
 mod open;
 #[cfg(test)]
 mod order;
+mod ordinal;
 mod pace;
 mod parking;
 mod partition;
@@ -46,6 +52,7 @@ mod patience;
 mod pools;
 mod portable;
 mod printing;
+mod quiet;
 mod ranges;
 mod rations;
 mod reaper;
@@ -59,12 +66,14 @@ mod side;
 mod slots;
 mod slow;
 mod snapshot;
+mod spare;
 mod streams;
 mod suspects;
 mod times;
 mod trace;
 mod undertaker;
 mod variables;
+mod virtual_arena;
 mod virtual_memory;
 mod watcher;
 
@@ -73,34 +82,28 @@ pub use fairness::LOW_TURN;
 pub use images::is_whole;
 
 use crate::admission::Admission;
-use crate::keeper::{self, Keeper, Name};
-use calm::Calm;
+use crate::keeper::Keeper;
 use crossbeam_channel::{Sender, bounded, unbounded};
-use cubin::Leaves;
-use devices::{Device, Devices, Grant};
-use driver::{Driver, is_sticky};
 use fairness::Fairness;
-use families::Families;
 use gate::Gate;
+use gpu::Gpu;
 use graph_turns::GraphTurns;
-use host::{HostArena, ServerFlags};
-use images::{Findings, ImageCache};
-use instances::{Image, Instance, Raw};
-use jit::JitOptions;
+use health::Health;
+use host::ServerFlags;
+use image_store::ImageStore;
+use keeping::Keeping;
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::policy::MarkKind;
-use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
 pub use open::{OpenDriver, list_devices};
 use parking_lot::{Mutex, RwLock};
 use printing::Printing;
 use rations::Rations;
-use residents::Residents;
 pub use resting::Rested;
 use session::{Session, SessionShared};
 use shared_events::SharedEvents;
@@ -108,6 +111,7 @@ use shares::Shares;
 use side::{SIDES, Side};
 use slow::{SlowLane, SlowTask};
 use snapshot::Snapshots;
+use spare::Spare;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -115,15 +119,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use trace::Traces;
-use undertaker::{Buried, Graves, Spare};
-use variables::KnownVariables;
-use virtual_memory::VirtualArena;
+use undertaker::{Buried, Graves};
+use virtual_arena::VirtualArena;
 
-/// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
-/// a dispatch thread never waits inside a launch.
-const WINDOW: u64 = 256;
-/// The same while somebody waits for all that is queued to be done.
-const WINDOW_BESIDE_LOAD: u64 = 16;
 /// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
 /// program of their own. Taken only as far as it is used.
 const STACK: usize = 64 << 20;
@@ -164,24 +162,10 @@ struct Dispatcher {
 
 /// What all threads of the engine share.
 struct Shared {
-    driver: Driver,
+    gpu: Arc<Gpu>,
+    images: ImageStore,
     config: EngineConfig,
-    devices: Devices,
-    flags: ServerFlags,
-    arena: HostArena,
-    held_files: Arc<Rations>,
-    virtual_arena: VirtualArena,
-    images: ImageCache,
-    /// Holds what sessions have, for a server that comes after this one.
-    keeper: Option<Arc<Keeper>>,
-    /// What images leave behind that are loaded elsewhere, by their hashes.
-    outlasting: Findings<Leaves>,
-    families: Families,
-    variables: KnownVariables,
-    residents: Residents,
     shares: Shares,
-    printing: Printing,
-    graph_turns: GraphTurns,
     shared_events: SharedEvents,
     events: Sender<EngineEvent>,
     sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
@@ -195,13 +179,10 @@ struct Shared {
     snapshots: Snapshots,
     reaper: Sender<Box<Session>>,
     undertaker: Sender<(Side, Buried)>,
-    assessor: Sender<Arc<Instance>>,
-    calm: [Calm; SIDES],
     gates: [Gate; SIDES],
     graves: [Graves; SIDES],
     /// Read by who moves or frees a session, written by who closes an annex.
     moving: RwLock<()>,
-    spare: Spare,
     epoll: OwnedFd,
     watcher: OnceLock<Thread>,
     watcher_idle: AtomicBool,
@@ -210,24 +191,14 @@ struct Shared {
     cpus: usize,
     /// More threads want to run than there are CPUs.
     crowded: AtomicBool,
-    /// Sessions that synchronize all the time.
-    synchronizing: AtomicUsize,
-    /// The sticky status of a lost context, 0 while all is well.
-    lost: AtomicU32,
-    /// It is decided which sessions go on in the next server.
-    decided: AtomicBool,
     /// Number of the attempt to bring all sessions to rest that goes on; 0: none does.
     resting: AtomicU64,
     /// Such attempts that there ever were.
     rests: AtomicU64,
     stopping: AtomicBool,
-    /// A trace goes on.
-    tracing: AtomicBool,
     /// Number of the last trace.
     trace_number: AtomicU32,
     traces: Traces,
-    /// Streams that there ever were.
-    streams: AtomicU32,
 }
 
 /// A running engine.
@@ -260,8 +231,25 @@ impl Engine {
             .context("the driver has no device")?
             .attach(&driver)
             .context("the first device's context")?;
-        let virtual_arena = VirtualArena::new(&driver);
-        let flags = ServerFlags::new(&driver).context("the server's flags")?;
+        let gpu = Arc::new(Gpu {
+            virtual_arena: VirtualArena::new(&driver),
+            flags: ServerFlags::new(&driver).context("the server's flags")?,
+            driver,
+            devices,
+            arena,
+            held_files: Rations::of_files(),
+            spare: Spare::default(),
+            health: Health::default(),
+            keeping: Keeping::new(keeper.clone()),
+            calm: Default::default(),
+            printing: Printing::capture().context("standard output")?,
+            graph_turns: GraphTurns::default(),
+            marks: config.marks,
+            launch_run: config.launch_run,
+            synchronizing: AtomicUsize::new(0),
+            tracing: AtomicBool::new(false),
+            streams: AtomicU32::new(0),
+        });
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
         let dispatch_threads = match config.dispatch_threads {
             0 => (cpus / 4).clamp(1, 4),
@@ -297,23 +285,16 @@ impl Engine {
             OwnedFd::from_raw_fd(raw)
         };
         assertions::capture().context("standard error")?;
+        let to_bury = undertaker.clone();
+        let images = ImageStore::new(gpu.clone(), keeper, assessor, move |unloading| {
+            let buried = Buried::from(unloading);
+            let _ = to_bury.send((buried.side(), buried));
+        });
         let shared = Arc::new(Shared {
-            driver,
+            gpu,
             config,
-            devices,
-            flags,
-            arena,
-            held_files: Rations::of_files(),
-            virtual_arena,
-            images: ImageCache::new(keeper.clone()),
-            keeper,
-            outlasting: Findings::new(portable::MOST_KNOWN),
-            families: Families::default(),
-            variables: KnownVariables::new(variables::MOST_KNOWN),
-            residents: Residents::default(),
+            images,
             shares: Shares::default(),
-            printing: Printing::capture().context("standard output")?,
-            graph_turns: GraphTurns::default(),
             shared_events: SharedEvents::default(),
             events,
             sessions: Mutex::default(),
@@ -325,28 +306,26 @@ impl Engine {
             snapshots: Snapshots::new(snapshots),
             reaper,
             undertaker,
-            assessor,
-            calm: Default::default(),
             gates: Default::default(),
             graves: Side::ALL.map(Graves::new),
             moving: RwLock::default(),
-            spare: Spare::default(),
             epoll,
             watcher: OnceLock::new(),
             watcher_idle: AtomicBool::new(false),
             admission,
             cpus,
             crowded: AtomicBool::new(false),
-            synchronizing: AtomicUsize::new(0),
-            lost: AtomicU32::new(0),
-            decided: AtomicBool::new(false),
             resting: AtomicU64::new(0),
             rests: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
-            tracing: AtomicBool::new(false),
             trace_number: AtomicU32::new(0),
             traces: Traces::default(),
-            streams: AtomicU32::new(0),
+        });
+        let deciding = Arc::downgrade(&shared);
+        shared.gpu.health.on_loss(move |status| {
+            if let Some(shared) = deciding.upgrade() {
+                shared.decide(status);
+            }
         });
         let mut threads = Vec::new();
         type Body = Box<dyn FnOnce(&Arc<Shared>) + Send>;
@@ -382,7 +361,7 @@ impl Engine {
         )?;
         spawn(
             "residents".into(),
-            Box::new(move |shared| residents::run(shared, &left)),
+            Box::new(move |shared| residents::run(&shared.images, &left)),
         )?;
         for side in Side::ALL {
             let name = format!("gate-{}", side.index());
@@ -461,7 +440,7 @@ impl Engine {
     /// What the engine has of the driver for sessions to come, by kind: it is nobody's, and stays.
     pub fn kept(&self) -> Kept {
         let mut all = Kept::default();
-        for device in self.shared.devices.iter() {
+        for device in self.shared.gpu.devices.iter() {
             let (streams, greens) = device.kept();
             all.streams += streams;
             all.green_contexts += greens;
@@ -471,7 +450,7 @@ impl Engine {
 
     /// Unloads images that clients have left, once nothing is in flight.
     pub fn unload_images(&self) {
-        self.shared.give_up_residents();
+        self.shared.images.give_up_residents();
     }
 
     /// Begins or ends to trace; returns when all that was recorded has been told.
@@ -502,96 +481,12 @@ impl Engine {
 }
 
 impl Shared {
-    /// What the sessions of a side have of calm.
-    #[inline]
-    fn calm(&self, side: Side) -> &Calm {
-        &self.calm[side.index()]
-    }
-    /// Whether clients wait at any gate.
-    fn is_urgent(&self) -> bool {
-        self.calm.iter().any(Calm::is_urgent)
-    }
     fn gate(&self, side: Side) -> &Gate {
         &self.gates[side.index()]
     }
     fn graves(&self, side: Side) -> &Graves {
         &self.graves[side.index()]
     }
-    fn window(&self) -> u64 {
-        if self.calm(side::entered()).is_urgent() {
-            WINDOW_BESIDE_LOAD
-        } else {
-            WINDOW
-        }
-    }
-
-    /// The device of this ordinal.
-    fn device(&self, ordinal: u32) -> Result<&Device, CUresult> {
-        self.devices.get(ordinal)
-    }
-    /// A device that has a context.
-    fn any_device(&self) -> Option<&Device> {
-        self.devices.iter().find(|device| device.is_attached())
-    }
-    fn use_any_device(&self) {
-        if let Some(device) = self.any_device() {
-            let _ = device.make_current(&self.driver);
-        }
-    }
-    /// Gives device memory back that this was the last holder of.
-    fn revoke(&self, grant: Arc<Grant>) -> Result<(), CUresult> {
-        match Arc::into_inner(grant) {
-            Some(grant) => {
-                self.forget_kept(Name::numbered(keeper::Kind::Memory, grant.start));
-                self.devices[grant.device].revoke(&self.driver, grant)
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of handle.
-    fn load_image(
-        &self,
-        kind: Option<Kind>,
-        content: &[u8],
-        options: &mut JitOptions,
-    ) -> (Result<(), CUresult>, Raw) {
-        let (count, options, values) = match options.raw() {
-            Ok(raw) => raw,
-            Err(status) => return (Err(status), Raw::Module(CUmodule::NULL)),
-        };
-        if kind == Some(Kind::Library) {
-            let mut library = CUlibrary::NULL;
-            let none = std::ptr::null_mut();
-            let status = self.driver.library_load_data(
-                &mut library,
-                content.as_ptr(),
-                options,
-                values,
-                count,
-                none,
-                none.cast(),
-                0,
-            );
-            (status, Raw::Library(library))
-        } else {
-            let mut module = CUmodule::NULL;
-            let status = self.driver.module_load_data_ex(
-                &mut module,
-                content.as_ptr(),
-                count,
-                options,
-                values,
-            );
-            (status, Raw::Module(module))
-        }
-    }
-    /// Unloads an image that nothing of its session refers to any more.
-    fn discard_image(&self, mut image: Image) {
-        image.leave_charge();
-        self.bury(Buried::Image(image));
-    }
-
     fn send_slow(&self, task: SlowTask) {
         self.slow.send(task);
     }
@@ -599,14 +494,7 @@ impl Shared {
         let _ = self.reaper.send(session);
     }
     fn bury(&self, object: Buried) {
-        let side = match &object {
-            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::MAIN,
-            Buried::Image(image) => image.side(),
-            Buried::Left(instance) | Buried::Instance(instance) => instance.side,
-            Buried::UnusedAnnex(side) => *side,
-            _ => side::entered(),
-        };
-        let _ = self.undertaker.send((side, object));
+        let _ = self.undertaker.send((object.side(), object));
     }
     fn tell(&self, event: EngineEvent) {
         let _ = self.events.send(event);
@@ -696,32 +584,8 @@ impl Shared {
         }
     }
 
-    fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed) != 0
-    }
-    /// Of a context that is lost: whether the session goes on in the next server. Waits until that is decided.
-    fn goes_on(&self, session: &SessionShared) -> bool {
-        while !self.decided.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        session.description.may_outlive()
-    }
-    fn lost_status(&self) -> Option<CUresult> {
-        match self.lost.load(Ordering::Relaxed) {
-            0 => None,
-            status => Some(CUresult(status)),
-        }
-    }
-    /// Looks whether a status means that the context is lost; if so every client is told at once.
-    fn note_status(&self, status: CUresult) {
-        if !is_sticky(status)
-            || self
-                .lost
-                .compare_exchange(0, status.0, Ordering::SeqCst, Ordering::Relaxed)
-                .is_err()
-        {
-            return;
-        }
+    /// A context is lost: decides which sessions go on in the next server, and ends the others.
+    fn decide(&self, status: CUresult) {
         let mut going_on = 0;
         let mut ending = Vec::new();
         let mut at_work = self.leaving_at_work();
@@ -745,27 +609,13 @@ impl Shared {
         }
         for session in ending {
             session.end(status);
-            self.forget_session(session.info.session);
+            self.gpu.keeping.forget_session(session.info.session);
         }
-        self.decided.store(true, Ordering::SeqCst);
+        self.gpu.health.set_decided();
         self.tell(EngineEvent::Fault {
             status: status.0,
             going_on,
             suspects,
         });
-    }
-    /// Asks the driver whether the contexts are sound.
-    fn probe(&self) {
-        if assertions::are_coming() {
-            return;
-        }
-        for device in self.devices.iter().filter(|device| device.is_attached()) {
-            // The main context last: it is then the one that the thread has.
-            for side in Side::ALL.into_iter().rev() {
-                if let Err(status) = side::on(side, || device.probe(&self.driver)) {
-                    self.note_status(status);
-                }
-            }
-        }
     }
 }

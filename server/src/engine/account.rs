@@ -3,7 +3,7 @@
 //! it, and memory is counted until the object that stands for it is dropped, after the driver has taken the memory
 //! back. What the session's user holds in all is counted there, too.
 
-use super::devices::Ordinal as DeviceOrdinal;
+use super::ordinal::Ordinal as DeviceOrdinal;
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_control::user_memory::Place;
 use mpsshim_proto::handshake::MAX_DEVICES;

@@ -1,7 +1,7 @@
 //! What clients do, for whoever looks at the running service. The thread that has a session counts in plain words; every
 //! millisecond, and before it sleeps, it publishes them. Nothing of it is on a launch's way but an addition.
 
-use super::Shared;
+use super::gpu::Gpu;
 use super::session::{Session, SessionShared};
 use mpsshim_model::limits::Activity;
 use mpsshim_proto::segment::RING_LEN;
@@ -54,22 +54,22 @@ impl Sample {
 
 impl Session {
     /// Looks at what the session has to do, and publishes what it has done. `rests`: its thread is about to sleep.
-    pub fn sample(&mut self, shared: &Shared, now: Instant, rests: bool) {
+    pub fn sample(&mut self, gpu: &Gpu, now: Instant, rests: bool) {
         self.enter();
-        self.publish_pace(shared, now);
-        if shared.calm(self.side).is_urgent() {
-            self.say_whether_at_work(shared);
+        self.publish_pace(gpu, now);
+        if gpu.calm(self.side).is_urgent() {
+            self.say_whether_at_work(gpu);
         }
         let streams = self.streams.iter_mut().filter(|stream| !stream.capturing);
         let in_flight: u64 = streams
-            .map(|stream| stream.in_flight(shared, &self.shared))
+            .map(|stream| stream.in_flight(gpu, &self.shared))
             .sum();
         let sample = Sample {
             at: now,
             busy: in_flight > 0,
             waits: self.consumer.has_message(),
         };
-        if !shared.is_tracing() {
+        if !gpu.is_tracing() {
             self.tracer = None;
         }
         let counts = &mut self.counts;

@@ -6,18 +6,16 @@
 //! the context that is lost, ends as if its server had ended.
 
 use super::account::{Account, Memory};
-use super::calls;
+use super::call_error::CallError;
 use super::description::{Description, Kind, Record};
-use super::dispatch;
 use super::host::Segment;
 use super::images::Content;
 use super::memory_file::MemoryFile;
 use super::portable::{Client, Place};
-use super::session::{CallError, Session, SessionShared};
+use super::session::{Session, SessionShared};
 use super::side::{self, Side};
-use super::slow;
 use super::virtual_memory::VirtualMemory;
-use super::{STACK, Shared};
+use super::{STACK, Shared, calls, dispatch, slow};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
@@ -78,7 +76,7 @@ impl fmt::Display for Spent {
 /// # Errors
 /// No thread.
 pub fn run(shared: &Arc<Shared>) -> std::io::Result<()> {
-    if shared.keeper.is_none() {
+    if !shared.gpu.keeping.is_on() {
         return Ok(());
     }
     let for_thread = Arc::clone(shared);
@@ -93,7 +91,7 @@ pub fn run(shared: &Arc<Shared>) -> std::io::Result<()> {
 }
 
 fn adopt(shared: &Arc<Shared>) {
-    let Some(keeper) = &shared.keeper else {
+    let Some(keeper) = shared.gpu.keeping.keeper() else {
         return;
     };
     let mut left = match keeper.list() {
@@ -117,7 +115,7 @@ fn adopt(shared: &Arc<Shared>) {
             Ok(()) => again += 1,
             Err(why) => {
                 lost += 1;
-                shared.forget_session(id);
+                shared.gpu.keeping.forget_session(id);
                 tracing::warn!("Session {id} of the server before has ended: {why}");
             }
         }
@@ -125,7 +123,7 @@ fn adopt(shared: &Arc<Shared>) {
     // What nobody has any more.
     drop(contents);
     for name in left.into_keys() {
-        shared.forget_kept(name);
+        shared.gpu.keeping.forget(name);
     }
     keeper.settle();
     tracing::info!(
@@ -142,11 +140,11 @@ fn adopt_contents(shared: &Shared, left: &mut Left) -> Vec<Content> {
         let Some(file) = left.remove(&name) else {
             continue;
         };
-        match shared.images.adopt(file, &name.id) {
+        match shared.images.cache.adopt(file, &name.id) {
             Ok(content) => contents.push(content),
             Err(error) => {
                 tracing::warn!("An image of the server before cannot be read: {error}");
-                shared.forget_kept(name);
+                shared.gpu.keeping.forget(name);
             }
         }
     }
@@ -250,9 +248,10 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         }
     };
     let places = shared
+        .gpu
         .devices
         .iter()
-        .map(|device| shared.place(device, client.terms.threads))
+        .map(|device| shared.gpu.place(device, client.terms.threads))
         .collect::<Result<Vec<_>, _>>();
     let places = match places {
         Ok(places) => places,
@@ -361,7 +360,7 @@ fn make(
     if made.is_err() {
         given_up
             .into_iter()
-            .for_each(|name| shared.forget_kept(name));
+            .for_each(|name| shared.gpu.keeping.forget(name));
     }
     made
 }
@@ -385,11 +384,11 @@ fn make_from(
     match record.kind {
         Kind::Memory => {
             let (place, memory): (Place, _) = (read(record)?, kept(keeper::Kind::Memory)?);
-            let device = shared.device(place.device);
+            let device = shared.gpu.device(place.device);
             let device = device.map_err(|status| failed("its memory", status))?;
             let range = (record.key, place.len);
             let grant = device
-                .adopt(&shared.driver, &session.account, range, memory)
+                .adopt(&shared.gpu.driver, &session.account, range, memory)
                 .map_err(|status| failed("its memory", status))?;
             session.grants.insert(record.key, Arc::new(grant));
             Ok(())
@@ -404,7 +403,7 @@ fn make_from(
             let range = (record.key, len);
             let made = session
                 .virtual_memory
-                .adopt_reservation(shared, range, taken);
+                .adopt_reservation(&shared.gpu, range, taken);
             made.map_err(|status| failed("addresses", status))
         }
         Kind::Physical => {
@@ -417,17 +416,17 @@ fn make_from(
             made.map_err(|status| failed("memory", status))
         }
         Kind::Released => {
-            let released = session.virtual_memory.release(shared, record.key);
+            let released = session.virtual_memory.release(&shared.gpu, record.key);
             released
                 .map(drop)
                 .map_err(|status| failed("a handle", status))
         }
         Kind::Mapping => {
             let (len, offset, flags, handle) = read(record)?;
-            shared.use_any_device();
+            shared.gpu.use_any_device();
             let range = (record.key, len);
             let memory = &mut session.virtual_memory;
-            let made = memory.map(shared, range, handle, offset, flags);
+            let made = memory.map(&shared.gpu, range, handle, offset, flags);
             made.map_err(|status| failed("a mapping", status))
         }
         Kind::Access => {
@@ -437,12 +436,12 @@ fn make_from(
                 flags,
             };
             let accesses: Vec<CUmemAccessDesc> = accesses.into_iter().map(access).collect();
-            shared.use_any_device();
+            shared.gpu.use_any_device();
             let memory = &mut session.virtual_memory;
             memory
                 .mappings_in(record.key, len)
                 .into_iter()
-                .try_for_each(|(start, len)| memory.set_access(shared, start, len, &accesses))
+                .try_for_each(|(start, len)| memory.set_access(&shared.gpu, start, len, &accesses))
                 .map_err(|status| failed("access", status))
         }
         Kind::Variable => {
@@ -455,12 +454,12 @@ fn make_from(
         }
         Kind::Leaves => {
             let (hash, leaves) = read(record)?;
-            shared.note_leaves(&hash, leaves);
+            shared.images.note_leaves(&hash, leaves);
             // It is written down once more with the image's first function.
             Ok(())
         }
         Kind::Time => {
-            let restored = session.restore_time(shared, record);
+            let restored = session.restore_time(&shared.gpu, record);
             restored.map_err(|status| failed("an event", status))
         }
         Kind::Limit => {
@@ -507,21 +506,22 @@ fn adopt_physical(
     (len, device, exportable): (u64, u32, bool),
     memory: &OwnedFd,
 ) -> Result<(), CUresult> {
-    let device = shared.device(device)?;
-    device.make_current(&shared.driver)?;
+    let device = shared.gpu.device(device)?;
+    device.make_current(&shared.gpu.driver)?;
     let of_device = Memory::Device(device.ordinal);
     let charge = session.account.take(of_device, len)?;
     let mut raw = CUmemGenericAllocationHandle::NULL;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let descriptor = memory.as_raw_fd() as usize;
     shared
+        .gpu
         .driver
         .memory
         .mem_import(&mut raw, descriptor, kind)?;
     let physical = VirtualMemory::physical(handle, exportable, of_device, charge);
     let added = session.virtual_memory.add(handle, raw, physical);
     added.inspect_err(|_| {
-        let _ = shared.driver.mem_release(raw);
+        let _ = shared.gpu.driver.mem_release(raw);
     })
 }
 
@@ -548,10 +548,13 @@ fn adopt_host(
     place: Place,
     file: OwnedFd,
 ) -> Result<(), CUresult> {
-    let device = shared.device(place.device)?;
-    let paid = (&session.account, shared.place_to_register(&session.shared)?);
-    let (driver, range) = (&shared.driver, (start, place.len));
-    let mut block = shared.arena.adopt(driver, device, paid, range, file)?;
+    let device = shared.gpu.device(place.device)?;
+    let paid = (
+        &session.account,
+        shared.gpu.place_to_register(&session.shared.held_files)?,
+    );
+    let (driver, range) = (&shared.gpu.driver, (start, place.len));
+    let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
     if place.managed {
         let memory = Memory::Device(device.ordinal);
         block.charge = Some(session.account.take(memory, place.len)?);

@@ -3,9 +3,9 @@
 //! The driver's array is destroyed when all is quiet, as modules are unloaded: a kernel of the client that died may
 //! still look at it, and destroying waits for work in flight, everyone's.
 
-use super::Shared;
 use super::account::Charge;
-use super::devices::Ordinal;
+use super::gpu::Gpu;
+use super::ordinal::Ordinal;
 use super::session::Session;
 use super::undertaker::Buried;
 use mpsshim_api::cuda::*;
@@ -50,13 +50,13 @@ pub enum RawReference {
 
 impl Reference {
     /// Destroys the driver's reference, unless it is a module's.
-    pub fn end(self, shared: &Shared) {
+    pub fn end(self, gpu: &Gpu) {
         let RawReference::Texture(reference) = self.raw else {
             return;
         };
         if self.image == 0 {
-            let _ = shared.devices[self.device].make_current(&shared.driver);
-            let _ = shared.driver.array.tex_ref_destroy(reference);
+            let _ = gpu.devices[self.device].make_current(&gpu.driver);
+            let _ = gpu.driver.array.tex_ref_destroy(reference);
         }
     }
 }
@@ -84,26 +84,26 @@ pub type Objects = HashMap<Object, Ordinal>;
 
 impl Array {
     /// Destroys the driver's array; a part goes with what it is a part of.
-    pub fn end(self, shared: &Shared) {
+    pub fn end(self, gpu: &Gpu) {
         if self.parent != 0 {
             return;
         }
-        let _ = shared.devices[self.device].make_current(&shared.driver);
+        let _ = gpu.devices[self.device].make_current(&gpu.driver);
         let ended = match self.raw {
-            RawArray::Plain(array) => shared.driver.array.array_destroy(array),
-            RawArray::Mipmapped(array) => shared.driver.array.mipmapped_array_destroy(array),
+            RawArray::Plain(array) => gpu.driver.array.array_destroy(array),
+            RawArray::Mipmapped(array) => gpu.driver.array.mipmapped_array_destroy(array),
         };
         if let Err(status) = ended {
-            shared.note_status(status);
+            gpu.note_status(status);
         }
     }
 }
 
 impl Object {
     /// Destroys the driver's object.
-    pub fn end(self, device: Ordinal, shared: &Shared) -> Result<(), CUresult> {
-        shared.devices[device].make_current(&shared.driver)?;
-        let driver = &shared.driver.array;
+    pub fn end(self, device: Ordinal, gpu: &Gpu) -> Result<(), CUresult> {
+        gpu.devices[device].make_current(&gpu.driver)?;
+        let driver = &gpu.driver.array;
         match self {
             Object::Texture(object) => driver.tex_object_destroy(CUtexObject(object)),
             Object::Surface(object) => driver.surf_object_destroy(CUsurfObject(object)),
@@ -113,9 +113,9 @@ impl Object {
 
 impl Session {
     /// What is to be destroyed when the session is over, in the order of destruction; its modules are gone by then.
-    pub fn take_arrays(&mut self, shared: &Shared) -> Vec<Buried> {
+    pub fn take_arrays(&mut self, gpu: &Gpu) -> Vec<Buried> {
         for reference in self.texture_references.drain() {
-            reference.end(shared);
+            reference.end(gpu);
         }
         let objects = std::mem::take(&mut self.textures).into_iter();
         let objects = objects.map(|(object, device)| Buried::Object(object, device));

@@ -4,10 +4,10 @@
 //! write the words may be gone, and the graph, with all that it is in the way of, would wait for ever. So what each such
 //! wait asks for is noted when its node is made, and written on the session's behalf when it is over.
 
-use super::Shared;
 use super::bounds::GRAPH_WAITS;
-use super::devices::Ordinal;
+use super::gpu::Gpu;
 use super::host::write_word;
+use super::ordinal::Ordinal;
 use super::session::Session;
 use mpsshim_api::cuda::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +107,7 @@ impl Release {
 
     /// Writes the words that graphs of the session may wait for, if it is time. Words in memory of another session's are
     /// left out unless `all`: it may be about to write them.
-    pub fn write(&mut self, shared: &Shared, session: &Session, all: bool) {
+    pub fn write(&mut self, gpu: &Gpu, session: &Session, all: bool) {
         let began = Instant::now();
         let awaited = &session.graphs.awaited;
         if awaited.words.is_empty() || began < self.next {
@@ -126,8 +126,8 @@ impl Release {
             };
             if session.check_host(place.address, len).is_ok() {
                 write_word(place.address, place.wide, *value);
-            } else if let Err(status) = self.write_on_device(shared, place, *value) {
-                shared.note_status(status);
+            } else if let Err(status) = self.write_on_device(gpu, place, *value) {
+                gpu.note_status(status);
             }
         }
         self.round += 1;
@@ -135,13 +135,8 @@ impl Release {
         self.next = Instant::now() + PAUSE.max(10 * began.elapsed());
     }
 
-    fn write_on_device(
-        &mut self,
-        shared: &Shared,
-        place: &Place,
-        value: u64,
-    ) -> Result<(), CUresult> {
-        let (device, driver) = (&shared.devices[place.device], &shared.driver);
+    fn write_on_device(&mut self, gpu: &Gpu, place: &Place, value: u64) -> Result<(), CUresult> {
+        let (device, driver) = (&gpu.devices[place.device], &gpu.driver);
         device.make_current(driver)?;
         let idle = |(of, stream): &&(Ordinal, CUstream)| {
             *of == place.device && driver.stream_query(*stream).is_ok()
@@ -164,16 +159,16 @@ impl Release {
     }
 
     /// Gives its streams back once they are idle; whether none is left.
-    pub fn is_done(&mut self, shared: &Shared) -> bool {
+    pub fn is_done(&mut self, gpu: &Gpu) -> bool {
         self.streams.retain(|(of, stream)| {
-            let device = &shared.devices[*of];
+            let device = &gpu.devices[*of];
             let idle = device
-                .make_current(&shared.driver)
-                .and_then(|()| shared.driver.stream_query(*stream));
+                .make_current(&gpu.driver)
+                .and_then(|()| gpu.driver.stream_query(*stream));
             match idle {
                 Err(CUDA_ERROR_NOT_READY) => return true,
-                Ok(()) => device.keep_stream(&shared.driver, PRIORITY, *stream),
-                Err(status) => shared.note_status(status),
+                Ok(()) => device.keep_stream(&gpu.driver, PRIORITY, *stream),
+                Err(status) => gpu.note_status(status),
             }
             false
         });

@@ -5,13 +5,7 @@
 //! them. The undertaker ([`super::undertaker`]) has such calls, which can wait for a moment that comes by itself, and the
 //! gate ([`super::gate`]), whose clients wait for them. What the undertaker has had for long waits at the gate too.
 
-use super::Shared;
-use super::session::{Session, SessionShared};
-use super::side::Side;
-use super::streams::Point;
-use mpsshim_proto::segment::reached;
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
@@ -66,7 +60,7 @@ impl Calm {
         let turn = self.turn.lock();
         self.workers.store(NOBODY, Ordering::Relaxed);
         self.hushed.store(true, Ordering::SeqCst);
-        // Partner: [`Session::may_work`]. Either it sees the hush, or the session is seen to be at work.
+        // Partner: `Session::may_work`. Either it sees the hush, or the session is seen to be at work.
         fence(Ordering::SeqCst);
         Hush {
             calm: self,
@@ -75,7 +69,7 @@ impl Calm {
     }
 
     /// A session begins to work, or would.
-    fn note_worker(&self, session: u64) {
+    pub fn note_worker(&self, session: u64) {
         match self.workers.load(Ordering::Relaxed) {
             known if known == session || known == SEVERAL => {}
             NOBODY => self.workers.store(session, Ordering::Relaxed),
@@ -150,6 +144,11 @@ impl Calm {
     pub fn pauses(&self) -> u32 {
         self.pauses.load(Ordering::Relaxed)
     }
+    /// Number of the present hold of long work for clients at the gate, if there is one.
+    pub fn hold(&self) -> Option<u32> {
+        let pauses = self.pauses();
+        self.holds().then_some(pauses)
+    }
     /// Whether clients wait for a moment.
     #[inline]
     pub fn is_urgent(&self) -> bool {
@@ -164,84 +163,5 @@ impl Calm {
     #[inline]
     pub fn is_hushed(&self) -> bool {
         self.hushed.load(Ordering::Relaxed)
-    }
-}
-
-impl Shared {
-    /// Whether nothing is in flight, as far as the sessions have said.
-    pub fn is_quiet(&self, side: Side) -> bool {
-        let works = |session: &Arc<SessionShared>| session.is_at_work(self);
-        self.calm(side).is_still() && !self.sessions_of(side).any(|session| works(&session))
-    }
-
-    /// The sessions of a side.
-    pub fn sessions_of(&self, side: Side) -> impl Iterator<Item = Arc<SessionShared>> {
-        let all = self.session_list().into_iter();
-        all.filter(move |session| session.side() == side)
-    }
-}
-
-impl SessionShared {
-    /// Whether it has work in flight, or may have.
-    pub fn is_at_work(&self, shared: &Shared) -> bool {
-        self.at_work.load(Ordering::SeqCst)
-            && self.left.lock().as_ref().is_none_or(|points| {
-                let ahead = |point: &Point| !reached(shared.flags.value(point.slot), point.value);
-                points.iter().any(ahead)
-            })
-    }
-}
-
-impl Session {
-    /// To be asked before anything is submitted: notes that the session is at work; false when it has to wait a moment.
-    #[inline]
-    pub fn may_work(&mut self, shared: &Shared) -> bool {
-        if !self.shared.at_work.load(Ordering::Relaxed) {
-            if self.moment.is_none() {
-                let session = self.shared.info.session;
-                shared.calm(self.side).note_worker(session);
-            }
-            if self.is_hushed(shared) {
-                return false;
-            }
-            self.shared.at_work.store(true, Ordering::SeqCst);
-            // Partner: [`Calm::hush`].
-            fence(Ordering::SeqCst);
-        }
-        if self.is_hushed(shared) {
-            self.say_whether_at_work(shared);
-            return false;
-        }
-        true
-    }
-
-    /// Whether it may submit nothing now. In its own moment it may.
-    #[inline]
-    pub fn is_hushed(&self, shared: &Shared) -> bool {
-        shared.calm(self.side).is_hushed() && self.moment.is_none()
-    }
-
-    /// The thread that has it is about to be away for long, and submits nothing meanwhile: others look themselves whether
-    /// what is in flight has ended.
-    pub fn go_away(&mut self, shared: &Shared) {
-        self.say_whether_at_work(shared);
-        if !self.shared.at_work.load(Ordering::Relaxed) {
-            return;
-        }
-        let streams = self.streams.iter().chain(&self.retired);
-        let points = streams.filter_map(|stream| stream.last_point()).collect();
-        *self.shared.left.lock() = Some(points);
-    }
-
-    /// It is back.
-    pub fn come_back(&self) {
-        *self.shared.left.lock() = None;
-    }
-
-    /// Says whether anything is in flight.
-    pub fn say_whether_at_work(&mut self, shared: &Shared) {
-        self.enter();
-        let at_work = self.has_work_in_flight(shared);
-        self.shared.at_work.store(at_work, Ordering::Release);
     }
 }

@@ -5,7 +5,8 @@
 
 use super::account::{Account, Charge, Memory};
 use super::bounds;
-use super::devices::{Device, Ordinal};
+use super::devices::Device;
+use super::ordinal::Ordinal;
 use mpsshim_api::cuda::*;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -4,6 +4,7 @@ use super::account::{Account, Charge, Memory};
 use super::driver::Driver;
 use super::flag_kernel::FlagKernel;
 use super::green::Green;
+use super::ordinal::Ordinal;
 use super::partition::Partition;
 use super::ranges::RangeAllocator;
 use super::side::{self, SIDES, Side};
@@ -13,7 +14,6 @@ use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::{Deref, Index};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -270,39 +270,6 @@ impl Deref for Lent<'_> {
     }
 }
 
-/// The server's number of a device that there is: whoever has one may index [`Devices`] with it. A number from a client
-/// becomes one only by [`Devices::get`], which checks it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ordinal(u8);
-
-const _: () = assert!(MAX_DEVICES <= u8::MAX as usize);
-
-impl Ordinal {
-    /// The position in a table of [`MAX_DEVICES`].
-    #[inline]
-    pub fn index(self) -> usize {
-        self.0.into()
-    }
-
-    /// One that needs no device behind it.
-    #[cfg(test)]
-    pub fn of_test(ordinal: u8) -> Ordinal {
-        Ordinal(ordinal)
-    }
-}
-
-impl From<Ordinal> for u32 {
-    fn from(ordinal: Ordinal) -> u32 {
-        ordinal.0.into()
-    }
-}
-
-impl fmt::Display for Ordinal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// The devices that a server serves, at most [`MAX_DEVICES`].
 #[derive(Debug)]
 pub struct Devices(Vec<Device>);
@@ -314,7 +281,7 @@ impl Devices {
     /// The driver's.
     pub fn read(driver: &Driver, count: usize) -> Result<Devices, CUresult> {
         (0..count.min(MAX_DEVICES) as u8)
-            .map(|ordinal| Device::new(driver, Ordinal(ordinal)))
+            .map(|ordinal| Device::new(driver, Ordinal::of_device(ordinal)))
             .collect::<Result<Vec<_>, _>>()
             .map(Devices)
     }

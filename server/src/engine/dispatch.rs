@@ -79,11 +79,11 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             let over = counted.elapsed();
             counted += over;
             for session in &mut sessions {
-                session.sample(shared, counted, false);
+                session.sample(&shared.gpu, counted, false);
             }
             let active = sessions
                 .iter_mut()
-                .filter_map(|s| s.count_marks(shared, over).then_some(()))
+                .filter_map(|s| s.count_marks(&shared.gpu, over).then_some(()))
                 .count();
             dispatcher.active.store(active, Ordering::Relaxed);
             shared.count_synchronizing();
@@ -91,7 +91,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         }
         parked.take_rung(shared, &mut sessions, false);
         sessions.extend(inbox.try_iter());
-        if shared.is_lost() || shared.is_resting() || shared.stopping.load(Ordering::Relaxed) {
+        if shared.gpu.is_lost() || shared.is_resting() || shared.stopping.load(Ordering::Relaxed) {
             parked.take_all(shared, &mut sessions);
         }
         if shared.stopping.load(Ordering::Relaxed) {
@@ -158,7 +158,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         let now = Instant::now();
         if full && now.duration_since(probed) > PROBE {
             probed = now;
-            shared.probe();
+            shared.gpu.probe();
         }
         let crowded = shared.crowded.load(Ordering::Relaxed);
         let next = match patience.next(now, crowded, full) {
@@ -212,9 +212,9 @@ fn sleep(
     let mut in_flight = false;
     let now = Instant::now();
     for session in sessions.iter_mut() {
-        session.say_whether_at_work(shared);
+        session.say_whether_at_work(&shared.gpu);
         in_flight |= session.shared.at_work.load(Ordering::Relaxed);
-        session.sample(shared, now, true);
+        session.sample(&shared.gpu, now, true);
     }
     dispatcher.active.store(0, Ordering::Relaxed);
     shared.count_synchronizing();
@@ -236,7 +236,7 @@ fn sleep(
         bells.push(poll(dispatcher.bell.fd().as_raw_fd()));
         bells.extend(parked.fd().map(poll));
         let timeout = match in_flight {
-            true if shared.is_urgent() => URGENT,
+            true if shared.gpu.is_urgent() => URGENT,
             true => PROBE,
             false => Duration::MAX,
         };
@@ -270,7 +270,7 @@ fn sleep(
         let now = Instant::now();
         if in_flight && now.duration_since(*probed) >= PROBE {
             *probed = now;
-            shared.probe();
+            shared.gpu.probe();
         }
     }
     for session in sessions.iter() {
@@ -280,23 +280,32 @@ fn sleep(
     rang
 }
 
+impl Shared {
+    /// Adds up how many sessions synchronize.
+    fn count_synchronizing(&self) {
+        let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
+        let active: usize = self.dispatchers.iter().map(active).sum();
+        self.gpu.synchronizing.store(active, Ordering::Relaxed);
+    }
+}
+
 #[inline]
 fn visit(shared: &Shared, session: &mut Session) -> Visit {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
-    if shared.is_lost() && shared.goes_on(&session.shared) {
+    if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
         return Visit::Idle;
     }
     if session.shared.hung_up.load(Ordering::Relaxed) {
         let terminated = session.shared.terminated.load(Ordering::SeqCst);
         return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
     }
-    if shared.printing.is_held() {
-        shared.printing.contain();
+    if shared.gpu.printing.is_held() {
+        shared.gpu.printing.contain();
     }
     let mut wrote = false;
     if session.held.any() {
-        if !session.may_work(shared) {
+        if !session.may_work(&shared.gpu) {
             return Visit::Full;
         }
         match session.replay(shared) {
@@ -333,16 +342,16 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
         shared.wake_watcher();
     }
-    session.stop_printing(shared);
-    session.end_graph_turn(shared);
+    session.stop_printing(&shared.gpu);
+    session.end_graph_turn(&shared.gpu);
     session.reap_streams(shared);
     session.finish_releases(shared);
     session.trim_pools(shared);
-    if shared.is_lost() && !shared.goes_on(&session.shared) {
+    if shared.gpu.is_lost() && !session.shared.goes_on(&shared.gpu) {
         return Visit::Ended(Some("the context is lost".into()));
     }
-    if shared.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
-        session.say_whether_at_work(shared);
+    if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
+        session.say_whether_at_work(&shared.gpu);
     }
     if session.is_due_for_snapshot(shared) && shared.snapshots.reserve() {
         return Visit::Snapshot;
@@ -372,7 +381,7 @@ pub enum Step {
 #[inline]
 pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step {
     // What is executed now would be so in vain.
-    if shared.is_lost() && shared.goes_on(&session.shared) {
+    if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
         return Step::Full;
     }
     // What was on its way to the slow lane, or to the gate, is done there.
@@ -404,8 +413,8 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         }
     }
     // No thread of the slow lane is to wait for the end of a moment: those who have it need them.
-    if session.is_hushed(shared) {
-        session.say_whether_at_work(shared);
+    if session.is_hushed(&shared.gpu) {
+        session.say_whether_at_work(&shared.gpu);
         return Step::Full;
     }
     if !on_slow_lane && session.is_slow(op, &message) {
@@ -415,11 +424,11 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         session.wants = None;
         return Step::Alone;
     }
-    if !session.may_work(shared) {
+    if !session.may_work(&shared.gpu) {
         return Step::Full;
     }
     if on_slow_lane && op.lane() == Lane::Slow {
-        session.go_away(shared);
+        session.go_away(&shared.gpu);
         let done = perform(shared, session, op, &message, on_slow_lane);
         session.come_back();
         return done;
@@ -475,9 +484,11 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
         true => CUDA_ERROR_MPS_CLIENT_TERMINATED,
         false => CUDA_ERROR_MPS_RPC_FAILURE,
     };
-    session.shared.end(shared.lost_status().unwrap_or(status));
+    session
+        .shared
+        .end(shared.gpu.lost_status().unwrap_or(status));
     // Before the list of sessions does not have it any more.
-    shared.calm(session.side).begin_dying();
+    shared.gpu.calm(session.side).begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
     shared.note_leaving(&session.shared);

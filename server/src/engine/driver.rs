@@ -291,3 +291,14 @@ mod tests {
         assert!(found.is_empty(), "{}", found.join("\n"));
     }
 }
+
+/// The `extra` of a launch whose parameters are packed: so many bytes at `params`. Good as long as `size` is.
+pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
+    [
+        CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
+        params.cast(),
+        CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
+        std::ptr::from_mut(size).cast(),
+        CU_LAUNCH_PARAM_END as *mut c_void,
+    ]
+}

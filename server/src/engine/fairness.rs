@@ -182,11 +182,15 @@ impl Session {
         let client = self.shared.terms.priority;
         for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
             let raw = in_class(client, stream.priority);
-            if shared.devices[stream.device]
-                .make_current(&shared.driver)
+            if shared.gpu.devices[stream.device]
+                .make_current(&shared.gpu.driver)
                 .is_ok()
             {
-                stream.set_attribute(shared, CU_STREAM_ATTRIBUTE_PRIORITY, &raw.to_ne_bytes());
+                stream.set_attribute(
+                    &shared.gpu,
+                    CU_STREAM_ATTRIBUTE_PRIORITY,
+                    &raw.to_ne_bytes(),
+                );
             }
         }
     }

@@ -4,11 +4,10 @@
 //! something, or clients ask for variables, an instance is one client's own; once it was left and its variables hold again
 //! what they held at first ([`super::variables`]), it is the next client's.
 
-use super::Shared;
-use super::cubin;
-use super::devices::Ordinal;
+use super::image_store::ImageStore;
 use super::images::Content;
 use super::instances::{Instance, let_go};
+use super::ordinal::Ordinal;
 use super::side::{SIDES, Side};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -56,36 +55,36 @@ impl Families {
 
     /// An instance that a client may have, if there is one. Only now, when a second client wants it, the content is looked
     /// into.
-    pub fn another(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
+    pub fn another(&self, store: &ImageStore, family: &Family) -> Option<Arc<Instance>> {
         self.known.lock().retain(|_, members| {
             members.instances.retain(|one| one.strong_count() > 0);
             !members.instances.is_empty()
         });
-        let found = self.offer(shared, family)?;
-        shared.residents.take(&found);
+        let found = self.offer(store, family)?;
+        store.residents.take(&found);
         Some(found)
     }
 
     /// The same, for a client that is yet to take it.
-    pub fn offer(&self, shared: &Shared, family: &Family) -> Option<Arc<Instance>> {
+    pub fn offer(&self, store: &ImageStore, family: &Family) -> Option<Arc<Instance>> {
         if self.is_asked(family)
-            && let Some(own) = shared.residents.take_of(family)
+            && let Some(own) = store.residents.take_of(family)
         {
             if own.content().len() <= LONGEST_APART {
                 own.close();
             }
             return Some(own);
         }
-        let mut open = self.all(shared, family).into_iter();
+        let mut open = self.all(store, family).into_iter();
         let first = open.next();
-        open.for_each(|one| let_go(shared, one));
+        open.for_each(|one| let_go(store, one));
         let first = first?;
-        if self.keeps_nothing(shared, family, first.content()) {
+        if self.keeps_nothing(store, family, first.content()) {
             return Some(first);
         }
-        let_go(shared, first);
+        let_go(store, first);
         // What is resident has no client.
-        shared.residents.take_of(family)
+        store.residents.take_of(family)
     }
 
     /// A client asks for a variable of it.
@@ -128,7 +127,7 @@ impl Families {
     }
 
     /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
-    pub fn keeps_nothing(&self, shared: &Shared, family: &Family, content: &Content) -> bool {
+    pub fn keeps_nothing(&self, store: &ImageStore, family: &Family, content: &Content) -> bool {
         let members = self
             .known
             .lock()
@@ -137,7 +136,7 @@ impl Families {
         if let Some(Some(known)) = members {
             return known;
         }
-        let found = shared.keeps_nothing(family, content);
+        let found = store.keeps_nothing(family, content);
         tracing::debug!(
             bytes = content.len(),
             "what an image keeps was looked into: {}",
@@ -150,7 +149,7 @@ impl Families {
     }
 
     /// The open instances of a family. Whoever does not keep one lets go of it.
-    pub fn all(&self, shared: &Shared, family: &Family) -> Vec<Arc<Instance>> {
+    pub fn all(&self, store: &ImageStore, family: &Family) -> Vec<Arc<Instance>> {
         let alive: Vec<_> = {
             let families = self.known.lock();
             let members = families.get(family).map(|members| &members.instances[..]);
@@ -158,7 +157,7 @@ impl Families {
             members.filter_map(Weak::upgrade).collect()
         };
         let (open, closed): (Vec<_>, Vec<_>) = alive.into_iter().partition(|one| one.is_open());
-        closed.into_iter().for_each(|one| let_go(shared, one));
+        closed.into_iter().for_each(|one| let_go(store, one));
         open
     }
 
@@ -173,15 +172,5 @@ impl Families {
         if !members.instances.iter().any(|known| known.ptr_eq(&one)) {
             members.instances.push(one);
         }
-    }
-}
-
-impl Shared {
-    fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
-        let bytes = &content[..content.len() - 1];
-        self.devices.iter().all(|device| {
-            let other = family.device.is_some_and(|of| of != device.ordinal);
-            other || cubin::keeps_nothing(bytes, device.capability)
-        })
     }
 }

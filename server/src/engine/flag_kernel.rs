@@ -4,8 +4,7 @@
 //! wait for a kernel of 50 µs a round takes 6 µs longer than with one, with 32 of them 40. A kernel behind a kernel in a graph
 //! is not (docs/design/0002-marks-and-waits.md).
 
-use super::calls::launch::packed;
-use super::driver::Driver;
+use super::driver::{Driver, packed};
 use mpsshim_api::cuda::*;
 use std::ffi::CStr;
 

@@ -12,10 +12,10 @@
 mod wait;
 
 use super::Shared;
-use super::devices::{Device, Ordinal};
+use super::devices::Device;
 use super::dispatch::{self, Step};
-use super::held::Awaited;
 use super::host::SCRATCH;
+use super::ordinal::Ordinal;
 use super::pace::VERY_LONG;
 use super::session::{Session, SessionShared};
 use super::side::{self, Side};
@@ -137,7 +137,7 @@ impl Gate {
 
     /// Has a session wait here.
     pub fn admit(&self, shared: &Shared, mut session: Box<Session>) {
-        session.say_whether_at_work(shared);
+        session.say_whether_at_work(&shared.gpu);
         session.begin_wait(shared);
         self.waiting.lock().push(Waiting {
             session,
@@ -154,13 +154,6 @@ impl Gate {
     }
 }
 
-/// What a stream that has something long to do has to wait for.
-pub fn hold(shared: &Shared, side: Side) -> Option<Awaited> {
-    let calm = shared.calm(side);
-    let pauses = calm.pauses();
-    calm.holds().then_some(Awaited::Gate(pauses))
-}
-
 /// The body of the thread of a side's gate.
 pub fn run(shared: &Arc<Shared>, side: Side) {
     side::enter(side);
@@ -172,19 +165,19 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     };
     loop {
         let mut waiting = gate.waiting.lock();
-        while waiting.is_empty() && !shared.calm(side).is_overdue() {
+        while waiting.is_empty() && !shared.gpu.calm(side).is_overdue() {
             let unused = shared.config.further_context.max(LEAST_UNUSED);
             let has_it = |device: &Device| device.has(side);
-            if side == Side::MAIN || !shared.devices.iter().any(has_it) {
+            if side == Side::MAIN || !shared.gpu.devices.iter().any(has_it) {
                 gate.came.wait(&mut waiting);
             } else if gate.came.wait_for(&mut waiting, unused).timed_out() {
                 shared.bury(Buried::UnusedAnnex(side));
             }
         }
         drop(waiting);
-        shared.calm(side).set_gate_waits(true);
+        shared.gpu.calm(side).set_gate_waits(true);
         open(shared, side, &mut tries);
-        shared.calm(side).set_gate_waits(false);
+        shared.gpu.calm(side).set_gate_waits(false);
     }
 }
 
@@ -210,12 +203,12 @@ impl Tries {
 
 /// Gives all that wait their moment.
 fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
-    let (gate, calm) = (shared.gate(side), shared.calm(side));
+    let (gate, calm) = (shared.gate(side), shared.gpu.calm(side));
     loop {
         let now = Instant::now();
         let mut waiting = std::mem::take(&mut *gate.waiting.lock());
         let over = |one: &mut Waiting| {
-            let ends = shared.is_lost() || shared.stopping.load(Ordering::Relaxed);
+            let ends = shared.gpu.is_lost() || shared.stopping.load(Ordering::Relaxed);
             ends || one.session.shared.hung_up.load(Ordering::Relaxed)
         };
         for one in waiting.extract_if(.., over) {
@@ -225,8 +218,8 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         let certain = shared.is_known_to_last(side, PATIENCE);
         let blocked = certain || shared.is_blocked(side, PATIENCE);
         for one in &mut waiting {
-            one.session.say_whether_at_work(shared);
-            one.session.publish_pace(shared, now);
+            one.session.say_whether_at_work(&shared.gpu);
+            one.session.publish_pace(&shared.gpu, now);
         }
         let blockers = shared.blockers(side);
         for one in &mut waiting {
@@ -293,7 +286,7 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
 /// Holds all back; if what is in flight ends within `most`, those who wait make their calls. Whether they did.
 fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     let gate = shared.gate(side);
-    let hush = shared.calm(side).hush();
+    let hush = shared.gpu.calm(side).hush();
     let began = Instant::now();
     while !shared.is_quiet(side) {
         if began.elapsed() > most {
@@ -302,7 +295,7 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         }
         std::thread::sleep(SHORT_LOOK);
         for one in gate.waiting.lock().iter_mut() {
-            one.session.say_whether_at_work(shared);
+            one.session.say_whether_at_work(&shared.gpu);
         }
     }
     let (all, idle): (Vec<Waiting>, bool) = {
@@ -325,17 +318,17 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         // What the greatest cannot have, others may.
         launches.sort_by_key(|one| one.session.wants_local().map(|(_, local)| local));
         for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
-            shared.devices[device].want_local(local);
-            shared.devices[device].meet_local(&shared.driver);
+            shared.gpu.devices[device].want_local(local);
+            shared.gpu.devices[device].meet_local(&shared.gpu.driver);
         }
         settle(shared);
-        if shared.calm(side).is_overdue() {
+        if shared.gpu.calm(side).is_overdue() {
             shared.graves(side).end_some(shared);
         }
     }
     let grows = |one: &mut Waiting| {
         let wanted = one.session.wants_local();
-        wanted.is_some_and(|(device, local)| shared.devices[device].grows(local))
+        wanted.is_some_and(|(device, local)| shared.gpu.devices[device].grows(local))
     };
     let mut must_grow: Vec<Waiting> = launches.extract_if(.., grows).collect();
     for one in launches {
@@ -379,11 +372,16 @@ fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
 
 /// Has the driver get ready for launches of what was found in a moment.
 fn settle(shared: &Shared) {
-    let scratch = shared.flags.device_address(SCRATCH);
-    for device in shared.devices.iter().filter(|device| device.is_attached()) {
-        device.meet_local(&shared.driver);
-        if let Err(status) = device.launch_something(&shared.driver, scratch) {
-            shared.note_status(status);
+    let scratch = shared.gpu.flags.device_address(SCRATCH);
+    for device in shared
+        .gpu
+        .devices
+        .iter()
+        .filter(|device| device.is_attached())
+    {
+        device.meet_local(&shared.gpu.driver);
+        if let Err(status) = device.launch_something(&shared.gpu.driver, scratch) {
+            shared.gpu.note_status(status);
         }
     }
 }
@@ -404,7 +402,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
         ),
         Err(status) => {
             tracing::warn!("Client {info} cannot work in context {there}: {status}");
-            shared.note_status(status);
+            shared.gpu.note_status(status);
             session.stays = true;
             // The context may have been made for it.
             shared.gate(to).knock();
@@ -435,7 +433,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     let may = session.wants.is_some() || session.wants_moment || session.calls_next(shared);
     session.moment = Some(moment.clone());
     // Whatever it does now, others are to find it at work.
-    let _ = session.may_work(shared);
+    let _ = session.may_work(&shared.gpu);
     let mut violation = None;
     let ready = !may || session.get_ready(shared);
     if std::mem::take(&mut session.wants_moment) {
@@ -451,7 +449,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
         violation = Some(why);
     }
     session.moment = None;
-    session.say_whether_at_work(shared);
+    session.say_whether_at_work(&shared.gpu);
     moment.left.fetch_sub(1, Ordering::AcqRel);
     match violation {
         Some(why) => dispatch::end(shared, session, Some(why)),
@@ -463,7 +461,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
 fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
     let (info, there) = (session.shared.info.clone(), session.side.number());
     tracing::warn!("Client {info} cannot work in context {there}: {status}");
-    shared.note_status(status);
+    shared.gpu.note_status(status);
     session.stays = true;
     let of = session.images_of.unwrap_or(session.side);
     match session.move_to(shared, of) {
@@ -488,7 +486,7 @@ impl Waiting {
         self.session.end_wait(shared);
         let why = match shared.stopping.load(Ordering::Relaxed) {
             true => "the server is shutting down",
-            false if shared.is_lost() && !shared.goes_on(&self.session.shared) => {
+            false if shared.gpu.is_lost() && !self.session.shared.goes_on(&shared.gpu) => {
                 "the context is lost"
             }
             false => return shared.send_home(self.session),
@@ -549,20 +547,20 @@ impl Shared {
         such: impl Fn(Duration, Option<Duration>) -> bool,
     ) -> bool {
         let has = |session: Arc<SessionShared>| {
-            let work = session.long_work(self);
+            let work = session.long_work(&self.gpu);
             work.is_some_and(|(waited, rest)| such(waited, rest))
         };
-        self.calm(side).dying_for() > time || self.sessions_of(side).any(has)
+        self.gpu.calm(side).dying_for() > time || self.sessions_of(side).any(has)
     }
 
     /// Who has something in flight.
     fn who_works(&self, side: Side) -> String {
         let mut all: Vec<String> = self
             .sessions_of(side)
-            .filter(|session| session.is_at_work(self))
+            .filter(|session| session.is_at_work(&self.gpu))
             .map(|session| session.info.to_string())
             .collect();
-        if !self.calm(side).is_still() {
+        if !self.gpu.calm(side).is_still() {
             all.push(LEFT.into());
         }
         all.join(", ")
@@ -626,13 +624,13 @@ impl Session {
         }
         let (name, device) = (
             self.name::<KernelAttribute>(message),
-            shared.device(body.device),
+            shared.gpu.device(body.device),
         );
         let (Ok(name), Ok(device)) = (name, device) else {
             return false;
         };
         let (key, set) = ((name.into(), device.ordinal), (body.attribute, body.value));
-        library.is_tracked() && library.loads_to_take(shared, &key, Some((set, true)))
+        library.is_tracked() && library.loads_to_take(&shared.images, &key, Some((set, true)))
     }
 
     /// What no instance of the image has as yet takes another one.
@@ -644,7 +642,7 @@ impl Session {
             Ok((self.image(function.image)?, &function.key, set))
         });
         found.is_ok_and(|(image, key, set)| {
-            image.is_tracked() && image.loads_to_take(shared, key, Some((set, false)))
+            image.is_tracked() && image.loads_to_take(&shared.images, key, Some((set, false)))
         })
     }
 
@@ -654,7 +652,7 @@ impl Session {
             return false;
         };
         let priority = self.raw_priority_of(body.priority);
-        let Ok(device) = shared.device(body.device) else {
+        let Ok(device) = shared.gpu.device(body.device) else {
             return false;
         };
         let part = self.places.get(device.ordinal.index());
@@ -707,7 +705,7 @@ impl Session {
         match self.wants.take() {
             Some(Want::Function(handle)) => self.take_function(shared, handle).is_ok(),
             // It has less in another context: the launch says so.
-            Some(Want::Local(device, local)) => !shared.devices[device].grows(local),
+            Some(Want::Local(device, local)) => !shared.gpu.devices[device].grows(local),
             None => false,
         }
     }

@@ -1,10 +1,18 @@
 //! Graphs and instances in a form that another server can read: what each node does as a client's message says it, with the
 //! session's own handles, so that the same checks and the same code make it again.
 
-use super::graphs::Size;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// How large a graph is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Nodes and edges, those of the graphs inside it included as often as they are in there.
+    pub parts: u64,
+    /// Graphs inside each other: 1 for a graph that has none inside.
+    pub height: usize,
+}
 
 /// Attributes that a kernel node can have, beyond what it does.
 pub type Attributes = BTreeMap<u32, Vec<u8>>;

@@ -5,8 +5,6 @@
 //! has such graphs in flight, and before the next one has its turn `cuDeviceGraphMemTrim` gives what is unused back to the
 //! driver, which clears what it hands out. That takes 0.1 ms, and 2.3 ms for 1 GiB. A session that is alone keeps its turn.
 
-use super::Shared;
-use super::session::Session;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -46,7 +44,7 @@ struct Waiter {
 
 /// What a session that asks may do.
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+pub enum Answer {
     /// Go on.
     Goes,
     /// Go on once the pool has no memory that is not in use.
@@ -110,73 +108,20 @@ impl State {
     }
 }
 
-impl Shared {
-    /// Memory of graphs that nobody will ask for has gone back to the pool.
-    pub fn note_left_graph_memory(&self) {
-        self.graph_turns.0.lock().last = None;
+impl GraphTurns {
+    /// A session asks for the turn.
+    pub fn ask(&self, session: u64, uid: u32) -> Answer {
+        self.0.lock().ask(session, uid, Instant::now())
     }
 
-    fn trim_graph_memory(&self) {
-        for device in self.devices.iter().filter(|device| device.is_attached()) {
-            let trimmed = device
-                .make_current(&self.driver)
-                .and_then(|()| self.driver.graph.memory_trim(device.raw));
-            if let Err(status) = trimmed {
-                self.note_status(status);
-            }
-        }
-    }
-}
-
-impl Session {
-    /// Whether a graph or an instance allocates memory, or frees what another one has allocated.
-    fn uses_graph_memory(&self, graph: u64) -> bool {
-        let memory = &self.graphs.memory;
-        !memory.is_empty()
-            && (memory.of(graph).next().is_some() || !memory.frees_of(graph).is_empty())
+    /// A session gives its turn back.
+    pub fn leave(&self, session: u64) {
+        self.0.lock().leave(session);
     }
 
-    /// Whether a graph may be launched or uploaded now; takes the turn if it allocates memory.
-    pub fn may_launch_graph(&mut self, shared: &Shared, graph: u64) -> bool {
-        !self.uses_graph_memory(graph) || self.may_use_graph_memory(shared)
-    }
-
-    /// Whether memory of graphs may be allocated or freed now; takes the turn if it is free.
-    pub fn may_use_graph_memory(&mut self, shared: &Shared) -> bool {
-        let (session, uid) = (self.shared.info.session, self.shared.info.uid);
-        let answer = shared
-            .graph_turns
-            .0
-            .lock()
-            .ask(session, uid, Instant::now());
-        match answer {
-            Answer::Goes => self.has_graph_turn = true,
-            Answer::Trims => {
-                self.has_graph_turn = true;
-                shared.trim_graph_memory();
-            }
-            Answer::Waits => return false,
-            Answer::Yields => {
-                self.end_graph_turn(shared);
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Gives the turn back if nothing is in flight.
-    pub fn end_graph_turn(&mut self, shared: &Shared) {
-        if self.has_graph_turn && !self.has_work_in_flight(shared) && self.is_idle(shared) {
-            self.leave_graph_turn(shared);
-        }
-    }
-
-    /// Gives the turn back for a session that is over and whose streams are idle.
-    pub fn leave_graph_turn(&mut self, shared: &Shared) {
-        if std::mem::take(&mut self.has_graph_turn) {
-            let session = self.shared.info.session;
-            shared.graph_turns.0.lock().leave(session);
-        }
+    /// Memory of graphs has gone back to the pool outside of a turn: the next turn begins with a trim.
+    pub fn note_left(&self) {
+        self.0.lock().last = None;
     }
 }
 

@@ -4,31 +4,21 @@
 //! graph, say, when the client asks for the graph's nodes. What the driver frees along with a graph or a node (its
 //! nodes, the graphs inside them) loses its handle here at the same moment, so no freed pointer is ever passed on.
 
-use super::Shared;
 use super::account::{Account, Charge, Memory};
 use super::awaited::Awaited;
-use super::bounds;
-use super::devices::Ordinal;
-use super::graph_templates::Template;
+use super::gpu::Gpu;
+use super::graph_templates::{Size, Template};
 use super::instances::Image;
+use super::ordinal::Ordinal;
 use super::pace::Length;
-use super::pools;
 use super::session::Event;
+use super::{bounds, pools};
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::graph_memory::GraphMemory;
 use mpsshim_proto::handle::{Handle, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-
-/// How large a graph is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Size {
-    /// Nodes and edges, those of the graphs inside it included as often as they are in there.
-    pub parts: u64,
-    /// Graphs inside each other: 1 for a graph that has none inside.
-    pub height: usize,
-}
 
 /// Objects whose handles are made here.
 #[derive(Debug)]
@@ -867,15 +857,15 @@ impl Graphs {
     }
 
     /// Ends all that the session has; its streams are idle.
-    pub fn release(&mut self, shared: &Shared) -> (Vec<Image>, Vec<Event>) {
-        let driver = &shared.driver.graph;
+    pub fn release(&mut self, gpu: &Gpu) -> (Vec<Image>, Vec<Event>) {
+        let driver = &gpu.driver.graph;
         for exec in self.execs.drain() {
-            let _ = shared.devices[exec.device].make_current(&shared.driver);
+            let _ = gpu.devices[exec.device].make_current(&gpu.driver);
             let _ = driver.exec_destroy(exec.raw);
         }
         for graph in self.graphs.drain() {
             if graph.owner == Owner::Client {
-                let _ = shared.devices[graph.device].make_current(&shared.driver);
+                let _ = gpu.devices[graph.device].make_current(&gpu.driver);
                 let _ = driver.destroy(graph.raw);
             }
         }
@@ -888,14 +878,14 @@ impl Graphs {
     }
 
     /// Frees what launches of allocating nodes have left. The session has ended.
-    pub fn free_memory(&mut self, shared: &Shared) {
+    pub fn free_memory(&mut self, gpu: &Gpu) {
         let left = std::mem::take(&mut self.devices);
         let any = !left.is_empty();
         for (start, device) in left {
-            pools::free(shared, start, device);
+            pools::free(gpu, start, device);
         }
         if any {
-            shared.note_left_graph_memory();
+            gpu.graph_turns.note_left();
         }
     }
 

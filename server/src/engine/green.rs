@@ -4,10 +4,11 @@
 //! client gets a place in its session's list. Equal resources share one, so that the list is as long as there are
 //! different ones; CUDA has no call that would take one off.
 
-use super::Shared;
 use super::bounds;
-use super::devices::{KeptStreams, Ordinal};
+use super::devices::KeptStreams;
 use super::driver::Driver;
+use super::gpu::Gpu;
+use super::ordinal::Ordinal;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::Resource;
 use std::sync::Arc;
@@ -181,7 +182,7 @@ impl Resources {
     /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when there are too many ways.
     pub fn describe(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         tokens: Vec<u32>,
         device: Ordinal,
     ) -> Result<usize, CUresult> {
@@ -196,7 +197,7 @@ impl Resources {
         if self.descriptions.len() >= bounds::RESOURCES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let description = description(&shared.driver, resources)?;
+        let description = description(&gpu.driver, resources)?;
         self.descriptions.push((tokens, description, device));
         Ok(self.descriptions.len() - 1)
     }
@@ -228,21 +229,4 @@ pub fn description(
         .context
         .generate_desc(&mut description, first, count)?;
     Ok(description)
-}
-
-/// Ends a green context that nobody holds any more; gives it back while a stream does.
-pub fn end(shared: &Shared, green: GreenRef) -> Option<GreenRef> {
-    if green.is_lasting() {
-        return None;
-    }
-    match Arc::try_unwrap(green) {
-        Ok(green) => {
-            let _ = shared.devices[green.device].make_current(&shared.driver);
-            if let Err(status) = shared.driver.context.green_destroy(green.raw) {
-                tracing::warn!(%status, "a green context does not end");
-            }
-            None
-        }
-        Err(green) => Some(green),
-    }
 }

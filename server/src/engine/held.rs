@@ -6,15 +6,15 @@
 //! anybody) would wait for this client. So the messages of such a stream are held back here, with those that must
 //! not overtake them, and all others go on. When the client is gone, so is what it waited for, and nothing hangs.
 
-use super::Shared;
-use super::bounds;
 use super::calls::{self, Undone};
-use super::devices::Ordinal;
+use super::gpu::Gpu;
 use super::host::{Flag, read_word};
+use super::ordinal::Ordinal;
 use super::session::{Session, SessionShared};
 use super::shared_events::{Record, Standing, Taken};
 use super::slots::Slots;
 use super::streams::{Role, Stream};
+use super::{Shared, bounds};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::{EventOnStream, Launch, MarkEvent, Op};
@@ -110,13 +110,13 @@ impl Word {
         self.flag.as_ref().map_or(0, |flag| flag.slot)
     }
     /// What the GPU wrote last.
-    fn written(&self, shared: &Shared) -> u32 {
-        shared.flags.value(self.slot())
+    fn written(&self, gpu: &Gpu) -> u32 {
+        gpu.flags.value(self.slot())
     }
     /// Nothing writes the flag any more.
-    fn give_back(&mut self, shared: &Shared) {
+    fn give_back(&mut self, gpu: &Gpu) {
         if let Some(flag) = self.flag.take() {
-            shared.flags.give_back(flag);
+            gpu.flags.give_back(flag);
         }
     }
     fn holds(&self, word: u64) -> bool {
@@ -236,10 +236,10 @@ impl Held {
         self.full
     }
     /// Whether the GPU may be reading the client's memory for a wait.
-    pub fn is_reading(&self, shared: &Shared) -> bool {
+    pub fn is_reading(&self, gpu: &Gpu) -> bool {
         self.holds.iter().any(|hold| match &hold.awaited {
             Awaited::Word(word) => {
-                word.phase == Phase::Reading && !reached(word.written(shared), word.expected)
+                word.phase == Phase::Reading && !reached(word.written(gpu), word.expected)
             }
             _ => false,
         })
@@ -499,22 +499,22 @@ impl Session {
             Awaited::Word(word) => self.is_word_there(shared, word),
             Awaited::Passed(ops, _) => {
                 let stream = self.streams.at_mut(hold.stream);
-                stream.map_or(true, |stream| stream.is_past(shared, *ops))
+                stream.map_or(true, |stream| stream.is_past(&shared.gpu, *ops))
             }
             Awaited::Record(record, _) => !matches!(Record::standing(record), Standing::Pending),
-            Awaited::Gate(pauses) => *pauses != shared.calm(self.side).pauses(),
+            Awaited::Gate(pauses) => *pauses != shared.gpu.calm(self.side).pauses(),
         }
     }
 
     fn is_word_there(&self, shared: &Shared, word: &mut Word) -> bool {
-        let arrived = reached(word.written(shared), word.expected);
+        let arrived = reached(word.written(&shared.gpu), word.expected);
         let there = match word.phase {
             Phase::Arriving | Phase::Reading if !arrived => return false,
             Phase::Again(when) if Instant::now() < when => return false,
             // Memory that the client has given back is not read; nobody can say any more what it would hold.
             _ if self.check_device(word.address, word.len()).is_err() => true,
             Phase::Reading => {
-                let copy = shared.flags.host_address(word.slot()) + 8;
+                let copy = shared.gpu.flags.host_address(word.slot()) + 8;
                 let there = word.holds(read_word(copy, word.wide));
                 word.phase = Phase::Again(Instant::now() + word.pause());
                 there
@@ -527,7 +527,7 @@ impl Session {
             }
         };
         if there {
-            word.give_back(shared);
+            word.give_back(&shared.gpu);
         }
         there
     }
@@ -535,11 +535,17 @@ impl Session {
     fn ask_for_word(&self, shared: &Shared, word: &mut Word) -> Result<(), CUresult> {
         word.expected = word.expected.wrapping_add(1);
         word.phase = Phase::Reading;
-        let to = shared.flags.host_address(word.slot()) + 8;
-        let flag = (shared.flags.device_address(word.slot()), word.expected);
-        shared.devices[word.device]
-            .read_word(&shared.driver, word.address, word.len() as usize, to, flag)
-            .inspect_err(|status| shared.note_status(*status))
+        let to = shared.gpu.flags.host_address(word.slot()) + 8;
+        let flag = (shared.gpu.flags.device_address(word.slot()), word.expected);
+        shared.gpu.devices[word.device]
+            .read_word(
+                &shared.gpu.driver,
+                word.address,
+                word.len() as usize,
+                to,
+                flag,
+            )
+            .inspect_err(|status| shared.gpu.note_status(*status))
     }
 
     /// Gives up what the session waits for; whether nothing reads its memory any more.
@@ -550,9 +556,9 @@ impl Session {
                 return false;
             };
             let written = matches!(word.phase, Phase::Again(_))
-                || reached(word.written(shared), word.expected);
+                || reached(word.written(&shared.gpu), word.expected);
             if written {
-                word.give_back(shared);
+                word.give_back(&shared.gpu);
             }
             !written
         });

@@ -7,16 +7,15 @@
 //! clients which set attributes before they launch come together. A client that asks for a variable gets an instance
 //! of its own.
 
-use super::Shared;
 use super::account::Charge;
 use super::cubin;
-use super::devices::Ordinal;
 use super::families::Family;
+use super::image_store::{ImageStore, Unloading};
 use super::images::Content;
 use super::jit::JitOptions;
+use super::ordinal::Ordinal;
 use super::residents::Counted;
 use super::side::{self, Side};
-use super::undertaker::Buried;
 use super::variables::{AsLoaded, Variables};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -101,14 +100,14 @@ struct Use {
 
 impl Instance {
     fn new(
-        shared: &Shared,
+        store: &ImageStore,
         (raw, device): (Raw, Ordinal),
         family: Option<Family>,
         content: &Content,
         options: JitOptions,
     ) -> Arc<Instance> {
-        shared.families.count(side::entered());
-        let variables = shared.variables_of(content.hash(), content);
+        store.families.count(side::entered());
+        let variables = store.variables_of(content.hash(), content);
         let instance = Arc::new(Instance {
             raw,
             device,
@@ -120,20 +119,20 @@ impl Instance {
             state: Mutex::default(),
         });
         if let Raw::Module(_) = raw {
-            instance.note_loaded(shared, device);
+            instance.note_loaded(store, device);
         }
         instance
     }
 
     /// The driver has loaded it on a device just now, or had done so before it was said here.
-    pub fn note_loaded(&self, shared: &Shared, device: Ordinal) {
-        self.remember(shared, &mut self.state.lock().before, device);
+    pub fn note_loaded(&self, store: &ImageStore, device: Ordinal) {
+        self.remember(store, &mut self.state.lock().before, device);
     }
 
-    fn remember(&self, shared: &Shared, before: &mut Before, device: Ordinal) {
+    fn remember(&self, store: &ImageStore, before: &mut Before, device: Ordinal) {
         before.entry(device).or_insert_with(|| {
             let variables = self.variables.as_ref()?;
-            let read = AsLoaded::read(shared, self.raw, device, variables);
+            let read = AsLoaded::read(&store.gpu, self.raw, device, variables);
             read.inspect_err(
                 |status| tracing::debug!(%status, "variables of an image were not read"),
             )
@@ -144,14 +143,14 @@ impl Instance {
 
     /// Has its variables hold again what they held at first, for the next client; whether nothing of the last one is left
     /// in it. Nobody has it.
-    pub fn renew(&self, shared: &Shared) -> bool {
+    pub fn renew(&self, store: &ImageStore) -> bool {
         let mut state = self.state.lock();
         if !state.may_be_renewed() {
             return false;
         }
         let put_back = state.before.iter().all(|(device, before)| {
             let before = before.as_ref();
-            before.is_some_and(|before| before.put_back(shared, *device).is_ok())
+            before.is_some_and(|before| before.put_back(&store.gpu, *device).is_ok())
         });
         if put_back {
             state.closed = false;
@@ -198,15 +197,15 @@ impl Instance {
     ///
     /// # Errors
     /// The driver's.
-    pub fn function(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+    pub fn function(&self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         let mut state = self.state.lock();
         let State { found, before, .. } = &mut *state;
-        self.find(shared, (found, before), key)
+        self.find(store, (found, before), key)
     }
 
     fn find(
         &self,
-        shared: &Shared,
+        store: &ImageStore,
         (found, before): (&mut HashMap<Key, CUfunction>, &mut Before),
         key: &Key,
     ) -> Result<CUfunction, CUresult> {
@@ -214,8 +213,8 @@ impl Instance {
             return Ok(*known);
         }
         let (name, device) = key;
-        let driver = &shared.driver;
-        shared.devices[*device].make_current(driver)?;
+        let driver = &store.gpu.driver;
+        store.gpu.devices[*device].make_current(driver)?;
         let mut function = CUfunction::NULL;
         let name = name.as_ptr().cast();
         match self.raw {
@@ -224,7 +223,7 @@ impl Instance {
                 let mut kernel = CUkernel::NULL;
                 driver.library_get_kernel(&mut kernel, library, name)?;
                 driver.kernel_get_function(&mut function, kernel)?;
-                self.remember(shared, before, *device);
+                self.remember(store, before, *device);
             }
         }
         found.insert(key.clone(), function);
@@ -241,52 +240,53 @@ impl Instance {
     }
 
     /// Has the driver load a library of which nothing was asked for yet, if it may.
-    fn load_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
+    fn load_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
         let loaded = state.before.contains_key(&device) || !state.found.is_empty();
         if loaded || self.content.len() > AHEAD_MOST || !may() {
             return;
         }
-        let names = self.names(shared).unwrap_or_default();
+        let names = self.names(store).unwrap_or_default();
         if let Some(name) = names.first() {
             let key = (name.to_bytes_with_nul().into(), device);
             let State { found, before, .. } = &mut *state;
             // One that cannot be had fails when it is asked for.
-            let _ = self.find(shared, (found, before), &key);
+            let _ = self.find(store, (found, before), &key);
         }
     }
 
     /// Asks for its functions, as long as it may.
-    fn look_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
+    fn look_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
         let long = state.found.is_empty() && self.content.len() > AHEAD_MOST;
         if long || !may() || !state.looked_ahead.insert(device) {
             return;
         }
-        for name in self.names(shared).unwrap_or_default() {
+        for name in self.names(store).unwrap_or_default() {
             if !may() {
                 return;
             }
             let key = (name.to_bytes_with_nul().into(), device);
             // One that cannot be had fails when it is asked for.
             let State { found, before, .. } = &mut *state;
-            let Ok(function) = self.find(shared, (found, before), &key) else {
+            let Ok(function) = self.find(store, (found, before), &key) else {
                 continue;
             };
             let mut local = 0;
             let attribute = CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-            let known = shared
+            let known = store
+                .gpu
                 .driver
                 .func_get_attribute(&mut local, attribute, function);
             if known.is_ok() {
-                shared.devices[device].want_local_ahead(local.max(0) as u32);
+                store.gpu.devices[device].want_local_ahead(local.max(0) as u32);
             }
         }
     }
 
     /// The names of its kernels. They live as long as it.
-    fn names(&self, shared: &Shared) -> Result<Vec<&CStr>, CUresult> {
-        let driver = &shared.driver;
+    fn names(&self, store: &ImageStore) -> Result<Vec<&CStr>, CUresult> {
+        let driver = &store.gpu.driver;
         let mut count = 0;
         let mut names: Vec<*const c_char> = Vec::new();
         match self.raw {
@@ -319,7 +319,7 @@ impl Instance {
     /// Has an image use a function with these attributes, if nobody else uses it with others.
     fn take(
         &self,
-        shared: &Shared,
+        store: &ImageStore,
         image: u64,
         key: &Key,
         wanted: &Attributes,
@@ -335,10 +335,10 @@ impl Instance {
         if used.set != *wanted && used.by.iter().any(|user| *user != image) {
             return None;
         }
-        let found = self.find(shared, (found, before), key);
+        let found = self.find(store, (found, before), key);
         let taken = found.and_then(|function| {
             if used.set != *wanted {
-                used.change(shared, function, wanted)?;
+                used.change(store, function, wanted)?;
             }
             used.by.insert(image);
             Ok(function)
@@ -400,17 +400,17 @@ impl Instance {
     }
 
     /// Unloads it.
-    pub fn end(self, shared: &Shared) {
+    pub fn end(self, store: &ImageStore) {
         side::enter(self.side);
-        let _ = shared.devices[self.device].make_current(&shared.driver);
+        let _ = store.gpu.devices[self.device].make_current(&store.gpu.driver);
         let ended = match self.raw {
-            Raw::Module(module) => shared.driver.module_unload(module),
-            Raw::Library(library) => shared.driver.library_unload(library),
+            Raw::Module(module) => store.gpu.driver.module_unload(module),
+            Raw::Library(library) => store.gpu.driver.library_unload(library),
         };
         if let Err(status) = ended {
-            shared.note_status(status);
+            store.gpu.note_status(status);
         }
-        shared.families.discount(self.side);
+        store.families.discount(self.side);
     }
 }
 
@@ -424,11 +424,11 @@ impl State {
 impl Use {
     fn change(
         &mut self,
-        shared: &Shared,
+        store: &ImageStore,
         function: CUfunction,
         wanted: &Attributes,
     ) -> Result<(), CUresult> {
-        let driver = &shared.driver;
+        let driver = &store.gpu.driver;
         for (attribute, value) in wanted {
             if !self.usual.contains_key(attribute) {
                 let mut before = 0;
@@ -514,17 +514,17 @@ pub struct Image {
 static NEXT_IMAGE: AtomicU64 = AtomicU64::new(1);
 
 /// Gives up a hold of an instance; the last one to do so leaves it to [`super::residents`]. Nothing else may drop one.
-pub fn let_go(shared: &Shared, instance: Arc<Instance>) {
+pub fn let_go(store: &ImageStore, instance: Arc<Instance>) {
     if let Some(last) = Arc::into_inner(instance) {
-        shared.bury(Buried::Left(last));
+        store.bury(Unloading::Left(last));
     }
 }
 
 impl Image {
-    /// Loads an image for a session, or finds it loaded. `family` is `None` for what must not be shared. Gives the status
+    /// Loads an image for a session, or finds it loaded. `family` is `None` for what must not be store. Gives the status
     /// of the load with the image or without.
     pub fn load(
-        shared: &Shared,
+        store: &ImageStore,
         handle: u64,
         (content, device, prints): (Content, Ordinal, bool),
         (family, offered): (Option<Family>, Option<Arc<Instance>>),
@@ -533,15 +533,15 @@ impl Image {
         let family = family.filter(|_| !prints);
         let found = match (&family, offered) {
             (Some(family), Some(offered)) if offered.family() == Some(family) => {
-                shared.residents.take(&offered);
+                store.residents.take(&offered);
                 Some(offered)
             }
             (family, offered) => {
                 if let Some(offered) = offered {
-                    let_go(shared, offered);
+                    let_go(store, offered);
                 }
                 let family = family.as_ref();
-                family.and_then(|family| shared.families.another(shared, family))
+                family.and_then(|family| store.families.another(store, family))
             }
         };
         tracing::debug!(
@@ -556,15 +556,14 @@ impl Image {
         let (instance, said) = match found {
             Some(instance) => (instance, options.outcome(0)),
             None => {
-                let (status, raw) =
-                    shared.load_image(Handle(handle).kind(), &content, &mut options);
+                let (status, raw) = store.load(Handle(handle).kind(), &content, &mut options);
                 let said = options.outcome(0);
                 if let Err(status) = status {
                     return (Err(status), said);
                 }
                 let instance =
-                    Instance::new(shared, (raw, device), family.clone(), &content, options);
-                shared.families.add(&instance);
+                    Instance::new(store, (raw, device), family.clone(), &content, options);
+                store.families.add(&instance);
                 (instance, said)
             }
         };
@@ -623,8 +622,8 @@ impl Image {
     }
 
     /// The driver has loaded what names are looked for in, on a device.
-    pub fn note_loaded(&self, shared: &Shared, device: Ordinal) {
-        self.instances[0].note_loaded(shared, device);
+    pub fn note_loaded(&self, store: &ImageStore, device: Ordinal) {
+        self.instances[0].note_loaded(store, device);
     }
 
     /// Its variables on a device, which are this session's alone, as they were at first; `None` where that is not known.
@@ -648,17 +647,18 @@ impl Image {
 
     /// Whether a client finds it as new wherever it is loaded, as far as can be told without looking at the content: of one
     /// that is loaded, kernels may have changed variables.
-    pub fn may_move(&self, shared: &Shared) -> bool {
+    pub fn may_move(&self, store: &ImageStore) -> bool {
         let known = self.family.as_ref();
-        known.is_some_and(|family| !self.is_loaded() || shared.families.may_keep_nothing(family))
+        known.is_some_and(|family| !self.is_loaded() || store.families.may_keep_nothing(family))
     }
 
     /// Whether kernels that have run find it as they have left it wherever it is loaded, and what they have left in memory is
     /// good there too. Takes time.
-    pub fn is_as_new(&self, shared: &Shared) -> bool {
+    pub fn is_as_new(&self, store: &ImageStore) -> bool {
         let bytes = &self.content[..self.content.len() - 1];
         !self.is_loaded()
-            || shared
+            || store
+                .gpu
                 .devices
                 .iter()
                 .all(|device| cubin::takes_no_addresses(bytes, device.capability))
@@ -691,8 +691,8 @@ impl Image {
     }
 
     /// A function to ask about, before it is used.
-    pub fn look(&self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
-        self.of(key).function(shared, key)
+    pub fn look(&self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
+        self.of(key).function(store, key)
     }
 
     /// Whether a function was asked for before, so that nobody waits when it is asked for again.
@@ -706,21 +706,21 @@ impl Image {
     }
 
     /// Has the driver load a library of which nothing was asked for yet, if it may.
-    pub fn load_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
-        self.instances[0].load_ahead(shared, device, may);
+    pub fn load_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
+        self.instances[0].load_ahead(store, device, may);
     }
 
     /// Asks for its functions, as long as it may.
-    pub fn look_ahead(&self, shared: &Shared, device: Ordinal, may: &dyn Fn() -> bool) {
-        self.instances[0].look_ahead(shared, device, may);
+    pub fn look_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
+        self.instances[0].look_ahead(store, device, may);
     }
 
     /// The names of its kernels.
     ///
     /// # Errors
     /// The driver's.
-    pub fn names(&self, shared: &Shared) -> Result<Vec<&CStr>, CUresult> {
-        self.instances[0].names(shared)
+    pub fn names(&self, store: &ImageStore) -> Result<Vec<&CStr>, CUresult> {
+        self.instances[0].names(store)
     }
 
     /// Where a function is.
@@ -746,7 +746,13 @@ impl Image {
     /// The instance that serves a function with these attributes, if one does: the one that does so already and the image's
     /// others come before those of other clients, which only images have whose kernels keep nothing. With `known`, only one
     /// that was asked for the function before: the driver waits for nothing then.
-    fn pick(&self, shared: &Shared, key: &Key, wanted: &Attributes, known: bool) -> Option<Picked> {
+    fn pick(
+        &self,
+        store: &ImageStore,
+        key: &Key,
+        wanted: &Attributes,
+        known: bool,
+    ) -> Option<Picked> {
         let fits = |one: &Instance| (!known || one.knows(key)) && one.suits(self.id, key, wanted);
         // One that was separated has its variables in the first; the others are there for what is in flight.
         let own = match self.family {
@@ -759,16 +765,16 @@ impl Image {
             return Some(Picked::Own(at));
         }
         let family = self.family.as_ref()?;
-        if !shared.families.is_known_to_keep_nothing(family) {
+        if !store.families.is_known_to_keep_nothing(family) {
             return None;
         }
         let mut picked = None;
-        for other in shared.families.all(shared, family) {
+        for other in store.families.all(store, family) {
             let is_own = own.iter().any(|one| Arc::ptr_eq(one, &other));
             if picked.is_none() && !is_own && fits(&other) {
                 picked = Some(other);
             } else {
-                let_go(shared, other);
+                let_go(store, other);
             }
         }
         picked.map(Picked::Others)
@@ -779,44 +785,44 @@ impl Image {
     ///
     /// # Errors
     /// The driver's.
-    pub fn take(&mut self, shared: &Shared, key: &Key) -> Result<CUfunction, CUresult> {
+    pub fn take(&mut self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         let wanted = self.chosen.entry(key.clone()).or_default().wanted();
         for known in [true, false] {
-            let picked = self.pick(shared, key, &wanted, known);
+            let picked = self.pick(store, key, &wanted, known);
             // Another client may have come before.
-            let taken = picked.and_then(|picked| self.take_from(shared, picked, key, &wanted));
+            let taken = picked.and_then(|picked| self.take_from(store, picked, key, &wanted));
             if let Some(taken) = taken {
                 return taken;
             }
         }
-        let more = self.load_another(shared, self.family.clone())?;
-        shared.families.add(&more);
+        let more = self.load_another(store, self.family.clone())?;
+        store.families.add(&more);
         let at = self.instances.len();
         self.instances.push(more);
-        self.take_from(shared, Picked::Own(at), key, &wanted)
+        self.take_from(store, Picked::Own(at), key, &wanted)
             .unwrap_or(Err(CUDA_ERROR_UNKNOWN))
     }
 
     fn take_from(
         &mut self,
-        shared: &Shared,
+        store: &ImageStore,
         picked: Picked,
         key: &Key,
         wanted: &Attributes,
     ) -> Option<Result<CUfunction, CUresult>> {
         let (at, taken) = match picked {
-            Picked::Own(at) => (at, self.instances[at].take(shared, self.id, key, wanted)?),
+            Picked::Own(at) => (at, self.instances[at].take(store, self.id, key, wanted)?),
             Picked::Others(other) => {
                 if let Err(status) = self.pay_for_another() {
-                    let_go(shared, other);
+                    let_go(store, other);
                     return Some(Err(status));
                 }
-                let Some(taken) = other.take(shared, self.id, key, wanted) else {
+                let Some(taken) = other.take(store, self.id, key, wanted) else {
                     drop(self.part_of_charge());
-                    let_go(shared, other);
+                    let_go(store, other);
                     return None;
                 };
-                shared.residents.take(&other);
+                store.residents.take(&other);
                 other.join();
                 self.instances.push(other);
                 (self.instances.len() - 1, taken)
@@ -830,7 +836,7 @@ impl Image {
     /// something, or asks for a function that nobody has asked for: others wait for that too.
     pub fn loads_to_take(
         &self,
-        shared: &Shared,
+        store: &ImageStore,
         key: &Key,
         set: Option<((CUfunction_attribute, i32), bool)>,
     ) -> bool {
@@ -843,8 +849,8 @@ impl Image {
                 wanted.insert(attribute, value);
             }
         }
-        match self.pick(shared, key, &wanted, true) {
-            Some(Picked::Others(other)) => let_go(shared, other),
+        match self.pick(store, key, &wanted, true) {
+            Some(Picked::Others(other)) => let_go(store, other),
             Some(Picked::Own(_)) => {}
             None => return true,
         }
@@ -854,11 +860,11 @@ impl Image {
     /// Has one instance more, for which it pays as for the first.
     fn load_another(
         &mut self,
-        shared: &Shared,
+        store: &ImageStore,
         family: Option<Family>,
     ) -> Result<Arc<Instance>, CUresult> {
         self.pay_for_another()?;
-        let more = self.load_again(shared, family);
+        let more = self.load_again(store, family);
         match &more {
             Ok(more) => more.join(),
             Err(_) => drop(self.part_of_charge()),
@@ -868,7 +874,7 @@ impl Image {
 
     fn load_again(
         &self,
-        shared: &Shared,
+        store: &ImageStore,
         family: Option<Family>,
     ) -> Result<Arc<Instance>, CUresult> {
         tracing::debug!(bytes = self.content.len(), "an image: loaded once more");
@@ -876,7 +882,7 @@ impl Image {
             Raw::Module(_) => Kind::Module,
             Raw::Library(_) => Kind::Library,
         };
-        shared.devices[self.device].make_current(&shared.driver)?;
+        store.gpu.devices[self.device].make_current(&store.gpu.driver)?;
         let options = self
             .family
             .as_ref()
@@ -884,10 +890,10 @@ impl Image {
         let count = options.first().copied().unwrap_or(0);
         let mut options = JitOptions::read(options.get(1..).unwrap_or(&[]), count.into())
             .map_or_else(|_| JitOptions::default(), |(options, _)| options);
-        let (status, raw) = shared.load_image(Some(kind), &self.content, &mut options);
+        let (status, raw) = store.load(Some(kind), &self.content, &mut options);
         status?;
         Ok(Instance::new(
-            shared,
+            store,
             (raw, self.device),
             family,
             &self.content,
@@ -898,7 +904,7 @@ impl Image {
     /// Sets an attribute for this session alone; gives the function, which may be another one now.
     pub fn set(
         &mut self,
-        shared: &Shared,
+        store: &ImageStore,
         key: &Key,
         (attribute, value): (CUfunction_attribute, i32),
         of_kernel: bool,
@@ -907,7 +913,7 @@ impl Image {
         let table = chosen.set_for(of_kernel);
         let before = table.insert(attribute, value);
         let left = chosen.instance;
-        match self.take(shared, key) {
+        match self.take(store, key) {
             Ok(function) => {
                 let now = self.chosen.get(key).and_then(|chosen| chosen.instance);
                 if let Some(left) = left.filter(|left| Some(*left) != now) {
@@ -934,11 +940,11 @@ impl Image {
     }
 
     /// Gives the image an instance of its own, where its variables are; says whether functions are others now.
-    pub fn separate(&mut self, shared: &Shared) -> Result<bool, CUresult> {
+    pub fn separate(&mut self, store: &ImageStore) -> Result<bool, CUresult> {
         let Some(family) = &self.family else {
             return Ok(false);
         };
-        shared.families.note_asked(family);
+        store.families.note_asked(family);
         if let [only] = &self.instances[..] {
             let mut state = only.state.lock();
             // Whoever is about to have it too holds it already.
@@ -949,7 +955,7 @@ impl Image {
                 return Ok(false);
             }
         }
-        let own = self.load_another(shared, self.family.clone())?;
+        let own = self.load_another(store, self.family.clone())?;
         own.close();
         for other in &self.instances {
             other.leave(self.id, |_| true);
@@ -960,7 +966,7 @@ impl Image {
         let keys: Vec<Key> = self.chosen.keys().cloned().collect();
         for key in keys {
             self.chosen.entry(key.clone()).or_default().instance = None;
-            self.take(shared, &key)?;
+            self.take(store, &key)?;
         }
         Ok(true)
     }
@@ -969,25 +975,25 @@ impl Image {
     ///
     /// # Errors
     /// The driver's.
-    pub fn load_there(&self, shared: &Shared) -> Result<Arc<Instance>, CUresult> {
+    pub fn load_there(&self, store: &ImageStore) -> Result<Arc<Instance>, CUresult> {
         let family = self.family.clone().map(|mut family| {
             family.side = side::entered();
             family
         });
         let found = family
             .as_ref()
-            .and_then(|family| shared.families.another(shared, family));
+            .and_then(|family| store.families.another(store, family));
         if let Some(found) = found {
             return Ok(found);
         }
-        let own = self.load_again(shared, family)?;
-        shared.families.add(&own);
+        let own = self.load_again(store, family)?;
+        store.families.add(&own);
         Ok(own)
     }
 
     /// Takes this instance, which is on another side, in the place of those it has, none of whose functions it uses. The
     /// side of these is entered.
-    pub fn move_to(&mut self, shared: &Shared, to: Side, instance: Arc<Instance>) {
+    pub fn move_to(&mut self, store: &ImageStore, to: Side, instance: Arc<Instance>) {
         instance.join();
         for (n, old) in std::mem::replace(&mut self.instances, vec![instance])
             .into_iter()
@@ -996,7 +1002,7 @@ impl Image {
             // It goes on to pay for one.
             let paid = if n == 0 { None } else { self.part_of_charge() };
             old.part(self.id, paid, false);
-            let_go(shared, old);
+            let_go(store, old);
         }
         for chosen in self.chosen.values_mut() {
             chosen.instance = None;
@@ -1020,35 +1026,35 @@ impl Image {
     }
 
     /// Ends the session's use of what others have too; gives the image back if it has anything besides.
-    pub fn leave_shared(mut self, shared: &Shared) -> Option<Image> {
+    pub fn leave_shared(mut self, store: &ImageStore) -> Option<Image> {
         let others_have = |instance: &mut Arc<Instance>| Arc::strong_count(instance) > 1;
         let left: Vec<_> = self.instances.extract_if(.., others_have).collect();
         for instance in left {
             instance.part(self.id, self.part_of_charge(), false);
             // The others may have left meanwhile.
-            let_go(shared, instance);
+            let_go(store, instance);
         }
         (!self.instances.is_empty()).then_some(self)
     }
 
     /// Leaves what nobody else has to those who come; gives the image back if something is to be unloaded.
-    pub fn retire(mut self, shared: &Shared) -> Option<Image> {
+    pub fn retire(mut self, store: &ImageStore) -> Option<Image> {
         if !self.retired {
             self.retired = true;
             for instance in std::mem::take(&mut self.instances) {
                 instance.part(self.id, self.part_of_charge(), self.drained);
-                self.instances.extend(shared.assess(instance));
+                self.instances.extend(store.assess(instance));
             }
         }
         (!self.instances.is_empty()).then_some(self)
     }
 
     /// Ends the session's use; unloads what nobody else has.
-    pub fn end(self, shared: &Shared) {
+    pub fn end(self, store: &ImageStore) {
         for instance in self.instances {
             instance.leave(self.id, |_| true);
             if let Some(last) = Arc::into_inner(instance) {
-                last.end(shared);
+                last.end(store);
             }
         }
     }

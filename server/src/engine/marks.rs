@@ -6,9 +6,9 @@
 //! them do (docs/design/0002-marks-and-waits.md).
 
 use super::flag_kernel::FlagKernel;
+use super::gpu::Gpu;
 use super::session::Session;
 use super::streams::Stream;
-use super::{Dispatcher, Shared};
 use mpsshim_api::cuda::*;
 use mpsshim_model::policy::MarkKind;
 use std::sync::atomic::Ordering;
@@ -69,30 +69,21 @@ fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     if all.count() == 0 { first } else { None }
 }
 
-impl Shared {
-    /// Adds up how many sessions synchronize.
-    pub fn count_synchronizing(&self) {
-        let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
-        let active: usize = self.dispatchers.iter().map(active).sum();
-        self.synchronizing.store(active, Ordering::Relaxed);
-    }
-}
-
 impl Session {
     /// Finds out how often there were marks in the time since the last count; whether there were any.
-    pub fn count_marks(&mut self, shared: &Shared, over: Duration) -> bool {
+    pub fn count_marks(&mut self, gpu: &Gpu, over: Duration) -> bool {
         let marks = std::mem::take(&mut self.marks.lately);
         let quick = are_quick(marks, over);
-        self.marks.quick_in = quick.then(|| self.only_used(shared)).flatten();
+        self.marks.quick_in = quick.then(|| self.only_used(gpu)).flatten();
         marks > 0
     }
 
     /// The only stream that was used since this was last asked, by number. Where there are others, a kernel of one that fills
     /// the device and waits for the program to go on would keep the server's from it.
-    fn only_used(&mut self, shared: &Shared) -> Option<u32> {
+    fn only_used(&mut self, gpu: &Gpu) -> Option<u32> {
         let streams = self.streams.iter_mut().chain(&mut self.retired);
         let used = |stream: &mut Stream| {
-            let used = stream.was_used(shared, &self.shared);
+            let used = stream.was_used(gpu, &self.shared);
             used.then_some(stream.number)
         };
         only(streams.filter_map(used))
@@ -101,13 +92,13 @@ impl Session {
     /// What writes a mark behind a run in this stream whose largest kernel has so many threads; `None`: the mark is not to
     /// be in the run's graph.
     #[inline]
-    pub fn writer(&self, shared: &Shared, stream: &Stream, threads: u64) -> Option<Writer> {
-        let device = &shared.devices[stream.device];
-        let synchronizing = shared.synchronizing.load(Ordering::Relaxed);
+    pub fn writer(&self, gpu: &Gpu, stream: &Stream, threads: u64) -> Option<Writer> {
+        let device = &gpu.devices[stream.device];
+        let synchronizing = gpu.synchronizing.load(Ordering::Relaxed);
         let quick = self.marks.quick_in == Some(stream.number);
         // Where the device is full, a kernel of the server's takes room that another's would have.
         let room = threads.saturating_mul(synchronizing as u64) <= device.threads;
-        let prefers = match shared.config.marks {
+        let prefers = match gpu.marks {
             MarkKind::Written => false,
             MarkKind::Kernel => true,
             MarkKind::Auto => quick && room && synchronizing > FEWEST,
@@ -124,7 +115,7 @@ impl Session {
     #[inline]
     pub fn queue_mark(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         stream: CUstream,
         slot: u32,
         value: u32,
@@ -134,9 +125,7 @@ impl Session {
             .shared
             .flag_address(slot)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        shared
-            .driver
-            .stream_write_value32(stream, address, value, 0)
+        gpu.driver.stream_write_value32(stream, address, value, 0)
     }
 }
 

@@ -30,7 +30,7 @@ impl Shared {
     pub fn way_out(&self, from: Side) -> Option<Side> {
         let free = |side: &Side| *side != from && !self.has_long_work(*side);
         let mut free: Vec<Side> = Side::ALL.into_iter().filter(free).collect();
-        free.sort_by_key(|side| !self.devices.iter().any(|device| device.has(*side)));
+        free.sort_by_key(|side| !self.gpu.devices.iter().any(|device| device.has(*side)));
         free.first().copied()
     }
 
@@ -40,20 +40,23 @@ impl Shared {
             return;
         };
         let used = self.sessions_of(side).next().is_some()
-            || !self.calm(side).is_still()
+            || !self.gpu.calm(side).is_still()
             || self.shared_events.any_of(side)
             || self.is_blocked(Side::MAIN, Duration::ZERO);
         // What is given up goes first.
-        if used || self.assesses() || self.give_up_residents_of(side) {
+        if used || self.images.assesses() || self.images.give_up_residents_of(side) {
             return;
         }
         // Sessions of other sides may have images here still.
-        if self.families.alive(side) > 0 || !nothing_comes() || !self.graves(side).are_empty() {
+        if self.images.families.alive(side) > 0
+            || !nothing_comes()
+            || !self.graves(side).are_empty()
+        {
             return;
         }
-        self.shared_events.clear_spare(&self.driver, side);
-        for device in self.devices.iter().filter(|device| device.has(side)) {
-            device.close_annex(&self.driver, side);
+        self.shared_events.clear_spare(&self.gpu.driver, side);
+        for device in self.gpu.devices.iter().filter(|device| device.has(side)) {
+            device.close_annex(&self.gpu.driver, side);
         }
     }
 }
@@ -61,7 +64,7 @@ impl Shared {
 impl Session {
     /// Whether nothing binds it to the context that it is in.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
-        let own = |image: &Image| !image.may_move(shared);
+        let own = |image: &Image| !image.may_move(&shared.images);
         let loaded = self.images.iter().any(own)
             || self.libraries.iter().any(own)
             || !self.globals.is_empty()
@@ -87,7 +90,7 @@ impl Session {
         let many = self.streams.len() > MOST_STREAMS || self.events.len() > MOST_EVENTS;
         let stays =
             loaded || parted || special || bound || waits || many || !self.helpers.is_empty();
-        !stays && !self.has_work_in_flight(shared)
+        !stays && !self.has_work_in_flight(&shared.gpu)
     }
 
     /// Whether what its kernels may have left in its images, and of them in memory, is nothing, as far as
@@ -97,7 +100,7 @@ impl Session {
             return true;
         }
         let mut images = self.images.iter().chain(self.libraries.iter());
-        !self.left_images && images.all(|image| image.is_as_new(shared))
+        !self.left_images && images.all(|image| image.is_as_new(&shared.images))
     }
 
     /// Goes to a side where its calls need not wait. Its images come after, in its next moment there
@@ -111,15 +114,15 @@ impl Session {
         let (streams, events) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
         for (stream, raw) in self.streams.iter_mut().zip(streams) {
-            stream.replace(shared, raw);
+            stream.replace(&shared.gpu, raw);
         }
         for (event, raw) in self.events.iter_mut().zip(events) {
             let old = std::mem::replace(&mut event.raw, raw);
-            let _ = shared.driver.event_destroy(old);
+            let _ = shared.gpu.driver.event_destroy(old);
         }
         for stream in self.retired.drain(..) {
-            let _ = shared.devices[stream.device].make_current(&shared.driver);
-            stream.release(shared);
+            let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
+            stream.release(&shared.gpu);
         }
         self.shared.description.set_retired(false);
         let of = self.images_of.unwrap_or(self.side);
@@ -140,7 +143,7 @@ impl Session {
         let (images, functions) = self.load_again(shared, moment)?;
         let own = self.libraries.iter_mut().chain(self.images.iter_mut());
         for (image, instance) in own.zip(images) {
-            image.move_to(shared, self.side, instance);
+            image.move_to(&shared.images, self.side, instance);
         }
         for (function, raw) in self.functions.iter_mut().zip(functions) {
             (function.raw, function.taken) = (raw, false);
@@ -166,8 +169,8 @@ impl Session {
         let outcome = (|| {
             for image in all() {
                 in_time()?;
-                shared.use_any_device();
-                images.push(image.load_there(shared)?);
+                shared.gpu.use_any_device();
+                images.push(image.load_there(&shared.images)?);
             }
             for function in self.functions.iter() {
                 in_time()?;
@@ -175,13 +178,13 @@ impl Session {
                 let at = all().position(|one| std::ptr::eq(one, image));
                 let instance = at.and_then(|at| images.get(at));
                 let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-                functions.push(instance.function(shared, &function.key)?);
+                functions.push(instance.function(&shared.images, &function.key)?);
             }
             Ok(())
         })();
         if let Err(status) = outcome {
             for instance in images {
-                instances::let_go(shared, instance);
+                instances::let_go(&shared.images, instance);
             }
             return Err(status);
         }
@@ -190,17 +193,17 @@ impl Session {
 
     /// Its streams and events once more, in order, on the side that was entered.
     fn make_again(&mut self, shared: &Shared) -> Result<(Vec<CUstream>, Vec<CUevent>), CUresult> {
-        let driver = &shared.driver;
+        let driver = &shared.gpu.driver;
         let (mut streams, mut events) = (Vec::new(), Vec::new());
         let outcome = (|| {
             for stream in self.streams.iter() {
-                let device = &shared.devices[stream.device];
+                let device = &shared.gpu.devices[stream.device];
                 device.attach(driver)?;
                 device.make_current(driver)?;
                 streams.push(device.take_stream(driver, stream.raw_priority)?);
             }
             for event in self.events.iter() {
-                let device = &shared.devices[event.device];
+                let device = &shared.gpu.devices[event.device];
                 device.attach(driver)?;
                 device.make_current(driver)?;
                 let mut raw = CUevent::NULL;
@@ -208,14 +211,14 @@ impl Session {
                 events.push(raw);
                 if event.recorded {
                     // What it was recorded behind is done.
-                    shared.record_at_once(event.device, raw)?;
+                    shared.gpu.record_at_once(event.device, raw)?;
                 }
             }
             Ok(())
         })();
         if let Err(status) = outcome {
             for (stream, raw) in self.streams.iter().zip(streams) {
-                shared.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
+                shared.gpu.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
             }
             for raw in events {
                 let _ = driver.event_destroy(raw);

@@ -5,11 +5,10 @@
 //! behind a kernel of which nothing is known, or that takes long. What comes behind waits in the server
 //! ([`super::held`]), where it keeps nobody from going on, the client's other streams included.
 
-use super::Shared;
-use super::WINDOW;
-use super::gate;
+use super::call_error::CallError;
+use super::gpu::{Gpu, WINDOW};
 use super::held::Awaited;
-use super::session::{CallError, Session, SessionShared};
+use super::session::{Session, SessionShared};
 use super::streams::Stream;
 use mpsshim_api::cuda::{CUresult, CUstream};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -151,30 +150,30 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's.
-    fn measure(&mut self, shared: &Shared, what: Runs, before: Length) -> Result<(), CUresult> {
-        self.checkpoint(shared)?;
+    fn measure(&mut self, gpu: &Gpu, what: Runs, before: Length) -> Result<(), CUresult> {
+        self.checkpoint(gpu)?;
         self.pace.measuring = Some((self.ops(), what, before));
         Ok(())
     }
 
     /// What was measured, if it is over, and how long it took.
-    fn measured(&mut self, shared: &Shared) -> Option<(Runs, Length)> {
+    fn measured(&mut self, gpu: &Gpu) -> Option<(Runs, Length)> {
         let (ops, what, before) = self.pace.measuring?;
-        if !self.has_passed(shared, ops) {
+        if !self.has_passed(gpu, ops) {
             return None;
         }
         self.pace.measuring = None;
         Some((what, before.after(self.pace.measured)))
     }
 
-    fn has_passed(&mut self, shared: &Shared, ops: u64) -> bool {
-        self.take_notice(shared) >= ops
+    fn has_passed(&mut self, gpu: &Gpu, ops: u64) -> bool {
+        self.take_notice(gpu) >= ops
     }
 
     /// Whether so many operations of it are done, counted from its beginning; takes down how long that takes.
-    pub fn is_past(&mut self, shared: &Shared, ops: u64) -> bool {
-        self.look_at_pace(shared, Instant::now());
-        self.has_passed(shared, ops)
+    pub fn is_past(&mut self, gpu: &Gpu, ops: u64) -> bool {
+        self.look_at_pace(gpu, Instant::now());
+        self.has_passed(gpu, ops)
     }
 }
 
@@ -186,14 +185,14 @@ impl Session {
     #[inline]
     pub fn prepare_work(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         handle: u64,
         runs: Runs,
     ) -> Result<(usize, CUstream), CallError> {
         let index = self.streams.index(handle)?;
         let device = self.streams.at(index)?.device;
-        shared.devices[device].make_current(&shared.driver)?;
-        if let Some(awaited) = self.must_await(shared, index, runs)? {
+        gpu.devices[device].make_current(&gpu.driver)?;
+        if let Some(awaited) = self.must_await(gpu, index, runs)? {
             if !self.held.holds(index) {
                 let session = self.shared.info.session;
                 tracing::trace!(session, index, ?awaited, "holds a stream");
@@ -201,7 +200,7 @@ impl Session {
             }
             return Err(CallError::Full);
         }
-        self.prepare(shared, handle)
+        self.prepare(gpu, handle)
     }
 
     /// [`Session::submitted`] for such an operation, which runs this.
@@ -209,17 +208,12 @@ impl Session {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn submitted_work(
-        &mut self,
-        shared: &Shared,
-        index: usize,
-        runs: Runs,
-    ) -> Result<(), CallError> {
-        self.submitted(shared, index, 1)?;
+    pub fn submitted_work(&mut self, gpu: &Gpu, index: usize, runs: Runs) -> Result<(), CallError> {
+        self.submitted(gpu, index, 1)?;
         let length = self.length(runs);
         let stream = self.streams.at_mut(index)?;
         if length != Length::Short && !stream.capturing {
-            stream.measure(shared, runs, length)?;
+            stream.measure(gpu, runs, length)?;
         }
         Ok(())
     }
@@ -237,38 +231,38 @@ impl Session {
     #[inline]
     fn must_await(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         index: usize,
         runs: Runs,
     ) -> Result<Option<Awaited>, CallError> {
-        let urgent = shared.calm(self.side).is_urgent();
+        let urgent = gpu.calm(self.side).is_urgent();
         let stream = self.streams.at_mut(index)?;
         if stream.capturing {
             return Ok(None);
         }
         if stream.pace.measuring.is_some() {
-            self.settle(shared, index)?;
+            self.settle(gpu, index)?;
         }
         let stream = self.streams.at_mut(index)?;
         if let Some((ops, ..)) = stream.pace.measuring {
             return Ok(Some(Awaited::passed(ops)));
         }
         let window = stream.pace.window;
-        if window < WINDOW && stream.is_beyond(shared, window)? {
+        if window < WINDOW && stream.is_beyond(gpu, window)? {
             // The last checkpoint may be far behind.
-            stream.checkpoint(shared)?;
+            stream.checkpoint(gpu)?;
             return Ok(Some(Awaited::passed(stream.ops() + 1 - window)));
         }
         let late = stream.pace.measured > VERY_LONG;
         if urgent && (late || self.length(runs).is_very_long()) {
-            return Ok(gate::hold(shared, self.side));
+            return Ok(gpu.calm(self.side).hold().map(Awaited::Gate));
         }
         Ok(None)
     }
 
     /// Takes down how long what was measured in a stream took, if it is over.
-    fn settle(&mut self, shared: &Shared, index: usize) -> Result<(), CallError> {
-        let Some((what, length)) = self.streams.at_mut(index)?.measured(shared) else {
+    fn settle(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
+        let Some((what, length)) = self.streams.at_mut(index)?.measured(gpu) else {
             return Ok(());
         };
         let session = self.shared.info.session;
@@ -291,10 +285,10 @@ impl Session {
     }
 
     /// Looks how long what is in flight has been there, for others to know.
-    pub fn publish_pace(&mut self, shared: &Shared, now: Instant) {
+    pub fn publish_pace(&mut self, gpu: &Gpu, now: Instant) {
         let (mut waited, mut rest) = (Duration::ZERO, None);
         for stream in self.streams.iter_mut().chain(&mut self.retired) {
-            if stream.look_at_pace(shared, now) {
+            if stream.look_at_pace(gpu, now) {
                 waited = waited.max(stream.pace.waited);
                 rest = rest.max(stream.pace.rest());
             }
@@ -320,13 +314,13 @@ impl Session {
 impl SessionShared {
     /// How long something in flight has taken already, and how long it is likely to take from now on if that is known, as
     /// was last seen; `None` where nothing takes very long.
-    pub fn long_work(&self, shared: &Shared) -> Option<(Duration, Option<Duration>)> {
+    pub fn long_work(&self, gpu: &Gpu) -> Option<(Duration, Option<Duration>)> {
         let load = |from: &AtomicU32| from.load(Ordering::Relaxed);
         let (waited, rest) = (load(&self.works_for.0), load(&self.works_for.1));
         let time = |milliseconds: u32| Duration::from_millis(milliseconds.into());
         let rest = (rest != u32::MAX).then(|| time(rest));
         let long = time(waited) >= VERY_LONG || rest.is_some_and(|rest| rest >= VERY_LONG);
-        (long && self.is_at_work(shared)).then(|| (time(waited), rest))
+        (long && self.is_at_work(gpu)).then(|| (time(waited), rest))
     }
 }
 

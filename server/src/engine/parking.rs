@@ -90,7 +90,7 @@ impl Parked {
             tracing::debug!(%error, "a quiet client is looked at like others");
             return Err(session);
         }
-        session.sample(shared, Instant::now(), true);
+        session.sample(&shared.gpu, Instant::now(), true);
         // It may be parked because nothing is in flight.
         session.shared.at_work.store(false, Ordering::Release);
         let sleeps = &session.shared.header().server_sleeps.0;
@@ -180,7 +180,7 @@ impl Session {
             && !self.has_graph_turn
             && self.snapshot_pause().is_none()
             && self.shared.header().sleeping.0.load(Ordering::Relaxed) == 0
-            && !self.has_work_in_flight(shared)
+            && !self.has_work_in_flight(&shared.gpu)
     }
 
     /// Whether there is something to do for it.

@@ -5,12 +5,10 @@
 //! capability 9.0) and a remainder. A place is a run of groups, with or without the remainder. Finer splits exist, but
 //! kernels with clusters of more than two blocks are refused there (docs/design/0010-limits.md).
 
-use super::Shared;
 use super::devices::Device;
 use super::driver::Driver;
 use super::green::{Green, GreenRef, description};
 use mpsshim_api::cuda::*;
-use mpsshim_model::limits::Percentage;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -181,20 +179,6 @@ impl Place {
         let made = self.partition.made.try_lock();
         let green = made.as_ref().and_then(|made| made.get(&self.pieces));
         green.is_some_and(|green| green.has_stream(priority))
-    }
-}
-
-impl Shared {
-    /// A place on a device for a percentage; `None` for all of it.
-    ///
-    /// # Errors
-    /// The driver cannot part the device.
-    pub fn place(&self, device: &Device, threads: Percentage) -> Result<Option<Place>, CUresult> {
-        if threads == Percentage::ALL {
-            return Ok(None);
-        }
-        let partition = device.partition(&self.driver)?;
-        Ok(Some(partition.place(threads.of(partition.total))))
     }
 }
 

@@ -4,10 +4,10 @@
 //! of them. Each session has its own, the one in place of a device's default pool included: so its attributes are
 //! its own, and what it keeps goes with it.
 
-use super::Shared;
 use super::account::{Account, Charge, Memory};
 use super::bounds;
-use super::devices::Ordinal;
+use super::gpu::Gpu;
+use super::ordinal::Ordinal;
 use super::slots::Slots;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
@@ -86,7 +86,7 @@ impl Pools {
     /// As [`Slots::insert`].
     pub fn add(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         handle: u64,
         account: &Account,
         raw: CUmemoryPool,
@@ -94,7 +94,7 @@ impl Pools {
     ) -> Result<(), CUresult> {
         let kept = account.take(Memory::Device(device), 0)?;
         // An imported pool has no threshold.
-        let _ = set_threshold(shared, raw, 0);
+        let _ = set_threshold(gpu, raw, 0);
         let pool = Pool {
             raw,
             device,
@@ -116,13 +116,13 @@ impl Pools {
     /// As [`Slots::insert`].
     pub fn add_imported(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         handle: u64,
         account: &Account,
         raw: CUmemoryPool,
         device: Ordinal,
     ) -> Result<(), CUresult> {
-        self.add(shared, handle, account, raw, device)?;
+        self.add(gpu, handle, account, raw, device)?;
         self.pools.get_mut(handle)?.imported = true;
         Ok(())
     }
@@ -171,8 +171,8 @@ impl Pools {
 
     /// Has the driver take what pools keep, but for so many bytes of each, and counts what they have then. Nothing of the
     /// session's may be in flight.
-    pub fn settle(&mut self, shared: &Shared, keep: impl Fn(&Pool) -> u64) {
-        let driver = &shared.driver.memory;
+    pub fn settle(&mut self, gpu: &Gpu, keep: impl Fn(&Pool) -> u64) {
+        let driver = &gpu.driver.memory;
         for pool in self.pools.iter_mut() {
             if pool.kept.bytes() == 0 {
                 continue;
@@ -180,8 +180,8 @@ impl Pools {
             let keep = keep(pool);
             let mut reserved = 0;
             let which = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-            let known = shared.devices[pool.device]
-                .make_current(&shared.driver)
+            let known = gpu.devices[pool.device]
+                .make_current(&gpu.driver)
                 .and_then(|()| driver.pool_trim_to(pool.raw, keep as usize))
                 .and_then(|()| driver.pool_get_attribute(pool.raw, which, &mut reserved));
             let now = reserved.saturating_sub(pool.used);
@@ -272,35 +272,35 @@ impl Pools {
     }
 
     /// Frees everything, on a stream with no work of the session's.
-    pub fn clear(&mut self, shared: &Shared) {
+    pub fn clear(&mut self, gpu: &Gpu) {
         for (address, block) in std::mem::take(&mut self.blocks) {
-            free(shared, address, block.device);
+            free(gpu, address, block.device);
         }
         for pool in self.pools.drain() {
-            let _ = shared.devices[pool.device].make_current(&shared.driver);
-            if let Err(status) = shared.driver.memory.pool_destroy(pool.raw) {
+            let _ = gpu.devices[pool.device].make_current(&gpu.driver);
+            if let Err(status) = gpu.driver.memory.pool_destroy(pool.raw) {
                 tracing::error!("cuMemPoolDestroy of a session that ended: {status}");
-                shared.note_status(status);
+                gpu.note_status(status);
             }
         }
     }
 }
 
 /// Frees memory of a session that has ended, on a stream with no work of the session's.
-pub fn free(shared: &Shared, address: u64, device: Ordinal) {
-    let device = &shared.devices[device];
+pub fn free(gpu: &Gpu, address: u64, device: Ordinal) {
+    let device = &gpu.devices[device];
     let freed = device
-        .make_current(&shared.driver)
-        .and_then(|()| device.take_stream(&shared.driver, 0))
+        .make_current(&gpu.driver)
+        .and_then(|()| device.take_stream(&gpu.driver, 0))
         .and_then(|stream| {
-            let freed = shared.driver.memory.pool_free(address, stream);
-            device.keep_stream(&shared.driver, 0, stream);
+            let freed = gpu.driver.memory.pool_free(address, stream);
+            device.keep_stream(&gpu.driver, 0, stream);
             freed
         });
     // An allocation of a graph that has not run is no memory.
     if let Err(status) = freed {
         tracing::debug!("cuMemFreeAsync of a session that ended: {status}");
-        shared.note_status(status);
+        gpu.note_status(status);
     }
 }
 
@@ -308,9 +308,9 @@ pub fn free(shared: &Shared, address: u64, device: Ordinal) {
 ///
 /// # Errors
 /// The driver's.
-pub fn set_threshold(shared: &Shared, pool: CUmemoryPool, bytes: u64) -> Result<(), CUresult> {
+pub fn set_threshold(gpu: &Gpu, pool: CUmemoryPool, bytes: u64) -> Result<(), CUresult> {
     let mut value = bytes.max(KEPT);
     let which = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    let driver = &shared.driver.memory;
+    let driver = &gpu.driver.memory;
     driver.pool_set_attribute(pool, which, &mut value)
 }

@@ -1,13 +1,11 @@
 //! What a session writes down about itself while it works, so that it can be made again in another context
 //! ([`super::adopt`]): docs/design/0017-portable-sessions.md.
 
-use super::Shared;
-use super::bounds;
-use super::cubin::{self, Leaves};
 use super::description::{Description, Kind, Record, STREAMS};
-use super::devices::{self, Grant, Ordinal};
-use super::images::Content;
+use super::devices::{self, Grant};
+use super::ordinal::Ordinal;
 use super::session::{Session, SessionShared};
+use super::{Shared, bounds};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::{CUmemAccessDesc, CUmemGenericAllocationHandle, CUresult};
 use mpsshim_model::bonds::Bonds;
@@ -20,11 +18,8 @@ use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::reached;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
-
-/// Images of which it is known whether they bind a session, at most.
-pub const MOST_KNOWN: usize = 16 << 10;
 
 /// Bytes of an image from which on it takes longer to look into it than to write down what was found.
 const LONG: usize = 32 << 10;
@@ -113,29 +108,6 @@ impl Drop for Progress {
 }
 
 impl Shared {
-    /// Has the keeper hold a descriptor, if there is one. Whether it does.
-    pub fn keep(&self, name: Name, fd: BorrowedFd<'_>) -> bool {
-        let keeper = self.keeper.as_ref();
-        keeper.is_some_and(|keeper| keeper.hold(name, fd))
-    }
-
-    /// Has the keeper close a descriptor.
-    pub fn forget_kept(&self, name: Name) {
-        if let Some(keeper) = &self.keeper {
-            keeper.release(name);
-        }
-    }
-
-    /// Has the keeper hold device memory. Whether it does.
-    pub fn keep_grant(&self, grant: &Grant) -> bool {
-        if self.keeper.is_none() {
-            return false;
-        }
-        let name = Name::numbered(keeper::Kind::Memory, grant.start);
-        let exported = grant.export(&self.driver);
-        exported.is_ok_and(|fd| self.keep(name, fd.as_fd()))
-    }
-
     /// Has the keeper hold what every session has; whether it does.
     pub fn keep_session(&self, session: &SessionShared) -> bool {
         let id = session.info.session;
@@ -146,35 +118,7 @@ impl Shared {
             (keeper::Kind::Socket, session.socket()),
         ];
         let mut parts = parts.into_iter();
-        parts.all(|(kind, fd)| self.keep(Name::numbered(kind, id), fd))
-    }
-
-    /// Has the keeper close them.
-    pub fn forget_session(&self, session: u64) {
-        for kind in keeper::Kind::OF_SESSION {
-            self.forget_kept(Name::numbered(kind, session));
-        }
-    }
-
-    /// The server before has found this of the image with a hash.
-    pub fn note_leaves(&self, hash: &[u8; 32], leaves: Leaves) {
-        let _ = self.outlasting.look_up(hash, || leaves);
-    }
-
-    /// What of an image is lost when it is loaded elsewhere between two launches of its kernels. Its content is looked into
-    /// once.
-    fn leaves(&self, content: &Content) -> Leaves {
-        self.outlasting.look_up(content.hash(), || {
-            let bytes = &content[..content.len() - 1];
-            let devices = self.devices.iter();
-            let of_each = devices.map(|device| cubin::leaves(bytes, device.capability));
-            let leaves = of_each.fold(Leaves::default(), |all, one| Leaves {
-                variables: all.variables || one.variables,
-                addresses: all.addresses || one.addresses,
-            });
-            tracing::debug!(bytes = bytes.len(), ?leaves, "what an image leaves behind");
-            leaves
-        })
+        parts.all(|(kind, fd)| self.gpu.keeping.keep(Name::numbered(kind, id), fd))
     }
 }
 
@@ -267,7 +211,7 @@ impl Session {
             return;
         };
         let content = image.content();
-        let (leaves, is_kept) = (shared.leaves(content), content.is_kept());
+        let (leaves, is_kept) = (shared.images.leaves(content), content.is_kept());
         let (hash, is_long) = (*content.hash(), content.len() > LONG);
         self.binding_images |= leaves.addresses;
         self.unkept_memory |= !is_kept;
@@ -279,8 +223,8 @@ impl Session {
     /// Whether kernels of an image may write variables that another server has to be told of. Where none comes, nobody looks.
     pub fn keeps_variables(&self, shared: &Shared, handle: u64) -> bool {
         let image = self.image(handle);
-        let looks = shared.keeper.is_some();
-        looks && image.is_ok_and(|image| shared.leaves(image.content()).variables)
+        let looks = shared.gpu.keeping.is_on();
+        looks && image.is_ok_and(|image| shared.images.leaves(image.content()).variables)
     }
 
     /// Memory was given to it.
@@ -288,7 +232,7 @@ impl Session {
         if !self.kept {
             return;
         }
-        if !shared.keep_grant(grant) {
+        if !shared.gpu.keep_grant(grant) {
             self.unkept_memory = true;
             return self.note_bonds(shared);
         }
@@ -307,7 +251,7 @@ impl Session {
         }
         let name = Name::numbered(keeper::Kind::Host, start);
         let block = self.host.get(&start);
-        if !block.is_some_and(|block| shared.keep(name, block.file.as_fd())) {
+        if !block.is_some_and(|block| shared.gpu.keeping.keep(name, block.file.as_fd())) {
             self.unkept_memory = true;
             return self.note_bonds(shared);
         }
@@ -317,7 +261,10 @@ impl Session {
     /// Pinned memory was taken from it.
     pub fn describe_host_end(&mut self, shared: &Shared, start: u64) {
         self.describe_end(Kind::HostEnds, start);
-        shared.forget_kept(Name::numbered(keeper::Kind::Host, start));
+        shared
+            .gpu
+            .keeping
+            .forget(Name::numbered(keeper::Kind::Host, start));
     }
 
     /// What stood for this key is gone, or not a handle any more.
@@ -350,9 +297,9 @@ impl Session {
         if !self.kept {
             return;
         }
-        let exported = devices::export(&shared.driver, raw);
+        let exported = devices::export(&shared.gpu.driver, raw);
         let name = self.name_of_physical(key);
-        if !exported.is_ok_and(|fd| shared.keep(name, fd.as_fd())) {
+        if !exported.is_ok_and(|fd| shared.gpu.keeping.keep(name, fd.as_fd())) {
             self.unkept_memory = true;
             return self.note_bonds(shared);
         }
@@ -363,7 +310,7 @@ impl Session {
     /// Nothing is left of it.
     pub fn describe_physical_end(&mut self, shared: &Shared, key: u64) {
         self.describe_end(Kind::PhysicalEnds, key);
-        shared.forget_kept(self.name_of_physical(key));
+        shared.gpu.keeping.forget(self.name_of_physical(key));
     }
 
     /// What the keeper calls physical memory of the session's.
@@ -484,10 +431,8 @@ impl Session {
 
     /// What cannot be made again.
     fn bonds(&self, shared: &Shared) -> Bonds {
-        let keeps = shared
-            .keeper
-            .as_ref()
-            .is_some_and(|keeper| keeper.is_there());
+        let keeper = shared.gpu.keeping.keeper();
+        let keeps = keeper.is_some_and(|keeper| keeper.is_there());
         let arrays = self.arrays.len() + self.mipmaps.len() + self.bound_arrays.len();
         let references = self.texture_references.len() + self.surface_references.len();
         let partitions = self.greens.len() > 0

@@ -3,29 +3,18 @@
 //! The driver writes the text to the standard output of the process that owns the context, when a stream is
 //! synchronized or a kernel launched, without a word on which kernel printed it. So the server's standard output
 //! is a memory file, and one session at a time has printing kernels in flight: whatever is in the file when its
-//! streams are idle is its own. Sessions whose images have no code that names `vprintf` ([`cubin::prints`]) are not concerned.
+//! streams are idle is its own. Sessions whose images have no code that names `vprintf` ([`super::cubin::prints`]) are not concerned.
 //!
 //! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory file,
 //! which the driver goes on writing to while the session has work in flight: [`Printing::contain`].
 
-use super::Shared;
 use super::assertions::flush;
 use super::bounds::PRINTED;
-use super::cubin;
-use super::images::{Content, Findings};
-use super::session::Session;
-use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-/// Images about which it is remembered whether they print; then all are forgotten.
-const MOST_KNOWN: usize = 16 << 10;
-/// How long a client that asks for its text is held up at most while its streams still work.
-const SETTLING: Duration = Duration::from_millis(1);
 
 /// The captured standard output and whose turn it is.
 #[derive(Debug)]
@@ -34,8 +23,6 @@ pub struct Printing {
     holder: Mutex<Option<u64>>,
     /// Whether there is a holder.
     held: AtomicBool,
-    /// Which images print, by SHA-256.
-    images: Findings<bool>,
 }
 
 /// The memory file. The driver appends to it.
@@ -87,14 +74,14 @@ impl Output {
 #[derive(Debug, Default)]
 pub struct Printed {
     /// It has the turn.
-    holds: bool,
+    pub holds: bool,
     /// Text not yet fetched by the client.
-    text: Vec<u8>,
+    pub text: Vec<u8>,
 }
 
 impl Printed {
-    /// Text that was printed behind what is here; of both the latest [`PRINTED`] bytes stay.
-    fn add(&mut self, text: &[u8]) {
+    /// Appends printed text; the latest [`PRINTED`] bytes stay.
+    pub fn add(&mut self, text: &[u8]) {
         self.text.extend_from_slice(text);
         let surplus = self.text.len().saturating_sub(PRINTED);
         self.text.drain(..surplus);
@@ -131,7 +118,6 @@ impl Printing {
             output: Mutex::new(Output { file, dropped: 0 }),
             holder: Mutex::new(None),
             held: AtomicBool::new(false),
-            images: Findings::new(MOST_KNOWN),
         }
     }
 
@@ -149,13 +135,27 @@ impl Printing {
         }
     }
 
-    fn set_holder(&self, holder: &mut Option<u64>, session: Option<u64>) {
-        *holder = session;
-        self.held.store(session.is_some(), Ordering::Relaxed);
+    /// Gives a session the turn if it is free; whether it was.
+    pub fn take_turn(&self, session: u64) -> bool {
+        let mut holder = self.holder.lock();
+        if holder.is_some() {
+            return false;
+        }
+        self.drop_output();
+        *holder = Some(session);
+        self.held.store(true, Ordering::Relaxed);
+        true
     }
 
-    /// Drops what was printed while nobody had the turn: it is nobody's.
-    fn drop_unclaimed(&self) {
+    /// Ends the turn.
+    pub fn end_turn(&self) {
+        let mut holder = self.holder.lock();
+        *holder = None;
+        self.held.store(false, Ordering::Relaxed);
+    }
+
+    /// Drops text that was printed while no session had the turn: it belongs to none.
+    pub fn drop_unclaimed(&self) {
         if self.holder.lock().is_none() {
             self.drop_output();
         }
@@ -164,7 +164,7 @@ impl Printing {
     fn drop_output(&self) {
         flush();
         if let Err(error) = self.output.lock().clear() {
-            tracing::warn!("unclaimed printed text stays: {error}");
+            tracing::warn!("cannot discard unclaimed printf output: {error}");
         }
     }
 
@@ -174,110 +174,13 @@ impl Printing {
         Some((holder, self.take_output()))
     }
 
-    fn take_output(&self) -> Vec<u8> {
+    /// Takes the text that was printed since the last call.
+    pub fn take_output(&self) -> Vec<u8> {
         flush();
         self.output.lock().take().unwrap_or_else(|error| {
             tracing::warn!("printed text could not be read: {error}");
             Vec::new()
         })
-    }
-}
-
-impl Shared {
-    /// Whether an image may print on some device. Its content is looked into once.
-    pub fn image_prints(&self, hash: &[u8; 32], content: &Content) -> bool {
-        self.printing.images.look_up(hash, || {
-            let archs: Vec<u32> = self.devices.iter().map(|one| one.capability).collect();
-            cubin::prints(&content[..content.len() - 1], &archs)
-        })
-    }
-}
-
-impl Session {
-    /// Whether this session may launch a kernel that prints now; takes the turn if it is free.
-    pub fn may_print(&mut self, shared: &Shared) -> bool {
-        if self.printed.holds {
-            return true;
-        }
-        let mut holder = shared.printing.holder.lock();
-        if holder.is_none() {
-            shared.printing.drop_output();
-            let session = Some(self.shared.info.session);
-            shared.printing.set_holder(&mut holder, session);
-            self.printed.holds = true;
-        }
-        self.printed.holds
-    }
-
-    /// Whether it has the turn.
-    pub fn prints(&self) -> bool {
-        self.printed.holds
-    }
-
-    /// Gives the turn back if nothing is in flight, after fetching what was printed.
-    pub fn stop_printing(&mut self, shared: &Shared) {
-        if self.printed.holds && !self.has_work_in_flight(shared) && self.is_idle(shared) {
-            self.surrender_printing(shared);
-        }
-    }
-
-    /// Gives the turn back for a session that is over and whose streams are idle. What is known of its work does
-    /// not matter: work that no flag covers would count as being in flight for ever.
-    pub fn surrender_printing(&mut self, shared: &Shared) {
-        if !self.printed.holds {
-            return shared.printing.drop_unclaimed();
-        }
-        // What it has printed nobody will ask for, and it must not be taken for the next holder's.
-        if let Err(status) = self.fetch_printed(shared) {
-            shared.note_status(status);
-        }
-        self.printed.holds = false;
-        let mut holder = shared.printing.holder.lock();
-        shared.printing.set_holder(&mut holder, None);
-    }
-
-    /// Whether the driver says that all streams are idle. What [`Session::has_work_in_flight`] goes by may be known
-    /// a moment before the driver notices, and synchronizing must not wait.
-    pub fn is_idle(&self, shared: &Shared) -> bool {
-        let works = self.streams.iter().chain(&self.retired);
-        works.filter(|stream| !stream.capturing).all(|stream| {
-            let _ = shared.devices[stream.device].make_current(&shared.driver);
-            shared.driver.stream_query(stream.raw) != Err(CUDA_ERROR_NOT_READY)
-        })
-    }
-
-    fn fetch_printed(&mut self, shared: &Shared) -> Result<(), CUresult> {
-        let works = self.streams.iter().chain(&self.retired);
-        for stream in works.filter(|stream| !stream.capturing) {
-            shared.devices[stream.device].make_current(&shared.driver)?;
-            shared.driver.stream_synchronize(stream.raw)?;
-        }
-        self.printed.add(&shared.printing.take_output());
-        Ok(())
-    }
-
-    /// The next `room` bytes of what its kernels printed, and how many are left after them.
-    pub fn take_printed(
-        &mut self,
-        shared: &Shared,
-        room: usize,
-    ) -> Result<(Vec<u8>, usize), CUresult> {
-        if self.printed.holds {
-            // The driver may learn a moment after the client that its work is done.
-            let began = Instant::now();
-            while !self.is_idle(shared) && began.elapsed() < SETTLING {
-                std::thread::yield_now();
-            }
-            if self.has_work_in_flight(shared) {
-                // Work of other streams still runs; the text of what the client waited for is complete nevertheless.
-                self.printed.add(&shared.printing.take_output());
-            } else {
-                self.stop_printing(shared);
-            }
-        }
-        let count = self.printed.text.len().min(room);
-        let text = self.printed.text.drain(..count).collect();
-        Ok((text, self.printed.text.len()))
     }
 }
 

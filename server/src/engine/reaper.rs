@@ -65,10 +65,10 @@ impl Dying {
         }
         self.session.enter();
         self.look = now + if self.stuck { SLOW_TICK } else { TICK };
-        self.release.write(shared, &self.session, self.stuck);
+        self.release.write(&shared.gpu, &self.session, self.stuck);
         self.session.forget_held(shared)
             && is_drained(shared, &self.session)
-            && self.release.is_done(shared)
+            && self.release.is_done(&shared.gpu)
     }
 
     /// Notes that it takes long.
@@ -99,7 +99,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        if shared.is_lost() {
+        if shared.gpu.is_lost() {
             // Nothing can be freed any more; the process is about to be replaced.
             for mut one in dying.drain(..) {
                 let why = one.session.fault.take();
@@ -114,7 +114,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
                 let over = dying.swap_remove(at);
                 // An annex stays until all that was in it is buried.
                 let _annex_stays = shared.moving.read();
-                shared.calm(over.session.side).end_dying();
+                shared.gpu.calm(over.session.side).end_dying();
                 release(shared, *over.session, over.uncounted);
                 continue;
             }
@@ -126,7 +126,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
         }
         for side in Side::ALL {
             let of_side = || dying.iter().filter(|one| one.session.side == side);
-            let calm = shared.calm(side);
+            let calm = shared.gpu.calm(side);
             calm.set_stuck(of_side().any(|one| one.stuck));
             let longest = of_side().map(|one| one.since.elapsed()).max();
             calm.set_dying_for(longest.unwrap_or_default());
@@ -141,7 +141,7 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
         session.shared.set_flag(slot + RETURNED, 1);
     }
     let mut streams = session.streams.iter().chain(&session.retired);
-    streams.all(|stream| stream.is_drained(shared))
+    streams.all(|stream| stream.is_drained(&shared.gpu))
 }
 
 /// Frees what an idle session owned; what would make others wait is buried.
@@ -149,58 +149,61 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     panics::works_for(Some(session.shared.info.session));
     shared.note_drained(&session.shared);
     session.enter();
-    session.surrender_printing(shared);
-    session.leave_graph_turn(shared);
+    session.surrender_printing(&shared.gpu);
+    session.leave_graph_turn(&shared.gpu);
     for (device, stream) in session.helpers.drain(..) {
-        let _ = shared.devices[device].make_current(&shared.driver);
-        let _ = shared.driver.context.stream_destroy(stream);
+        let _ = shared.gpu.devices[device].make_current(&shared.gpu.driver);
+        let _ = shared.gpu.driver.context.stream_destroy(stream);
     }
     for stream in session.streams.drain().chain(session.retired.drain(..)) {
-        let _ = shared.devices[stream.device].make_current(&shared.driver);
-        stream.release(shared);
+        let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
+        stream.release(&shared.gpu);
     }
     for event in session.events.drain() {
-        let _ = shared.devices[event.device].make_current(&shared.driver);
+        let _ = shared.gpu.devices[event.device].make_current(&shared.gpu.driver);
         let _ = shared.end_event(event);
     }
     let grants = std::mem::take(&mut session.grants).into_values();
     let opened = session.sharing.clear(&shared.shares);
     for grant in grants.chain(opened).chain(session.releasing.drain(..)) {
         grant.left_by(&session.account);
-        if let Err(status) = shared.revoke(grant) {
+        if let Err(status) = shared.gpu.revoke(grant) {
             tracing::error!(
                 "device memory of session {} was not freed: {status}",
                 session.shared.info.session
             );
         }
     }
-    session.graphs.free_memory(shared);
-    session.pools.clear(shared);
+    session.graphs.free_memory(&shared.gpu);
+    session.pools.clear(&shared.gpu);
     for key in session.virtual_memory.keys() {
-        shared.forget_kept(session.name_of_physical(key));
+        shared.gpu.keeping.forget(session.name_of_physical(key));
     }
-    session.virtual_memory.clear(shared);
+    session.virtual_memory.clear(&shared.gpu);
     let mut graves: Vec<Buried> = session.greens.drain().map(Buried::Green).collect();
     session.forget_offer(shared);
     for link in session.links.drain() {
         link.end(shared);
     }
-    let (images, events) = session.graphs.release(shared);
+    let (images, events) = session.graphs.release(&shared.gpu);
     let drained = |mut image: Image| {
         image.note_drained();
         Buried::Image(image)
     };
     graves.extend(images.into_iter().map(drained));
     for event in events {
-        let _ = shared.driver.event_destroy(event.raw);
+        let _ = shared.gpu.driver.event_destroy(event.raw);
     }
     let images = session.images.drain().chain(session.libraries.drain());
     graves.extend(images.map(drained));
-    graves.extend(session.take_arrays(shared));
+    graves.extend(session.take_arrays(&shared.gpu));
     let id = session.shared.info.session;
-    shared.forget_session(id);
+    shared.gpu.keeping.forget_session(id);
     for start in session.host.keys() {
-        shared.forget_kept(Name::numbered(keeper::Kind::Host, *start));
+        shared
+            .gpu
+            .keeping
+            .forget(Name::numbered(keeper::Kind::Host, *start));
     }
     let host = std::mem::take(&mut session.host)
         .into_values()
@@ -214,7 +217,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     let ended = session.shared.clone();
     // With it goes the last that holds what is buried now.
     drop(session);
-    shared.shared_events.settle(&shared.driver);
+    shared.shared_events.settle(&shared.gpu.driver);
     ended.account.retire();
     graves.into_iter().for_each(|object| shared.bury(object));
     shared.gone(&ended, uncounted, why);

@@ -5,13 +5,11 @@
 //! something between launches, or that a client had for itself, stays only if its variables can be given the content again
 //! that they had at first ([`super::variables`]).
 
-use super::Shared;
-use super::devices::Device;
 use super::families::Family;
 use super::footprint::footprint;
+use super::image_store::{ImageStore, Unloading};
 use super::instances::Instance;
 use super::side::{self, Side};
-use super::undertaker::Buried;
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -96,17 +94,17 @@ impl Residents {
 }
 
 /// The body of the thread that decides which images stay: to look into one takes time, and a client decides how much.
-pub fn run(shared: &Arc<Shared>, left: &Receiver<Arc<Instance>>) {
+pub fn run(store: &ImageStore, left: &Receiver<Arc<Instance>>) {
     for instance in left {
         side::enter(instance.side);
-        if let Some(refused) = shared.keep_resident(instance) {
-            shared.unload(refused);
+        if let Some(refused) = store.keep_resident(instance) {
+            store.unload(refused);
         }
-        shared.residents.assessed.fetch_sub(1, Ordering::AcqRel);
+        store.residents.assessed.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Shared {
+impl ImageStore {
     /// Has it decided whether an instance stays that its last client has left; gives it back where too many wait for that.
     pub fn assess(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
         let residents = &self.residents;
@@ -114,7 +112,7 @@ impl Shared {
         let may_stay = instance.family().is_some()
             && instance.content().len() as u64 <= most
             && (instance.is_open() || instance.may_be_renewed());
-        if !may_stay || self.is_lost() {
+        if !may_stay || self.gpu.is_lost() {
             return Some(instance);
         }
         residents.assessed.fetch_add(1, Ordering::AcqRel);
@@ -134,7 +132,7 @@ impl Shared {
 
     /// Bytes that all of them may take.
     fn most_resident(&self) -> u64 {
-        let parts = self.devices.iter().map(|device| device.memory / PART);
+        let parts = self.gpu.devices.iter().map(|device| device.memory / PART);
         parts.min().unwrap_or(0)
     }
 
@@ -142,7 +140,7 @@ impl Shared {
     fn keep_resident(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
         let most = self.most_resident();
         let bytes = match self.resident_bytes(&instance) {
-            Some(bytes) if bytes <= most && !self.is_lost() => bytes,
+            Some(bytes) if bytes <= most && !self.gpu.is_lost() => bytes,
             _ => return Some(instance),
         };
         let mut kept = self.residents.kept.lock();
@@ -162,11 +160,6 @@ impl Shared {
         drop(kept);
         self.give_up(over);
         None
-    }
-
-    /// Whether a device has had no memory for somebody lately.
-    pub fn is_short(&self) -> bool {
-        self.devices.iter().any(Device::was_short)
     }
 
     /// Gives up all of them, for others to have the memory when next nothing is in flight.
@@ -203,7 +196,7 @@ impl Shared {
     fn unload(&self, instance: Arc<Instance>) {
         // A client may have found it meanwhile, and leaves it later.
         if let Some(last) = Arc::into_inner(instance) {
-            self.bury(Buried::Instance(last));
+            self.bury(Unloading::Instance(last));
         }
     }
 
@@ -215,7 +208,7 @@ impl Shared {
             return None;
         }
         let bytes = &content[..content.len() - 1];
-        let of_device = footprint(bytes, self.devices[instance.device].capability)?;
+        let of_device = footprint(bytes, self.gpu.devices[instance.device].capability)?;
         Some(of_device.max(bytes.len() as u64))
     }
 }

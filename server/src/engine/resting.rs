@@ -90,7 +90,7 @@ impl Shared {
             if awake.is_empty() || now >= until && asked || now >= until + GRACE {
                 break awake;
             }
-            if self.is_lost() {
+            if self.gpu.is_lost() {
                 self.end_rest(number);
                 return Err("the context is lost".into());
             }
@@ -114,7 +114,7 @@ impl Shared {
             for Stays(session, why) in &stay {
                 tracing::warn!("Client {} {why}, and ends", session.info);
                 session.end(CUDA_ERROR_MPS_RPC_FAILURE);
-                self.forget_session(session.info.session);
+                self.gpu.keeping.forget_session(session.info.session);
             }
         } else if let Err(why) = refuse(stay) {
             self.end_rest(number);
@@ -189,18 +189,18 @@ impl Session {
         if self.wants_moment || self.prepared.is_some() {
             return Visit::Slow;
         }
-        self.stop_printing(shared);
-        self.end_graph_turn(shared);
+        self.stop_printing(&shared.gpu);
+        self.end_graph_turn(&shared.gpu);
         self.reap_streams(shared);
         self.finish_releases(shared);
         let owes = self.held.any()
             || !self.retired.is_empty()
             || !self.releasing.is_empty()
             || !self.leaving.is_empty();
-        if shared.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
-            self.say_whether_at_work(shared);
+        if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
+            self.say_whether_at_work(&shared.gpu);
         }
-        let drained = self.is_drained(shared);
+        let drained = self.is_drained(&shared.gpu);
         if owes || !drained {
             return Visit::Full;
         }
@@ -208,7 +208,7 @@ impl Session {
             stream.settle_progress();
         }
         if self.wants_snapshot() {
-            let may = !shared.calm(self.side).is_hushed() && shared.snapshots.reserve();
+            let may = !shared.gpu.calm(self.side).is_hushed() && shared.snapshots.reserve();
             return if may { Visit::Snapshot } else { Visit::Full };
         }
         if self.shared.is_at_rest() {

@@ -10,12 +10,12 @@
 //! kernel writes the flag (marks.rs).
 
 use super::Shared;
-use super::calls::launch::packed;
-use super::driver::Driver;
+use super::call_error::CallError;
+use super::driver::{Driver, packed};
 use super::fairness::GREATEST;
 use super::marks::Writer;
 use super::pace::{Length, Runs};
-use super::session::{CallError, Session};
+use super::session::Session;
 use super::streams::Stream;
 use mpsshim_api::cuda::*;
 use mpsshim_model::policy::LAUNCH_RUN;
@@ -400,7 +400,7 @@ impl Session {
     /// # Errors
     /// The client broke the ring's rules.
     pub fn launch_run(&mut self, shared: &Shared) -> Result<u64, Violation> {
-        let most = shared.config.launch_run.min(MOST);
+        let most = shared.gpu.launch_run.min(MOST);
         if most < 2 || self.held.any() || !self.graphs.captures.is_empty() {
             return Ok(0);
         }
@@ -484,7 +484,7 @@ impl Session {
         let [only] = run else { return false };
         let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
         let expects = |stream: &Stream| {
-            waits(stream) && self.writer(shared, stream, only.threads()).is_some()
+            waits(stream) && self.writer(&shared.gpu, stream, only.threads()).is_some()
         };
         self.streams.get(only.body.stream).is_ok_and(expects)
     }
@@ -515,8 +515,8 @@ impl Session {
         let threads = run.iter().map(Planned::threads).max()?;
         Some(Marking {
             body,
-            by: self.writer(shared, stream, threads)?,
-            context: shared.devices[stream.device].context()?,
+            by: self.writer(&shared.gpu, stream, threads)?,
+            context: shared.gpu.devices[stream.device].context()?,
             address: self.shared.flag_address(body.slot).ok()?,
             end: at.behind(message),
         })
@@ -537,26 +537,26 @@ impl Session {
         let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
         fits.then_some(())?;
         let (index, raw) = self
-            .prepare_work(shared, first.body.stream, Runs::Nothing)
+            .prepare_work(&shared.gpu, first.body.stream, Runs::Nothing)
             .ok()?;
         let begun = self.trace_clock(shared);
         let stream = self.streams.at_mut(index).ok()?;
-        let room = shared.window().min(stream.pace.window()) as usize / 4;
+        let room = shared.gpu.window().min(stream.pace.window()) as usize / 4;
         if room < 2 || mark.is_some() && run.len() > room {
             return None;
         }
         let (chains, priority) = (&mut stream.chains, stream.raw_priority);
         let len = run.len().min(room);
-        let chain = chains.longest(&shared.driver, len, first, mark.as_ref(), priority)?;
+        let chain = chains.longest(&shared.gpu.driver, len, first, mark.as_ref(), priority)?;
         let run = &run[..chain.kernels.len()];
-        match chain.set(&shared.driver, run, mark.as_ref()) {
+        match chain.set(&shared.gpu.driver, run, mark.as_ref()) {
             Ok(()) => {}
             Err(Unfit::Function(handle)) => {
                 self.functions.get_mut(handle).ok()?.in_runs = false;
                 return None;
             }
             Err(Unfit::Mark) => {
-                chains.refuse(&shared.driver);
+                chains.refuse(&shared.gpu.driver);
                 return None;
             }
         }
@@ -564,8 +564,8 @@ impl Session {
         for one in run {
             self.shared.launched.note(one.body.function, index);
         }
-        if shared.driver.graph.launch(chain.exec, raw).is_err() {
-            chains.refuse(&shared.driver);
+        if shared.gpu.driver.graph.launch(chain.exec, raw).is_err() {
+            chains.refuse(&shared.gpu.driver);
             return None;
         }
         let end = mark
@@ -574,8 +574,8 @@ impl Session {
         self.consumer.consume_to(end?);
         self.counts.launches += run.len() as u64;
         let messages = messages(run) as u64;
-        if let Err(CallError::Status(status)) = self.submitted(shared, index, messages) {
-            shared.note_status(status);
+        if let Err(CallError::Status(status)) = self.submitted(&shared.gpu, index, messages) {
+            shared.gpu.note_status(status);
             self.post_error(status);
         }
         if let Some(Marking { body, .. }) = mark {
@@ -592,9 +592,9 @@ impl Session {
     pub fn end_runs(&mut self, shared: &Shared) {
         let streams = self.streams.iter_mut().chain(&mut self.retired);
         for stream in streams.filter(|stream| stream.chains.any()) {
-            let device = &shared.devices[stream.device];
-            if device.make_current(&shared.driver).is_ok() {
-                stream.chains.end(&shared.driver);
+            let device = &shared.gpu.devices[stream.device];
+            if device.make_current(&shared.gpu.driver).is_ok() {
+                stream.chains.end(&shared.gpu.driver);
             }
         }
     }

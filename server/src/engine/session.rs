@@ -1,17 +1,20 @@
 //! One client as the server sees it.
 
-use super::Shared;
+mod graph_turns;
+mod printing;
+
 use super::account::{Account, Charge, Memory};
 use super::activity::{Counts, Published};
 use super::arrays::{Array, Objects, Reference};
-use super::bounds;
+use super::call_error::CallError;
 use super::calls::{LinkThread, Prepared};
 use super::context_limits::RaisedLimits;
 use super::description::Description;
-use super::devices::{Grant, Ordinal};
+use super::devices::Grant;
 use super::fairness::Standing;
 use super::files::FileRegistration;
 use super::gate::{Moment, Waits, Want};
+use super::gpu::Gpu;
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
@@ -20,6 +23,7 @@ use super::images::Sent;
 use super::instances::{Image, Instance, Key};
 use super::jit::JitOptions;
 use super::marks::Marks;
+use super::ordinal::Ordinal;
 use super::pace::Length;
 use super::parking::Quiet;
 use super::partition::Place;
@@ -37,6 +41,7 @@ use super::suspects::Launched;
 use super::times::{Time, Times};
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
+use super::{Shared, bounds};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_model::client::ClientInfo;
@@ -44,7 +49,7 @@ use mpsshim_model::limits::{Terms, Usage};
 use mpsshim_model::mode::Mode;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::Op;
-use mpsshim_proto::ring::{Consumer, Message, Violation};
+use mpsshim_proto::ring::{Consumer, Message};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
@@ -54,31 +59,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
-use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// Why a message was not executed.
-#[derive(Debug, Error)]
-pub enum CallError {
-    /// The driver, or a check in its place, says no: the client gets the status.
-    #[error("{0}")]
-    Status(#[from] CUresult),
-    /// It has to wait: its stream has as much in flight as it may, or another session prints.
-    #[error("has to wait for work in flight")]
-    Full,
-    /// It has to be done while nothing is in flight: see [`super::gate`].
-    #[error("has to wait until nothing is in flight")]
-    Alone,
-    /// The client broke the protocol: its session ends.
-    #[error("{0}")]
-    Violation(String),
-}
-
-impl From<Violation> for CallError {
-    fn from(violation: Violation) -> Self {
-        CallError::Violation(violation.to_string())
-    }
-}
 
 /// What more than one thread needs of a session.
 #[derive(Debug)]
@@ -248,6 +229,11 @@ impl SessionShared {
     /// Ends the session for the client: every further call of it returns `status`, sleepers wake.
     pub fn end(&self, status: CUresult) {
         segment::end(self.segment.registration.mapping(), status.0);
+    }
+    /// After a context was lost: whether the session goes on in the next server. Waits until that is decided.
+    pub fn goes_on(&self, gpu: &Gpu) -> bool {
+        gpu.health.await_decision();
+        self.description.may_outlive()
     }
     /// Its side of the devices.
     pub fn side(&self) -> Side {
@@ -704,9 +690,9 @@ impl Session {
     pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
         let function = self.functions.get(handle)?;
         if !function.taken {
-            let loads = self
-                .image(function.image)?
-                .loads_to_take(shared, &function.key, None);
+            let loads =
+                self.image(function.image)?
+                    .loads_to_take(&shared.images, &function.key, None);
             if loads && self.moment.is_none() {
                 self.wants = Some(Want::Function(handle));
                 return Err(CallError::Alone);

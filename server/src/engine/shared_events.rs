@@ -5,8 +5,8 @@
 //! more: it stands for one whose last record is what it was.
 
 use super::Shared;
-use super::devices::Ordinal;
 use super::driver::Driver;
+use super::ordinal::Ordinal;
 use super::session::Event;
 use super::side::{self, Side};
 use super::times::Time;
@@ -480,7 +480,7 @@ impl Shared {
     /// # Errors
     /// The driver's.
     pub fn end_event(&self, event: Event) -> Result<(), CUresult> {
-        self.shared_events.end(&self.driver, event)
+        self.shared_events.end(&self.gpu.driver, event)
     }
 }
 

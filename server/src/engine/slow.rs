@@ -152,7 +152,7 @@ pub fn watch(shared: &Arc<Shared>) {
     let lane = &shared.slow;
     while lane.alarm.1.recv().is_ok() {
         let mut taken = lane.taken.load(Ordering::Relaxed);
-        let wanted = || !lane.tasks.is_empty() || shared.is_urgent() && lane.free() == 0;
+        let wanted = || !lane.tasks.is_empty() || shared.gpu.is_urgent() && lane.free() == 0;
         while wanted() {
             std::thread::sleep(STALL);
             let now = lane.taken.load(Ordering::Relaxed);
@@ -207,7 +207,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     if let Err(why) = admission::check_version(hello) {
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
     }
-    if let Some(status) = shared.lost_status() {
+    if let Some(status) = shared.gpu.lost_status() {
         let why = format!("the server's context is lost ({status})");
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_SERVER_NOT_READY, why);
     }
@@ -224,9 +224,10 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     let limits = shared.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
     let places = shared
+        .gpu
         .devices
         .iter()
-        .map(|device| shared.place(device, terms.threads));
+        .map(|device| shared.gpu.place(device, terms.threads));
     let places = match places.collect::<Result<Vec<_>, _>>() {
         Ok(places) => places,
         Err(status) if hello.required != 0 => {
@@ -270,9 +271,9 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
         }
         Err((socket, status, why)) => {
             shared.admission.retract();
-            shared.note_status(status);
+            shared.gpu.note_status(status);
             // A new server will do what one whose context is lost cannot.
-            let status = match shared.lost_status() {
+            let status = match shared.gpu.lost_status() {
                 Some(_) => CUDA_ERROR_MPS_SERVER_NOT_READY,
                 None => status,
             };
@@ -287,7 +288,7 @@ type Refusal = (Stranger, CUresult, String);
 pub fn limit_memory(shared: &Shared, account: &Account, limits: &BTreeMap<usize, u64>) {
     for (device, bytes) in limits {
         // Of a device that is not here, none is needed.
-        if let Ok(device) = shared.device(*device as u32) {
+        if let Ok(device) = shared.gpu.device(*device as u32) {
             account.lower_limit(Memory::Device(device.ordinal), *bytes);
         }
     }
@@ -298,9 +299,9 @@ pub fn limit_memory(shared: &Shared, account: &Account, limits: &BTreeMap<usize,
 /// # Errors
 /// The driver's.
 pub fn register_segment(shared: &Shared, mapping: Mapping) -> Result<Registration, CUresult> {
-    let device = shared.any_device().ok_or(CUDA_ERROR_NO_DEVICE)?;
-    device.make_current(&shared.driver)?;
-    Registration::new(&shared.driver, mapping, segment::REGISTERED)
+    let device = shared.gpu.any_device().ok_or(CUDA_ERROR_NO_DEVICE)?;
+    device.make_current(&shared.gpu.driver)?;
+    Registration::new(&shared.gpu.driver, mapping, segment::REGISTERED)
 }
 
 /// A segment for a client of this user, and the descriptor that the client gets.
@@ -309,11 +310,11 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
         let why = format!("cannot make its segment: {error}");
         (CUDA_ERROR_OUT_OF_MEMORY, why)
     };
-    if let Some(segment) = shared.spare.take_segment(uid) {
+    if let Some(segment) = shared.gpu.spare.take_segment(uid) {
         return match segment.file.description() {
             Ok(file) => Ok((segment, file)),
             Err(error) => {
-                shared.spare.put_segment(uid, segment);
+                shared.gpu.spare.put_segment(uid, segment);
                 Err(impossible(error))
             }
         };
@@ -380,8 +381,8 @@ fn prepare(
     welcome.segment_len = segment::SEGMENT_LEN as u64;
     (welcome.host_arena, welcome.host_arena_len) = (HOST_ARENA, HOST_ARENA_LEN);
     (welcome.device_arena, welcome.device_arena_len) = (DEVICE_ARENA, DEVICE_ARENA_LEN);
-    welcome.device_count = shared.devices.len().min(MAX_DEVICES) as u32;
-    for (to, device) in welcome.devices.iter_mut().zip(shared.devices.iter()) {
+    welcome.device_count = shared.gpu.devices.len().min(MAX_DEVICES) as u32;
+    for (to, device) in welcome.devices.iter_mut().zip(shared.gpu.devices.iter()) {
         *to = device.uuid.0;
     }
     for (to, place) in welcome.multiprocessors.iter_mut().zip(&places) {

@@ -9,12 +9,11 @@
 //! An address of a variable means something else in the next server. One that the client names is translated
 //! ([`Session::place_of`]); one that kernels have left in a variable cannot be, and the session stays bound.
 
-use super::Shared;
-use super::bounds;
 use super::description::{Kind, Record};
-use super::devices::Ordinal;
+use super::ordinal::Ordinal;
 use super::session::{Function, Global, Session};
 use super::variables::AsLoaded;
+use super::{Shared, bounds};
 use crossbeam_channel::{Receiver, Sender};
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUresult,
@@ -223,7 +222,8 @@ impl Session {
 
     #[cold]
     fn rests_for_snapshot(&mut self, shared: &Shared) -> bool {
-        if !self.wants_snapshot() || shared.is_lost() || shared.calm(self.side).is_hushed() {
+        if !self.wants_snapshot() || shared.gpu.is_lost() || shared.gpu.calm(self.side).is_hushed()
+        {
             return false;
         }
         let position = self.consumer.place().position();
@@ -236,7 +236,7 @@ impl Session {
         if now.duration_since(since) < self.rest() {
             return false;
         }
-        let rests = !self.has_work_in_flight(shared) && self.shared.is_at_rest();
+        let rests = !self.has_work_in_flight(&shared.gpu) && self.shared.is_at_rest();
         if !rests {
             self.saved.rests = Some((position, now));
         }
@@ -250,7 +250,7 @@ impl Session {
         if self.graphs.are_stale() {
             self.save_graphs(shared);
         }
-        self.save_times(shared, self.saved.graphs);
+        self.save_times(&shared.gpu, self.saved.graphs);
         if self.saved.is_stale() {
             self.save_variables(shared);
         }
@@ -295,9 +295,9 @@ impl Session {
                 .ok_or("variables of an image are not known")?;
             let bytes = variables.places().map(|(_, len)| len).sum();
             room = room.checked_sub(bytes).ok_or("they are too long")?;
-            let now = variables.read_again(shared, place.1);
+            let now = variables.read_again(&shared.gpu, place.1);
             let now = now.map_err(|status| {
-                shared.note_status(status);
+                shared.gpu.note_status(status);
                 "they cannot be read"
             })?;
             found.push((place, variables, now));
@@ -371,15 +371,15 @@ impl Session {
     /// # Errors
     /// The driver's; others where the image does not have such variables.
     pub fn restore_variables(&mut self, shared: &Shared, record: Record) -> Result<(), CUresult> {
-        let device = shared.device(record.op.into())?.ordinal;
+        let device = shared.gpu.device(record.op.into())?.ordinal;
         let contents = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
         if self.image(record.key)?.is_with_others() {
             self.separate(shared, record.key)?;
         }
         let image = self.image(record.key)?;
-        image.note_loaded(shared, device);
+        image.note_loaded(&shared.images, device);
         let variables: Arc<AsLoaded> = image.variables(device).ok_or(CUDA_ERROR_NOT_FOUND)?;
-        variables.put(shared, device, &contents)?;
+        variables.put(&shared.gpu, device, &contents)?;
         let place = (record.key, device);
         self.saved.contents.insert(place, record.bytes);
         Ok(())

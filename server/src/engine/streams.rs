@@ -4,15 +4,16 @@
 //! Every stream here is a non-blocking stream of the shared context; the legacy default stream's order is made
 //! with events, and only where both sides have work that is not known to be done.
 
-use super::Shared;
-use super::devices::Ordinal;
+use super::call_error::CallError;
+use super::gpu::Gpu;
 use super::green::GreenRef;
 use super::host::Flag;
+use super::ordinal::Ordinal;
 use super::pace::Pace;
 use super::portable::Progress;
 use super::rations::Holder;
 use super::runs::Chains;
-use super::session::{CallError, Session, SessionShared};
+use super::session::{Session, SessionShared};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
@@ -95,7 +96,7 @@ pub struct Stream {
 impl Stream {
     /// A stream with no work.
     pub fn new(
-        shared: &Shared,
+        gpu: &Gpu,
         holder: &Holder,
         raw: CUstream,
         device: Ordinal,
@@ -103,7 +104,7 @@ impl Stream {
         role: Role,
     ) -> Stream {
         Stream {
-            number: shared.streams.fetch_add(1, Ordering::Relaxed),
+            number: gpu.streams.fetch_add(1, Ordering::Relaxed),
             raw,
             device,
             priority,
@@ -116,7 +117,7 @@ impl Stream {
             seen: 0,
             checkpoints: VecDeque::new(),
             mark: None,
-            own_flag: shared.flags.for_stream(holder),
+            own_flag: gpu.flags.for_stream(holder),
             joined: 0,
             seen_legacy: 0,
             join_event: None,
@@ -133,18 +134,18 @@ impl Stream {
     /// Takes notice of what the GPU has done; returns operations still in flight as far as is known. The client's
     /// own marks count: by forging one it misleads only the order of its own streams.
     #[inline]
-    pub fn in_flight(&mut self, shared: &Shared, session: &SessionShared) -> u64 {
+    pub fn in_flight(&mut self, gpu: &Gpu, session: &SessionShared) -> u64 {
         let marked = match self.mark {
             Some(mark) if reached(session.flag(mark.slot), mark.value) => mark.ops,
             _ => 0,
         };
-        self.ops - marked.max(self.take_notice(shared))
+        self.ops - marked.max(self.take_notice(gpu))
     }
 
     /// Operations that the server's own flags, or the driver, say are done.
-    pub fn take_notice(&mut self, shared: &Shared) -> u64 {
+    pub fn take_notice(&mut self, gpu: &Gpu) -> u64 {
         while let Some(first) = self.checkpoints.front() {
-            if !reached(shared.flags.value(first.slot), first.value) {
+            if !reached(gpu.flags.value(first.slot), first.value) {
                 break;
             }
             self.pace.note_reached(first.ops - self.done, first.ops);
@@ -154,7 +155,7 @@ impl Stream {
                 self.pace.begin();
             }
         }
-        if self.own_flag.is_none() && self.done != self.ops && self.ask_driver(shared) {
+        if self.own_flag.is_none() && self.done != self.ops && self.ask_driver(gpu) {
             self.done = self.ops;
         }
         if self.done == self.ops
@@ -167,10 +168,10 @@ impl Stream {
 
     /// Whether the driver says that everything submitted is done. A stream that captures must not be asked; the event from
     /// before says how far it is.
-    fn ask_driver(&self, shared: &Shared) -> bool {
+    fn ask_driver(&self, gpu: &Gpu) -> bool {
         let done = match self.join_event {
-            _ if !self.capturing => shared.driver.stream_query(self.raw),
-            Some(event) if self.join_recorded == self.ops => shared.driver.event_query(event),
+            _ if !self.capturing => gpu.driver.stream_query(self.raw),
+            Some(event) if self.join_recorded == self.ops => gpu.driver.event_query(event),
             _ => return false,
         };
         done.is_ok()
@@ -180,29 +181,29 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's.
-    pub fn ready_for_capture(&mut self, shared: &Shared) -> Result<(), CUresult> {
+    pub fn ready_for_capture(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
         if self.own_flag.is_some() {
-            return self.checkpoint(shared);
+            return self.checkpoint(gpu);
         }
         if self.ops != self.done {
-            self.record_join(shared)?;
+            self.record_join(gpu)?;
         }
         Ok(())
     }
 
     /// Whether it was given work since this was last asked, or has some.
-    pub fn was_used(&mut self, shared: &Shared, session: &SessionShared) -> bool {
+    pub fn was_used(&mut self, gpu: &Gpu, session: &SessionShared) -> bool {
         let seen = std::mem::replace(&mut self.seen, self.ops);
-        seen != self.ops || self.in_flight(shared, session) != 0
+        seen != self.ops || self.in_flight(gpu, session) != 0
     }
 
     /// Whether all that the driver was given is done. It does not capture.
-    pub fn is_drained(&self, shared: &Shared) -> bool {
-        let _ = shared.devices[self.device].make_current(&shared.driver);
-        match shared.driver.stream_query(self.raw) {
+    pub fn is_drained(&self, gpu: &Gpu) -> bool {
+        let _ = gpu.devices[self.device].make_current(&gpu.driver);
+        match gpu.driver.stream_query(self.raw) {
             Err(CUDA_ERROR_NOT_READY) => false,
             Err(status) => {
-                shared.note_status(status);
+                gpu.note_status(status);
                 true
             }
             Ok(()) => true,
@@ -215,15 +216,15 @@ impl Stream {
     }
 
     /// Gives it another of the driver's streams; it has nothing in flight, and its old side is entered.
-    pub fn replace(&mut self, shared: &Shared, raw: CUstream) {
-        let device = &shared.devices[self.device];
-        let _ = device.make_current(&shared.driver);
-        self.chains.end(&shared.driver);
+    pub fn replace(&mut self, gpu: &Gpu, raw: CUstream) {
+        let device = &gpu.devices[self.device];
+        let _ = device.make_current(&gpu.driver);
+        self.chains.end(&gpu.driver);
         if let Some(event) = self.join_event.take() {
-            let _ = shared.driver.event_destroy(event);
+            let _ = gpu.driver.event_destroy(event);
         }
         let old = std::mem::replace(&mut self.raw, raw);
-        device.keep_stream(&shared.driver, self.raw_priority, old);
+        device.keep_stream(&gpu.driver, self.raw_priority, old);
     }
 
     /// Operations submitted.
@@ -242,8 +243,8 @@ impl Stream {
     }
 
     /// Looks how long its oldest checkpoint has not been reached; whether it takes long.
-    pub fn look_at_pace(&mut self, shared: &Shared, now: Instant) -> bool {
-        self.take_notice(shared);
+    pub fn look_at_pace(&mut self, gpu: &Gpu, now: Instant) -> bool {
+        self.take_notice(gpu);
         let Some(first) = self.checkpoints.front() else {
             return false;
         };
@@ -255,13 +256,13 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's; the context must be current.
-    pub fn is_beyond(&mut self, shared: &Shared, window: u64) -> Result<bool, CUresult> {
-        if self.ops - self.done < window || self.ops - self.take_notice(shared) < window {
+    pub fn is_beyond(&mut self, gpu: &Gpu, window: u64) -> Result<bool, CUresult> {
+        if self.ops - self.done < window || self.ops - self.take_notice(gpu) < window {
             return Ok(false);
         }
         // The window may have shrunk since the last checkpoint.
         if self.checkpoints.is_empty() {
-            self.checkpoint(shared)?;
+            self.checkpoint(gpu)?;
         }
         Ok(true)
     }
@@ -311,7 +312,7 @@ impl Stream {
     }
 
     /// Has the GPU tell the server when everything submitted so far is done.
-    pub fn checkpoint(&mut self, shared: &Shared) -> Result<(), CUresult> {
+    pub fn checkpoint(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
         let Some((flag, value)) = self.own_flag.as_mut() else {
             return Ok(());
         };
@@ -325,9 +326,8 @@ impl Stream {
             return Ok(());
         }
         let next = value.wrapping_add(1);
-        let address = shared.flags.device_address(flag.slot);
-        shared
-            .driver
+        let address = gpu.flags.device_address(flag.slot);
+        gpu.driver
             .stream_write_value32(self.raw, address, next, 0)?;
         *value = next;
         if self.checkpoints.is_empty() {
@@ -355,39 +355,37 @@ impl Stream {
     }
 
     /// Frees what belongs to the stream; the caller knows that it is idle, and has its context made current.
-    pub fn release(mut self, shared: &Shared) {
-        self.chains.end(&shared.driver);
+    pub fn release(mut self, gpu: &Gpu) {
+        self.chains.end(&gpu.driver);
         if let Some(event) = self.join_event {
-            let _ = shared.driver.event_destroy(event);
+            let _ = gpu.driver.event_destroy(event);
         }
         if let Some((flag, _)) = self.own_flag.take() {
-            shared.flags.give_back(flag);
+            gpu.flags.give_back(flag);
         }
         let kept = self.green.as_ref().is_none_or(|green| green.is_lasting());
         if kept && self.has_attributes {
-            self.reset_attributes(shared);
+            self.reset_attributes(gpu);
         }
         match self.green {
-            Some(green) => green.end_stream(&shared.driver, self.raw_priority, self.raw),
+            Some(green) => green.end_stream(&gpu.driver, self.raw_priority, self.raw),
             // Its capture could not be ended: one that others took part in, or that failed.
-            None if self.capturing && shared.driver.is_capturing(self.raw) => {
-                let _ = shared.driver.context.stream_destroy(self.raw);
+            None if self.capturing && gpu.driver.is_capturing(self.raw) => {
+                let _ = gpu.driver.context.stream_destroy(self.raw);
             }
-            None => {
-                shared.devices[self.device].keep_stream(&shared.driver, self.raw_priority, self.raw)
-            }
+            None => gpu.devices[self.device].keep_stream(&gpu.driver, self.raw_priority, self.raw),
         }
     }
 
     /// `cuStreamSetAttribute`. A driver that refuses says so in its log only: an attribute changes how fast work is
     /// done, not what comes of it.
-    pub fn set_attribute(&mut self, shared: &Shared, id: u32, value: &[u8]) {
+    pub fn set_attribute(&mut self, gpu: &Gpu, id: u32, value: &[u8]) {
         self.has_attributes = true;
-        set_attribute(shared, self.raw, id, value);
+        set_attribute(gpu, self.raw, id, value);
     }
 
     /// Makes the stream as the next session expects it.
-    fn reset_attributes(&self, shared: &Shared) {
+    fn reset_attributes(&self, gpu: &Gpu) {
         let priority = self.raw_priority.to_ne_bytes();
         let each: [(u32, &[u8]); 4] = [
             (CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &[0; 32]),
@@ -396,17 +394,16 @@ impl Stream {
             (CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN, &[0; 4]),
         ];
         for (id, value) in each {
-            set_attribute(shared, self.raw, id, value);
+            set_attribute(gpu, self.raw, id, value);
         }
     }
 
-    fn record_join(&mut self, shared: &Shared) -> Result<CUevent, CUresult> {
+    fn record_join(&mut self, gpu: &Gpu) -> Result<CUevent, CUresult> {
         let event = match self.join_event {
             Some(event) => event,
             None => {
                 let mut event = CUevent::NULL;
-                shared
-                    .driver
+                gpu.driver
                     .event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
                 self.join_event = Some(event);
                 self.join_recorded = 0;
@@ -414,23 +411,20 @@ impl Stream {
             }
         };
         if self.join_recorded != self.ops {
-            shared.driver.event_record(event, self.raw, 0)?;
+            gpu.driver.event_record(event, self.raw, 0)?;
             self.join_recorded = self.ops;
         }
         Ok(event)
     }
 }
 
-fn set_attribute(shared: &Shared, stream: CUstream, id: u32, value: &[u8]) {
+fn set_attribute(gpu: &Gpu, stream: CUstream, id: u32, value: &[u8]) {
     let mut whole = [0; 64];
     whole[..value.len()].copy_from_slice(value);
-    let set = shared
-        .driver
-        .stream
-        .stream_set_attribute(stream, id, &whole);
+    let set = gpu.driver.stream.stream_set_attribute(stream, id, &whole);
     if let Err(status) = set {
         tracing::debug!(id, %status, "an attribute of a stream was not set");
-        shared.note_status(status);
+        gpu.note_status(status);
     }
 }
 
@@ -448,30 +442,26 @@ impl Session {
     /// # Errors
     /// [`CallError::Full`], `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
     #[inline]
-    pub fn prepare(
-        &mut self,
-        shared: &Shared,
-        handle: u64,
-    ) -> Result<(usize, CUstream), CallError> {
+    pub fn prepare(&mut self, gpu: &Gpu, handle: u64) -> Result<(usize, CUstream), CallError> {
         let index = self.streams.index(handle)?;
         let stream = self.streams.at(index)?;
         let role = stream.role;
-        shared.devices[stream.device].make_current(&shared.driver)?;
+        gpu.devices[stream.device].make_current(&gpu.driver)?;
         if stream.capturing {
             let raw = stream.raw;
             // A node, and the edge to it.
             self.graphs.capture(2)?;
             return Ok((index, raw));
         }
-        if self.is_full(shared, index)? {
+        if self.is_full(gpu, index)? {
             return Err(CallError::Full);
         }
         let stream = self.streams.at(index)?;
         match role {
             Role::Independent => {}
             Role::Legacy if stream.members.is_empty() => {}
-            Role::Legacy => self.join_members(shared, index)?,
-            Role::Blocking(legacy) => self.join_legacy(shared, index, legacy)?,
+            Role::Legacy => self.join_members(gpu, index)?,
+            Role::Blocking(legacy) => self.join_legacy(gpu, index, legacy)?,
         }
         let stream = self.streams.at_mut(index)?;
         stream.begin_work();
@@ -480,26 +470,21 @@ impl Session {
 
     /// Counts operations just submitted, and bounds what is unknown to be done.
     #[inline]
-    pub fn submitted(
-        &mut self,
-        shared: &Shared,
-        index: usize,
-        operations: u64,
-    ) -> Result<(), CallError> {
+    pub fn submitted(&mut self, gpu: &Gpu, index: usize, operations: u64) -> Result<(), CallError> {
         let stream = self.streams.at_mut(index)?;
-        let interval = shared.window().min(stream.pace.window()) / 4;
+        let interval = gpu.window().min(stream.pace.window()) / 4;
         if stream.capturing {
             return Ok(());
         }
         stream.ops += operations;
         stream.begin_work();
         if stream.uncovered() >= interval {
-            stream.checkpoint(shared)?;
+            stream.checkpoint(gpu)?;
         }
         Ok(())
     }
 
-    fn join_members(&mut self, shared: &Shared, index: usize) -> Result<(), CallError> {
+    fn join_members(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
         let legacy = self.streams.at(index)?;
         let raw = legacy.raw;
         for at in 0..legacy.members.len() {
@@ -509,23 +494,18 @@ impl Session {
             };
             if stream.capturing
                 || stream.ops == stream.joined
-                || stream.in_flight(shared, &self.shared) == 0
+                || stream.in_flight(gpu, &self.shared) == 0
             {
                 continue;
             }
-            let event = stream.record_join(shared)?;
+            let event = stream.record_join(gpu)?;
             stream.joined = stream.ops;
-            shared.driver.stream_wait_event(raw, event, 0)?;
+            gpu.driver.stream_wait_event(raw, event, 0)?;
         }
         Ok(())
     }
 
-    fn join_legacy(
-        &mut self,
-        shared: &Shared,
-        index: usize,
-        legacy: usize,
-    ) -> Result<(), CallError> {
+    fn join_legacy(&mut self, gpu: &Gpu, index: usize, legacy: usize) -> Result<(), CallError> {
         let Ok(other) = self.streams.at_mut(legacy) else {
             return Ok(());
         };
@@ -536,9 +516,9 @@ impl Session {
         }
         let raw = stream.raw;
         let other = self.streams.at_mut(legacy)?;
-        if other.in_flight(shared, &self.shared) != 0 {
-            let event = other.record_join(shared)?;
-            shared.driver.stream_wait_event(raw, event, 0)?;
+        if other.in_flight(gpu, &self.shared) != 0 {
+            let event = other.record_join(gpu)?;
+            gpu.driver.stream_wait_event(raw, event, 0)?;
         }
         self.streams.at_mut(index)?.seen_legacy = ops;
         Ok(())
@@ -546,27 +526,25 @@ impl Session {
 
     /// Whether any stream has work that is not known to be done. Asks for checkpoints where there is none, so
     /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
-    pub fn has_work_in_flight(&mut self, shared: &Shared) -> bool {
+    pub fn has_work_in_flight(&mut self, gpu: &Gpu) -> bool {
         self.enter();
-        let mut any = self.held.is_reading(shared);
-        let (tracing, mut points) = (shared.is_tracing(), Vec::new());
+        let mut any = self.held.is_reading(gpu);
+        let (tracing, mut points) = (gpu.is_tracing(), Vec::new());
         for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
-            if stream.ops == stream.take_notice(shared) {
+            if stream.ops == stream.take_notice(gpu) {
                 continue;
             }
             any = true;
             if stream.uncovered() > 0
-                && shared.devices[stream.device]
-                    .make_current(&shared.driver)
-                    .is_ok()
+                && gpu.devices[stream.device].make_current(&gpu.driver).is_ok()
             {
-                match stream.checkpoint(shared) {
+                match stream.checkpoint(gpu) {
                     Ok(()) if tracing => {
                         let point = stream.last_point();
                         points.extend(point.map(|point| (stream.number, point)));
                     }
                     Ok(()) => {}
-                    Err(status) => shared.note_status(status),
+                    Err(status) => gpu.note_status(status),
                 }
             }
         }
@@ -577,22 +555,22 @@ impl Session {
     }
 
     /// Whether all that it has given to the driver is done, by the driver's word. What a stream captures is not.
-    pub fn is_drained(&self, shared: &Shared) -> bool {
+    pub fn is_drained(&self, gpu: &Gpu) -> bool {
         let mut streams = self.streams.iter().chain(&self.retired);
-        !self.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(shared))
+        !self.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(gpu))
     }
 
     /// Synchronizes with streams that are known to be idle, so that this does not wait: their pools give memory back.
-    pub fn synchronize_idle(&mut self, shared: &Shared) {
+    pub fn synchronize_idle(&mut self, gpu: &Gpu) {
         for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
-            if stream.ops == 0 || stream.ops != stream.take_notice(shared) {
+            if stream.ops == 0 || stream.ops != stream.take_notice(gpu) {
                 continue;
             }
-            let synchronized = shared.devices[stream.device]
-                .make_current(&shared.driver)
-                .and_then(|()| shared.driver.stream_synchronize(stream.raw));
+            let synchronized = gpu.devices[stream.device]
+                .make_current(&gpu.driver)
+                .and_then(|()| gpu.driver.stream_synchronize(stream.raw));
             if let Err(status) = synchronized {
-                shared.note_status(status);
+                gpu.note_status(status);
             }
         }
     }
@@ -600,8 +578,8 @@ impl Session {
     /// Whether a stream, whose context is current, has as much in flight as it may. Only the server's own flags
     /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
     #[inline]
-    fn is_full(&mut self, shared: &Shared, index: usize) -> Result<bool, CallError> {
+    fn is_full(&mut self, gpu: &Gpu, index: usize) -> Result<bool, CallError> {
         let stream = self.streams.at_mut(index)?;
-        Ok(stream.is_beyond(shared, shared.window())?)
+        Ok(stream.is_beyond(gpu, gpu.window())?)
     }
 }

@@ -197,7 +197,7 @@ impl Shared {
     /// The context is lost: gives clients what their kernels have printed and why they ended, as far as the driver tells.
     /// Nobody is to see the status before.
     pub fn hand_out_text(&self, status: CUresult, at_work: &[Arc<SessionShared>]) {
-        let printed = self.printing.take_last();
+        let printed = self.gpu.printing.take_last();
         let asserted = assertions::take();
         let owners = self.owners(&asserted, at_work);
         if owners.is_empty() && !asserted.is_empty() {
@@ -237,7 +237,7 @@ impl Shared {
         let Some(said) = Assertion::read(text) else {
             return Vec::new();
         };
-        let archs: Vec<u32> = self.devices.iter().map(|one| one.capability).collect();
+        let archs: Vec<u32> = self.gpu.devices.iter().map(|one| one.capability).collect();
         let fits = at_work.iter().map(|session| session.fits(&said, &archs));
         let fits: Vec<Fit> = fits.collect();
         let Some(best) = fits.iter().max().filter(|best| **best > Fit::OtherCode) else {

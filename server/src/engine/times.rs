@@ -5,10 +5,10 @@
 //! and written down as times of the machine's clock (`CLOCK_MONOTONIC`). The next server records such events once more, and
 //! knows of each by how much its record is too late.
 
-use super::Shared;
 use super::description::{Kind, Record};
-use super::devices::Ordinal;
 use super::driver::is_sticky;
+use super::gpu::Gpu;
+use super::ordinal::Ordinal;
 use super::session::{Event, Session};
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;
@@ -121,8 +121,8 @@ impl Session {
         if let Ok(event) = self.events.get_mut(event) {
             event.recorded = true;
             event.time.by_graphs = true;
-            if let Some(shared) = &event.shared {
-                shared.note_by_graphs();
+            if let Some(gpu) = &event.shared {
+                gpu.note_by_graphs();
             }
         }
     }
@@ -131,13 +131,11 @@ impl Session {
     ///
     /// # Errors
     /// The driver's.
-    pub fn elapsed(&self, shared: &Shared, start: u64, end: u64) -> Result<f32, CUresult> {
+    pub fn elapsed(&self, gpu: &Gpu, start: u64, end: u64) -> Result<f32, CUresult> {
         let (start, end) = (self.events.get(start)?, self.events.get(end)?);
-        shared.devices[start.device].make_current(&shared.driver)?;
+        gpu.devices[start.device].make_current(&gpu.driver)?;
         let mut ms = 0.0;
-        shared
-            .driver
-            .event_elapsed_time(&mut ms, start.raw, end.raw)?;
+        gpu.driver.event_elapsed_time(&mut ms, start.raw, end.raw)?;
         let milliseconds = |ns: Nanoseconds| ns as f64 / 1e6;
         Ok(match (start.time.original, end.time.original) {
             (None, None) => ms,
@@ -148,7 +146,7 @@ impl Session {
 
     /// Reads the times of events that were recorded since they were written down last, and writes them down. The session is
     /// at rest.
-    pub fn save_times(&mut self, shared: &Shared, graphs_were_launched: bool) {
+    pub fn save_times(&mut self, gpu: &Gpu, graphs_were_launched: bool) {
         if graphs_were_launched {
             let by_graphs = self.events.iter_mut().filter(|one| one.time.by_graphs);
             by_graphs.for_each(|event| {
@@ -158,13 +156,13 @@ impl Session {
         if !self.times.are_stale() {
             return;
         }
-        match self.try_save_times(shared) {
+        match self.try_save_times(gpu) {
             Ok(()) | Err(CUDA_ERROR_NOT_READY) => {}
             Err(status) => {
                 let session = self.shared.info.session;
                 tracing::debug!(session, %status, "times of events: not saved");
                 self.times.refused = true;
-                shared.note_status(status);
+                gpu.note_status(status);
             }
         }
     }
@@ -172,7 +170,7 @@ impl Session {
     /// # Errors
     /// `CUDA_ERROR_NOT_READY` when the device is busy; `CUDA_ERROR_OUT_OF_MEMORY` when the description has no room; the
     /// driver's.
-    fn try_save_times(&mut self, shared: &Shared) -> Result<(), CUresult> {
+    fn try_save_times(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
         let mut stale: BTreeMap<Ordinal, Vec<(u64, CUevent)>> = BTreeMap::new();
         for (handle, event) in self.events.iter_with_handles() {
             if event.time.stale {
@@ -183,10 +181,10 @@ impl Session {
         for (device, events) in stale {
             let times = match self.reference(device) {
                 Some(reference) => {
-                    shared.devices[device].make_current(&shared.driver)?;
-                    times_since(shared, reference, &events)?
+                    gpu.devices[device].make_current(&gpu.driver)?;
+                    times_since(gpu, reference, &events)?
                 }
-                None => times_of(shared, device, &events)?,
+                None => times_of(gpu, device, &events)?,
             };
             for (handle, at) in times {
                 let record = Record {
@@ -220,14 +218,14 @@ impl Session {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a record that says none; the driver's.
-    pub fn restore_time(&mut self, shared: &Shared, record: &Record) -> Result<(), CUresult> {
+    pub fn restore_time(&mut self, gpu: &Gpu, record: &Record) -> Result<(), CUresult> {
         if record.bytes.is_empty() {
             return Ok(());
         }
         let bytes = record.bytes.as_slice().try_into();
         let at = bytes.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         let event = self.events.get_mut(record.key)?;
-        let again = shared.record_timed(event.device, event.raw, PATIENCE_AGAIN)?;
+        let again = gpu.record_timed(event.device, event.raw, PATIENCE_AGAIN)?;
         event.recorded = true;
         event.time.record = Some(again);
         event.time.original = Some(Nanoseconds::from_le_bytes(at));
@@ -235,7 +233,7 @@ impl Session {
     }
 }
 
-impl Shared {
+impl Gpu {
     /// Records an event behind nothing.
     ///
     /// # Errors
@@ -295,29 +293,29 @@ fn now() -> Nanoseconds {
 /// # Errors
 /// `CUDA_ERROR_NOT_READY` when the device is busy, or the driver's.
 fn times_of(
-    shared: &Shared,
+    gpu: &Gpu,
     device: Ordinal,
     events: &[(u64, CUevent)],
 ) -> Result<Vec<(u64, Option<Nanoseconds>)>, CUresult> {
-    let driver = &shared.driver;
-    shared.devices[device].make_current(driver)?;
+    let driver = &gpu.driver;
+    gpu.devices[device].make_current(driver)?;
     let mut reference = CUevent::NULL;
     driver.event_create(&mut reference, 0)?;
-    let recorded = shared.record_timed(device, reference, PATIENCE);
-    let times = recorded.and_then(|at| times_since(shared, (reference, at), events));
+    let recorded = gpu.record_timed(device, reference, PATIENCE);
+    let times = recorded.and_then(|at| times_since(gpu, (reference, at), events));
     let _ = driver.event_destroy(reference);
     times
 }
 
 /// The same, by one that was recorded at a known time. The device is current.
 fn times_since(
-    shared: &Shared,
+    gpu: &Gpu,
     reference: (CUevent, Nanoseconds),
     events: &[(u64, CUevent)],
 ) -> Result<Vec<(u64, Option<Nanoseconds>)>, CUresult> {
     times_by(reference, events, |from, to| {
         let mut ms = 0.0f32;
-        let elapsed = shared.driver.event_elapsed_time(&mut ms, from, to);
+        let elapsed = gpu.driver.event_elapsed_time(&mut ms, from, to);
         elapsed.map(|()| ms)
     })
 }

@@ -34,7 +34,7 @@ const APART: u64 = 100_000;
 /// For how long, in nanoseconds, a session that wanted a flag is counted among those.
 const LATELY: u64 = 10_000_000;
 /// So many may follow each other at once, where there were few before: as many as a stream may have in flight.
-const BURST: u64 = super::WINDOW;
+const BURST: u64 = super::gpu::WINDOW;
 
 /// What a thread that has a session has to say.
 #[derive(Clone, Copy, Debug)]
@@ -183,7 +183,7 @@ impl Shared {
     /// No thread.
     pub fn trace(self: &Arc<Shared>, run: Option<Arc<Run>>) -> std::io::Result<()> {
         let mut state = self.traces.0.lock();
-        self.tracing.store(false, Ordering::SeqCst);
+        self.gpu.tracing.store(false, Ordering::SeqCst);
         state.run = None;
         if let Some(collector) = state.collector.take() {
             drop(state);
@@ -205,14 +205,8 @@ impl Shared {
             .spawn(move || collect::run(&shared, &told))?;
         state.collector = Some(collector);
         state.run = Some(run);
-        self.tracing.store(true, Ordering::SeqCst);
+        self.gpu.tracing.store(true, Ordering::SeqCst);
         Ok(())
-    }
-
-    /// Whether a trace goes on: one load, of a line that every round of a dispatch thread reads.
-    #[inline]
-    pub fn is_tracing(&self) -> bool {
-        self.tracing.load(Ordering::Relaxed)
     }
 }
 
@@ -280,7 +274,7 @@ impl Tracer {
             self.record(begun, ended, What::Wait { slot, value });
         } else if may_have && self.may_point(ended) {
             // Where the driver refuses, the next one tells.
-            let _ = stream.checkpoint(shared);
+            let _ = stream.checkpoint(&shared.gpu);
         }
         if let Some(point) = stream.last_point().filter(|point| point.ops == ops) {
             let what = What::Point {
@@ -480,7 +474,7 @@ impl Session {
     /// The trace's clock, if one goes on and the session takes part in it.
     #[inline]
     pub fn trace_clock(&mut self, shared: &Shared) -> Option<u64> {
-        match shared.is_tracing() {
+        match shared.gpu.is_tracing() {
             true => self.traced_now(shared),
             false => None,
         }

@@ -8,22 +8,19 @@
 //! Meanwhile registered memory ([`Spare`]) serves the next sessions instead of more of it.
 
 use super::Shared;
-use super::account::Memory;
 use super::arrays::{Array, Object};
-use super::devices::{Device, Ordinal};
 use super::files::FileRegistration;
-use super::green::{self, GreenRef};
-use super::host::{HostBlock, Segment};
+use super::green::GreenRef;
+use super::host::HostBlock;
+use super::image_store::Unloading;
 use super::instances::{Image, Instance};
-use super::memory_file::MemoryFile;
-use super::rations::{Part, Ration};
+use super::ordinal::Ordinal;
 use super::session::SessionShared;
 use super::side::{self, Side};
+use super::spare::Unused;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often it is looked whether all is quiet.
@@ -38,10 +35,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LOT: Duration = Duration::from_millis(2);
 /// All go on for so many times as long as they were held back for a lot.
 const AFTER: u32 = 4;
-/// Objects that wait here at a time; with more, clients get no further registered memory.
-const MOST_BURIED: usize = 16 << 10;
-/// Bytes of registered memory that wait here at a time; with more, clients get no further registered memory.
-const MOST_SPARE: u64 = 4 << 30;
 
 /// An object whose end waits for everyone's work.
 pub enum Buried {
@@ -67,139 +60,26 @@ pub enum Buried {
     Segment(Arc<SessionShared>),
 }
 
-/// Registered memory that nobody uses: taken by sessions that come, unregistered when all is quiet.
-///
-/// It goes to clients of the same user only, and only when nobody has it open or mapped any more, since the one who had it
-/// cannot be made to let go, and has lost no pages ([`MemoryFile::pass_on`]).
-#[derive(Debug, Default)]
-pub struct Spare {
-    kept: Mutex<Kept>,
-    /// What the undertaker has to do, graves included.
-    waiting: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct Kept {
-    blocks: Vec<(u32, HostBlock)>,
-    segments: Vec<(u32, Segment)>,
-}
-
-impl Kept {
-    fn len(&self) -> usize {
-        self.blocks.len() + self.segments.len()
-    }
-}
-
-fn take_unshared<T>(
-    kept: &mut Vec<(u32, T)>,
-    uid: u32,
-    fits: impl Fn(&T) -> bool,
-    file: impl Fn(&mut T) -> &mut MemoryFile,
-) -> Option<T> {
-    let found = kept
-        .iter_mut()
-        .position(|(of, one)| *of == uid && fits(one) && file(one).pass_on())?;
-    Some(kept.swap_remove(found).1)
-}
-
-impl Spare {
-    /// A block of exactly `len` bytes for a client of this user, all zero.
-    fn take_block(&self, uid: u32, len: u64) -> Option<HostBlock> {
-        let block = take_unshared(
-            &mut self.kept.lock().blocks,
-            uid,
-            |block| block.len() == len,
-            |block| &mut block.file,
-        )?;
-        block.registration.clear();
-        Some(block)
-    }
-
-    /// A segment for a client of this user, all zero.
-    pub fn take_segment(&self, uid: u32) -> Option<Segment> {
-        let segment = take_unshared(
-            &mut self.kept.lock().segments,
-            uid,
-            |_| true,
-            |segment| &mut segment.file,
-        )?;
-        segment.registration.clear();
-        Some(segment)
-    }
-
-    fn put_block(&self, uid: u32, block: HostBlock) {
-        self.kept.lock().blocks.push((uid, block));
-    }
-    /// Puts a segment there.
-    pub fn put_segment(&self, uid: u32, segment: Segment) {
-        self.kept.lock().segments.push((uid, segment));
-    }
-    fn len(&self) -> usize {
-        self.kept.lock().len()
-    }
-    fn note_waiting(&self, waiting: usize) {
-        self.waiting.store(waiting, Ordering::Relaxed);
-    }
-    fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
-    }
-    fn bytes(&self) -> u64 {
-        let blocks = &self.kept.lock().blocks;
-        blocks.iter().map(|(_, block)| block.len()).sum()
-    }
-
-    /// Unregisters one; false when there is none.
-    fn end_one(&self, shared: &Shared) -> bool {
-        let block = self.kept.lock().blocks.pop();
-        if let Some((_, block)) = block {
-            shared.use_any_device();
-            shared.arena.free(&shared.driver, block);
-            return true;
+impl Buried {
+    /// The side that it is to be ended on.
+    pub fn side(&self) -> Side {
+        match self {
+            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::MAIN,
+            Buried::Image(image) => image.side(),
+            Buried::Left(instance) | Buried::Instance(instance) => instance.side,
+            Buried::UnusedAnnex(side) => *side,
+            _ => side::entered(),
         }
-        let segment = self.kept.lock().segments.pop();
-        let Some((_, segment)) = segment else {
-            return false;
-        };
-        shared.use_any_device();
-        drop(segment.registration.unregister(&shared.driver));
-        true
     }
 }
 
-impl Shared {
-    /// A place for more registered memory of a session: what waits to be unregistered is bounded, and what all hold.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`.
-    pub fn place_to_register(&self, session: &SessionShared) -> Result<Ration, CUresult> {
-        let buried = self.spare.waiting();
-        if buried >= MOST_BURIED || self.spare.bytes() >= MOST_SPARE {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+impl From<Unloading> for Buried {
+    fn from(unloading: Unloading) -> Buried {
+        match unloading {
+            Unloading::Image(image) => Buried::Image(image),
+            Unloading::Left(instance) => Buried::Left(instance),
+            Unloading::Instance(instance) => Buried::Instance(instance),
         }
-        self.held_files.take(&session.held_files, Part::USUAL)
-    }
-
-    /// Pinned memory for a session, all zero: what another of the user's has left, or new.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
-    pub fn take_block(
-        &self,
-        session: &SessionShared,
-        device: &Device,
-        len: u64,
-    ) -> Result<HostBlock, CUresult> {
-        let (account, uid) = (&session.account, session.info.uid);
-        let charge = account.take(Memory::Host, len)?;
-        if let Some(mut block) = self.spare.take_block(uid, len) {
-            block.host = Some(charge);
-            block.place.pass_to(&session.held_files);
-            return Ok(block);
-        }
-        drop(charge);
-        let place = self.place_to_register(session)?;
-        let paid = (account, place);
-        side::on_main(|| self.arena.allocate(&self.driver, device, paid, len))
     }
 }
 
@@ -246,7 +126,7 @@ impl Graves {
 
 impl Lots {
     fn is_empty(&self, shared: &Shared) -> bool {
-        self.objects.is_empty() && (self.side != Side::MAIN || shared.spare.len() == 0)
+        self.objects.is_empty() && (self.side != Side::MAIN || shared.gpu.spare.len() == 0)
     }
 
     fn bury(&mut self, shared: &Shared, object: Buried) {
@@ -259,7 +139,7 @@ impl Lots {
     fn end_some(&mut self, shared: &Shared) {
         lay_to_rest(shared, self);
         (self.since, self.asked, self.pause) = (Some(Instant::now()), None, PATIENCE);
-        shared.calm(self.side).set_overdue(false);
+        shared.gpu.calm(self.side).set_overdue(false);
     }
 
     /// Ends what it can, if all is quiet; asks for a moment if that has not been so for long.
@@ -270,12 +150,12 @@ impl Lots {
             .into_iter()
             .filter_map(|object| spared(shared, object))
             .collect();
-        if shared.is_lost() {
+        if shared.gpu.is_lost() {
             // Nothing can be freed any more; the process is about to be replaced.
             self.objects.drain(..).for_each(std::mem::forget);
-            std::mem::forget(std::mem::take(&mut *shared.spare.kept.lock()));
+            std::mem::forget(shared.gpu.spare.take_all());
         }
-        let (calm, waits) = (shared.calm(self.side), !self.is_empty(shared));
+        let (calm, waits) = (shared.gpu.calm(self.side), !self.is_empty(shared));
         calm.set_undertaker_waits(waits);
         if !waits {
             return;
@@ -338,7 +218,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             lots.look(shared);
             buried += lots.objects.len();
         }
-        shared.spare.note_waiting(buried + shared.spare.len());
+        shared
+            .gpu
+            .spare
+            .note_waiting(buried + shared.gpu.spare.len());
         if let Some(side) = unused {
             // Nothing of it is on its way here.
             shared.close_unused_annex(side, || tasks.is_empty());
@@ -351,26 +234,26 @@ fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Host(mut block, uid) => {
             (block.charge, block.host) = (None, None);
-            shared.spare.put_block(uid, block);
+            shared.gpu.spare.put_block(uid, block);
             None
         }
         Buried::Segment(session) => match Arc::try_unwrap(session) {
             Ok(session) => {
                 let uid = session.info.uid;
-                shared.spare.put_segment(uid, session.segment);
+                shared.gpu.spare.put_segment(uid, session.segment);
                 None
             }
             Err(session) => Some(Buried::Segment(session)),
         },
         // What others have too needs nobody to wait.
         Buried::Image(image) => image
-            .leave_shared(shared)
-            .and_then(|image| image.retire(shared))
+            .leave_shared(&shared.images)
+            .and_then(|image| image.retire(&shared.images))
             .map(Buried::Image),
         Buried::Left(instance) => {
             let instance = Arc::new(instance);
-            shared.families.add(&instance);
-            let refused = shared.assess(instance)?;
+            shared.images.families.add(&instance);
+            let refused = shared.images.assess(instance)?;
             Arc::into_inner(refused).map(Buried::Instance)
         }
         other => Some(other),
@@ -389,24 +272,37 @@ fn lay_to_rest(shared: &Shared, graves: &mut Lots) {
         }
     }
     graves.objects = kept;
-    while graves.side == Side::MAIN && began.elapsed() < LOT && shared.spare.end_one(shared) {}
+    while graves.side == Side::MAIN && began.elapsed() < LOT && end_spare(shared) {}
+}
+
+/// Unregisters memory that no session uses; false when there is none.
+fn end_spare(shared: &Shared) -> bool {
+    let Some(unused) = shared.gpu.spare.take_any() else {
+        return false;
+    };
+    shared.gpu.use_any_device();
+    match unused {
+        Unused::Block(block) => shared.gpu.arena.free(&shared.gpu.driver, block),
+        Unused::Segment(segment) => drop(segment.registration.unregister(&shared.gpu.driver)),
+    }
+    true
 }
 
 /// Ends an object; gives it back when that must wait for another holder.
 fn end(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
-        Buried::Image(image) => image.end(shared),
-        Buried::Instance(instance) => instance.end(shared),
-        Buried::Array(array) => array.end(shared),
+        Buried::Image(image) => image.end(&shared.images),
+        Buried::Instance(instance) => instance.end(&shared.images),
+        Buried::Array(array) => array.end(&shared.gpu),
         Buried::Object(object, device) => {
-            if let Err(status) = object.end(device, shared) {
-                shared.note_status(status);
+            if let Err(status) = object.end(device, &shared.gpu) {
+                shared.gpu.note_status(status);
             }
         }
-        Buried::Green(green) => return green::end(shared, green).map(Buried::Green),
+        Buried::Green(green) => return shared.gpu.end_green(green).map(Buried::Green),
         Buried::File(file) => {
-            shared.use_any_device();
-            shared.arena.unregister_file(&shared.driver, file);
+            shared.gpu.use_any_device();
+            shared.gpu.arena.unregister_file(&shared.gpu.driver, file);
         }
         Buried::UnusedAnnex(_) => {}
         kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),

@@ -4,13 +4,14 @@
 //! ([`super::residents`]): nothing needs to be loaded, which would wait until nothing is in flight. What they hold now is
 //! read for a server that comes after this one ([`super::snapshot`]).
 
-use super::Shared;
 use super::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
-use super::devices::{Device, Ordinal};
+use super::devices::Device;
 use super::footprint::{at_top, declarations, of_declaration, without_comments};
+use super::gpu::Gpu;
 use super::host::is_affordable;
 use super::images::{Content, Findings};
 use super::instances::Raw;
+use super::ordinal::Ordinal;
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,
     CUresult, CUstream,
@@ -51,24 +52,27 @@ pub type Variables = Option<Arc<[Variable]>>;
 /// The variables of images.
 pub type KnownVariables = Findings<Variables>;
 
-impl Shared {
-    /// The variables of an image. Its content is looked into once.
-    pub fn variables_of(&self, hash: &[u8; 32], content: &Content) -> Variables {
-        if content.len() > LONGEST {
-            return None;
-        }
-        self.variables.look_up(hash, || {
-            let bytes = &content[..content.len() - 1];
-            let archs: HashSet<u32> = self.devices.iter().map(|one| one.capability).collect();
-            let found: HashSet<_> = archs.iter().map(|arch| variables(bytes, *arch)).collect();
-            // A library is one object for all devices.
-            let only = match found.len() {
-                1 => found.into_iter().next().flatten(),
-                _ => None,
-            };
-            only.map(Arc::from)
-        })
+/// The variables of an image on devices of these compute capabilities. Its content is looked into once.
+pub fn find(
+    known: &KnownVariables,
+    hash: &[u8; 32],
+    content: &Content,
+    archs: impl Iterator<Item = u32>,
+) -> Variables {
+    if content.len() > LONGEST {
+        return None;
     }
+    known.look_up(hash, || {
+        let bytes = &content[..content.len() - 1];
+        let archs: HashSet<u32> = archs.collect();
+        let found: HashSet<_> = archs.iter().map(|arch| variables(bytes, *arch)).collect();
+        // A library is one object for all devices.
+        let only = match found.len() {
+            1 => found.into_iter().next().flatten(),
+            _ => None,
+        };
+        only.map(Arc::from)
+    })
 }
 
 /// The variables that the code has which a device of a compute capability (`10 * major + minor`) would run; `None` where
@@ -254,7 +258,7 @@ impl AsLoaded {
     /// The driver's; `CUDA_ERROR_INVALID_IMAGE` for a variable that is not as long as the image says;
     /// `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for their content.
     pub fn read(
-        shared: &Shared,
+        gpu: &Gpu,
         raw: Raw,
         device: Ordinal,
         variables: &Arc<[Variable]>,
@@ -264,8 +268,8 @@ impl AsLoaded {
         if kept > 0 && !is_affordable(kept) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let driver = &shared.driver;
-        let device = &shared.devices[device];
+        let driver = &gpu.driver;
+        let device = &gpu.devices[device];
         device.make_current(driver)?;
         let mut all = Vec::with_capacity(variables.len());
         for variable in variables.iter() {
@@ -288,7 +292,7 @@ impl AsLoaded {
             all.push((start, before));
         }
         if kept > 0 {
-            on_stream(shared, device, |stream| {
+            on_stream(gpu, device, |stream| {
                 for (start, before) in &mut all {
                     if let Before::Bytes(bytes) = before {
                         let to = bytes.as_mut_ptr() as u64;
@@ -314,7 +318,7 @@ impl AsLoaded {
     ///
     /// # Errors
     /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for it.
-    pub fn read_again(&self, shared: &Shared, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
+    pub fn read_again(&self, gpu: &Gpu, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
         if !is_affordable(self.places().map(|(_, len)| len).sum()) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -323,8 +327,8 @@ impl AsLoaded {
         if now.is_empty() {
             return Ok(now);
         }
-        let (driver, device) = (&shared.driver, &shared.devices[device]);
-        on_stream(shared, device, |stream| {
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
+        on_stream(gpu, device, |stream| {
             for ((start, len), bytes) in self.places().zip(&mut now) {
                 let to = bytes.as_mut_ptr() as u64;
                 driver.memcpy_dtoh_async(to, start, len as usize, stream)?;
@@ -350,7 +354,7 @@ impl AsLoaded {
     /// The driver's; `CUDA_ERROR_NOT_FOUND` for one that the image does not have, or that has another length.
     pub fn put(
         &self,
-        shared: &Shared,
+        gpu: &Gpu,
         device: Ordinal,
         contents: &[(&[u8], &[u8])],
     ) -> Result<(), CUresult> {
@@ -364,8 +368,8 @@ impl AsLoaded {
             .iter()
             .map(|(name, bytes)| place(name, bytes.len()).ok_or(CUDA_ERROR_NOT_FOUND));
         let places: Vec<u64> = places.collect::<Result<_, _>>()?;
-        let (driver, device) = (&shared.driver, &shared.devices[device]);
-        on_stream(shared, device, |stream| {
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
+        on_stream(gpu, device, |stream| {
             for (start, (_, bytes)) in places.iter().zip(contents) {
                 driver.memcpy_htod_async(*start, bytes.as_ptr() as u64, bytes.len(), stream)?;
             }
@@ -377,12 +381,12 @@ impl AsLoaded {
     ///
     /// # Errors
     /// The driver's.
-    pub fn put_back(&self, shared: &Shared, device: Ordinal) -> Result<(), CUresult> {
+    pub fn put_back(&self, gpu: &Gpu, device: Ordinal) -> Result<(), CUresult> {
         if self.held.is_empty() {
             return Ok(());
         }
-        let (driver, device) = (&shared.driver, &shared.devices[device]);
-        on_stream(shared, device, |stream| {
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
+        on_stream(gpu, device, |stream| {
             for (start, before) in &self.held {
                 let put = |at: u64, bytes: &[u8]| {
                     let from = bytes.as_ptr() as u64;
@@ -405,11 +409,11 @@ impl AsLoaded {
 
 /// Makes copies in a stream and waits for them, however they ended.
 fn on_stream(
-    shared: &Shared,
+    gpu: &Gpu,
     device: &Device,
     copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
-    let driver = &shared.driver;
+    let driver = &gpu.driver;
     device.make_current(driver)?;
     let stream = device.take_stream(driver, 0)?;
     let copied = copy(stream);

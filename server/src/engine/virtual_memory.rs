@@ -4,57 +4,18 @@
 //! have put something of its own where a hint points (it did, 2 MiB at the arena's beginning, after other clients had
 //! used pools). The driver judges mappings and access; what is checked here is that a session names only its own.
 
-use super::Shared;
 use super::account::{Account, Charge, Memory};
 use super::bounds;
-use super::devices::Ordinal;
-use super::driver::Driver;
-use super::ranges::RangeAllocator;
+use super::gpu::Gpu;
+use super::ordinal::Ordinal;
 use super::slots::Slots;
+use super::virtual_arena::UNIT;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN};
 use mpsshim_proto::handle::Kind;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// An arena of less is not worth having.
-const LEAST_ARENA: u64 = 64 << 30;
-/// Reservations are multiples of this many bytes, whatever the driver's unit.
-const UNIT: u64 = 2 << 20;
-
-/// The addresses that programs' reservations lie in.
-#[derive(Debug)]
-pub struct VirtualArena(Mutex<RangeAllocator>);
-
-impl VirtualArena {
-    /// Reserves the addresses with the driver, fewer where it refuses; all of them free.
-    pub fn new(driver: &Driver) -> VirtualArena {
-        let mut len = VIRTUAL_ARENA_LEN;
-        loop {
-            let mut reserved = 0;
-            let status =
-                driver.mem_address_reserve(&mut reserved, len as usize, 0, VIRTUAL_ARENA, 0);
-            match status {
-                Ok(()) if reserved == VIRTUAL_ARENA => break,
-                Ok(()) => {
-                    let _ = driver.memory.mem_address_free(reserved, len as usize);
-                }
-                Err(_) => {}
-            }
-            len /= 2;
-            if len < LEAST_ARENA {
-                tracing::warn!(
-                    "no addresses at {VIRTUAL_ARENA:#x} for programs' reservations; cuMemAddressReserve will fail"
-                );
-                len = 0;
-                break;
-            }
-        }
-        VirtualArena(Mutex::new(RangeAllocator::new(VIRTUAL_ARENA, len, UNIT)))
-    }
-}
 
 /// A reservation.
 #[derive(Debug)]
@@ -151,7 +112,7 @@ impl VirtualMemory {
     /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE`.
     pub fn reserve(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         len: u64,
         alignment: u64,
         flags: u64,
@@ -171,7 +132,7 @@ impl VirtualMemory {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let begin = {
-            let mut arena = shared.virtual_arena.0.lock();
+            let mut arena = gpu.virtual_arena.lock();
             arena.take(wide).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?
         };
         let start = begin.next_multiple_of(alignment.max(UNIT));
@@ -192,11 +153,11 @@ impl VirtualMemory {
     /// `CUDA_ERROR_INVALID_VALUE` where the addresses are taken.
     pub fn adopt_reservation(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         (start, len): (u64, u64),
         taken: (u64, u64),
     ) -> Result<(), CUresult> {
-        let mut arena = shared.virtual_arena.0.lock();
+        let mut arena = gpu.virtual_arena.lock();
         arena
             .take_at(taken.0, taken.1)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -214,7 +175,7 @@ impl VirtualMemory {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`, or the driver's.
-    pub fn free(&mut self, shared: &Shared, start: u64, len: u64) -> Result<(), CUresult> {
+    pub fn free(&mut self, gpu: &Gpu, start: u64, len: u64) -> Result<(), CUresult> {
         match self.reservations.get(&start) {
             Some(found) if found.len == len => {}
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
@@ -228,7 +189,7 @@ impl VirtualMemory {
         }) = self.reservations.remove(&start)
         {
             self.reserved -= len;
-            shared.virtual_arena.0.lock().give_back(start, len);
+            gpu.virtual_arena.lock().give_back(start, len);
         }
         Ok(())
     }
@@ -337,7 +298,7 @@ impl VirtualMemory {
     /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
     pub fn map(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         (start, len): (u64, u64),
         handle: u64,
         offset: u64,
@@ -359,8 +320,7 @@ impl VirtualMemory {
             let now = whole.max(charge.bytes());
             charge.resize(now)?;
         }
-        shared
-            .driver
+        gpu.driver
             .mem_map(start, len as usize, offset as usize, raw, flags)
             .inspect_err(|_| {
                 if let Some(bytes) = before {
@@ -382,11 +342,11 @@ impl VirtualMemory {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
-    pub fn unmap(&mut self, shared: &Shared, start: u64, len: u64) -> Result<Unmapped, CUresult> {
+    pub fn unmap(&mut self, gpu: &Gpu, start: u64, len: u64) -> Result<Unmapped, CUresult> {
         if !self.is_reserved(start, len) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        shared.driver.mem_unmap(start, len as usize)?;
+        gpu.driver.mem_unmap(start, len as usize)?;
         let mut gone = Unmapped {
             mappings: self.overlapping(start, len).collect(),
             physical: Vec::new(),
@@ -418,7 +378,7 @@ impl VirtualMemory {
     /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
     pub fn set_access(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         start: u64,
         len: u64,
         accesses: &[CUmemAccessDesc],
@@ -426,7 +386,7 @@ impl VirtualMemory {
         if !self.is_reserved(start, len) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        shared.driver.memory.mem_set_accesses(
+        gpu.driver.memory.mem_set_accesses(
             start,
             len as usize,
             accesses.as_ptr(),
@@ -446,12 +406,12 @@ impl VirtualMemory {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`, or the driver's.
-    pub fn release(&mut self, shared: &Shared, handle: u64) -> Result<Option<u64>, CUresult> {
+    pub fn release(&mut self, gpu: &Gpu, handle: u64) -> Result<Option<u64>, CUresult> {
         let allocation = self
             .allocations
             .remove(handle)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let released = shared.driver.mem_release(allocation.raw);
+        let released = gpu.driver.mem_release(allocation.raw);
         let gone = self.let_go(allocation.physical);
         released.map(|()| gone)
     }
@@ -464,24 +424,24 @@ impl VirtualMemory {
     }
 
     /// Frees everything. Nothing may be in flight.
-    pub fn clear(&mut self, shared: &Shared) {
+    pub fn clear(&mut self, gpu: &Gpu) {
         let note = |what: &str, result: Result<(), CUresult>| {
             if let Err(status) = result {
                 tracing::error!("{what} of a session that ended: {status}");
-                shared.note_status(status);
+                gpu.note_status(status);
             }
         };
         for (start, mapped) in std::mem::take(&mut self.mappings) {
             note(
                 "cuMemUnmap",
-                shared.driver.mem_unmap(start, mapped.len as usize),
+                gpu.driver.mem_unmap(start, mapped.len as usize),
             );
         }
         for allocation in self.allocations.drain() {
-            note("cuMemRelease", shared.driver.mem_release(allocation.raw));
+            note("cuMemRelease", gpu.driver.mem_release(allocation.raw));
         }
         for Reservation { taken, .. } in std::mem::take(&mut self.reservations).into_values() {
-            shared.virtual_arena.0.lock().give_back(taken.0, taken.1);
+            gpu.virtual_arena.lock().give_back(taken.0, taken.1);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Arrays, texture and surface objects, two- and three-dimensional copies.
 
-use super::super::Shared;
 use super::super::account::{Charge, Memory};
 use super::super::arrays::{Array, Object, RawArray};
-use super::super::bounds;
-use super::super::devices::Ordinal;
+use super::super::call_error::CallError;
+use super::super::ordinal::Ordinal;
 use super::super::pace::Runs;
-use super::super::session::{CallError, Session};
+use super::super::session::Session;
 use super::super::undertaker::Buried;
+use super::super::{Shared, bounds};
 use super::Reply;
 use super::copy::Rows;
 use mpsshim_api::cuda::*;
@@ -75,10 +75,10 @@ impl Session {
             depth: body.depth,
             ..CUDA_MEMCPY3D::default()
         };
-        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
-        shared.driver.array.memcpy3d_async(&copy, stream)?;
+        let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+        shared.gpu.driver.array.memcpy3d_async(&copy, stream)?;
         self.counts.copies += 1;
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     fn box_side(&self, side: &BoxSide, body: &CopyBox) -> Result<DriverSide, CallError> {
@@ -130,8 +130,8 @@ impl Session {
 
     /// `cuArray3DCreate`, `cuMipmappedArrayCreate`.
     pub fn array_create(&mut self, shared: &Shared, body: ArrayCreate) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR {
             width: body.size[0],
             height: body.size[1],
@@ -160,7 +160,7 @@ impl Session {
         descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR,
         charge: Charge,
     ) -> Result<(), CallError> {
-        let driver = &shared.driver.array;
+        let driver = &shared.gpu.driver.array;
         let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
         let raw = if mipmapped {
             let mut array = CUmipmappedArray::NULL;
@@ -198,8 +198,8 @@ impl Session {
             _ => self.arrays.get(body.parent)?,
         };
         let device = parent.device;
-        shared.devices[device].make_current(&shared.driver)?;
-        let driver = &shared.driver.array;
+        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+        let driver = &shared.gpu.driver.array;
         let mut part = CUarray::NULL;
         match parent.raw {
             RawArray::Mipmapped(array) => {
@@ -250,9 +250,9 @@ impl Session {
             Some(Kind::MipmappedArray) => self.mipmaps.get(body.array)?,
             _ => self.arrays.get(body.array)?,
         };
-        let device = shared.device(body.device)?;
-        shared.devices[array.device].make_current(&shared.driver)?;
-        let driver = &shared.driver.array;
+        let device = shared.gpu.device(body.device)?;
+        shared.gpu.devices[array.device].make_current(&shared.gpu.driver)?;
+        let driver = &shared.gpu.driver.array;
         if body.kind == 0 {
             let mut found = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
             match array.raw {
@@ -278,13 +278,13 @@ impl Session {
 
     /// `cuTexObjectCreate`, `cuSurfObjectCreate`. The session remembers the driver's value: it may destroy no other.
     pub fn texture_create(&mut self, shared: &Shared, body: TextureCreate) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         if self.textures.len() >= bounds::TEXTURES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let resource = self.resource(body.resource)?;
-        let driver = &shared.driver.array;
+        let driver = &shared.gpu.driver.array;
         let object = if body.flags & TEXTURE_IS_SURFACE != 0 {
             let mut object = CUsurfObject::NULL;
             driver.surf_object_create(&mut object, &resource)?;
@@ -360,7 +360,7 @@ impl Session {
             Object::Texture(body.object)
         };
         let device = self.textures.remove(&object);
-        Ok(object.end(device.ok_or(CUDA_ERROR_INVALID_VALUE)?, shared)?)
+        Ok(object.end(device.ok_or(CUDA_ERROR_INVALID_VALUE)?, &shared.gpu)?)
     }
 }
 

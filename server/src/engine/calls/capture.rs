@@ -2,9 +2,10 @@
 //! the driver's would hit every client of the server.
 
 use super::super::Shared;
-use super::super::devices::Ordinal;
+use super::super::call_error::CallError;
 use super::super::graphs::{Capture, Owner};
-use super::super::session::{CallError, Session};
+use super::super::ordinal::Ordinal;
+use super::super::session::Session;
 use super::super::streams::Role;
 use super::Reply;
 use mpsshim_api::cuda::*;
@@ -82,7 +83,7 @@ impl Session {
     ) -> Result<(usize, CUstream), CallError> {
         let index = self.streams.index(handle)?;
         let stream = self.streams.at(index)?;
-        shared.devices[stream.device].make_current(&shared.driver)?;
+        shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
         Ok((index, stream.raw))
     }
 
@@ -102,8 +103,8 @@ impl Session {
         if stream.capturing {
             return Err(CUDA_ERROR_ILLEGAL_STATE.into());
         }
-        stream.ready_for_capture(shared)?;
-        let driver = &shared.driver.graph;
+        stream.ready_for_capture(&shared.gpu)?;
+        let driver = &shared.gpu.driver.graph;
         if body.graph == 0 {
             driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
         } else {
@@ -150,8 +151,8 @@ impl Session {
     ) -> Result<u64, CUresult> {
         let mut graph = CUgraph::NULL;
         let sinks = captured_sinks(shared, raw);
-        let ended = shared.driver.graph.end_capture(raw, &mut graph);
-        if ended.is_err() && shared.driver.is_capturing(raw) {
+        let ended = shared.gpu.driver.graph.end_capture(raw, &mut graph);
+        if ended.is_err() && shared.gpu.driver.is_capturing(raw) {
             // Another stream's capture; it goes on.
             return ended.map(|()| 0);
         }
@@ -189,7 +190,7 @@ impl Session {
                 Ok(handle)
             }
             Err(status) => {
-                let _ = shared.driver.graph.destroy(graph);
+                let _ = shared.gpu.driver.graph.destroy(graph);
                 Err(status)
             }
         }
@@ -199,7 +200,7 @@ impl Session {
     pub fn look_who_captures(&mut self, shared: &Shared) {
         for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
             if stream.capturing {
-                stream.capturing = shared.driver.is_capturing(stream.raw);
+                stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
             }
         }
     }
@@ -210,14 +211,14 @@ impl Session {
             return;
         }
         if let Ok(stream) = self.streams.at_mut(index) {
-            stream.capturing = shared.driver.is_capturing(stream.raw);
+            stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
         }
     }
 
     /// `cuStreamGetCaptureInfo`.
     pub fn capture_state(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        let (device, driver) = (self.streams.at(index)?.device, &shared.driver.graph);
+        let (device, driver) = (self.streams.at(index)?.device, &shared.gpu.driver.graph);
         let mut state = CaptureState::default();
         let (mut graph, mut nodes, mut edges, mut count) =
             (CUgraph::NULL, ptr::null(), ptr::null(), 0usize);
@@ -341,7 +342,7 @@ impl Session {
         });
         let count = operations.len() as u32;
         self.graphs.capture(1)?;
-        let driver = &shared.driver.stream;
+        let driver = &shared.gpu.driver.stream;
         driver.stream_batch_mem_op(raw, count, &mut operations[0], 0)?;
         self.graphs.hosts = true;
         Ok(())
@@ -359,7 +360,7 @@ impl Session {
         let nodes = self.graphs.raw_nodes(&behind.nodes)?;
         // They become edges.
         self.graphs.capture(nodes.len() as u64)?;
-        shared.driver.graph.update_capture(
+        shared.gpu.driver.graph.update_capture(
             raw,
             nodes.as_ptr(),
             behind.edges(),
@@ -386,7 +387,7 @@ impl Session {
     pub fn capture_break(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
         if self.streams.at(index)?.capturing {
-            shared.driver.stream_query(raw)?;
+            shared.gpu.driver.stream_query(raw)?;
         }
         Ok(Vec::new())
     }
@@ -414,7 +415,7 @@ impl Session {
                 && !given
             {
                 // Nobody asked for this graph.
-                let _ = shared.driver.graph.destroy(object.raw);
+                let _ = shared.gpu.driver.graph.destroy(object.raw);
                 self.graphs.forget_graph(graph);
             }
         }
@@ -426,7 +427,7 @@ fn captured_sinks(shared: &Shared, stream: CUstream) -> Vec<CUgraphNode> {
     let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
     let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
     let info = (&mut status, &mut id, &mut graph, &mut nodes, &mut count);
-    let driver = &shared.driver.graph;
+    let driver = &shared.gpu.driver.graph;
     let mut asked = driver.capture_info(stream, info.0, info.1, info.2, info.3, info.4);
     if asked.is_err() {
         // Some edges have data.
@@ -452,6 +453,7 @@ fn capture_graph(shared: &Shared, stream: CUstream) -> Option<CUgraph> {
     let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
     let (mut nodes, mut count) = (ptr::null(), 0);
     shared
+        .gpu
         .driver
         .graph
         .capture_info(
@@ -468,7 +470,7 @@ fn capture_graph(shared: &Shared, stream: CUstream) -> Option<CUgraph> {
 
 /// All nodes of a graph.
 pub fn all_nodes(shared: &Shared, graph: CUgraph) -> Result<Vec<CUgraphNode>, CUresult> {
-    let driver = &shared.driver.graph;
+    let driver = &shared.gpu.driver.graph;
     let mut count = 0;
     driver.nodes(graph, ptr::null_mut(), &mut count)?;
     let mut nodes = vec![CUgraphNode::NULL; count];

@@ -16,8 +16,8 @@ const L2_FETCH_MAX: u64 = 128;
 impl Session {
     /// Sees to it that the device has a context.
     pub fn attach(&mut self, shared: &Shared, body: Attach) -> Reply {
-        let device = shared.device(body.device)?;
-        device.attach(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.attach(&shared.gpu.driver)?;
         // Here, where it may take its time, and not with the first stream.
         self.part_of(shared, device)?;
         Ok(Vec::new())
@@ -25,10 +25,10 @@ impl Session {
 
     /// `cuCtxGetLimit`.
     pub fn get_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         let mut value = 0;
-        shared.driver.ctx_get_limit(&mut value, body.limit)?;
+        shared.gpu.driver.ctx_get_limit(&mut value, body.limit)?;
         // What a context begins with, not what another client made of it.
         Ok(super::value(
             device.first_limit(body.limit).unwrap_or(value as u64),
@@ -40,32 +40,32 @@ impl Session {
         let Ok(body) = self.body::<Limit>(message) else {
             return false;
         };
-        let Ok(device) = shared.device(body.device) else {
+        let Ok(device) = shared.gpu.device(body.device) else {
             return false;
         };
         let Some(wanted) = ContextLimit::new(body.limit, body.value) else {
             return false;
         };
-        if !wanted.is_within_bounds(device) || device.make_current(&shared.driver).is_err() {
+        if !wanted.is_within_bounds(device) || device.make_current(&shared.gpu.driver).is_err() {
             return false;
         }
         let mut value = 0;
-        let known = shared.driver.ctx_get_limit(&mut value, body.limit);
+        let known = shared.gpu.driver.ctx_get_limit(&mut value, body.limit);
         known.is_ok() && wanted.value > value as u64
     }
 
     /// `cuCtxSetLimit`. The context is everyone's: a limit only grows, within bounds, and the client is told what its own
     /// would be.
     pub fn set_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
             let value = self.raise(shared, device, wanted)?;
             let key = u64::from(body.device) | u64::from(body.limit) << 32;
             self.describe_with(Kind::Limit, key, &body.value);
             return Ok(super::value(value));
         }
-        shared.driver.ctx_get_limit(&mut 0, body.limit)?;
+        shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;
         match body.limit {
             // How the cache that all share is used: a wish that is heard and not granted.
             CU_LIMIT_MAX_L2_FETCH_GRANULARITY if body.value > L2_FETCH_MAX => {
@@ -85,8 +85,8 @@ impl Session {
     /// As of the call.
     pub fn restore_limit(&mut self, shared: &Shared, key: u64, value: u64) -> Result<(), CUresult> {
         let wanted = ContextLimit::new((key >> 32) as u32, value);
-        let device = shared.device(key as u32)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(key as u32)?;
+        device.make_current(&shared.gpu.driver)?;
         self.raise(shared, device, wanted.ok_or(CUDA_ERROR_INVALID_VALUE)?)?;
         Ok(())
     }
@@ -100,7 +100,7 @@ impl Session {
     ) -> Result<u64, CUresult> {
         let ContextLimit { limit, value } = wanted;
         let mut present = 0;
-        shared.driver.ctx_get_limit(&mut present, limit)?;
+        shared.gpu.driver.ctx_get_limit(&mut present, limit)?;
         if !wanted.is_within_bounds(device) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -111,8 +111,9 @@ impl Session {
         if value <= present as u64 {
             return Ok(value);
         }
-        let set = shared.driver.ctx_set_limit(limit, value as usize);
-        if let Err(status) = set.and_then(|()| shared.driver.ctx_get_limit(&mut present, limit)) {
+        let set = shared.gpu.driver.ctx_set_limit(limit, value as usize);
+        if let Err(status) = set.and_then(|()| shared.gpu.driver.ctx_get_limit(&mut present, limit))
+        {
             limits.undo(device.ordinal, limit, before);
             return Err(status);
         }

@@ -1,8 +1,9 @@
 //! Copies and memsets. All device ranges are checked against what the session owns.
 
 use super::super::Shared;
+use super::super::call_error::CallError;
 use super::super::pace::Runs;
-use super::super::session::{CallError, Session};
+use super::super::session::Session;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
 use mpsshim_proto::ring::Message;
@@ -83,16 +84,17 @@ impl Session {
         let to = self.place_of(body.to);
         self.check_device(to, body.len)?;
         self.check_writable(to)?;
-        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
+        let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
         let copy = |stream| {
             let len = body.len as usize;
             shared
+                .gpu
                 .driver
                 .memcpy_htod_async(to, data as u64, len, stream)
         };
         self.copy_with_host(shared, (index, stream), body.to, copy)?;
         self.counts.copies += 1;
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// A copy between memories the server reaches.
@@ -105,8 +107,8 @@ impl Session {
         let to = self.resolve(to_side, body.to, body.len)?;
         self.check_writable(to)?;
         let from = self.resolve(from_side, body.from, body.len)?;
-        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
-        let (driver, len) = (&shared.driver, body.len as usize);
+        let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+        let (driver, len) = (&shared.gpu.driver, body.len as usize);
         let is_unnamed = body.sides & SIDES_UNNAMED != 0;
         match (to_side, from_side) {
             _ if is_unnamed && self.streams.at(index)?.capturing => {
@@ -136,7 +138,7 @@ impl Session {
             }
         }
         self.counts.copies += 1;
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// Does a copy between host memory and what lies at `address` on a device, be it the stream's or another.
@@ -147,7 +149,7 @@ impl Session {
         address: u64,
         copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
     ) -> Result<(), CUresult> {
-        if shared.devices.len() > 1 {
+        if shared.gpu.devices.len() > 1 {
             let home = self.streams.at(index)?.device;
             if let Some(device) = self
                 .device_at(shared, address)
@@ -180,13 +182,13 @@ impl Session {
         let owned = self
             .check_device(place, len)
             .and_then(|()| self.check_writable(place));
-        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Nothing)?;
+        let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
         let to = match owned {
             Ok(()) => place,
             Err(_) if self.streams.at(index)?.capturing => NOBODYS,
             Err(status) => return Err(status.into()),
         };
-        let (driver, value) = (&shared.driver, body.value);
+        let (driver, value) = (&shared.gpu.driver, body.value);
         let (width, height, pitch) = (
             body.width as usize,
             body.height as usize,
@@ -211,7 +213,7 @@ impl Session {
             }
         }
         self.counts.copies += 1;
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Events.
 
 use super::super::Shared;
-use super::super::devices::Ordinal;
+use super::super::call_error::CallError;
 use super::super::held::Awaited;
-use super::super::session::{CallError, Event, Session};
+use super::super::ordinal::Ordinal;
+use super::super::session::{Event, Session};
 use super::super::shared_events::{Record, SharedEvent, Standing, Taken};
 use super::super::streams::Role;
 use super::super::times::Time;
@@ -17,11 +18,12 @@ use zerocopy::IntoBytes;
 impl Session {
     /// `cuEventCreate`.
     pub fn event_create(&mut self, shared: &Shared, body: EventCreate) -> Result<(), CallError> {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         let mut raw = CUevent::NULL;
         // Interprocess events need a handle of their own kind; waiting threads never block in the driver.
         shared
+            .gpu
             .driver
             .event_create(&mut raw, body.flags & CU_EVENT_DISABLE_TIMING)?;
         let event = Event {
@@ -34,7 +36,7 @@ impl Session {
             shared: None,
         };
         if let Err((status, event)) = self.events.insert(body.event, event) {
-            let _ = shared.driver.event_destroy(event.raw);
+            let _ = shared.gpu.driver.event_destroy(event.raw);
             return Err(status.into());
         }
         Ok(())
@@ -44,7 +46,7 @@ impl Session {
     pub fn event_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let event = self.events.remove(body.object)?;
         self.times.forget(&event);
-        shared.devices[event.device].make_current(&shared.driver)?;
+        shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
         match self.graphs.keep_event(body.object, event) {
             Ok(()) => Ok(()),
             Err(event) => Ok(shared.end_event(event)?),
@@ -66,9 +68,9 @@ impl Session {
                     _ => None,
                 };
                 let device = self.streams.at(index)?.device;
-                of_several.record(&shared.driver, (device, stream), ticket)?;
+                of_several.record(&shared.gpu.driver, (device, stream), ticket)?;
             }
-            _ => shared.driver.event_record(raw, stream, body.flags)?,
+            _ => shared.gpu.driver.event_record(raw, stream, body.flags)?,
         }
         if external {
             self.graphs.refer_to(body.event);
@@ -77,7 +79,7 @@ impl Session {
         // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
         let captured = captured || external && self.events.get(body.event)?.captured;
         self.note_recorded(body.event, captured)?;
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// As [`Session::prepare`]. A record that other sessions may wait for does not stay in the ring: its stream is held, and
@@ -87,14 +89,14 @@ impl Session {
         shared: &Shared,
         body: &EventOnStream,
     ) -> Result<(usize, CUstream), CallError> {
-        let prepared = self.prepare(shared, body.stream);
+        let prepared = self.prepare(&shared.gpu, body.stream);
         if matches!(prepared, Err(CallError::Full))
             && self.events.get(body.event)?.shared.is_some()
             && let Ok(index) = self.streams.index(body.stream)
             && !self.held.holds(index)
         {
             let stream = self.streams.at(index)?;
-            let room = shared.window().saturating_sub(1);
+            let room = shared.gpu.window().saturating_sub(1);
             let ops = stream.ops().saturating_sub(room);
             self.hold(index, Awaited::passed(ops));
         }
@@ -140,13 +142,13 @@ impl Session {
         stream: u64,
     ) -> Result<(usize, CUstream), CallError> {
         let record = self.record_to_await(of_several, stream)?;
-        let (index, stream) = self.prepare(shared, stream)?;
+        let (index, stream) = self.prepare(&shared.gpu, stream)?;
         if let Some(raw) = record {
-            shared.driver.stream_wait_event(stream, raw, 0)?;
+            shared.gpu.driver.stream_wait_event(stream, raw, 0)?;
         }
         if of_several.is_by_graphs() {
             let raw = of_several.raw();
-            shared.driver.stream_wait_event(stream, raw, 0)?;
+            shared.gpu.driver.stream_wait_event(stream, raw, 0)?;
         }
         Ok((index, stream))
     }
@@ -172,23 +174,26 @@ impl Session {
         {
             let of_several = of_several.clone();
             let (index, _) = self.await_shared(shared, &of_several, body.stream)?;
-            return self.submitted(shared, index, 1);
+            return self.submitted(&shared.gpu, index, 1);
         }
         let (raw, captured) = (event.raw, event.captured);
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
         if captured && !external {
             let joins = self.streams.at_mut(index)?;
             if joins.role == Role::Legacy {
                 return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.into());
             }
-            joins.ready_for_capture(shared)?;
+            joins.ready_for_capture(&shared.gpu)?;
         }
-        shared.driver.stream_wait_event(stream, raw, body.flags)?;
+        shared
+            .gpu
+            .driver
+            .stream_wait_event(stream, raw, body.flags)?;
         if external {
             self.graphs.refer_to(body.event);
         }
         self.look_whether_captures(shared, index);
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// Writes a flag when the event's last record is complete, whatever its stream was given later.
@@ -210,23 +215,24 @@ impl Session {
         };
         let prepared = match &of_several {
             Some(of_several) => self.await_shared(shared, of_several, body.stream),
-            None => self.prepare(shared, body.stream),
+            None => self.prepare(&shared.gpu, body.stream),
         };
         let queued = prepared.and_then(|(index, stream)| {
             if self.streams.at(index)?.capturing {
                 return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
             }
             if of_several.is_none() {
-                shared.driver.stream_wait_event(stream, event, 0)?;
+                shared.gpu.driver.stream_wait_event(stream, event, 0)?;
             }
             shared
+                .gpu
                 .driver
                 .stream_write_value32(stream, address, body.value, 0)?;
             Ok(index)
         });
         match queued {
             Ok(index) => {
-                self.submitted(shared, index, 1)?;
+                self.submitted(&shared.gpu, index, 1)?;
                 self.note_mark(index, body.slot, body.value)?;
                 Ok(())
             }
@@ -237,18 +243,18 @@ impl Session {
     /// `cuEventQuery`.
     pub fn event_query(&mut self, shared: &Shared, body: Object) -> Reply {
         let event = self.events.get(body.object)?;
-        shared.devices[event.device].make_current(&shared.driver)?;
+        shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
         let Some(of_several) = &event.shared else {
-            shared.driver.event_query(event.raw)?;
+            shared.gpu.driver.event_query(event.raw)?;
             return Ok(Vec::new());
         };
         match of_several.latest().as_ref().map(Record::standing) {
             None | Some(Standing::None) => {}
-            Some(Standing::Made(raw)) => shared.driver.event_query(raw)?,
+            Some(Standing::Made(raw)) => shared.gpu.driver.event_query(raw)?,
             Some(Standing::Pending) => return Err(CUDA_ERROR_NOT_READY.into()),
         }
         if of_several.is_by_graphs() {
-            shared.driver.event_query(of_several.raw())?;
+            shared.gpu.driver.event_query(of_several.raw())?;
         }
         Ok(Vec::new())
     }
@@ -273,17 +279,21 @@ impl Session {
     /// `cuIpcOpenEventHandle`.
     pub fn event_import(&mut self, shared: &Shared, body: EventImport) -> Reply {
         self.shares = true;
-        shared.device(body.device)?;
+        shared.gpu.device(body.device)?;
         let uid = self.shared.info.uid;
         let create = |device: Ordinal| {
             let mut raw = CUevent::NULL;
-            shared.devices[device].make_current(&shared.driver)?;
+            shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
             let flags = CU_EVENT_DISABLE_TIMING;
-            shared.driver.event_create(&mut raw, flags).map(|()| raw)
+            shared
+                .gpu
+                .driver
+                .event_create(&mut raw, flags)
+                .map(|()| raw)
         };
         let event = shared.shared_events.import(&body.token, uid, create)?;
         if let Err((status, event)) = self.events.insert(body.event, event) {
-            shared.devices[event.device].make_current(&shared.driver)?;
+            shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
             let _ = shared.end_event(event);
             return Err(status.into());
         }
@@ -292,7 +302,7 @@ impl Session {
 
     /// `cuEventElapsedTime`, milliseconds.
     pub fn event_elapsed(&mut self, shared: &Shared, body: EventPair) -> Reply {
-        let ms = self.elapsed(shared, body.start, body.end)?;
+        let ms = self.elapsed(&shared.gpu, body.start, body.end)?;
         Ok(super::value(ms.to_bits().into()))
     }
 }

@@ -1,10 +1,11 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
 use super::super::Shared;
-use super::super::devices::Ordinal;
+use super::super::call_error::CallError;
 use super::super::instances::{Key, Raw};
+use super::super::ordinal::Ordinal;
 use super::super::pace::Length;
-use super::super::session::{CallError, Function, Session};
+use super::super::session::{Function, Session};
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;
@@ -63,13 +64,13 @@ impl Session {
     /// loaded here and now, on the slow lane, so that no launch has to.
     pub fn get_function(&mut self, shared: &Shared, body: GetFunction, message: &Message) -> Reply {
         let name = self.name::<GetFunction>(message)?;
-        let driver = &shared.driver;
+        let driver = &shared.gpu.driver;
         if body.function == 0 {
             return self.describe_kernel(shared, body.parent, &name);
         }
         let (_, device, prints) = self.image_ready(shared, body.parent, body.device)?;
         let key: Key = (name.into(), device);
-        let raw = self.image(body.parent)?.look(shared, &key)?;
+        let raw = self.image(body.parent)?.look(&shared.images, &key)?;
         self.look_ahead(shared, body.parent, device);
         let mut info = FunctionInfo {
             attributes: [i32::MIN; 16],
@@ -82,7 +83,7 @@ impl Session {
         image.correct(&key, &mut info.attributes);
         let taken = !image.is_tracked();
         if self.moment.is_some() {
-            shared.devices[device].want_local_ahead(local(&info.attributes));
+            shared.gpu.devices[device].want_local_ahead(local(&info.attributes));
         }
         let params =
             params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
@@ -129,21 +130,21 @@ impl Session {
         let began = Instant::now();
         let may_load = || !moment.is_over() && began.elapsed() < LOADS_AHEAD;
         for library in self.libraries.iter() {
-            library.load_ahead(shared, device, &may_load);
+            library.load_ahead(&shared.images, device, &may_load);
         }
         let began = Instant::now();
         let may = || !moment.is_over() && began.elapsed() < AHEAD;
         if let Ok(first) = self.image(first) {
-            first.look_ahead(shared, device, &may);
+            first.look_ahead(&shared.images, device, &may);
         }
         for library in self.libraries.iter() {
-            library.look_ahead(shared, device, &may);
+            library.look_ahead(&shared.images, device, &may);
         }
     }
 
     /// A library's kernel, wherever it will run: whether it is there, and its parameters.
     fn describe_kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Reply {
-        let driver = &shared.driver;
+        let driver = &shared.gpu.driver;
         let kernel = self.kernel(shared, library, name)?;
         let params = params_of(|index, offset, size| {
             driver.kernel_get_param_info(kernel, index, offset, size)
@@ -166,9 +167,10 @@ impl Session {
         let Raw::Library(library) = self.libraries.get(library)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         };
-        shared.use_any_device();
+        shared.gpu.use_any_device();
         let mut kernel = CUkernel::NULL;
         shared
+            .gpu
             .driver
             .library_get_kernel(&mut kernel, library, name.as_ptr().cast())?;
         Ok(kernel)
@@ -178,7 +180,7 @@ impl Session {
     pub fn take_function(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
         let function = self.functions.get(handle)?;
         let (image, key) = (function.image, function.key.clone());
-        let raw = self.image_mut(image)?.take(shared, &key)?;
+        let raw = self.image_mut(image)?.take(&shared.images, &key)?;
         self.give_function(image, &key, raw);
         Ok(())
     }
@@ -198,7 +200,7 @@ impl Session {
         message: &Message,
     ) -> Reply {
         let name = self.name::<KernelAttribute>(message)?;
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         let image = self.libraries.get_mut(body.library)?;
         if image.is_tracked() {
             let key: Key = (name.clone().into(), device.ordinal);
@@ -206,9 +208,9 @@ impl Session {
                 if let Some(value) = image.of_kernel(&key, body.attribute) {
                     return Ok(super::value(value as i64 as u64));
                 }
-            } else if device.make_current(&shared.driver).is_ok() {
+            } else if device.make_current(&shared.gpu.driver).is_ok() {
                 let set = (body.attribute, body.value);
-                let raw = image.set(shared, &key, set, true)?;
+                let raw = image.set(&shared.images, &key, set, true)?;
                 self.give_function(body.library, &key, raw);
                 return Ok(super::value(body.value as i64 as u64));
             } else {
@@ -217,9 +219,9 @@ impl Session {
         }
         let kernel = self.kernel(shared, body.library, &name)?;
         // Only a preference: a device that nobody has attached to has no context.
-        let _ = device.make_current(&shared.driver);
+        let _ = device.make_current(&shared.gpu.driver);
         let device = device.raw;
-        let image = &shared.driver.image;
+        let image = &shared.gpu.driver.image;
         let mut value = body.value;
         if body.set == 0 {
             image.kernel_get_attribute(&mut value, body.attribute, kernel, device)?;
@@ -236,13 +238,13 @@ impl Session {
         handle: u64,
     ) -> Result<CUfunction, CallError> {
         let function = self.function(shared, handle)?;
-        shared.devices[function.device].make_current(&shared.driver)?;
+        shared.gpu.devices[function.device].make_current(&shared.gpu.driver)?;
         Ok(function.raw)
     }
 
     /// What the session's kernels printed.
     pub fn printed(&mut self, shared: &Shared, (): ()) -> Reply {
-        let (text, left) = self.take_printed(shared, ANSWER_LEN - size_of::<Value>())?;
+        let (text, left) = self.take_printed(&shared.gpu, ANSWER_LEN - size_of::<Value>())?;
         let mut payload = super::value(left as u64);
         payload.extend_from_slice(&text);
         Ok(payload)
@@ -253,6 +255,7 @@ impl Session {
         let function = self.function_ready(shared, body.function)?;
         let mut value = 0;
         shared
+            .gpu
             .driver
             .func_get_attribute(&mut value, body.attribute, function)?;
         Ok(super::value(value as i64 as u64))
@@ -269,12 +272,13 @@ impl Session {
         }
         let image = self.image_mut(of)?;
         if image.is_tracked() {
-            let raw = image.set(shared, &key, (body.attribute, body.value), false)?;
+            let raw = image.set(&shared.images, &key, (body.attribute, body.value), false)?;
             self.give_function(of, &key, raw);
             return Ok(Vec::new());
         }
         let function = self.function_ready(shared, body.function)?;
         shared
+            .gpu
             .driver
             .func_set_attribute(function, body.attribute, body.value)?;
         Ok(Vec::new())

@@ -8,11 +8,12 @@ mod node;
 mod saved;
 mod shown;
 
-use super::super::Shared;
-use super::super::bounds;
-use super::super::devices::Ordinal;
-use super::super::graphs::{Owner, Size};
-use super::super::session::{CallError, Session};
+use super::super::call_error::CallError;
+use super::super::graph_templates::Size;
+use super::super::graphs::Owner;
+use super::super::ordinal::Ordinal;
+use super::super::session::Session;
+use super::super::{Shared, bounds};
 use super::Reply;
 use super::capture::{all_nodes, take};
 use super::stream::{first_word, set_first_word};
@@ -33,10 +34,10 @@ use zerocopy::{FromBytes, IntoBytes};
 impl Session {
     /// `cuGraphCreate`.
     pub fn graph_create(&mut self, shared: &Shared, body: GraphCreate) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         let mut raw = CUgraph::NULL;
-        shared.driver.graph.create(&mut raw, body.flags)?;
+        shared.gpu.driver.graph.create(&mut raw, body.flags)?;
         self.new_graph(shared, raw, device.ordinal)
     }
 
@@ -44,7 +45,7 @@ impl Session {
         match self.graphs.graph_handle(raw, device, Owner::Client) {
             Ok(handle) => Ok(super::value(handle)),
             Err(status) => {
-                let _ = shared.driver.graph.destroy(raw);
+                let _ = shared.gpu.driver.graph.destroy(raw);
                 Err(status.into())
             }
         }
@@ -52,7 +53,7 @@ impl Session {
 
     /// How large a graph of the driver's is that is inside another.
     pub fn measure(&self, shared: &Shared, graph: CUgraph, depth: usize) -> Result<Size, CUresult> {
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         let (none, mut edges) = (ptr::null_mut(), 0);
         driver.edges(graph, none, none, ptr::null_mut(), &mut edges)?;
         let nodes = all_nodes(shared, graph)?;
@@ -77,7 +78,7 @@ impl Session {
     /// The driver's graph of a handle, its context made current.
     fn graph_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraph, Ordinal), CUresult> {
         let graph = self.graphs.graphs.get(handle)?;
-        shared.devices[graph.device].make_current(&shared.driver)?;
+        shared.gpu.devices[graph.device].make_current(&shared.gpu.driver)?;
         Ok((graph.raw, graph.device))
     }
 
@@ -99,7 +100,7 @@ impl Session {
         if graph.owner != Owner::Client || self.graphs.is_filled(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        shared.driver.graph.destroy(raw)?;
+        shared.gpu.driver.graph.destroy(raw)?;
         self.graphs.forget_graph(body.object);
         self.drop_kept(shared);
         Ok(Vec::new())
@@ -109,10 +110,10 @@ impl Session {
     fn drop_kept(&mut self, shared: &Shared) {
         let (images, events) = self.graphs.take_kept();
         for image in images {
-            shared.discard_image(image);
+            shared.images.discard(image);
         }
         for event in events {
-            let _ = shared.driver.event_destroy(event.raw);
+            let _ = shared.gpu.driver.event_destroy(event.raw);
         }
     }
 
@@ -123,6 +124,7 @@ impl Session {
         self.graphs.hold(size.parts)?;
         let mut clone = CUgraph::NULL;
         let made = shared
+            .gpu
             .driver
             .graph
             .duplicate(&mut clone, raw)
@@ -141,14 +143,18 @@ impl Session {
         let (node, _) = self.node_ready(shared, body.first)?;
         let (clone, _) = self.graph_ready(shared, body.second)?;
         let mut found = CUgraphNode::NULL;
-        shared.driver.graph.find_in_clone(&mut found, node, clone)?;
+        shared
+            .gpu
+            .driver
+            .graph
+            .find_in_clone(&mut found, node, clone)?;
         Ok(super::value(self.graphs.node_handle(found, body.second)?))
     }
 
     /// `cuGraphGetNodes`, `cuGraphGetRootNodes`, `cuGraphGetEdges`, `cuGraphNodeGetDependencies`,
     /// `cuGraphNodeGetDependentNodes`: a part of the list.
     pub fn graph_list(&mut self, shared: &Shared, body: GraphList) -> Reply {
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         let none: *mut CUgraphNode = ptr::null_mut();
         let (graph, node) = match body.what {
             list::DEPENDENCIES | list::DEPENDENTS => {
@@ -234,7 +240,7 @@ impl Session {
             edges.as_ptr()
         };
         let (graph, _) = self.graph_ready(shared, body.graph)?;
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         let parts = count as u64;
         if body.remove == 0 {
             self.graphs.grow(body.graph, Size { parts, height: 0 })?;
@@ -251,7 +257,7 @@ impl Session {
     pub fn graph_node_kind(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, _) = self.node_ready(shared, body.object)?;
         let mut kind = 0;
-        shared.driver.graph.node_kind(node, &mut kind)?;
+        shared.gpu.driver.graph.node_kind(node, &mut kind)?;
         if kind == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP && self.host_token(shared, node).is_some() {
             kind = CU_GRAPH_NODE_TYPE_HOST;
         }
@@ -265,7 +271,7 @@ impl Session {
         if filling || self.graphs.is_filled_inside(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        shared.driver.graph.node_destroy(node)?;
+        shared.gpu.driver.graph.node_destroy(node)?;
         let parts = self.graphs.nodes.get(body.object)?.parts;
         self.graphs.forget_node(body.object);
         self.graphs.shrink(graph, parts);
@@ -275,7 +281,7 @@ impl Session {
     /// `cuGraphKernelNodeGetAttribute`, `cuGraphKernelNodeSetAttribute`.
     pub fn graph_attribute(&mut self, shared: &Shared, mut body: GraphAttribute) -> Reply {
         let (node, graph) = self.node_ready(shared, body.node)?;
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         match body.id {
             CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
             | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
@@ -306,7 +312,7 @@ impl Session {
     pub fn graph_copy_attributes(&mut self, shared: &Shared, body: GraphPair) -> Reply {
         let (to, graph) = self.node_ready(shared, body.first)?;
         let (from, _) = self.node_ready(shared, body.second)?;
-        shared.driver.graph.kernel_attributes_copy(to, from)?;
+        shared.gpu.driver.graph.kernel_attributes_copy(to, from)?;
         self.graphs.touch(graph);
         Ok(Vec::new())
     }
@@ -323,7 +329,11 @@ impl Session {
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let path = CString::new(path).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        shared.driver.graph.dot(graph, path.as_ptr(), body.flags)?;
+        shared
+            .gpu
+            .driver
+            .graph
+            .dot(graph, path.as_ptr(), body.flags)?;
         // SAFETY: a plain system call on our own descriptor.
         let len = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };
         let len = u64::try_from(len).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
@@ -342,9 +352,9 @@ impl Session {
     /// `cuDeviceGraphMemTrim`, `cuDeviceGetGraphMemAttribute`, `cuDeviceSetGraphMemAttribute`. The numbers are the
     /// device's, for all clients together.
     pub fn graph_memory(&mut self, shared: &Shared, body: GraphMemory) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
-        let driver = &shared.driver.graph;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
+        let driver = &shared.gpu.driver.graph;
         let mut value = body.value;
         match body.what {
             graph_memory::GET => driver.memory_get(device.raw, body.attribute, &mut value)?,
@@ -359,11 +369,12 @@ impl Session {
     pub fn graph_condition(&mut self, shared: &Shared, body: GraphCondition) -> Reply {
         let (graph, _) = self.graph_ready(shared, body.graph)?;
         let context = shared
+            .gpu
             .device(body.device)?
             .context()
             .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let mut handle = 0;
-        shared.driver.graph.condition_create(
+        shared.gpu.driver.graph.condition_create(
             &mut handle,
             graph,
             context,

@@ -1,10 +1,11 @@
 //! Green contexts and device resources.
 
 use super::super::Shared;
+use super::super::call_error::CallError;
 use super::super::devices::Device;
 use super::super::green::{Green, GreenRef};
 use super::super::partition::Place;
-use super::super::session::{CallError, Session};
+use super::super::session::Session;
 use super::super::side::Side;
 use super::super::undertaker::Buried;
 use super::Reply;
@@ -27,10 +28,10 @@ impl Session {
     /// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
     pub fn resource_query(&mut self, shared: &Shared, body: ResourceQuery) -> Reply {
         let mut resource = CUdevResource::INVALID;
-        let driver = &shared.driver.context;
+        let driver = &shared.gpu.driver.context;
         let device = if body.green == 0 {
-            let device = shared.device(body.device)?;
-            device.make_current(&shared.driver)?;
+            let device = shared.gpu.device(body.device)?;
+            device.make_current(&shared.gpu.driver)?;
             match self.part_of(shared, device)? {
                 Some(part) => driver.green_get_dev_resource(part.raw, &mut resource, body.kind)?,
                 None => driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?,
@@ -38,7 +39,7 @@ impl Session {
             device.ordinal
         } else {
             let green = self.greens.get(body.green)?;
-            shared.devices[green.device].make_current(&shared.driver)?;
+            shared.gpu.devices[green.device].make_current(&shared.gpu.driver)?;
             driver.green_get_dev_resource(green.raw, &mut resource, body.kind)?;
             green.device
         };
@@ -64,8 +65,8 @@ impl Session {
             0 => std::ptr::null_mut(),
             _ => &raw mut remaining,
         };
-        shared.devices[device].make_current(&shared.driver)?;
-        shared.driver.context.split_by_count(
+        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+        shared.gpu.driver.context.split_by_count(
             groups_at,
             &mut count,
             &from,
@@ -110,8 +111,8 @@ impl Session {
         let (words, _) = tokens.as_chunks::<4>();
         let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let device = self.resources.get(tokens[0])?.1;
-        shared.devices[device].make_current(&shared.driver)?;
-        let at = self.resources.describe(shared, tokens, device)?;
+        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+        let at = self.resources.describe(&shared.gpu, tokens, device)?;
         Ok(super::value(at as u64))
     }
 
@@ -126,16 +127,17 @@ impl Session {
     /// `cuGreenCtxCreate`.
     pub fn green_create(&mut self, shared: &Shared, body: GreenCreate) -> Reply {
         self.check_parts()?;
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         let description = match body.description {
             0 => CUdevResourceDesc::NULL,
             at => self
                 .resources
                 .description(at as usize - 1, device.ordinal)?,
         };
-        device.make_current(&shared.driver)?;
+        device.make_current(&shared.gpu.driver)?;
         let mut raw = CUgreenCtx::NULL;
         shared
+            .gpu
             .driver
             .context
             .green_create(&mut raw, description, device.raw, body.flags)?;
@@ -150,13 +152,13 @@ impl Session {
     /// A part of a device for one of the client's contexts, which is named as green contexts are. Answers how many multiprocessors it has.
     pub fn confine(&mut self, shared: &Shared, body: Confine) -> Reply {
         self.check_parts()?;
-        let device = shared.device(body.device)?;
-        let partition = device.partition(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        let partition = device.partition(&shared.gpu.driver)?;
         let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
         let threads = asked.min(self.shared.terms.threads);
         let place = partition.place(threads.of(partition.total));
         let count = place.count;
-        let green = place.green(&shared.driver, device)?;
+        let green = place.green(&shared.gpu.driver, device)?;
         self.greens
             .insert(body.green, green)
             .map_err(|(status, _)| status)?;
@@ -173,7 +175,7 @@ impl Session {
             .places
             .get(device.ordinal.index())
             .and_then(Option::as_ref);
-        let green = |place: &Place| place.green(&shared.driver, device);
+        let green = |place: &Place| place.green(&shared.gpu.driver, device);
         place.map(green).transpose()
     }
 

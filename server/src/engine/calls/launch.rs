@@ -1,14 +1,15 @@
 //! `cuLaunchKernel`, `cuLaunchKernelEx`.
 
 use super::super::Shared;
+use super::super::call_error::CallError;
+use super::super::driver::packed;
 use super::super::gate::Want;
 use super::super::pace::Runs;
-use super::super::session::{CallError, Session};
+use super::super::session::Session;
 use super::stream::{first_word, set_first_word};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
 use mpsshim_proto::ring::Message;
-use std::ffi::c_void;
 
 const ATTRIBUTE: usize = size_of::<CUlaunchAttribute>();
 
@@ -18,17 +19,6 @@ pub struct Attributes {
     count: u32,
     /// Handles of events that the launch records.
     records: Vec<u64>,
-}
-
-/// The `extra` of a launch whose parameters are packed: so many bytes at `params`. Good as long as `size` is.
-pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
-    [
-        CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
-        params.cast(),
-        CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
-        std::ptr::from_mut(size).cast(),
-        CU_LAUNCH_PARAM_END as *mut c_void,
-    ]
 }
 
 impl Session {
@@ -43,7 +33,7 @@ impl Session {
         let (raw, prints, image) = (function.raw, function.prints, function.image);
         let (device, local) = (function.device, function.local);
         let writes = function.note_launch();
-        let grows = shared.devices[device].grows(local);
+        let grows = shared.gpu.devices[device].grows(local);
         // The driver copies as many bytes as the kernel has parameters.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -66,13 +56,13 @@ impl Session {
             // It runs when the graph does.
             self.graphs.prints |= prints;
             self.graphs.refer_to(image);
-        } else if prints && !self.may_print(shared) {
+        } else if prints && !self.may_print(&shared.gpu) {
             return Err(CallError::Full);
         }
         let mut size = body.param_len as usize;
         let mut extra = packed(params, &mut size);
         let (index, stream) =
-            self.prepare_work(shared, body.stream, Runs::Function(body.function))?;
+            self.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
         let capturing = self.streams.at(index)?.capturing;
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
@@ -80,7 +70,7 @@ impl Session {
         // A fault may be seen before the launch returns.
         self.shared.launched.note(body.function, index);
         if body.attributes == 0 {
-            shared.driver.launch_kernel(
+            shared.gpu.driver.launch_kernel(
                 raw,
                 gx,
                 gy,
@@ -95,18 +85,21 @@ impl Session {
             )?;
         } else {
             let attributes = self.attributes(message, &body, Some(capturing))?;
-            shared
-                .driver
-                .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
+            shared.gpu.driver.launch_kernel_ex(
+                &attributes.config(&body, stream),
+                raw,
+                none,
+                extra,
+            )?;
             for handle in attributes.records {
                 self.note_recorded(handle, capturing)?;
             }
         }
         self.counts.launches += 1;
         if grows {
-            shared.devices[device].has_grown(local.into());
+            shared.gpu.devices[device].has_grown(local.into());
         }
-        self.submitted_work(shared, index, Runs::Function(body.function))
+        self.submitted_work(&shared.gpu, index, Runs::Function(body.function))
     }
 
     fn params(&self, message: &Message, body: &Launch) -> Result<*mut u8, CallError> {

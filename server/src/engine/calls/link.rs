@@ -1,11 +1,11 @@
 //! The linker.
 
-use super::super::Shared;
-use super::super::bounds;
+use super::super::call_error::CallError;
 use super::super::host::is_affordable;
 use super::super::images::is_whole;
 use super::super::jit::JitOptions;
-use super::super::session::{CallError, Link, Session};
+use super::super::session::{Link, Session};
+use super::super::{Shared, bounds};
 use super::{Logged, Reply};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
@@ -26,16 +26,16 @@ impl Session {
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         options.want(body.info_log, body.error_log);
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         if self.links.len() >= bounds::LINKS {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let thread = LinkThread::new()?;
         let raw = thread.install(|| -> Result<_, CUresult> {
-            device.make_current(&shared.driver)?;
+            device.make_current(&shared.gpu.driver)?;
             let mut raw = CUlinkState::NULL;
             let (count, names, values) = options.raw()?;
-            let image = &shared.driver.image;
+            let image = &shared.gpu.driver.image;
             image.link_create(count, names, values, &mut raw)?;
             Ok(raw)
         })?;
@@ -73,7 +73,7 @@ impl Session {
         let raw = link.raw;
         let status = link.thread.install(|| {
             let (count, names, values) = options.raw()?;
-            shared.driver.image.link_add_data(
+            shared.gpu.driver.image.link_add_data(
                 raw,
                 body.kind,
                 data.as_mut_ptr(),
@@ -93,7 +93,7 @@ impl Session {
         let raw = link.raw;
         let completed = link.thread.install(|| {
             let (mut cubin, mut len) = (std::ptr::null(), 0);
-            let image = &shared.driver.image;
+            let image = &shared.gpu.driver.image;
             image.link_complete(raw, &mut cubin, &mut len)?;
             if cubin.is_null() {
                 return Ok(None);
@@ -185,7 +185,7 @@ impl Link {
     pub fn end(self, shared: &Shared) {
         let _ = self
             .thread
-            .install(|| shared.driver.image.link_destroy(self.raw));
+            .install(|| shared.gpu.driver.image.link_destroy(self.raw));
     }
 }
 

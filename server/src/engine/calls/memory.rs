@@ -1,11 +1,11 @@
 //! Device memory and pinned host memory.
 
-use super::super::Shared;
 use super::super::account::Memory;
-use super::super::bounds;
+use super::super::call_error::CallError;
 use super::super::description::Kind as Described;
 use super::super::portable::Place;
-use super::super::session::{CallError, Session};
+use super::super::session::Session;
+use super::super::{Shared, bounds};
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
@@ -28,10 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(6);
 impl Session {
     /// A mapping of device memory for the client to carve.
     pub fn mem_grant(&mut self, shared: &Shared, body: MemGrant) -> Reply {
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         let memory = Memory::Device(device.ordinal);
         let grant = self.with_room(shared, (memory, body.len), |session| {
-            device.grant(&shared.driver, &session.account, body.len)
+            device.grant(&shared.gpu.driver, &session.account, body.len)
         })?;
         let range = Range {
             start: grant.start,
@@ -42,9 +42,9 @@ impl Session {
         if let Err(status) = self.share_with_peers(shared, range.start) {
             // The client never learns of it, so that nothing can be in flight there.
             self.grants.remove(&range.start);
-            if let Err(status) = shared.revoke(grant) {
+            if let Err(status) = shared.gpu.revoke(grant) {
                 tracing::error!("device memory that was not granted was not freed: {status}");
-                shared.note_status(status);
+                shared.gpu.note_status(status);
             }
             return Err(status.into());
         }
@@ -84,21 +84,21 @@ impl Session {
         let mut first = attempt(self);
         // The keeper may not have let go of memory that was freed.
         if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
-            && let Some(keeper) = &shared.keeper
+            && let Some(keeper) = shared.gpu.keeping.keeper()
         {
             keeper.settle();
             first = attempt(self);
         }
-        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.is_short() {
-            shared.give_up_residents();
+        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.gpu.is_short() {
+            shared.images.give_up_residents();
         }
         let may_wait = || self.gives_back() && bytes <= self.most(shared, memory);
         if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
             self.short_since = None;
             return Ok(first?);
         }
-        if self.finish_releases(shared) && !self.has_work_in_flight(shared) {
-            self.pools.settle(shared, |_| 0);
+        if self.finish_releases(shared) && !self.has_work_in_flight(&shared.gpu) {
+            self.pools.settle(&shared.gpu, |_| 0);
             let again = attempt(self);
             if again.is_ok() || !self.account.is_leaving() {
                 self.short_since = None;
@@ -108,7 +108,7 @@ impl Session {
         let since = *self.short_since.get_or_insert_with(Instant::now);
         if since.elapsed() < PATIENCE {
             // Nothing was submitted: what it waits for may need a moment in which nobody is at work.
-            self.say_whether_at_work(shared);
+            self.say_whether_at_work(&shared.gpu);
             return Err(CallError::Full);
         }
         self.short_since = None;
@@ -118,7 +118,7 @@ impl Session {
     /// Bytes that the session can have at most, however much is given back.
     fn most(&self, shared: &Shared, memory: Memory) -> u64 {
         let installed = match memory {
-            Memory::Device(device) => shared.devices[device].memory,
+            Memory::Device(device) => shared.gpu.devices[device].memory,
             Memory::Host => u64::MAX,
         };
         installed.min(self.account.most(memory).unwrap_or(u64::MAX))
@@ -139,14 +139,14 @@ impl Session {
         if self.releasing.is_empty() && self.leaving.is_empty() {
             return true;
         }
-        if self.has_work_in_flight(shared) {
+        if self.has_work_in_flight(&shared.gpu) {
             return false;
         }
         self.leaving.clear();
         for grant in std::mem::take(&mut self.releasing) {
-            if let Err(status) = shared.revoke(grant) {
+            if let Err(status) = shared.gpu.revoke(grant) {
                 tracing::error!("device memory given back was not freed: {status}");
-                shared.note_status(status);
+                shared.gpu.note_status(status);
             }
         }
         true
@@ -154,8 +154,8 @@ impl Session {
 
     /// `cuMemGetInfo`, bytes.
     pub fn mem_info(&mut self, shared: &Shared, body: Attach) -> Reply {
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         if self.account.left(Memory::Device(device.ordinal)) != u64::MAX {
             // What the client has given back is the driver's in a moment, unless somebody's work keeps it for longer.
             if self.account.is_leaving() {
@@ -167,13 +167,13 @@ impl Session {
             self.short_since = None;
             // What pools keep for speed is not used.
             self.settle_pools(shared);
-            device.make_current(&shared.driver)?;
+            device.make_current(&shared.gpu.driver)?;
         }
-        if let Some(keeper) = &shared.keeper {
+        if let Some(keeper) = shared.gpu.keeping.keeper() {
             keeper.settle();
         }
         let (mut free, mut total) = (0, 0);
-        shared.driver.mem_get_info(&mut free, &mut total)?;
+        shared.gpu.driver.mem_get_info(&mut free, &mut total)?;
         let mut info = MemInfo {
             free: free as u64,
             total: total as u64,
@@ -188,7 +188,7 @@ impl Session {
 
     /// The client's own limit of device memory.
     pub fn limit_memory(&mut self, shared: &Shared, body: LimitMemory) -> Result<(), CallError> {
-        let memory = Memory::Device(shared.device(body.device)?.ordinal);
+        let memory = Memory::Device(shared.gpu.device(body.device)?.ordinal);
         self.account.lower_limit(memory, body.bytes);
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Session {
     /// Pinned memory: a memory file mapped at one address here and in the client. The descriptor goes over the
     /// socket, before the answer, under the message's token.
     pub fn host_alloc(&mut self, shared: &Shared, body: HostAlloc, message: &Message) -> Reply {
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         let len = body
             .len
             .max(1)
@@ -213,7 +213,11 @@ impl Session {
         };
         let mut block = match self.host_spare.iter().position(|block| block.len() == len) {
             Some(at) => self.host_spare.swap_remove(at),
-            None => shared.take_block(&self.shared, device, len)?,
+            None => shared.gpu.take_block(
+                (&self.account, &self.shared.held_files, self.shared.info.uid),
+                device,
+                len,
+            )?,
         };
         block.charge = charge;
         let note = DescriptorNote {
@@ -272,9 +276,10 @@ impl Session {
         let pointer = self.place_of(body.pointer);
         self.check_device(pointer, 1)?;
         shared
+            .gpu
             .any_device()
             .ok_or(CUDA_ERROR_INVALID_VALUE)?
-            .make_current(&shared.driver)?;
+            .make_current(&shared.gpu.driver)?;
         // The longest attribute is two words (CU_POINTER_ATTRIBUTE_P2P_TOKENS).
         let mut value = [0u64; 2];
         match body.attribute {
@@ -284,9 +289,11 @@ impl Session {
             | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {}
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
         }
-        shared
-            .driver
-            .pointer_get_attribute(value.as_mut_ptr().cast(), body.attribute, pointer)?;
+        shared.gpu.driver.pointer_get_attribute(
+            value.as_mut_ptr().cast(),
+            body.attribute,
+            pointer,
+        )?;
         Ok(super::value(value[0]))
     }
 }

@@ -23,10 +23,10 @@ mod virtual_memory;
 pub use link::LinkThread;
 pub use module::Prepared;
 
-use super::Shared;
+use super::call_error::CallError;
 use super::driver::is_sticky;
-use super::session::{CallError, Session};
-use super::trace;
+use super::session::Session;
+use super::{Shared, trace};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::{Op, Value};
@@ -122,7 +122,7 @@ pub fn execute(
     op: Op,
     message: &Message,
 ) -> Result<(), Undone> {
-    if shared.is_tracing() {
+    if shared.gpu.is_tracing() {
         return trace::execute(shared, session, op, message);
     }
     perform(shared, session, op, message)
@@ -254,8 +254,8 @@ impl Session {
         if is_sticky(status) {
             self.take_back_begun();
         }
-        shared.note_status(status);
-        match shared.is_lost() && shared.goes_on(&self.shared) {
+        shared.gpu.note_status(status);
+        match shared.gpu.is_lost() && self.shared.goes_on(&shared.gpu) {
             true => Err(Undone::Later),
             false => Ok(()),
         }

@@ -2,14 +2,15 @@
 
 use super::super::Shared;
 use super::super::account::{Charge, Memory};
+use super::super::call_error::CallError;
 use super::super::description::Kind as Described;
-use super::super::devices::Ordinal;
 use super::super::families::Family;
 use super::super::footprint::footprint;
 use super::super::images::Content;
 use super::super::instances::{self, Image, Raw};
 use super::super::jit::JitOptions;
-use super::super::session::{CallError, Function, Global, Session};
+use super::super::ordinal::Ordinal;
+use super::super::session::{Function, Global, Session};
 use super::{Logged, Reply};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::{self, Stranger};
@@ -63,9 +64,9 @@ struct ImageCharge {
 impl Shared {
     /// Bytes free on a device.
     fn free_memory(&self, device: u32) -> Result<u64, CUresult> {
-        self.device(device)?.make_current(&self.driver)?;
+        self.gpu.device(device)?.make_current(&self.gpu.driver)?;
         let (mut free, mut total) = (0, 0);
-        self.driver.mem_get_info(&mut free, &mut total)?;
+        self.gpu.driver.mem_get_info(&mut free, &mut total)?;
         Ok(free as u64)
     }
 }
@@ -89,11 +90,11 @@ impl Session {
             mut charge,
             prints,
         } = ready;
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         match Handle(body.image).kind() {
             // A library belongs to no context.
-            Some(Kind::Library) => shared.use_any_device(),
-            _ => device.make_current(&shared.driver)?,
+            Some(Kind::Library) => shared.gpu.use_any_device(),
+            _ => device.make_current(&shared.gpu.driver)?,
         }
         let behind = self.trailing::<ImageLoad>(message)?;
         let (mut options, _) =
@@ -107,7 +108,8 @@ impl Session {
         let what = (content.clone(), device.ordinal, prints);
         self.shared.launched.note_image(&content);
         let offered = self.offered.take();
-        let (image, payload) = Image::load(shared, body.image, what, (family, offered), options);
+        let (image, payload) =
+            Image::load(&shared.images, body.image, what, (family, offered), options);
         let mut image = match image {
             Ok(image) => image,
             Err(status) => return Ok((Err(status), payload)),
@@ -119,7 +121,7 @@ impl Session {
                 // It is there until it is unloaded.
                 charge.charge.grow_to(bytes);
                 image.pay(charge.charge);
-                shared.discard_image(image);
+                shared.images.discard(image);
                 return Ok((Err(status), payload));
             }
         }
@@ -129,7 +131,7 @@ impl Session {
             Raw::Library(_) => &mut self.libraries,
         };
         if let Err((status, image)) = table.insert(body.image, image) {
-            shared.discard_image(image);
+            shared.images.discard(image);
             return Ok((Err(status), payload));
         }
         self.look_ahead(shared, body.image, device.ordinal);
@@ -160,7 +162,7 @@ impl Session {
             return false;
         }
         let (device, options) = (
-            shared.device(body.device),
+            shared.gpu.device(body.device),
             self.trailing::<ImageLoad>(message),
         );
         let (Ok(device), Ok(options)) = (device, options) else {
@@ -169,7 +171,8 @@ impl Session {
         let family = self.family_of(&body, device.ordinal, &options);
         self.forget_offer(shared);
         // Held until the message is executed: it must not go meanwhile.
-        self.offered = family.and_then(|family| shared.families.offer(shared, &family));
+        self.offered =
+            family.and_then(|family| shared.images.families.offer(&shared.images, &family));
         self.offered.is_none() && self.prepare_ahead(shared, &body, message)
     }
 
@@ -177,7 +180,7 @@ impl Session {
     fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: &Message) -> bool {
         let done = self.prepared.take_if(|done| done.is_for(body, message));
         let prepared = done.unwrap_or_else(|| {
-            self.go_away(shared);
+            self.go_away(&shared.gpu);
             let outcome = self.take_in(shared, body, message);
             self.come_back();
             Prepared::new(body, message, outcome)
@@ -195,20 +198,25 @@ impl Session {
         message: &Message,
     ) -> Result<Ready, CallError> {
         let content = match message.token {
-            0 => shared.images.get(&body.hash).ok_or(CUDA_ERROR_NOT_FOUND)?,
+            0 => shared
+                .images
+                .cache
+                .get(&body.hash)
+                .ok_or(CUDA_ERROR_NOT_FOUND)?,
             token => {
                 let fd = self.receive_descriptor(token)?;
                 let sent = &self.sent;
                 shared
                     .images
+                    .cache
                     .receive(fd.as_fd(), body.len, &body.hash, sent)?
             }
         };
         // Not before the descriptor was taken in: another message is to get its own.
         let charge = self.image_charge(shared, body.device, &content)?;
-        let prints = shared.image_prints(&body.hash, &content);
+        let prints = shared.images.image_prints(&body.hash, &content);
         // Known by the time that the image is loaded.
-        shared.variables_of(&body.hash, &content);
+        shared.images.variables_of(&body.hash, &content);
         Ok(Ready {
             content,
             charge,
@@ -219,7 +227,7 @@ impl Session {
     /// What was offered is had, or not wanted any more.
     pub fn forget_offer(&mut self, shared: &Shared) {
         if let Some(offered) = self.offered.take() {
-            instances::let_go(shared, offered);
+            instances::let_go(&shared.images, offered);
         }
     }
 
@@ -233,7 +241,7 @@ impl Session {
         device: u32,
         content: &Content,
     ) -> Result<ImageCharge, CUresult> {
-        let ordinal = shared.device(device)?.ordinal;
+        let ordinal = shared.gpu.device(device)?.ordinal;
         let memory = Memory::Device(ordinal);
         let len = content.len() as u64;
         let charge = self.account.take(memory, len)?;
@@ -243,7 +251,7 @@ impl Session {
                 is_whole: true,
             });
         }
-        let arch = shared.device(device)?.capability;
+        let arch = shared.gpu.device(device)?.capability;
         let found = footprint(&content[..content.len() - 1], arch);
         let mut all = ImageCharge {
             charge,
@@ -285,7 +293,7 @@ impl Session {
         self.left_images |= self.counts.launches > 0 && image.is_loaded();
         self.end_runs(shared);
         // Programs unload their images one after the other when they end.
-        if self.is_drained(shared) {
+        if self.is_drained(&shared.gpu) {
             image.note_drained();
         }
         // What was found in it must not be named any more: the driver's objects are about to go.
@@ -298,14 +306,14 @@ impl Session {
         self.surface_references
             .retain(|reference| reference.image != body.object);
         if let Some(image) = self.graphs.keep_image(body.object, image) {
-            shared.discard_image(image);
+            shared.images.discard(image);
         }
         Ok(())
     }
 
     /// A client's context with a library in it is over: what was found there is not named any more.
     pub fn image_leave(&mut self, shared: &Shared, body: Named) -> Result<(), CallError> {
-        let over = shared.device(body.device)?.ordinal;
+        let over = shared.gpu.device(body.device)?.ordinal;
         self.end_runs(shared);
         self.libraries.get_mut(body.parent)?.leave(over);
         let left = |image: u64, device: Ordinal| image == body.parent && device == over;
@@ -346,10 +354,10 @@ impl Session {
             Some(Kind::Library) => self.libraries.get_mut(handle)?,
             _ => self.images.get_mut(handle)?,
         };
-        let moved = image.separate(shared)?;
+        let moved = image.separate(&shared.images)?;
         let mine = |function: &&mut Function| function.image == handle;
         for function in self.functions.iter_mut().filter(mine) {
-            function.raw = image.take(shared, &function.key)?;
+            function.raw = image.take(&shared.images, &function.key)?;
             function.taken = true;
         }
         Ok(moved)
@@ -381,7 +389,7 @@ impl Session {
     ) -> Result<(Raw, Ordinal, bool), CUresult> {
         let image = self.image(handle)?;
         let device = self.device_of(shared, handle, device)?;
-        shared.devices[device].make_current(&shared.driver)?;
+        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
         Ok((image.raw(), device, image.prints))
     }
 
@@ -395,7 +403,7 @@ impl Session {
         let image = self.image(handle)?;
         match image.raw() {
             Raw::Module(_) => Ok(image.device),
-            Raw::Library(_) => Ok(shared.device(device)?.ordinal),
+            Raw::Library(_) => Ok(shared.gpu.device(device)?.ordinal),
         }
     }
 
@@ -404,7 +412,7 @@ impl Session {
         let name = self.name::<Named>(message)?;
         let look = |raw: Raw| {
             let (mut start, mut len, name) = (0, 0, name.as_ptr().cast());
-            let (driver, start_at, len_at) = (&shared.driver, &mut start, &mut len);
+            let (driver, start_at, len_at) = (&shared.gpu.driver, &mut start, &mut len);
             match raw {
                 Raw::Module(module) => driver.module_get_global(start_at, len_at, module, name)?,
                 Raw::Library(library) => {
@@ -415,11 +423,11 @@ impl Session {
         };
         let (raw, device, _) = self.image_ready(shared, body.parent, body.device)?;
         let mut found = look(raw)?;
-        self.image(body.parent)?.note_loaded(shared, device);
+        self.image(body.parent)?.note_loaded(&shared.images, device);
         if self.separate(shared, body.parent)? {
             let (raw, ..) = self.image_ready(shared, body.parent, body.device)?;
             found = look(raw)?;
-            self.image(body.parent)?.note_loaded(shared, device);
+            self.image(body.parent)?.note_loaded(&shared.images, device);
         }
         let (start, len) = found;
         let known = self.globals.get(&start);
@@ -451,10 +459,10 @@ impl Session {
         let Raw::Library(library) = self.libraries.get(body.parent)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
-        shared.use_any_device();
+        shared.gpu.use_any_device();
         let (mut start, mut len) = (0, 0);
         let name = name.as_ptr().cast();
-        let image = &shared.driver.image;
+        let image = &shared.gpu.driver.image;
         image.library_get_managed(&mut start, &mut len, library, name)?;
         Ok(Vec::new())
     }
@@ -475,10 +483,10 @@ impl Session {
     pub fn enumerate_functions(&mut self, shared: &Shared, body: Named) -> Reply {
         let image = self.image(body.parent)?;
         match image.raw() {
-            Raw::Module(_) => shared.devices[image.device].make_current(&shared.driver)?,
-            Raw::Library(_) => shared.use_any_device(),
+            Raw::Module(_) => shared.gpu.devices[image.device].make_current(&shared.gpu.driver)?,
+            Raw::Library(_) => shared.gpu.use_any_device(),
         }
-        let names = image.names(shared)?;
+        let names = image.names(&shared.images)?;
         let mut payload = super::value(names.len() as u64);
         for name in names {
             payload.extend_from_slice(name.to_bytes_with_nul());

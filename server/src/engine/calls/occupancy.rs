@@ -13,7 +13,7 @@ impl Session {
         let function = self.function_ready(shared, body.function)?;
         if body.kind == 0 {
             let mut blocks = 0;
-            shared.driver.occupancy_max_active_blocks(
+            shared.gpu.driver.occupancy_max_active_blocks(
                 &mut blocks,
                 function,
                 body.block,
@@ -23,7 +23,7 @@ impl Session {
             Ok(super::value(blocks as u64))
         } else {
             let mut bytes = 0;
-            shared.driver.occupancy_available_shared(
+            shared.gpu.driver.occupancy_available_shared(
                 &mut bytes,
                 function,
                 body.shared as i32,
@@ -38,9 +38,9 @@ impl Session {
         let function = self.function_ready(shared, body.function)?;
         let attributes = self.attributes(message, &body, None)?;
         let device = self.functions.get(body.function)?.device;
-        let driver = &shared.driver;
+        let driver = &shared.gpu.driver;
         // The driver looks at the stream's multiprocessors.
-        let part = self.part_of(shared, &shared.devices[device])?;
+        let part = self.part_of(shared, &shared.gpu.devices[device])?;
         let stream = match &part {
             Some(part) => part.take_stream(driver, 0)?,
             None => CUstream::NULL,

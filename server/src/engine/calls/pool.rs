@@ -1,10 +1,10 @@
 //! Memory pools and stream-ordered allocation.
 
-use super::super::Shared;
 use super::super::account::Memory;
-use super::super::devices::Ordinal;
-use super::super::pools;
-use super::super::session::{CallError, Session};
+use super::super::call_error::CallError;
+use super::super::ordinal::Ordinal;
+use super::super::session::Session;
+use super::super::{Shared, pools};
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::{PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree};
@@ -20,8 +20,8 @@ impl Session {
     /// `cuMemPoolCreate`.
     pub fn pool_create(&mut self, shared: &Shared, body: PoolCreate) -> Reply {
         let properties = self.properties(shared, &body.properties)?;
-        let device = shared.device(body.properties.location.id as u32)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.properties.location.id as u32)?;
+        device.make_current(&shared.gpu.driver)?;
         let properties = CUmemPoolProps {
             kind: properties.kind,
             handle_types: properties.requested_handle_types,
@@ -31,12 +31,16 @@ impl Session {
             ..CUmemPoolProps::default()
         };
         let mut raw = CUmemoryPool::NULL;
-        shared.driver.memory.pool_create(&mut raw, &properties)?;
-        if let Err(status) = self
-            .pools
-            .add(shared, body.handle, &self.account, raw, device.ordinal)
+        shared
+            .gpu
+            .driver
+            .memory
+            .pool_create(&mut raw, &properties)?;
+        if let Err(status) =
+            self.pools
+                .add(&shared.gpu, body.handle, &self.account, raw, device.ordinal)
         {
-            let _ = shared.driver.memory.pool_destroy(raw);
+            let _ = shared.gpu.driver.memory.pool_destroy(raw);
             return Err(status.into());
         }
         Ok(Vec::new())
@@ -49,8 +53,8 @@ impl Session {
             .pools
             .remove(body.object)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        shared.devices[pool.device].make_current(&shared.driver)?;
-        shared.driver.memory.pool_destroy(pool.raw)?;
+        shared.gpu.devices[pool.device].make_current(&shared.gpu.driver)?;
+        shared.gpu.driver.memory.pool_destroy(pool.raw)?;
         self.leaving.push(pool.into_kept());
         Ok(())
     }
@@ -60,7 +64,7 @@ impl Session {
         let Ok(pool) = self.pools.pools.get(handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
-        shared.devices[pool.device].make_current(&shared.driver)?;
+        shared.gpu.devices[pool.device].make_current(&shared.gpu.driver)?;
         Ok(pool.raw)
     }
 
@@ -78,7 +82,7 @@ impl Session {
         let charge = self.with_room(shared, (Memory::Device(device), body.len), |session| {
             session.pools.take(body.pool, body.len)
         })?;
-        let (index, stream) = match self.prepare(shared, body.stream) {
+        let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
             Err(error) => {
                 self.pools.put_back(body.pool, charge);
@@ -87,6 +91,7 @@ impl Session {
         };
         let mut start = 0;
         let made = shared
+            .gpu
             .driver
             .memory
             .pool_alloc(&mut start, body.len as usize, pool, stream);
@@ -94,9 +99,9 @@ impl Session {
             self.pools.put_back(body.pool, charge);
             return Err(status.into());
         }
-        if let Err(status) = self.submitted(shared, index, 1) {
+        if let Err(status) = self.submitted(&shared.gpu, index, 1) {
             // The client never learns of it.
-            let _ = shared.driver.memory.pool_free(start, stream);
+            let _ = shared.gpu.driver.memory.pool_free(start, stream);
             self.pools.put_back(body.pool, charge);
             return Err(status);
         }
@@ -118,9 +123,10 @@ impl Session {
         pool: CUmemoryPool,
         device: Ordinal,
     ) -> Reply {
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
         let (mut start, len) = (0, body.len);
         shared
+            .gpu
             .driver
             .memory
             .pool_alloc(&mut start, len as usize, pool, stream)?;
@@ -128,7 +134,7 @@ impl Session {
             Ok(graph) => graph,
             Err(status) => {
                 // The client never learns of it.
-                let _ = shared.driver.memory.pool_free(start, stream);
+                let _ = shared.gpu.driver.memory.pool_free(start, stream);
                 return Err(status.into());
             }
         };
@@ -143,11 +149,11 @@ impl Session {
         if !pooled && !self.graphs.memory.begins(body.address) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        if !pooled && !self.is_capturing(body.stream) && !self.may_use_graph_memory(shared) {
+        if !pooled && !self.is_capturing(body.stream) && !self.may_use_graph_memory(&shared.gpu) {
             return Err(CallError::Full);
         }
-        let (index, stream) = self.prepare(shared, body.stream)?;
-        shared.driver.memory.pool_free(body.address, stream)?;
+        let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
+        shared.gpu.driver.memory.pool_free(body.address, stream)?;
         if self.streams.at(index)?.capturing {
             let graph = self.captured_graph(shared, index, body.stream)?;
             self.graphs.memory.freed_by(body.address, graph);
@@ -158,7 +164,7 @@ impl Session {
             self.graphs.memory.freed(body.address);
             self.graphs.discharge();
         }
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// `cuMemPoolGetAttribute`.
@@ -169,6 +175,7 @@ impl Session {
         }
         let mut value = 0;
         shared
+            .gpu
             .driver
             .memory
             .pool_get_attribute(pool, body.attribute, &mut value)?;
@@ -179,12 +186,13 @@ impl Session {
     pub fn pool_set_attribute(&mut self, shared: &Shared, body: PoolAttribute) -> Reply {
         let pool = self.pool(shared, body.pool)?;
         if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
-            pools::set_threshold(shared, pool, body.value)?;
+            pools::set_threshold(&shared.gpu, pool, body.value)?;
             self.pools.note_threshold(body.pool, body.value);
             return Ok(Vec::new());
         }
         let mut value = body.value;
         shared
+            .gpu
             .driver
             .memory
             .pool_set_attribute(pool, body.attribute, &mut value)?;
@@ -201,6 +209,7 @@ impl Session {
         let accesses = self.accesses_behind::<PoolAccess>(shared, message, body.count)?;
         let pool = self.pool(shared, body.pool)?;
         shared
+            .gpu
             .driver
             .memory
             .pool_set_access(pool, accesses.as_ptr(), accesses.len())?;
@@ -219,6 +228,7 @@ impl Session {
         let pool = self.pool(shared, body.pool)?;
         let mut flags = 0;
         shared
+            .gpu
             .driver
             .memory
             .pool_get_access(&mut flags, pool, &access.location)?;
@@ -231,22 +241,22 @@ impl Session {
             return;
         }
         let began = Instant::now();
-        while self.has_work_in_flight(shared) {
+        while self.has_work_in_flight(&shared.gpu) {
             if began.elapsed() > SETTLING {
                 return;
             }
             std::hint::spin_loop();
         }
-        self.pools.settle(shared, |pool| pool.threshold);
+        self.pools.settle(&shared.gpu, |pool| pool.threshold);
     }
 
     /// Has the pools of an idle session give back what they keep beyond their thresholds.
     pub fn trim_pools(&mut self, shared: &Shared) {
-        if self.pools.is_untrimmed() && !self.has_work_in_flight(shared) {
+        if self.pools.is_untrimmed() && !self.has_work_in_flight(&shared.gpu) {
             self.pools.take_untrimmed();
-            self.synchronize_idle(shared);
+            self.synchronize_idle(&shared.gpu);
             self.pools
-                .settle(shared, |pool| pool.threshold.max(pools::KEPT));
+                .settle(&shared.gpu, |pool| pool.threshold.max(pools::KEPT));
         }
     }
 
@@ -255,18 +265,19 @@ impl Session {
         // The driver takes notice of what was freed when it is synchronized with. The client may have waited for its
         // work, and the server not know yet that it is done.
         let began = Instant::now();
-        while self.has_work_in_flight(shared) && began.elapsed() < SETTLING {
+        while self.has_work_in_flight(&shared.gpu) && began.elapsed() < SETTLING {
             std::hint::spin_loop();
         }
-        self.synchronize_idle(shared);
+        self.synchronize_idle(&shared.gpu);
         let pool = self.pool(shared, body.pool)?;
         shared
+            .gpu
             .driver
             .memory
             .pool_trim_to(pool, body.value as usize)?;
-        if !self.has_work_in_flight(shared) {
+        if !self.has_work_in_flight(&shared.gpu) {
             self.pools
-                .settle(shared, |pool| pool.threshold.max(pools::KEPT));
+                .settle(&shared.gpu, |pool| pool.threshold.max(pools::KEPT));
         }
         Ok(Vec::new())
     }

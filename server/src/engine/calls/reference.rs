@@ -2,7 +2,8 @@
 
 use super::super::Shared;
 use super::super::arrays::{RawArray, RawReference, Reference};
-use super::super::session::{CallError, Session};
+use super::super::call_error::CallError;
+use super::super::session::Session;
 use super::Reply;
 use crate::engine::instances::Raw;
 use mpsshim_api::cuda::*;
@@ -23,12 +24,12 @@ impl Session {
     ) -> Reply {
         let name = self.name::<GetReference>(message)?;
         let name = name.as_ptr().cast();
-        let driver = &shared.driver.array;
+        let driver = &shared.gpu.driver.array;
         let kind = Handle(body.reference).kind();
         let (mut texture, mut surface) = (CUtexref::NULL, CUsurfref::NULL);
         let device = if body.module == 0 {
-            let device = shared.device(body.device)?;
-            device.make_current(&shared.driver)?;
+            let device = shared.gpu.device(body.device)?;
+            device.make_current(&shared.gpu.driver)?;
             driver.tex_ref_create(&mut texture)?;
             device.ordinal
         } else {
@@ -62,7 +63,7 @@ impl Session {
             array: 0,
         };
         if let Err((status, reference)) = table.insert(body.reference, reference) {
-            reference.end(shared);
+            reference.end(&shared.gpu);
             return Err(status.into());
         }
         Ok(Vec::new())
@@ -91,11 +92,11 @@ impl Session {
         out: &mut ReferenceResult,
     ) -> Result<(), CallError> {
         let reference = self.surface_references.get(body.reference)?;
-        shared.devices[reference.device].make_current(&shared.driver)?;
+        shared.gpu.devices[reference.device].make_current(&shared.gpu.driver)?;
         let RawReference::Surface(raw) = reference.raw else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
-        let driver = &shared.driver.array;
+        let driver = &shared.gpu.driver.array;
         let words = &body.words;
         match call {
             Call::SurfaceSetArray => {
@@ -152,11 +153,11 @@ impl Session {
     ) -> Result<(), CallError> {
         let reference = self.texture_references.get(body.reference)?;
         let bound = reference.array;
-        shared.devices[reference.device].make_current(&shared.driver)?;
+        shared.gpu.devices[reference.device].make_current(&shared.gpu.driver)?;
         let RawReference::Texture(raw) = reference.raw else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
-        let driver = &shared.driver.array;
+        let driver = &shared.gpu.driver.array;
         let [a, b, c, d, e, _] = body.words;
         let float = |word: u64| f32::from_bits(word as u32);
         let pair = |word: u64| [float(word), float(word >> 32)];
@@ -165,7 +166,9 @@ impl Session {
         match call {
             Call::Destroy => {
                 // A module's stays with the module.
-                self.texture_references.remove(body.reference)?.end(shared);
+                self.texture_references
+                    .remove(body.reference)?
+                    .end(&shared.gpu);
             }
             Call::SetArray => {
                 driver.tex_ref_set_array(raw, self.bind(a)?, b as u32)?;

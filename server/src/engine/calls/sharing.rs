@@ -1,11 +1,11 @@
 //! Memory shared between sessions, with other programs, with files, and between devices.
 
-use super::super::Shared;
 use super::super::account::Memory;
-use super::super::devices::Ordinal;
-use super::super::session::{CallError, Session};
-use super::super::side;
+use super::super::call_error::CallError;
+use super::super::ordinal::Ordinal;
+use super::super::session::Session;
 use super::super::undertaker::Buried;
+use super::super::{Shared, side};
 use super::Reply;
 use super::virtual_memory::may_be_exported_memory;
 use mpsshim_api::cuda::*;
@@ -50,8 +50,8 @@ impl Session {
 
     /// `cuIpcOpenMemHandle`.
     pub fn ipc_open(&mut self, shared: &Shared, body: IpcOpen) -> Reply {
-        let user = shared.device(body.device)?;
-        user.make_current(&shared.driver)?;
+        let user = shared.gpu.device(body.device)?;
+        user.make_current(&shared.gpu.driver)?;
         let mut handle = [0; 64];
         handle.copy_from_slice(body.handle.as_bytes());
         let who = self.who();
@@ -59,7 +59,7 @@ impl Session {
             .sharing
             .open(&shared.shares, who, &self.account, &handle)?;
         if grant.device != user.ordinal
-            && let Err(status) = user.may_use(&shared.driver, &grant)
+            && let Err(status) = user.may_use(&shared.gpu.driver, &grant)
         {
             if let Ok(Some(grant)) = self.sharing.close(start) {
                 grant.left_by(&self.account);
@@ -99,7 +99,7 @@ impl Session {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let mut raw = -1;
-        let driver = &shared.driver.memory;
+        let driver = &shared.gpu.driver.memory;
         driver.pool_export(&mut raw, pool, body.kind, body.flags)?;
         self.send_raw(message, raw)
     }
@@ -122,14 +122,14 @@ impl Session {
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let device = shared.device(body.device)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
         let mut raw = CUmemoryPool::NULL;
-        let driver = &shared.driver.memory;
+        let driver = &shared.gpu.driver.memory;
         driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
         if let Err(status) =
             self.pools
-                .add_imported(shared, body.handle, &self.account, raw, device.ordinal)
+                .add_imported(&shared.gpu, body.handle, &self.account, raw, device.ordinal)
         {
             let _ = driver.pool_destroy(raw);
             return Err(status.into());
@@ -141,9 +141,9 @@ impl Session {
     pub fn pool_export_pointer(&mut self, shared: &Shared, body: Object) -> Reply {
         let device = self.pools.device_of(body.object);
         let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        shared.devices[device].make_current(&shared.driver)?;
+        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
         let mut data = CUmemPoolPtrExportData([0; 64]);
-        let driver = &shared.driver.memory;
+        let driver = &shared.gpu.driver.memory;
         driver.pool_export_pointer(&mut data, body.object)?;
         Ok(data.0.to_vec())
     }
@@ -156,7 +156,7 @@ impl Session {
         let mut data = CUmemPoolPtrExportData([0; 64]);
         data.0.copy_from_slice(body.data.as_bytes());
         let mut start = 0;
-        let driver = &shared.driver.memory;
+        let driver = &shared.gpu.driver.memory;
         driver.pool_import_pointer(&mut start, raw, &mut data)?;
         let (mut base, mut len) = (0, 0);
         if let Err(status) = driver.mem_get_address_range(&mut base, &mut len, start) {
@@ -184,14 +184,14 @@ impl Session {
         let fd = self.receive_descriptor(message.token)?;
         let behind = self.trailing::<FileRegister>(message)?;
         let parts = parts(&body, &behind)?;
-        let device = shared.device(body.device)?;
-        let place = shared.place_to_register(&self.shared)?;
+        let device = shared.gpu.device(body.device)?;
+        let place = shared.gpu.place_to_register(&self.shared.held_files)?;
         let charge = self.account.take(Memory::Host, body.len)?;
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
-        let (driver, paid) = (&shared.driver, (charge, place));
+        let (driver, paid) = (&shared.gpu.driver, (charge, place));
         let file = side::on_main(|| {
             device.make_current(driver)?;
-            let arena = &shared.arena;
+            let arena = &shared.gpu.arena;
             arena.register_file(driver, &fd, &parts, body.address, writable, paid)
         })?;
         let (start, len) = (file.start(), body.len);
@@ -215,9 +215,9 @@ impl Session {
         if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        shared.use_any_device();
+        shared.gpu.use_any_device();
         let mut raw = -1;
-        shared.driver.memory.mem_get_handle_for_range(
+        shared.gpu.driver.memory.mem_get_handle_for_range(
             &mut raw,
             body.address,
             body.len as usize,
@@ -229,9 +229,12 @@ impl Session {
 
     /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`: whether a device may use this session's memory on another.
     pub fn peer_access(&mut self, shared: &Shared, body: Peers) -> Reply {
-        let (owner, user) = (shared.device(body.owner)?, shared.device(body.user)?);
-        owner.make_current(&shared.driver)?;
-        user.make_current(&shared.driver)?;
+        let (owner, user) = (
+            shared.gpu.device(body.owner)?,
+            shared.gpu.device(body.user)?,
+        );
+        owner.make_current(&shared.gpu.driver)?;
+        user.make_current(&shared.gpu.driver)?;
         let context = owner.context();
         let (owner, user) = (owner.ordinal, user.ordinal);
         if owner == user {
@@ -244,7 +247,7 @@ impl Session {
         }
         // For what is not mapped by us: variables of modules.
         if let Some(context) = context {
-            match shared.driver.memory.ctx_enable_peer_access(context, 0) {
+            match shared.gpu.driver.memory.ctx_enable_peer_access(context, 0) {
                 Ok(()) | Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
                 Err(status) => return Err(status.into()),
             }
@@ -267,7 +270,7 @@ impl Session {
             .iter()
             .filter(|(owner, _)| *owner == grant.device)
         {
-            shared.devices[*user].may_use(&shared.driver, grant)?;
+            shared.gpu.devices[*user].may_use(&shared.gpu.driver, grant)?;
         }
         Ok(())
     }
@@ -275,7 +278,7 @@ impl Session {
     /// The device whose memory lies at an address of the session's.
     pub fn device_at(&self, shared: &Shared, address: u64) -> Option<Ordinal> {
         if arena::is_device(address) {
-            return shared.devices.of_address(address);
+            return shared.gpu.devices.of_address(address);
         }
         self.virtual_memory
             .device_at(address)
@@ -296,10 +299,10 @@ impl Session {
             return None;
         }
         let contexts = (
-            shared.devices[there].context()?,
-            shared.devices[here].context()?,
+            shared.gpu.devices[there].context()?,
+            shared.gpu.devices[here].context()?,
         );
-        let (driver, len) = (&shared.driver.memory, len as usize);
+        let (driver, len) = (&shared.gpu.driver.memory, len as usize);
         Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
     }
 
@@ -312,15 +315,15 @@ impl Session {
         (device, index): (Ordinal, usize),
         copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
     ) -> Result<(), CUresult> {
-        let driver = &shared.driver;
+        let driver = &shared.gpu.driver;
         let (home, stream) = {
             let stream = self.streams.at(index)?;
             (stream.device, stream.raw)
         };
-        shared.devices[device].make_current(driver)?;
+        shared.gpu.devices[device].make_current(driver)?;
         let helper = self.helper(shared, device)?;
         let wait = |device: Ordinal, before: CUstream, after: CUstream| {
-            shared.devices[device].make_current(driver)?;
+            shared.gpu.devices[device].make_current(driver)?;
             let mut event = CUevent::NULL;
             driver.event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
             let waits = driver
@@ -331,10 +334,10 @@ impl Session {
             waits
         };
         wait(home, stream, helper)?;
-        shared.devices[device].make_current(driver)?;
+        shared.gpu.devices[device].make_current(driver)?;
         let copied = copy(helper);
         wait(device, helper, stream)?;
-        shared.devices[home].make_current(driver)?;
+        shared.gpu.devices[home].make_current(driver)?;
         copied
     }
 
@@ -345,6 +348,7 @@ impl Session {
         }
         let mut stream = CUstream::NULL;
         shared
+            .gpu
             .driver
             .stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
         self.helpers.push((device, stream));

@@ -1,8 +1,9 @@
 //! Streams and marks.
 
 use super::super::Shared;
+use super::super::call_error::CallError;
 use super::super::held::{Awaited, Phase, Word};
-use super::super::session::{CallError, Session};
+use super::super::session::Session;
 use super::super::streams::{Role, Stream};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
@@ -36,13 +37,13 @@ impl Session {
 
     /// `cuStreamCreateWithPriority`, and the default streams of a context.
     pub fn stream_create(&mut self, shared: &Shared, body: StreamCreate) -> Result<(), CallError> {
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         let role = match body.legacy {
             0 => Role::Independent,
             own if own == body.stream => Role::Legacy,
             legacy => Role::Blocking(self.streams.index(legacy)?),
         };
-        device.make_current(&shared.driver)?;
+        device.make_current(&shared.gpu.driver)?;
         let priority = clamped(body.priority);
         self.reap_streams(shared);
         let green = match body.green {
@@ -51,14 +52,14 @@ impl Session {
         };
         let raw_priority = self.raw_priority(priority);
         let raw = match &green {
-            None => device.take_stream(&shared.driver, raw_priority)?,
+            None => device.take_stream(&shared.gpu.driver, raw_priority)?,
             Some(green) if green.device == device.ordinal => {
-                green.take_stream(&shared.driver, raw_priority)?
+                green.take_stream(&shared.gpu.driver, raw_priority)?
             }
             Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
         };
         let mut stream = Stream::new(
-            shared,
+            &shared.gpu,
             &self.shared.flags,
             raw,
             device.ordinal,
@@ -67,7 +68,7 @@ impl Session {
         );
         stream.green = green;
         if let Err((status, stream)) = self.streams.insert(body.stream, stream) {
-            stream.release(shared);
+            stream.release(&shared.gpu);
             return Err(status.into());
         }
         let index = self.streams.index(body.stream)?;
@@ -87,9 +88,9 @@ impl Session {
         {
             legacy.members.retain(|member| *member != index);
         }
-        let told = shared.devices[stream.device]
-            .make_current(&shared.driver)
-            .and_then(|()| stream.checkpoint(shared));
+        let told = shared.gpu.devices[stream.device]
+            .make_current(&shared.gpu.driver)
+            .and_then(|()| stream.checkpoint(&shared.gpu));
         // Whatever the driver said, the stream is not forgotten.
         self.shared.description.set_retired(true);
         stream.progress = None;
@@ -108,12 +109,12 @@ impl Session {
             // The driver's word, not a flag that the client can write: the next session to get the stream must not wait
             // behind this one's work.
             let stream = &mut self.retired[at];
-            let _ = shared.devices[stream.device].make_current(&shared.driver);
+            let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
             if !stream.capturing
-                && stream.in_flight(shared, &self.shared) == 0
-                && shared.driver.stream_query(stream.raw).is_ok()
+                && stream.in_flight(&shared.gpu, &self.shared) == 0
+                && shared.gpu.driver.stream_query(stream.raw).is_ok()
             {
-                self.retired.swap_remove(at).release(shared);
+                self.retired.swap_remove(at).release(&shared.gpu);
             } else {
                 at += 1;
             }
@@ -126,17 +127,17 @@ impl Session {
     /// Writes a client's flag when its stream gets here.
     pub fn mark(&mut self, shared: &Shared, body: Mark) -> Result<(), CallError> {
         self.shared.check_slot(body.slot)?;
-        let (index, stream) = match self.prepare(shared, body.stream) {
+        let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&body, error),
         };
         if self.streams.at(index)?.capturing {
             return self.mark_failed(&body, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
-        if let Err(status) = self.queue_mark(shared, stream, body.slot, body.value) {
+        if let Err(status) = self.queue_mark(&shared.gpu, stream, body.slot, body.value) {
             return self.mark_failed(&body, status.into());
         }
-        self.submitted(shared, index, 1)?;
+        self.submitted(&shared.gpu, index, 1)?;
         self.note_mark(index, body.slot, body.value)?;
         Ok(())
     }
@@ -150,14 +151,14 @@ impl Session {
             slot: body.slot + ARRIVED,
             value: body.value,
         };
-        let (index, stream) = match self.prepare(shared, body.stream) {
+        let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&mark, error),
         };
         if self.streams.at(index)?.capturing {
             return self.mark_failed(&mark, CUDA_ERROR_NOT_SUPPORTED.into());
         }
-        let queued = self.queue_mark(shared, stream, mark.slot, mark.value);
+        let queued = self.queue_mark(&shared.gpu, stream, mark.slot, mark.value);
         self.hold(
             index,
             Awaited::Returned {
@@ -168,7 +169,7 @@ impl Session {
         if let Err(status) = queued {
             return self.mark_failed(&mark, status.into());
         }
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// `cuStreamSetAttribute`.
@@ -189,8 +190,8 @@ impl Session {
             CU_STREAM_ATTRIBUTE_PRIORITY | CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN => 4,
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
-        shared.devices[stream.device].make_current(&shared.driver)?;
-        stream.set_attribute(shared, body.id, &body.value[..len]);
+        shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
+        stream.set_attribute(&shared.gpu, body.id, &body.value[..len]);
         Ok(())
     }
 
@@ -200,15 +201,15 @@ impl Session {
             CU_STREAM_MEM_OP_WAIT_VALUE_64 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => true,
             CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_32 => false,
             CU_STREAM_MEM_OP_BARRIER | CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => {
-                let (index, stream) = self.prepare(shared, body.stream)?;
+                let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
                 let mut operation = CUstreamBatchMemOpParams {
                     operation: body.operation,
                     flags: body.flags,
                     ..Default::default()
                 };
-                let driver = &shared.driver.stream;
+                let driver = &shared.gpu.driver.stream;
                 driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
-                return self.submitted(shared, index, 1);
+                return self.submitted(&shared.gpu, index, 1);
             }
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
@@ -227,7 +228,7 @@ impl Session {
         ) {
             self.check_writable(body.address)?;
         }
-        let (index, stream) = self.prepare(shared, body.stream)?;
+        let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
         if self.streams.at(index)?.capturing {
             // A node of the graph; one that waits makes the GPU wait.
             let device = self.streams.at(index)?.device;
@@ -240,18 +241,18 @@ impl Session {
                 value: body.value,
                 ..Default::default()
             };
-            let driver = &shared.driver.stream;
+            let driver = &shared.gpu.driver.stream;
             driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
-            return self.submitted(shared, index, 1);
+            return self.submitted(&shared.gpu, index, 1);
         }
         match body.operation {
-            CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.driver.stream_write_value32(
+            CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.gpu.driver.stream_write_value32(
                 stream,
                 body.address,
                 body.value as u32,
                 body.flags,
             )?,
-            CU_STREAM_MEM_OP_WRITE_VALUE_64 => shared.driver.stream.stream_write_value64(
+            CU_STREAM_MEM_OP_WRITE_VALUE_64 => shared.gpu.driver.stream.stream_write_value64(
                 stream,
                 body.address,
                 body.value,
@@ -259,7 +260,7 @@ impl Session {
             )?,
             _ => return self.wait_value(shared, index, &body, wide),
         }
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// Holds a stream back until a word of the client's has a value.
@@ -272,14 +273,15 @@ impl Session {
     ) -> Result<(), CallError> {
         let stream = self.streams.at(index)?;
         let (raw, device) = (stream.raw, stream.device);
-        let (flag, value) = shared.flags.for_word(&self.shared.flags)?;
+        let (flag, value) = shared.gpu.flags.for_word(&self.shared.flags)?;
         let expected = value.wrapping_add(1);
-        let address = shared.flags.device_address(flag.slot);
+        let address = shared.gpu.flags.device_address(flag.slot);
         if let Err(status) = shared
+            .gpu
             .driver
             .stream_write_value32(raw, address, expected, 0)
         {
-            shared.flags.give_back(flag);
+            shared.gpu.flags.give_back(flag);
             return Err(status.into());
         }
         let word = Word {
@@ -295,7 +297,7 @@ impl Session {
             phase: Phase::Arriving,
         };
         self.hold(index, Awaited::Word(word));
-        self.submitted(shared, index, 1)
+        self.submitted(&shared.gpu, index, 1)
     }
 
     /// A mark that cannot be queued must not leave its waiter waiting: the server writes the flag itself after it

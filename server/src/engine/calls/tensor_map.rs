@@ -1,7 +1,8 @@
 //! Tensor maps. The driver makes them on the host, but only with a context.
 
 use super::super::Shared;
-use super::super::session::{CallError, Session};
+use super::super::call_error::CallError;
+use super::super::session::Session;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::array::{
@@ -19,13 +20,16 @@ impl Session {
     pub fn tensor_map(&mut self, shared: &Shared, body: TensorMap) -> Reply {
         let call = Call::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("tensor map call {}", body.call)))?;
-        shared.device(body.device)?.make_current(&shared.driver)?;
+        shared
+            .gpu
+            .device(body.device)?
+            .make_current(&shared.gpu.driver)?;
         if call != Call::ReplaceAddress && body.rank as usize > TENSOR_RANK_MAX {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let mut map = Aligned(body.map);
         let made = map.0.as_mut_ptr().cast();
-        let driver = &shared.driver.array;
+        let driver = &shared.gpu.driver.array;
         let b = &body;
         match call {
             Call::Tiled => driver.tensor_map_encode_tiled(

@@ -2,10 +2,11 @@
 
 use super::super::Shared;
 use super::super::account::Memory;
+use super::super::call_error::CallError;
 use super::super::description::Kind as Described;
-use super::super::devices::Ordinal;
 use super::super::files::Looked;
-use super::super::session::{CallError, Session};
+use super::super::ordinal::Ordinal;
+use super::super::session::Session;
 use super::super::virtual_memory::{Physical, VirtualMemory};
 use super::Reply;
 use mpsshim_api::cuda::*;
@@ -33,7 +34,7 @@ impl Session {
         match location.kind {
             CU_MEM_LOCATION_TYPE_DEVICE => Ok(CUmemLocation {
                 kind: location.kind,
-                id: shared.device(location.id as u32)?.raw,
+                id: shared.gpu.device(location.id as u32)?.raw,
             }),
             CU_MEM_LOCATION_TYPE_HOST
             | CU_MEM_LOCATION_TYPE_HOST_NUMA
@@ -55,10 +56,10 @@ impl Session {
 
     /// `cuMemAddressReserve`.
     pub fn address_reserve(&mut self, shared: &Shared, body: AddressReserve) -> Reply {
-        shared.use_any_device();
-        let start = self
-            .virtual_memory
-            .reserve(shared, body.len, body.alignment, body.flags)?;
+        shared.gpu.use_any_device();
+        let start =
+            self.virtual_memory
+                .reserve(&shared.gpu, body.len, body.alignment, body.flags)?;
         let taken = self.virtual_memory.taken_for(start);
         let taken = taken.unwrap_or((start, body.len));
         self.describe_reservation((start, body.len), taken);
@@ -72,8 +73,9 @@ impl Session {
 
     /// `cuMemAddressFree`.
     pub fn address_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
-        shared.use_any_device();
-        self.virtual_memory.free(shared, body.start, body.len)?;
+        shared.gpu.use_any_device();
+        self.virtual_memory
+            .free(&shared.gpu, body.start, body.len)?;
         self.describe_end(Described::ReservationEnds, body.start);
         Ok(())
     }
@@ -83,6 +85,7 @@ impl Session {
         let properties = self.properties(shared, &body.properties)?;
         let mut bytes = 0;
         shared
+            .gpu
             .driver
             .mem_get_granularity(&mut bytes, &properties, body.option)?;
         Ok(super::value(bytes as u64))
@@ -91,8 +94,8 @@ impl Session {
     /// `cuMemCreate`.
     pub fn physical_create(&mut self, shared: &Shared, body: PhysicalCreate) -> Reply {
         let properties = self.properties(shared, &body.properties)?;
-        let device = shared.device(body.properties.location.id as u32)?;
-        device.make_current(&shared.driver)?;
+        let device = shared.gpu.device(body.properties.location.id as u32)?;
+        device.make_current(&shared.gpu.driver)?;
         let memory = Memory::Device(device.ordinal);
         let charge = self.with_room(shared, (memory, body.len), |session| {
             session.account.take(memory, body.len)
@@ -105,6 +108,7 @@ impl Session {
             ..properties
         };
         shared
+            .gpu
             .driver
             .mem_create(&mut raw, body.len as usize, &properties, body.flags)?;
         let exportable = body.properties.handle_types != 0;
@@ -112,7 +116,7 @@ impl Session {
         self.virtual_memory
             .add(body.handle, raw, physical)
             .inspect_err(|_| {
-                let _ = shared.driver.mem_release(raw);
+                let _ = shared.gpu.driver.mem_release(raw);
             })?;
         let what = (body.len, device.ordinal, exportable);
         self.describe_physical(shared, body.handle, raw, what);
@@ -121,8 +125,8 @@ impl Session {
 
     /// `cuMemRelease` of the client's last reference to a handle.
     pub fn physical_release(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        shared.use_any_device();
-        let gone = self.virtual_memory.release(shared, body.object)?;
+        shared.gpu.use_any_device();
+        let gone = self.virtual_memory.release(&shared.gpu, body.object)?;
         match gone {
             Some(key) => self.describe_physical_end(shared, key),
             None => self.describe_end(Described::Released, body.object),
@@ -132,10 +136,10 @@ impl Session {
 
     /// `cuMemMap`.
     pub fn map_memory(&mut self, shared: &Shared, body: MapMemory) -> Reply {
-        shared.use_any_device();
+        shared.gpu.use_any_device();
         let range = (body.address, body.len);
         self.virtual_memory
-            .map(shared, range, body.handle, body.offset, body.flags)?;
+            .map(&shared.gpu, range, body.handle, body.offset, body.flags)?;
         self.describe_mapping(&body);
         Ok(Vec::new())
     }
@@ -144,14 +148,16 @@ impl Session {
     /// every client's context with it.
     pub fn unmap_memory(&mut self, shared: &Shared, body: Range) -> Reply {
         let began = Instant::now();
-        while self.has_work_in_flight(shared) {
+        while self.has_work_in_flight(&shared.gpu) {
             if began.elapsed() > SETTLING {
                 return Err(CallError::Full);
             }
             std::thread::yield_now();
         }
-        shared.use_any_device();
-        let gone = self.virtual_memory.unmap(shared, body.start, body.len)?;
+        shared.gpu.use_any_device();
+        let gone = self
+            .virtual_memory
+            .unmap(&shared.gpu, body.start, body.len)?;
         for start in gone.mappings {
             self.describe_end(Described::MappingEnds, start);
         }
@@ -186,9 +192,9 @@ impl Session {
     /// `cuMemSetAccess`.
     pub fn set_access(&mut self, shared: &Shared, body: SetAccess, message: &Message) -> Reply {
         let accesses = self.accesses_behind::<SetAccess>(shared, message, body.count)?;
-        shared.use_any_device();
+        shared.gpu.use_any_device();
         self.virtual_memory
-            .set_access(shared, body.address, body.len, &accesses)?;
+            .set_access(&shared.gpu, body.address, body.len, &accesses)?;
         self.describe_access(body.address, body.len, &accesses);
         Ok(Vec::new())
     }
@@ -201,6 +207,7 @@ impl Session {
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let mut flags = 0;
         shared
+            .gpu
             .driver
             .memory
             .mem_get_access(&mut flags, &location, body.address)?;
@@ -227,6 +234,7 @@ impl Session {
         }
         let mut raw = -1;
         shared
+            .gpu
             .driver
             .memory
             .mem_export(&mut raw, allocation.raw, body.kind, body.flags)?;
@@ -259,9 +267,9 @@ impl Session {
         if !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_UNKNOWN.into());
         }
-        shared.use_any_device();
+        shared.gpu.use_any_device();
         let mut raw = CUmemGenericAllocationHandle::NULL;
-        shared.driver.memory.mem_import(
+        shared.gpu.driver.memory.mem_import(
             &mut raw,
             fd.as_raw_fd() as usize,
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -282,11 +290,13 @@ impl Session {
     ) -> Reply {
         let mut found = CUmemAllocationProp::default();
         let added = shared
+            .gpu
             .driver
             .memory
             .mem_get_properties(&mut found, raw)
             .and_then(|()| {
                 let device = shared
+                    .gpu
                     .devices
                     .iter()
                     .find(|device| device.raw == found.location.id)
@@ -310,7 +320,7 @@ impl Session {
                 Ok(properties.as_bytes().to_vec())
             }
             Err(status) => {
-                let _ = shared.driver.mem_release(raw);
+                let _ = shared.gpu.driver.mem_release(raw);
                 Err(status.into())
             }
         }
@@ -325,7 +335,11 @@ impl Session {
             .ok_or(CUDA_ERROR_INVALID_VALUE)?
             .clone();
         let mut raw = CUmemGenericAllocationHandle::NULL;
-        shared.driver.memory.mem_retain(&mut raw, body.address)?;
+        shared
+            .gpu
+            .driver
+            .memory
+            .mem_retain(&mut raw, body.address)?;
         self.add_found(shared, body.handle, raw, |_| Ok(physical))
     }
 }

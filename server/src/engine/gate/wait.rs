@@ -160,11 +160,11 @@ impl Shared {
     pub fn blockers(&self, side: Side) -> Blockers {
         let busy = self
             .sessions_of(side)
-            .filter(|session| session.long_work(self).is_some());
+            .filter(|session| session.long_work(&self.gpu).is_some());
         let mut clients: Vec<ClientInfo> = busy.map(|session| session.info.clone()).collect();
         clients.sort_by_key(|client| client.session);
         clients.truncate(MOST_BLOCKERS);
-        let left = self.calm(side).dying_for() > super::VERY_LONG;
+        let left = self.gpu.calm(side).dying_for() > super::VERY_LONG;
         Blockers { clients, left }
     }
 }

@@ -40,7 +40,7 @@ pub fn run(shared: &Arc<Shared>, run: &Arc<Run>) {
     let mut pause = SHORTEST;
     loop {
         // Read before the records: what was recorded until then is told.
-        let over = !shared.is_tracing() && shared.traces.0.lock().run.is_none();
+        let over = !shared.gpu.is_tracing() && shared.traces.0.lock().run.is_none();
         let joined = shared.traces.take_joined();
         clients.extend(joined.into_iter().map(|joined| Client::new(joined, run)));
         let mut busy = false;
@@ -294,7 +294,7 @@ impl Client {
         let session = &self.session;
         for stream in self.streams.values_mut() {
             let is_done = |(point, own): &(Point, bool)| match own {
-                true => reached(shared.flags.value(point.slot), point.value),
+                true => reached(shared.gpu.flags.value(point.slot), point.value),
                 false => reached(session.flag(point.slot), point.value),
             };
             // They come in order.

@@ -1,12 +1,13 @@
 //! Instances of graphs: made, changed, launched.
 
+use super::super::super::call_error::CallError;
 use crate::engine::Shared;
 use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::graphs::Exec;
 use crate::engine::pace::{Length, Runs};
-use crate::engine::session::{CallError, Session};
+use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{
@@ -49,23 +50,27 @@ impl Session {
         };
         let parts = self.graphs.graphs.get(body.graph)?.size.parts;
         // What may have to wait comes before anything is counted.
-        if uploads_on.is_some() && !self.may_launch_graph(shared, body.graph) {
+        if uploads_on.is_some() && !self.may_launch_graph(&shared.gpu, body.graph) {
             return Err(CallError::Full);
         }
         let stream = match (body.with_params, body.stream) {
             (0, _) | (_, 0) => CUstream::NULL,
-            (_, handle) => self.prepare(shared, handle)?.1,
+            (_, handle) => self.prepare(&shared.gpu, handle)?.1,
         };
         self.graphs.hold(parts)?;
         let status = if body.with_params == 0 {
-            shared.driver.graph.instantiate(&mut raw, graph, body.flags)
+            shared
+                .gpu
+                .driver
+                .graph
+                .instantiate(&mut raw, graph, body.flags)
         } else {
             let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
                 flags: body.flags,
                 upload_stream: stream.0,
                 ..CUDA_GRAPH_INSTANTIATE_PARAMS::default()
             };
-            let driver = &shared.driver.graph;
+            let driver = &shared.gpu.driver.graph;
             let status = driver.instantiate_with(&mut raw, graph, &mut params);
             made.result = params.result;
             let node = CUgraphNode(params.error_node);
@@ -74,15 +79,15 @@ impl Session {
         };
         if let Err(status) = status {
             self.graphs.let_go(parts);
-            shared.note_status(status);
+            shared.gpu.note_status(status);
             made.status = status.0;
             return Ok(made.as_bytes().to_vec());
         }
         if let Some(index) = uploads_on
-            && let Err(error) = self.submitted(shared, index, 1)
+            && let Err(error) = self.submitted(&shared.gpu, index, 1)
         {
             self.graphs.let_go(parts);
-            let _ = shared.driver.graph.exec_destroy(raw);
+            let _ = shared.gpu.driver.graph.exec_destroy(raw);
             return Err(error);
         }
         made.prints = u32::from(self.graphs.prints);
@@ -107,7 +112,7 @@ impl Session {
                 self.graphs.note_stale();
                 self.graphs.memory.share(body.graph, handle);
                 if let Err(status) = self.graphs.charge(&self.account, handle) {
-                    let _ = shared.driver.graph.exec_destroy(raw);
+                    let _ = shared.gpu.driver.graph.exec_destroy(raw);
                     self.graphs.execs.remove(handle);
                     self.graphs.let_go(parts);
                     self.graphs.memory.ended(handle);
@@ -116,7 +121,7 @@ impl Session {
             }
             Err(status) => {
                 self.graphs.let_go(parts);
-                let _ = shared.driver.graph.exec_destroy(raw);
+                let _ = shared.gpu.driver.graph.exec_destroy(raw);
                 return Err(status.into());
             }
         }
@@ -127,17 +132,19 @@ impl Session {
     pub fn graph_launch(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let exec = self.graphs.execs.get(body.exec)?;
         let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
-        if prints && !self.may_print(shared) || !self.may_launch_graph(shared, body.exec) {
+        if prints && !self.may_print(&shared.gpu) || !self.may_launch_graph(&shared.gpu, body.exec)
+        {
             return Err(CallError::Full);
         }
         self.note_graph_launch();
-        let (index, stream) = self.prepare_work(shared, body.stream, Runs::Graph(body.exec))?;
+        let (index, stream) =
+            self.prepare_work(&shared.gpu, body.stream, Runs::Graph(body.exec))?;
         if self.streams.at(index)?.capturing {
             self.graphs.capture(parts)?;
         }
         // A fault may be seen before the launch returns.
         self.shared.launched.note_graph(index);
-        shared.driver.graph.launch(raw, stream)?;
+        shared.gpu.driver.graph.launch(raw, stream)?;
         if !self.graphs.memory.is_empty() {
             // Of pools, too.
             for address in self.graphs.memory.frees_of(body.exec) {
@@ -148,30 +155,30 @@ impl Session {
             self.graphs.discharge();
         }
         self.counts.launches += 1;
-        self.submitted_work(shared, index, Runs::Graph(body.exec))
+        self.submitted_work(&shared.gpu, index, Runs::Graph(body.exec))
     }
 
     /// `cuGraphUpload`.
     pub fn graph_upload(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let raw = self.graphs.execs.get(body.exec)?.raw;
-        if !self.may_launch_graph(shared, body.exec) {
+        if !self.may_launch_graph(&shared.gpu, body.exec) {
             return Err(CallError::Full);
         }
-        let (index, stream) = self.prepare(shared, body.stream)?;
-        shared.driver.graph.upload(raw, stream)?;
-        self.submitted(shared, index, 1)
+        let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
+        shared.gpu.driver.graph.upload(raw, stream)?;
+        self.submitted(&shared.gpu, index, 1)
     }
 
     fn exec_ready(&self, shared: &Shared, handle: u64) -> Result<CUgraphExec, CUresult> {
         let exec = self.graphs.execs.get(handle)?;
-        shared.devices[exec.device].make_current(&shared.driver)?;
+        shared.gpu.devices[exec.device].make_current(&shared.gpu.driver)?;
         Ok(exec.raw)
     }
 
     /// `cuGraphExecDestroy`: the driver lets what runs finish.
     pub fn graph_exec_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let raw = self.exec_ready(shared, body.object)?;
-        shared.driver.graph.exec_destroy(raw)?;
+        shared.gpu.driver.graph.exec_destroy(raw)?;
         if let Some(exec) = self.graphs.execs.remove(body.object) {
             self.graphs.let_go(exec.parts);
         }
@@ -186,7 +193,7 @@ impl Session {
     pub fn graph_exec_flags(&mut self, shared: &Shared, body: Object) -> Reply {
         let raw = self.exec_ready(shared, body.object)?;
         let mut flags = 0;
-        shared.driver.graph.exec_flags(raw, &mut flags)?;
+        shared.gpu.driver.graph.exec_flags(raw, &mut flags)?;
         Ok(crate::engine::calls::value(flags))
     }
 
@@ -202,7 +209,7 @@ impl Session {
             self.give_slots(shared, &hosts, &slots, exec.device)?;
         }
         let mut info = CUgraphExecUpdateResultInfo::default();
-        let status = shared.driver.graph.exec_update(exec, graph, &mut info);
+        let status = shared.gpu.driver.graph.exec_update(exec, graph, &mut info);
         let mut updated = GraphUpdated {
             result: info.result,
             prints: u32::from(self.graphs.prints),
@@ -217,7 +224,7 @@ impl Session {
             self.graphs.update_origin(body.first, now);
         }
         if let Err(status) = status {
-            shared.note_status(status);
+            shared.gpu.note_status(status);
             updated.status = status.0;
             // Nodes inside child graphs have no handle of this graph.
             let now = all_nodes(shared, graph).unwrap_or_default();
@@ -238,7 +245,7 @@ impl Session {
     pub fn graph_enabled(&mut self, shared: &Shared, mut body: GraphEnabled) -> Reply {
         let exec = self.exec_ready(shared, body.exec)?;
         let node = self.graphs.nodes.get(body.node)?.raw;
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         if body.set == 0 {
             driver.enabled(exec, node, &mut body.enabled)?;
         } else {

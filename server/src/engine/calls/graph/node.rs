@@ -1,13 +1,15 @@
 //! What a node does, from the client's form to the driver's.
 
+use super::super::super::call_error::CallError;
+use super::super::super::graph_templates::Size;
+use super::super::super::ordinal::Ordinal;
 use crate::engine::Shared;
 use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::take;
 use crate::engine::calls::copy::{Rows, memset_extent};
-use crate::engine::devices::Ordinal;
-use crate::engine::graphs::{Owner, Size};
-use crate::engine::session::{CallError, Session};
+use crate::engine::graphs::Owner;
+use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{
@@ -47,6 +49,7 @@ pub fn layout(shared: &Shared, function: CUfunction) -> Vec<(usize, usize)> {
     let mut layout = Vec::new();
     let (mut offset, mut size) = (0, 0);
     while shared
+        .gpu
         .driver
         .func_get_param_info(function, layout.len(), &mut offset, &mut size)
         .is_ok()
@@ -133,7 +136,7 @@ impl Session {
         let edges = body.flags & node_flags::EDGES != 0;
         let behind = self.nodes_behind::<GraphNode>(message, body.nodes, edges)?;
         let change = body.flags & node_flags::CHANGE != 0;
-        let device = shared.device(body.device)?;
+        let device = shared.gpu.device(body.device)?;
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let into = (!change).then_some(body.object);
         let mut described = self.describe(
@@ -142,7 +145,7 @@ impl Session {
             (body.kind, into),
             &behind.rest,
         )?;
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         self.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
         if change {
             let (node, _) = self.node_ready(shared, body.object)?;
@@ -206,7 +209,7 @@ impl Session {
             // It decides who goes first, not what comes of it.
             if let Err(status) = driver.set_priority(raw, self.raw_priority(0)) {
                 tracing::debug!(%status, "the priority of a kernel node was not set");
-                shared.note_status(status);
+                shared.gpu.note_status(status);
             }
         }
         self.note_described(&described, 0);
@@ -220,8 +223,9 @@ impl Session {
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
                 let given: CUDA_MEM_ALLOC_NODE_PARAMS = out_of_words(&described.params);
                 added.address = given.address;
-                let own = shared.device(body.device)?.ordinal;
+                let own = shared.gpu.device(body.device)?.ordinal;
                 let found = shared
+                    .gpu
                     .devices
                     .iter()
                     .find(|device| device.raw as u32 == given.location);
@@ -298,8 +302,10 @@ impl Session {
         if kind != CU_GRAPH_NODE_TYPE_KERNEL {
             return Ok(());
         }
-        match self.part_of(shared, shared.device(device)?)? {
-            Some(part) => shared.devices[part.device].make_part_current(&shared.driver, &part),
+        match self.part_of(shared, shared.gpu.device(device)?)? {
+            Some(part) => {
+                shared.gpu.devices[part.device].make_part_current(&shared.gpu.driver, &part)
+            }
             None => Ok(()),
         }
     }
@@ -406,12 +412,12 @@ impl Session {
                 if body.access_count > ACCESS_MOST {
                     return Err(CUDA_ERROR_INVALID_VALUE.into());
                 }
-                body.location = shared.device(body.location)?.raw as u32;
+                body.location = shared.gpu.device(body.location)?.raw as u32;
                 for access in take::<Access>(&mut bytes, body.access_count as usize)? {
                     described._access.push(CUmemAccessDesc {
                         location: CUmemLocation {
                             kind: access.kind,
-                            id: shared.device(access.id as u32)?.raw,
+                            id: shared.gpu.device(access.id as u32)?.raw,
                         },
                         flags: access.flags,
                     });

@@ -5,9 +5,8 @@
 //! nothing; what it does is known from the graph that it was made from, as that was then, and from what was changed in the
 //! instance since.
 
+use super::super::super::call_error::CallError;
 use super::node::Described;
-use crate::engine::Shared;
-use crate::engine::bounds;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::description::{Kind, Record};
 use crate::engine::graph_templates::{
@@ -15,8 +14,9 @@ use crate::engine::graph_templates::{
 };
 use crate::engine::graphs::{Exec, Origin, Owner, Read};
 use crate::engine::pace::Length;
-use crate::engine::session::{CallError, Session};
+use crate::engine::session::Session;
 use crate::engine::snapshot::{has_address, keeps_its_address};
+use crate::engine::{Shared, bounds};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::KernelNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -53,7 +53,7 @@ struct Reader {
 
 fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
     |status| {
-        shared.note_status(status);
+        shared.gpu.note_status(status);
         "the driver does not say what is in it"
     }
 }
@@ -72,7 +72,7 @@ fn dependencies_of(
     shared: &Shared,
     node: CUgraphNode,
 ) -> Result<Vec<(CUgraphNode, [u8; 8])>, CUresult> {
-    let (driver, mut count) = (&shared.driver.graph, 0);
+    let (driver, mut count) = (&shared.gpu.driver.graph, 0);
     driver.dependencies(node, ptr::null_mut(), ptr::null_mut(), &mut count)?;
     let mut nodes = vec![CUgraphNode::NULL; count];
     let mut edges = vec![CUgraphEdgeData::default(); count];
@@ -90,7 +90,7 @@ fn dependencies_of(
 
 /// The values of a kernel node's attributes.
 fn attributes_of(shared: &Shared, node: CUgraphNode) -> Attributes {
-    let driver = &shared.driver.graph;
+    let driver = &shared.gpu.driver.graph;
     let value_of = |id: u32| {
         let mut value = [0; 8];
         // One that this driver does not know.
@@ -116,7 +116,11 @@ fn set_attributes(
             let bytes = wanted.map_or(&[][..], Vec::as_slice);
             let room = value.as_mut_bytes().get_mut(..bytes.len());
             room.ok_or(CUDA_ERROR_INVALID_VALUE)?.copy_from_slice(bytes);
-            shared.driver.graph.kernel_attribute_set(node, id, &value)?;
+            shared
+                .gpu
+                .driver
+                .graph
+                .kernel_attribute_set(node, id, &value)?;
         }
     }
     Ok(())
@@ -144,7 +148,7 @@ impl Session {
             return Ok(Arc::clone(read));
         }
         let (raw, device) = (graph.raw, graph.device);
-        let current = shared.devices[device].make_current(&shared.driver);
+        let current = shared.gpu.devices[device].make_current(&shared.gpu.driver);
         current.map_err(refused(shared))?;
         let sinks = graph.sinks.clone();
         let reader = reader.get_or_insert_with(|| self.reader());
@@ -198,7 +202,7 @@ impl Session {
         reader: &Reader,
         depth: usize,
     ) -> Result<Node, Unsaved> {
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         let mut kind = 0;
         driver.node_kind(node, &mut kind).map_err(refused(shared))?;
         let mut read = Node {
@@ -290,7 +294,7 @@ impl Session {
     }
 
     fn describe_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
-        let device = shared.device(node.device)?;
+        let device = shared.gpu.device(node.device)?;
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let on = (device.ordinal, context);
         self.describe(shared, on, (node.kind, None), &node.does)
@@ -480,7 +484,7 @@ impl Session {
     /// The driver's; `CUDA_ERROR_INVALID_VALUE` for a record that is not whole.
     pub fn restore_graph(&mut self, shared: &Shared, record: &Record) -> Result<(), CallError> {
         let saved: SavedGraph = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let device = shared.device(saved.device)?.ordinal;
+        let device = shared.gpu.device(saved.device)?.ordinal;
         let (raw, nodes) = self.build(shared, &saved.template, saved.device)?;
         let size = saved.size();
         let places = nodes.iter().copied().zip(0..).collect();
@@ -507,8 +511,8 @@ impl Session {
     /// As for graphs.
     pub fn restore_exec(&mut self, shared: &Shared, record: &Record) -> Result<(), CallError> {
         let saved: SavedExec = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let driver = &shared.driver.graph;
-        let device = shared.device(saved.device)?.ordinal;
+        let driver = &shared.gpu.driver.graph;
+        let device = shared.gpu.device(saved.device)?.ordinal;
         // One that has ended is made for as long as it takes.
         let (graph, raw, read) = match saved.from {
             Source::Graph(handle) => {
@@ -522,7 +526,7 @@ impl Session {
                 (0, raw, Arc::new(Read { template, places }))
             }
         };
-        shared.devices[device].make_current(&shared.driver)?;
+        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
         let origin = Origin {
             read,
             graph,
@@ -575,13 +579,13 @@ impl Session {
             };
             let mut described = self.realise_node(shared, &node)?;
             self.part_current(shared, node.kind, node.device)?;
-            let driver = &shared.driver.graph;
+            let driver = &shared.gpu.driver.graph;
             driver.exec_node_set(exec, raw, &mut described.params)?;
             self.note_described(&described, 0);
         }
         for place in &origin.disabled {
             let raw = node_at(place)?;
-            shared.driver.graph.set_enabled(exec, raw, 0)?;
+            shared.gpu.driver.graph.set_enabled(exec, raw, 0)?;
         }
         Ok(())
     }
@@ -593,8 +597,11 @@ impl Session {
         template: &Template,
         device: u32,
     ) -> Result<(CUgraph, Vec<CUgraphNode>), CallError> {
-        let driver = &shared.driver.graph;
-        shared.device(device)?.make_current(&shared.driver)?;
+        let driver = &shared.gpu.driver.graph;
+        shared
+            .gpu
+            .device(device)?
+            .make_current(&shared.gpu.driver)?;
         let mut graph = CUgraph::NULL;
         driver.create(&mut graph, 0)?;
         match self.fill(shared, graph, template) {
@@ -612,7 +619,7 @@ impl Session {
         graph: CUgraph,
         template: &Template,
     ) -> Result<Vec<CUgraphNode>, CallError> {
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
         let order = template.order();
         if order.len() != nodes.len() {

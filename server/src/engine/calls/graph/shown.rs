@@ -1,6 +1,7 @@
 //! What a node does, as the client sees it; nodes that call the client.
 
-use super::super::super::devices::Ordinal;
+use super::super::super::call_error::CallError;
+use super::super::super::ordinal::Ordinal;
 use super::node::{ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout};
 use crate::engine::Shared;
 use crate::engine::arrays::RawArray;
@@ -8,7 +9,7 @@ use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::graphs::Owner;
-use crate::engine::session::{CallError, Session};
+use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{Access, BatchNode, GraphNodeIs, HostNode, KernelNode};
@@ -21,7 +22,7 @@ impl Session {
     pub fn graph_node_get(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
         let device = self.graphs.graphs.get(graph)?.device;
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         let mut kind = 0;
         driver.node_kind(node, &mut kind)?;
         let is = GraphNodeIs {
@@ -99,7 +100,7 @@ impl Session {
         kind: u32,
         known: &dyn Fn(CUfunction) -> Option<u64>,
     ) -> Result<Vec<u8>, CUresult> {
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         match kind {
             CU_GRAPH_NODE_TYPE_KERNEL => {
                 let mut params = CUDA_KERNEL_NODE_PARAMS::default();
@@ -161,7 +162,7 @@ impl Session {
             return None;
         }
         let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
-        shared.driver.graph.batch_get(node, &mut params).ok()?;
+        shared.gpu.driver.graph.batch_get(node, &mut params).ok()?;
         if params.count as usize != HOST_OPERATIONS {
             return None;
         }
@@ -184,7 +185,7 @@ impl Session {
         if !self.graphs.hosts || depth == 0 {
             return Ok(found);
         }
-        let driver = &shared.driver.graph;
+        let driver = &shared.gpu.driver.graph;
         for node in all_nodes(shared, graph)? {
             let mut kind = 0;
             driver.node_kind(node, &mut kind)?;
@@ -212,13 +213,17 @@ impl Session {
         slots: &[u32],
         device: Ordinal,
     ) -> Result<(), CallError> {
-        let context = shared.devices[device]
+        let context = shared.gpu.devices[device]
             .context()
             .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         for ((node, token), slot) in hosts.iter().zip(slots) {
             let mut described = Described::new(CU_GRAPH_NODE_TYPE_HOST);
             described.host(self.host_operations(*slot, *token)?, context);
-            shared.driver.graph.node_set(*node, &mut described.params)?;
+            shared
+                .gpu
+                .driver
+                .graph
+                .node_set(*node, &mut described.params)?;
         }
         Ok(())
     }
@@ -233,7 +238,7 @@ fn kernel_as_seen(
     let mut raw = CUfunction(params.function);
     if raw.is_null() {
         let kernel = CUkernel(params.kernel);
-        shared.driver.kernel_get_function(&mut raw, kernel)?;
+        shared.gpu.driver.kernel_get_function(&mut raw, kernel)?;
     }
     let known = known(raw);
     let mut packed = Vec::new();
