@@ -6,7 +6,7 @@
 
 macro_rules! kinds {
     ($($name:ident = $number:literal,)*) => {
-        /// What a handle stands for. The discriminants are part of the wire format.
+        /// Type of the object that a handle refers to. The discriminants are part of the wire format.
         #[repr(u8)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind { $($name = $number,)* }

@@ -17,7 +17,8 @@ pub fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
 }
 
-/// The limits of a list such as `0=1G,1=512MB`: what names the device and the bytes, or what is no limit.
+/// Parses a list of limits such as `0=1G,1=512MB` into device names and bytes. `Err` holds an entry that is not a
+/// limit.
 pub fn of_devices(text: &str) -> impl Iterator<Item = Result<(&str, u64), &str>> {
     let parts = text.split(',').map(str::trim);
     parts.filter(|part| !part.is_empty()).map(|part| {

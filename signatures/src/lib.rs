@@ -32,13 +32,13 @@ pub enum Class {
     Pointer {
         /// The function may write there.
         writable: bool,
-        /// Size and alignment of the value it leads to; nothing is known of what a `void *` or a handle leads to.
+        /// Size and alignment of the value it points to; `None` for a `void *` or a handle.
         to: Option<(usize, usize)>,
     },
 }
 
 impl Class {
-    /// Whether a function that takes `self` can be called as one that takes `driver`.
+    /// Whether a function that takes `self` can be called as if it took `driver`.
     fn stands_for(self, driver: Class) -> bool {
         match (self, driver) {
             (Class::Integer(8), Class::Pointer { .. }) => true,

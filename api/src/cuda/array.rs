@@ -86,7 +86,7 @@ plain_structs! {
         alignment: u64,
         reserved: [u32; 4],
     }
-    /// What `words` are depends on the kind: see `CU_RESOURCE_TYPE_*`.
+    /// The meaning of `words` depends on the kind: see `CU_RESOURCE_TYPE_*`.
     CUDA_RESOURCE_DESC {
         kind: u32,
         pad0: u32,
@@ -118,7 +118,7 @@ plain_structs! {
         last_layer: u32,
         reserved: [u32; 16],
     }
-    /// What `words` are depends on the kind: address, row length, layer height, location hint of a pointer; array
+    /// The meaning of `words` depends on the kind: address, row length, layer height, location hint of a pointer; array
     /// and offsets of an array.
     CUmemcpy3DOperand {
         kind: u32,
