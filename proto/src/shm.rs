@@ -108,9 +108,9 @@ pub fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Whether `fd`, opened by [`reopen`], is the only description of its file: no other process has it open or mapped.
-/// Checked by taking a lease, which the kernel grants only then. If another process opens the file while the lease is
-/// held, the kernel sends SIGIO, which this process must ignore. `false` in case of doubt.
+/// Whether `fd`, opened by [`reopen`], is the only description of its file: other processes neither map the file nor
+/// have it open. Checked by taking a lease, which the kernel grants only then. If another process opens the file while
+/// the lease is held, the kernel sends SIGIO, which this process must ignore. `false` in case of doubt.
 pub fn is_sole(fd: BorrowedFd<'_>) -> bool {
     let lease = |kind: i32| {
         // SAFETY: a plain system call on a borrowed descriptor.
@@ -270,7 +270,7 @@ impl Reservation {
             | libc::MAP_ANONYMOUS
             | libc::MAP_NORESERVE
             | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: NOREPLACE never touches what is already mapped.
+        // SAFETY: NOREPLACE never touches existing mappings.
         let base =
             unsafe { libc::mmap(start as *mut _, len as usize, libc::PROT_NONE, flags, -1, 0) };
         if base == libc::MAP_FAILED {

@@ -132,7 +132,7 @@ passed!(Struct: CUipcEventHandle, CUipcMemHandle, CUmemLocation);
 pub struct Signature {
     /// In their order.
     pub arguments: Vec<Class>,
-    /// What it returns.
+    /// The returned type.
     pub result: Class,
 }
 
@@ -196,7 +196,7 @@ functions!(A B C D E F G H I J K L M N O P);
 pub fn differences(ours: impl IntoIterator<Item = Named>) -> Vec<String> {
     let declared: BTreeMap<_, _> = declarations().into_iter().collect();
     let differs = |(symbol, ours): Named| {
-        // Either flavour of the default stream has the same arguments.
+        // Both flavours of the default stream take the same arguments.
         let name = symbol
             .strip_suffix("_ptds")
             .or_else(|| symbol.strip_suffix("_ptsz"))

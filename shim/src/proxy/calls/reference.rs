@@ -57,7 +57,7 @@ entries! {
     cuParamSetTexRef(_, _, _) => param_set,
 }
 
-/// What a reference was found by, its module's handle and its name, and its context's handle.
+/// The handle of a reference's module, its name, and the handle of its context.
 type Origin = Mutex<Option<(u64, CString, u64)>>;
 
 static TEXTURES: Table<Origin> = Table::new(Kind::TextureReference);
