@@ -159,10 +159,10 @@ pub struct ContainerAllocation {
 /// A file or folder of the node in a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Mount {
-    /// Where it is there.
+    /// Path in the container.
     #[prost(string, tag = "1")]
     pub container_path: String,
-    /// Where it is on the node.
+    /// Path on the node.
     #[prost(string, tag = "2")]
     pub host_path: String,
     /// The container may not write.

@@ -29,7 +29,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Reasons for which the plugin cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// The folder is not there.
+    /// The folder does not exist.
     #[error(
         "there is no folder {0}: kubelet has it on a node, mount it at this path or name it with --kubelet-dir"
     )]

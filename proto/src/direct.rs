@@ -67,7 +67,7 @@ pub struct Turn {
     pub devices: AtomicU32,
     /// 1: no turns are taken, everything may be submitted at any time. The server writes it before the welcome.
     pub free: AtomicU32,
-    /// Turns had.
+    /// Number of turns granted.
     pub turns: AtomicU64,
     /// Nanoseconds that turns were held, drains included; the server writes it.
     pub held_ns: AtomicU64,

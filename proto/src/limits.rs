@@ -1,6 +1,6 @@
 //! How limits of device memory are written: `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` and the commands of the control daemon.
 
-/// Bytes of an amount such as `3G`, `512MB` or `2048K`. A bare number counts megabytes, as NVIDIA's MPS has it.
+/// Parses an amount such as `3G`, `512MB` or `2048K` into bytes. A bare number counts megabytes, as in NVIDIA's MPS.
 pub fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();

@@ -115,8 +115,8 @@ plain_structs! {
         image: u64,
         /// SHA-256 of the content.
         hash: [u8; 32],
-        /// Bytes of the content. It comes in a descriptor with the message's token; none when the token is 0 (the
-        /// server is asked to use the copy it has; it answers `CUDA_ERROR_NOT_FOUND` if it has none).
+        /// Bytes of the content, which comes in a descriptor with the message's token. Token 0: there is no descriptor,
+        /// and the server is to use its own copy; it answers `CUDA_ERROR_NOT_FOUND` if it has none.
         len: u64,
         /// [`JitOption`]s behind this struct, then their lists.
         options: u32,

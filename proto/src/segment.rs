@@ -76,7 +76,7 @@ pub struct Sleeper {
 
 /// Values of [`Sleeper::state`].
 pub mod sleeper {
-    /// Free.
+    /// Not in use.
     pub const FREE: u32 = 0;
     /// Claimed by a thread that fills it.
     pub const CLAIMED: u32 = 1;

@@ -460,8 +460,8 @@ pub fn recv_packet(
     Ok((len, descriptors))
 }
 
-/// The same; puts the descriptors behind those that are in `descriptors`, also when the packet is refused. The kernel
-/// closes none of them in this thread: there is room for as many as a packet can have.
+/// As [`recv_packet`], but appends the descriptors to `descriptors`, even if the packet is refused. No descriptor is
+/// dropped by the kernel: there is room for as many as a packet can have.
 ///
 /// # Errors
 /// As [`recv_packet`].

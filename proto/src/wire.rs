@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// A struct that is not declared as the others could change without the fingerprint.
+    /// A struct that is declared in another way could change without changing the fingerprint.
     #[test]
     fn the_structs_of_all_operations_are_covered() {
         let known: HashSet<&str> = structs().map(|(name, ..)| name).collect();

@@ -52,7 +52,7 @@ pub fn leave() {
     memory::leave();
     if let Some(direct) = direct() {
         // An open copy in the child would hide the parent's end from the server.
-        // SAFETY: closes a descriptor of this process's; the child uses the session no more.
+        // SAFETY: closes a descriptor of this process's; the child does not use the session.
         unsafe { libc::close(direct.socket.as_raw_fd()) };
     }
     turn::open_for_good();

@@ -167,7 +167,7 @@ impl<T> In<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// Whether the program gave none.
+    /// Whether it is null.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }

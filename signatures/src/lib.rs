@@ -107,7 +107,7 @@ impl<F: 'static> Passed for Option<F> {
     }
 }
 
-/// Has types passed as a class by their size.
+/// Declares that types are passed as a class, by their size.
 #[macro_export]
 macro_rules! passed {
     ($class:ident: $($ty:ty),* $(,)?) => {$(

@@ -206,8 +206,8 @@ impl CUDA_ARRAY3D_DESCRIPTOR {
         }
     }
 
-    /// About the bytes of device memory that an array of this kind takes, with that many levels, each half as wide,
-    /// high and deep as the one before it; 1 for one without.
+    /// Approximate bytes of device memory of an array of this kind with `levels` levels, each half as wide, high and
+    /// deep as the one before it; 1 for an array without levels.
     pub fn bytes(&self, levels: u32) -> u64 {
         let level = |level: u32| {
             let halved = |extent: u64| extent.checked_shr(level).unwrap_or(0);

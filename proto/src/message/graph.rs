@@ -46,7 +46,7 @@ plain_structs! {
     /// `part` nodes follow; for edges, as many successors; for edges and dependencies, as many
     /// [`mpsshim_api::cuda::CUgraphEdgeData`].
     GraphListed { total: u32, part: u32, }
-    /// `count` nodes, as many that depend on them, as many edges.
+    /// `count` nodes follow, then as many dependents, then as many edges.
     GraphDependencies { graph: u64, count: u32, remove: u32, }
     /// Adds a node, or changes a node's parameters in its graph or in an instance of it.
     GraphNode {

@@ -126,7 +126,7 @@ fn a_reservation_is_exclusive() {
     assert!(!first.contains(first.start, u64::MAX));
 }
 
-/// Whether something is there to be read.
+/// Whether a descriptor is readable.
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),

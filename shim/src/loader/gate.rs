@@ -1,4 +1,4 @@
-//! Direct mode: the gate in front of entry points that submit work. The stubs of [`crate::loader::exports`] look at it;
+//! Direct mode: the gate in front of entry points that submit work. The stubs of [`crate::loader::exports`] check it;
 //! [`crate::direct`] opens and closes it.
 
 use std::ptr;

@@ -36,7 +36,7 @@ pub enum Error {
         "MPSSHIM_CUDA_LIBRARY names {path:?}, which cannot be used as the CUDA driver: {reason}"
     )]
     Configured { path: PathBuf, reason: String },
-    /// There is none where the loader looks.
+    /// None of the loader's folders contains one.
     #[error(
         "no CUDA driver ({LIBRARY}) in LD_LIBRARY_PATH, the loader's cache and its folders; set \
          MPSSHIM_CUDA_LIBRARY to its path"

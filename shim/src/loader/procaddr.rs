@@ -121,7 +121,7 @@ fn from_genuine() -> bool {
     mode::goes_to_genuine() && genuine::driver().is_ok()
 }
 
-/// `status`: `None` in the call that has none.
+/// `status`: `None` for the call without a status argument.
 ///
 /// # Safety
 /// `symbol` is null or a C string, `function` and `status` null or writable.

@@ -64,10 +64,10 @@ impl Image {
         }
     }
 
-    /// The image that a whole file holds, which the caller ended with a NUL of its own.
+    /// The image that fills a file, to which the caller has appended a NUL.
     ///
     /// # Errors
-    /// As [`Image::find`]; an image that says it is longer than the file is none.
+    /// As [`Image::find`]; an image whose headers describe more bytes than the file has is refused.
     pub fn find_in(file: &[u8]) -> Status<&[u8]> {
         let head = file.get(..4).map(|head| u32_at(head, 0));
         let least = match head {

@@ -173,7 +173,7 @@ impl Mapping {
     }
 }
 
-/// Whether mappings, which are in the order of their addresses, leave none of `[first, last)` out.
+/// Whether mappings, in the order of their addresses, cover all of `[first, last)`.
 pub fn cover(mappings: &[Mapping], first: u64, last: u64) -> bool {
     let mut at = first;
     let within = |one: &&Mapping| one.end > first && one.start < last;

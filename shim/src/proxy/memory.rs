@@ -58,7 +58,7 @@ pub struct Registered {
     pub arena: u64,
     /// Unique in the life of the process.
     pub id: u64,
-    /// As `cuMemHostGetFlags` gives them.
+    /// As returned by `cuMemHostGetFlags`.
     pub flags: u32,
     pub context: &'static Context,
 }

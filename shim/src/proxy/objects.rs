@@ -1,9 +1,9 @@
 //! Tables from handles to objects that a launch can read without a lock.
 //!
-//! A table only grows; its entries are never moved or freed but used again under a handle of the next generation.
-//! So a reference to an entry stays valid for the life of the process, and a stale handle is told from its
-//! successor. Objects keep all state in atomics and locks: a thread that uses a handle while another destroys it gets
-//! a wrong answer, as natively, but nothing worse.
+//! A table only grows; its entries are never moved or freed but reused under a handle of the next generation. So a
+//! reference to an entry stays valid for the life of the process, and the generation distinguishes a stale handle from
+//! its successor. Objects keep all state in atomics and locks: a thread that uses a handle while another destroys it
+//! gets a wrong answer, as natively, but nothing worse.
 
 use std::collections::VecDeque;
 use std::ops::Deref;

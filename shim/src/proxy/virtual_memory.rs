@@ -94,7 +94,7 @@ pub fn granularity(
         id: 0,
     };
     let body = Granularity {
-        // The driver looks at no device for it.
+        // The driver ignores the device for this query.
         properties: Properties::of(
             properties,
             to_server(session, &location).unwrap_or(anywhere),

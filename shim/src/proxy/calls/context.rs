@@ -390,8 +390,8 @@ pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult 
     })
 }
 
-/// `cuCtxSetLimit`. The context is shared with others: the server's grows to the largest that any client set, and
-/// each reads what it set itself.
+/// `cuCtxSetLimit`. The context is shared: the server's limit grows to the largest that any client has set, and each
+/// client reads its own value.
 pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
     guard(|| {
         capture::forbid(session()?)?;

@@ -474,8 +474,8 @@ pub unsafe extern "C" fn peer_3d_async<const P: bool>(
     guard(|| submit((stream, P), &copy.get()?, When::Async))
 }
 
-/// One copy of a batch as a copy of its own. Sizes of a batch are in elements: those of the array, or bytes where
-/// there is none.
+/// Converts one copy of a batch to a separate copy. Sizes of a batch are in elements of the array, or in bytes if there
+/// is no array.
 fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> Status<CUDA_MEMCPY3D> {
     let invalid = CUDA_ERROR_INVALID_VALUE;
     let element = |operand: &CUmemcpy3DOperand| match operand.kind {

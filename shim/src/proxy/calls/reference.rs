@@ -139,7 +139,7 @@ fn table_of(reference: u64) -> &'static Table<Origin> {
     }
 }
 
-/// Whether a reference is there. `CUDA_ERROR_INVALID_HANDLE`.
+/// Checks that a reference exists. `CUDA_ERROR_INVALID_HANDLE`.
 fn check(reference: u64) -> Status {
     table_of(reference).find(reference).map(drop)
 }
@@ -163,7 +163,7 @@ fn set(reference: u64, which: Call, arguments: &[u64]) -> CUresult {
     guard(|| call(reference, which, arguments).map(drop))
 }
 
-/// A call that gives one value.
+/// A call that returns one value.
 fn get<T>(
     out: Out<T>,
     reference: u64,
