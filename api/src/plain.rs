@@ -1,7 +1,7 @@
 //! Structs that travel as bytes: messages, and the driver's own where they are carried or kept as they are.
 
-/// Structs with C layout of plain words, public in all their fields. The file that uses it imports what it derives from
-/// `zerocopy`.
+/// Declares structs with C layout that consist of plain words, with all fields public. The file that uses it imports
+/// the `zerocopy` traits that they derive.
 #[macro_export]
 macro_rules! plain_structs {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {

@@ -1,10 +1,10 @@
-//! The table of driver entry points: each declared once, with all that other parts have to know about it.
+//! The table of driver entry points: each is declared once, with all facts that other parts need.
 //!
-//! A row of [`rows`] is a base name with the exported symbol that serves it from which CUDA version on, for either flavour
-//! of the default stream; how proxy mode serves it; whether it gives the device something to do; whether it works in a child
-//! that was forked. The exported symbols of the shim, its `cuGetProcAddress` answers, direct mode's gate and
-//! docs/coverage.md derive from here. `driver-api.csv` is what the genuine driver of CUDA 13.0 answered; a test holds the
-//! rows and that file equal.
+//! A row of [`rows`] lists for a base name the exported symbols that serve it, from which CUDA version on, for either
+//! flavour of the default stream; the class in which proxy mode serves it; whether it submits work to the device; and
+//! whether it works in a forked child. The exported symbols of the shim, its `cuGetProcAddress` answers, direct mode's
+//! gate and docs/coverage.md derive from here. `driver-api.csv` lists the answers of the genuine driver of CUDA 13.0; a
+//! test compares the rows with that file.
 
 mod rows;
 
@@ -118,7 +118,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// For a user.
+    /// Description for users.
     pub fn text(self) -> &'static str {
         match self {
             Reason::Graphics => "graphics interop: needs the program's own context",
@@ -135,10 +135,10 @@ impl Reason {
     }
 }
 
-/// One row: which symbol serves a base name from one CUDA version on, until the next row of that name.
+/// One row: the symbol that serves a base name from one CUDA version on, until the next row of that name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EntryPoint {
-    /// Base name, what a program gives to `cuGetProcAddress`.
+    /// Base name, as a program passes it to `cuGetProcAddress`.
     pub name: &'static str,
     /// First CUDA version of this row (1000 * major + 10 * minor), or [`EXPORT_ONLY`].
     pub since: u32,
@@ -148,14 +148,14 @@ pub struct EntryPoint {
     pub per_thread: Option<&'static str>,
     /// How proxy mode serves it. All versions and default-stream flavours of a call go the same way.
     pub class: Class,
-    /// Whether it gives the device something to do, or something that waits on the device: in direct mode it needs the
+    /// Whether it submits work to the device, or something that waits for the device: in direct mode it needs the
     /// client's turn.
     pub submits: bool,
-    /// Whether it works in a child that was forked: it touches neither device nor session.
+    /// Whether it works in a forked child: it uses neither device nor session.
     pub after_fork: bool,
 }
 
-/// What [`lookup`] found.
+/// Result of [`lookup`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
     /// The exported symbol that serves the name.
@@ -220,12 +220,12 @@ pub fn symbol_index(symbol: &str) -> Option<usize> {
         .ok()
 }
 
-/// What the table says of an exported symbol.
+/// The table's row of an exported symbol.
 pub fn entry_point(symbol: &str) -> Option<&'static EntryPoint> {
     symbol_index(symbol).map(|index| SYMBOLS[index].1)
 }
 
-/// Whether an exported symbol gives the device something to do.
+/// Whether an exported symbol submits work to the device.
 pub fn submits(symbol: &str) -> bool {
     entry_point(symbol).is_some_and(|row| row.submits)
 }
@@ -235,7 +235,7 @@ pub fn is_genuine(symbol: &str) -> bool {
     entry_point(symbol).is_some_and(|row| row.class == Class::Genuine)
 }
 
-/// Whether an exported symbol works in a child that was forked. Itself it works there too: it takes no lock.
+/// Whether an exported symbol works in a forked child. Safe to call there, because it takes no lock.
 pub fn works_after_fork(symbol: &str) -> bool {
     let mut rows = AFTER_FORK.iter();
     rows.any(|row| row.legacy == Some(symbol) || row.per_thread == Some(symbol))

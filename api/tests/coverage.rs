@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// A part of the document: its title, what it means to a program, the classes in it.
+/// A part of the document: its title, its meaning for a program, and a predicate for the classes in it.
 type Part = (&'static str, &'static str, fn(Class) -> bool);
 
 const PARTS: [Part; 6] = [

@@ -29,7 +29,7 @@ pub mod path {
     pub const PRE_START: &str = "/v1beta1.DevicePlugin/PreStartContainer";
 }
 
-/// Nothing; also what has no field that counts here (`PreStartContainerResponse`).
+/// A message without fields; also used for messages whose fields are ignored (`PreStartContainerResponse`).
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Empty {}
 
@@ -53,15 +53,15 @@ pub struct RegisterRequest {
     /// Name of the plugin's socket in the folder of kubelet's.
     #[prost(string, tag = "2")]
     pub endpoint: String,
-    /// What pods ask for.
+    /// Name of the resource that pods request.
     #[prost(string, tag = "3")]
     pub resource_name: String,
-    /// As it says again when it is asked.
+    /// The same as in the reply to [`path::OPTIONS`].
     #[prost(message, optional, tag = "4")]
     pub options: Option<Options>,
 }
 
-/// `ListAndWatchResponse`: all that there is now.
+/// `ListAndWatchResponse`: all current devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Devices {
     /// In any order.
@@ -69,7 +69,7 @@ pub struct Devices {
     pub devices: Vec<Device>,
 }
 
-/// What kubelet takes for a device; here a part of one.
+/// A device as kubelet sees it; here a part of a GPU.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
     /// At most 63 bytes.
@@ -91,13 +91,13 @@ pub struct PreferenceRequest {
 /// `ContainerPreferredAllocationRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerPreferenceRequest {
-    /// What is free.
+    /// Free devices.
     #[prost(string, repeated, tag = "1")]
     pub available: Vec<String>,
-    /// What is the container's already.
+    /// Devices that the container must have.
     #[prost(string, repeated, tag = "2")]
     pub must_include: Vec<String>,
-    /// How many it shall have.
+    /// Number of devices that the container requests.
     #[prost(int32, tag = "3")]
     pub size: i32,
 }
@@ -118,7 +118,7 @@ pub struct ContainerPreference {
     pub ids: Vec<String>,
 }
 
-/// A pod's containers are to have devices.
+/// Allocates devices to the containers of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateRequest {
     /// For each container.
@@ -126,7 +126,7 @@ pub struct AllocateRequest {
     pub containers: Vec<ContainerAllocateRequest>,
 }
 
-/// Also `PreStartContainerRequest`, which has the same field.
+/// Also used for `PreStartContainerRequest`, which has the same field.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerAllocateRequest {
     /// The devices.
@@ -142,7 +142,7 @@ pub struct Allocation {
     pub containers: Vec<ContainerAllocation>,
 }
 
-/// `ContainerAllocateResponse`: what a container is given.
+/// `ContainerAllocateResponse`: the environment, mounts and devices for a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerAllocation {
     /// Its environment.
@@ -151,7 +151,7 @@ pub struct ContainerAllocation {
     /// Files and folders.
     #[prost(message, repeated, tag = "2")]
     pub mounts: Vec<Mount>,
-    /// By the container engine's specifications.
+    /// Devices by their names in the Container Device Interface.
     #[prost(message, repeated, tag = "5")]
     pub cdi_devices: Vec<CdiDevice>,
 }
@@ -159,10 +159,10 @@ pub struct ContainerAllocation {
 /// A file or folder of the node in a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Mount {
-    /// Where it is there.
+    /// Path in the container.
     #[prost(string, tag = "1")]
     pub container_path: String,
-    /// Where it is on the node.
+    /// Path on the node.
     #[prost(string, tag = "2")]
     pub host_path: String,
     /// The container may not write.
@@ -183,12 +183,13 @@ mod tests {
     use super::*;
     use prost::Message;
 
-    /// A field of bytes: its number, its length, and what is in it.
+    /// A protobuf field of bytes: tag, length and content.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
     }
 
-    /// Both ends of the tests are made of these messages: only this sees a field number that is not the API's.
+    /// In other tests both ends use these messages, so that only this one detects a field number that differs from the
+    /// API's.
     #[test]
     fn the_bytes_are_the_api_s() {
         let options = Options {

@@ -54,7 +54,7 @@ pub struct Plugin {
     pub documents: Documents,
 }
 
-/// The name of an extended resource. Kubelet knows more rules and says so.
+/// Checks the form of an extended resource's name. Kubelet checks further rules and reports violations.
 fn resource(name: &str) -> Result<String, String> {
     let usual = |part: &str| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);

@@ -11,13 +11,13 @@ use tokio::time::timeout;
 
 /// The daemon's own devices are the rows without a server.
 const DEVICES: &str = "device_query --format=json";
-/// Anything that the daemon answers. Asked again on one connection, it is in its log once.
+/// A cheap command for liveness checks. Repeated on one connection, it is logged once.
 const ALIVE: &str = "get_server_list";
-/// A daemon that says nothing for so long does not answer. One that has just started may take longer to find its
-/// devices, which is waited for.
+/// A daemon that has not answered within this time counts as unavailable. One that has just started may take longer to
+/// find its devices; the plugin waits for that.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A GPU, or a part of one that the driver shows as one (MIG).
+/// A GPU, or a MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Gpu {
     /// `GPU-…` or `MIG-…`.
@@ -31,7 +31,7 @@ pub struct Gpu {
     pub served: bool,
 }
 
-/// All that the daemon has ever told of, since containers may have parts of them.
+/// All GPUs that the daemon has ever listed, since containers may have parts of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fleet {
     /// By ordinal, as they were found.
@@ -39,7 +39,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Takes in what the daemon has said, or why it has not.
+    /// Updates the GPUs from the daemon's answer, or marks all as not served if there was none.
     fn learn(&mut self, told: &Result<Vec<Gpu>, String>) {
         self.gpus.iter_mut().for_each(|gpu| gpu.served = false);
         for gpu in told.iter().flatten() {
@@ -52,7 +52,7 @@ impl Fleet {
     }
 }
 
-/// The daemon, and the devices that it has, which it does not change.
+/// A connection to the daemon and its devices, which do not change.
 struct Known {
     daemon: Ui,
     gpus: Vec<Gpu>,
@@ -73,7 +73,7 @@ impl Known {
     }
 }
 
-/// Asks the daemon, which may be another one than before.
+/// Queries the daemon, which may have been restarted in between.
 fn ask(known: &mut Option<Known>, settings: &Settings) -> Result<Vec<Gpu>, String> {
     if !known.as_mut().is_some_and(Known::is_alive) {
         *known = None;
@@ -94,11 +94,11 @@ fn parse(text: &str) -> Result<Vec<Gpu>, String> {
         .collect())
 }
 
-/// Keeps `fleet` up to date for as long as the process lives. A thread asks, since a daemon that hangs would not let go
-/// of whoever asks it.
+/// Keeps `fleet` up to date for as long as the process lives. The daemon is queried by a thread, because a daemon that
+/// hangs would block its caller.
 ///
 /// # Errors
-/// There can be no further thread.
+/// The thread cannot be created.
 pub fn follow(
     settings: Settings,
     interval: Duration,
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(fleet.gpus[1].memory, 2 << 20);
         fleet.learn(&down);
         assert_eq!(served(&fleet), [("GPU-a", false), ("GPU-b", false)]);
-        // One is gone, another has more memory.
+        // One GPU is gone, another has more memory.
         let one = TWO.replace("GPU-a", "GPU-d").replace("2097152", "3145728");
         fleet.learn(&parse(&one));
         assert_eq!(

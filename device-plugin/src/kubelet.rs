@@ -18,17 +18,18 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
-/// Between two looks.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Kubelet starts to listen as soon as a plugin has registered. If it has not listened for so long, it has lost the plugin.
+/// Kubelet opens a `ListAndWatch` stream as soon as a plugin has registered. Without one for this long, it has lost the
+/// plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A registration may take so long.
+/// Maximum duration of a registration.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Why there is no plugin any more.
+/// Reasons for which the plugin cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// The folder is not there.
+    /// The folder does not exist.
     #[error(
         "there is no folder {0}: kubelet has it on a node, mount it at this path or name it with --kubelet-dir"
     )]
@@ -41,7 +42,7 @@ pub enum KubeletError {
         /// Why.
         source: io::Error,
     },
-    /// Another process answers there.
+    /// Another process listens there.
     #[error(
         "another device plugin listens at {0}: stop it, or give this one a different --resource"
     )]
@@ -49,19 +50,19 @@ pub enum KubeletError {
     /// Kubelet does not want the plugin.
     #[error("kubelet refuses {resource}: {why}")]
     Refused {
-        /// What pods ask for.
+        /// Name of the resource that pods request.
         resource: String,
-        /// In kubelet's words.
+        /// Kubelet's message.
         why: String,
     },
 }
 
-/// Which socket it is: another one at the same path is different.
+/// Identifies a socket: a different one at the same path compares unequal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     /// Device and inode.
     file: (u64, u64),
-    /// When it was changed last: numbers of inodes are used again.
+    /// Time of the last change: inode numbers are reused.
     changed: (i64, i64),
 }
 
@@ -95,7 +96,7 @@ impl Serving {
                 if UnixStream::connect(path).is_ok() {
                     return Err(KubeletError::Taken(path.to_owned()));
                 }
-                // What a plugin has left that was killed.
+                // Left by a plugin that was killed.
                 fs::remove_file(path).map_err(failed)?;
                 UnixListener::bind(path)
             }
@@ -145,7 +146,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// For the folder of sockets and what pods ask for.
+    /// For the folder of sockets and the name of the resource that pods request.
     ///
     /// # Errors
     /// There is no such folder.
@@ -167,7 +168,7 @@ impl Kubelet {
         })
     }
 
-    /// Serves the plugin and has kubelet know it, until the future is dropped.
+    /// Serves the plugin and keeps it registered with kubelet, until the future is dropped.
     ///
     /// # Errors
     /// The socket cannot be made, or kubelet refuses the plugin.
@@ -177,7 +178,7 @@ impl Kubelet {
         let mut trouble = None;
         loop {
             if !serving.as_ref().is_some_and(Serving::is_there) {
-                // First the old one goes, then the new one comes.
+                // The old one must end before the new one starts.
                 drop(serving.take());
                 serving = Some(Serving::start(&self.own, &plugin)?);
                 known = None;
@@ -205,7 +206,7 @@ impl Kubelet {
         }
     }
 
-    /// Introduces the plugin; why kubelet could not be reached.
+    /// Registers the plugin. Returns a message if kubelet cannot be reached.
     async fn register(&self) -> Result<Option<String>, KubeletError> {
         let channel = match timeout(ANSWER, rpc::connect(&self.socket)).await {
             Ok(Ok(channel)) => channel,
@@ -225,12 +226,12 @@ impl Kubelet {
     }
 }
 
-/// Whether it was not kubelet that said so.
+/// Whether the error comes from the transport rather than from kubelet.
 fn is_of_transport(status: &Status) -> bool {
     status.source().is_some()
 }
 
-/// What is at the bottom of an error: the others say only that there is one.
+/// The innermost source of an error; the outer ones carry no detail.
 fn words(mut error: &dyn std::error::Error) -> String {
     while let Some(source) = error.source() {
         error = source;

@@ -1,5 +1,5 @@
-//! A device plugin for Kubernetes: it advertises parts of the GPUs that a node's control daemon serves, and tells kubelet
-//! what a container that is allocated some of them needs to be a client.
+//! A device plugin for Kubernetes: it advertises parts of the GPUs that a node's control daemon serves, and gives a
+//! container that is allocated some of them the environment and mounts that a client needs.
 
 pub mod api;
 pub mod cli;

@@ -54,7 +54,7 @@ fn start(given: &Given) -> anyhow::Result<()> {
     })
 }
 
-/// Once the daemon has said what there is: kubelet would take a plugin without devices for one whose devices are gone.
+/// Serves once the daemon has listed its devices: kubelet would take an empty list for the loss of all devices.
 async fn serve(
     kubelet: &Kubelet,
     plugin: Arc<Plugin>,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Between a GPU's UUID and the number of a part.
 const BETWEEN: &str = "::";
 
-/// What kubelet knows a part by.
+/// Kubelet's identifier of a part.
 pub fn id(gpu: &str, number: u32) -> String {
     format!("{gpu}{BETWEEN}{number}")
 }
@@ -17,7 +17,7 @@ fn of_id(id: &str) -> Option<(&str, u32)> {
     Some((gpu, number.parse().ok()?))
 }
 
-/// Parts that no container can have together.
+/// Reasons to refuse a set of parts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareError {
     /// Not one of the plugin's.
@@ -39,10 +39,10 @@ pub enum ShareError {
     },
 }
 
-/// The GPU that all these are parts of, and how many they are.
+/// The GPU to which all these parts belong, and their number.
 ///
 /// # Errors
-/// There is no such GPU.
+/// An id names no part of a GPU, there are no ids, or they belong to several GPUs.
 pub fn share(ids: &[String]) -> Result<(&str, u32), ShareError> {
     let parts = ids
         .iter()
@@ -60,20 +60,20 @@ pub fn share(ids: &[String]) -> Result<(&str, u32), ShareError> {
     }
 }
 
-/// So many of all parts in percent, rounded down, so that all together are not over 100; 1 at the least.
+/// `count` of `all` parts in percent, rounded down, so that the sum stays within 100; at least 1.
 pub fn percentage(count: u32, all: u32) -> u32 {
     (count * 100 / all).max(1)
 }
 
-/// So many of all parts of that much memory, in MiB, rounded down; 1 at the least.
+/// `count` of `all` parts of `memory` bytes, in MiB, rounded down; at least 1.
 pub fn mebibytes(memory: u64, count: u32, all: u32) -> u64 {
-    // Of more than 64 bits only in between.
+    // Needs more than 64 bits for the intermediate result only.
     let bytes = u128::from(memory) * u128::from(count) / u128::from(all);
     ((bytes >> 20) as u64).max(1)
 }
 
-/// `size` of the available parts, beginning with those that must be: of one GPU, if one has so many, and of those that
-/// have the one with the fewest left, so that others keep room for larger shares.
+/// Chooses `size` of the available parts, beginning with those in `must`. All are of one GPU if one has enough of them,
+/// and of such GPUs the one with the fewest free parts, so that the others keep room for larger shares.
 pub fn prefer(available: &[String], must: &[String], size: usize) -> Vec<String> {
     let taken: BTreeSet<&str> = must.iter().map(String::as_str).collect();
     let began: BTreeSet<&str> = must.iter().filter_map(|id| Some(of_id(id)?.0)).collect();
@@ -91,7 +91,7 @@ pub fn prefer(available: &[String], must: &[String], size: usize) -> Vec<String>
         let left = parts.len();
         let enough = left >= missing;
         let fewest = if enough { left } else { 0 };
-        // Where none has enough the container will be refused; the list is as long as asked all the same.
+        // If no GPU has enough parts, the container will be refused, but the list still has the requested length.
         (!began.contains(gpu), !enough, fewest, Reverse(left))
     });
     let more = gpus.into_iter().flat_map(|(_, parts)| parts.into_values());
@@ -157,11 +157,11 @@ mod tests {
         assert_eq!(prefer(&all, &[], 7), ids("a", 0..7));
         let ten = [ids("a", [9, 10, 2])].concat();
         assert_eq!(prefer(&ten, &[], 2), ids("a", [2, 9]));
-        // What it has already decides, and is not taken twice.
+        // Parts that the container already has determine the GPU, and are not chosen twice.
         let must = ids("a", [4]);
         assert_eq!(prefer(&all, &must, 3), ids("a", [4, 0, 1]));
         assert_eq!(prefer(&all, &must, 1), must);
-        // None has so many: as few GPUs as can be.
+        // No GPU has enough parts: as few GPUs as possible.
         let both = [ids("a", 0..8), ids("c", 0..1)].concat();
         assert_eq!(prefer(&all, &[], 9), both);
         assert_eq!(prefer(&all, &[], 100).len(), all.len());

@@ -22,7 +22,7 @@ use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
-/// Where the loader looks for libraries that every program has.
+/// The loader's list of libraries to preload into every program.
 const LD_SO_PRELOAD: &str = "/etc/ld.so.preload";
 
 /// The plugin.
@@ -32,13 +32,13 @@ pub struct Plugin {
     thread_percentage: bool,
     memory_limit: bool,
     pipe_directory: String,
-    /// What every container is given.
+    /// The part of the reply that is the same for every container.
     always: ContainerAllocation,
     fleet: watch::Receiver<Fleet>,
     watching: Arc<AtomicUsize>,
 }
 
-/// As long as it lives kubelet listens to what becomes of the devices.
+/// Counts one open `ListAndWatch` stream of kubelet while it lives.
 #[derive(Debug)]
 struct Watching(Arc<AtomicUsize>);
 
@@ -69,12 +69,12 @@ impl Plugin {
         })
     }
 
-    /// How many listen to what becomes of the devices.
+    /// Number of open `ListAndWatch` streams.
     pub fn watching(&self) -> usize {
         self.watching.load(Ordering::Relaxed)
     }
 
-    /// What kubelet is told when the plugin registers, and again.
+    /// The options that kubelet receives at registration and on request.
     pub fn options() -> Options {
         Options {
             pre_start_required: false,
@@ -99,7 +99,7 @@ impl Plugin {
         let watching = Watching(self.watching.clone());
         let parts = self.parts;
         WatchStream::new(self.fleet.clone()).map(move |fleet| {
-            // It belongs to the stream, and ends with it.
+            // Moved into the stream, so that it is dropped with it.
             let _ = &watching;
             Ok(devices(&fleet, parts))
         })
@@ -139,7 +139,7 @@ impl Plugin {
         Ok(allocation)
     }
 
-    /// The part of the environment that is different for each container.
+    /// The part of the environment that differs between containers.
     fn environment(&self, gpu: &Gpu, count: u32) -> BTreeMap<String, String> {
         let mut env = vec![
             // For NVIDIA's container runtime, and for CUDA where that has given the container more.

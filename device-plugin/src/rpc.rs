@@ -16,7 +16,7 @@ use tower::service_fn;
 
 /// A call as it comes in.
 pub type Call = http::Request<Body>;
-/// What goes back.
+/// Reply to a call.
 pub type Reply = http::Response<Body>;
 
 /// Answers a call with one message.
@@ -44,7 +44,7 @@ where
     grpc.server_streaming(service, call).await
 }
 
-/// Answers a call that there is not.
+/// Answers an unknown call.
 pub fn unknown(call: &Call) -> Reply {
     Status::unimplemented(format!("no call {}", call.uri().path())).into_http()
 }
@@ -73,7 +73,7 @@ where
 /// Connects to a socket.
 ///
 /// # Errors
-/// Nobody listens there.
+/// Nothing listens at the socket.
 pub async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("unix:{}", path.display()))?;
     endpoint.connect().await

@@ -1,9 +1,9 @@
 //! Address ranges that mean the same in every client and in the server.
 //!
-//! Pinned host memory is mapped in the **host arena** at one address in both processes, so that the pointer a
-//! program gets from `cuMemHostAlloc` is valid on its CPU and on the device. Device memory lies in the **device
-//! arena**, which clients reserve too: no host pointer of a client can be mistaken for a device pointer. What
-//! programs reserve themselves (`cuMemAddressReserve`) lies in the **virtual arena**.
+//! Pinned host memory is mapped in the **host arena** at one address in both processes, so that the pointer a program
+//! gets from `cuMemHostAlloc` is valid on its CPU and on the device. Device memory lies in the **device arena**, which
+//! clients reserve too, so that no host pointer of a client can be mistaken for a device pointer. Ranges that programs
+//! reserve themselves (`cuMemAddressReserve`) lie in the **virtual arena**.
 //!
 //! The ranges keep clear of where Linux puts programs, libraries and stacks (0x55…, 0x7f…), of the shadow
 //! memory of the sanitizers, and of where CUDA's own allocations land.

@@ -1,7 +1,7 @@
 //! The page that a client in direct mode shares with its server: whose turn it is, and how much memory is held.
 //!
-//! The client runs on the genuine driver with contexts of its own. What it may do is agreed upon here; nothing here keeps
-//! a program from going around it, as nothing keeps it from talking to the device without the shim.
+//! The client runs on the genuine driver with contexts of its own. The page records the turns and limits that both
+//! sides agree on; it does not enforce them: a program can bypass it, just as it can use the device without the shim.
 //!
 //! A turn is for all devices that the client uses. The states of [`Turn::state`]:
 //!
@@ -16,9 +16,10 @@
 //! From any state the server may go to TERMINATED, which stays. A client whose connection has ended otherwise leaves the
 //! page in GONE and asks the daemon for another session, with a page of its own.
 //!
-//! From HELD the client gives the turn up by itself when [`Turn::asked`] says so: it stops submitting (GIVING), waits for
-//! its work, and is IDLE, or WANTS again if a thread waits at the gate. Whoever changes what the other waits for wakes it:
-//! the client rings the server's doorbell, the server wakes the futex of `state` and of `asked`.
+//! In HELD the client gives the turn up by itself when [`Turn::asked`] requests it: it stops submitting (GIVING), waits
+//! for its work, and becomes IDLE, or WANTS if a thread waits at the gate. The side that changes a word on which the
+//! other one waits also wakes it: the client rings the server's doorbell, the server wakes the futexes `state` and
+//! `asked`.
 
 use crate::handshake::MAX_DEVICES;
 use crate::segment::Line;
@@ -42,16 +43,16 @@ pub const GIVING: u32 = 3;
 
 /// [`Turn::state`]: the server has ended the session; the client may submit nothing any more.
 pub const TERMINATED: u32 = 4;
-/// [`Turn::state`]: the server has ended, as the client tells its own threads; no one writes to the page any more.
+/// [`Turn::state`]: the server has ended. Set by the client for its own threads; the page is not written any more.
 pub const GONE: u32 = 5;
 
-/// [`Turn::asked`]: nobody else wants a turn.
+/// [`Turn::asked`]: no other client wants a turn.
 pub const NOT_ASKED: u32 = 0;
-/// [`Turn::asked`]: others wait; to be given up when there is nothing to do.
+/// [`Turn::asked`]: others wait; give the turn up when idle.
 pub const WHEN_IDLE: u32 = 1;
-/// [`Turn::asked`]: to be given up now.
+/// [`Turn::asked`]: give the turn up now.
 pub const NOW: u32 = 2;
-/// [`Turn::asked`]: others have theirs at the same time; to be kept, and [`Turn::submissions`] to be written now and then.
+/// [`Turn::asked`]: others hold turns at the same time; keep it, and update [`Turn::submissions`] regularly.
 pub const REPORT: u32 = 3;
 
 /// One client's turns.
@@ -66,14 +67,14 @@ pub struct Turn {
     pub devices: AtomicU32,
     /// 1: no turns are taken, everything may be submitted at any time. The server writes it before the welcome.
     pub free: AtomicU32,
-    /// Turns had.
+    /// Number of turns granted.
     pub turns: AtomicU64,
     /// Nanoseconds that turns were held, drains included; the server writes it.
     pub held_ns: AtomicU64,
     /// Nanoseconds that a turn was waited for; the server writes it.
     pub waited_ns: AtomicU64,
-    /// Submissions made, about; the client writes it before it gives a turn up, as long as [`REPORT`] is
-    /// asked for, and when `asked` is woken.
+    /// Approximate number of submissions. The client writes it before it gives a turn up, while [`REPORT`] is
+    /// requested, and when `asked` is woken.
     pub submissions: AtomicU64,
 }
 
@@ -81,11 +82,11 @@ pub struct Turn {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// That the client holds; the client writes it.
+    /// Held by the client, which writes it.
     pub held: AtomicU64,
-    /// That its process holds besides: contexts, code. 0 until the server has found out; the server writes it.
+    /// Held by its process in addition: contexts and code. 0 until the server has measured it; the server writes it.
     pub overhead: AtomicU64,
-    /// That it may hold, `u64::MAX`: all there is; the server writes it.
+    /// Limit; `u64::MAX`: none. The server writes it.
     pub limit: AtomicU64,
 }
 

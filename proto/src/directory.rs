@@ -1,8 +1,8 @@
 //! The directory in which daemon and clients meet, and the conditions under which a directory is trusted.
 //!
-//! A user who can write in a directory, or in one above it, can replace what a process expects there.
-//! [`open`] therefore walks a path from the root, one component at a time and each relative to the one before, and goes
-//! only through directories of root and of the process's user.
+//! A user who can write to a directory, or to one above it, can replace the files that a process expects there.
+//! [`open`] therefore walks a path from the root, one component at a time and each relative to the one before, and only
+//! passes directories owned by root or by the process's user.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -18,10 +18,10 @@ use std::sync::OnceLock;
 /// The directory of root's daemon, which serves all users.
 pub const SYSTEM: &str = "/run/mpsshim";
 
-/// The directories of a user's own daemons where none is named: the first is that of a daemon started now. Others are left
-/// from a session that had no runtime directory.
+/// The default directories of a user's own daemons. A daemon started now uses the first; the others may be left from a
+/// login session without a runtime directory.
 ///
-/// `runtime` is `XDG_RUNTIME_DIR`, which only counts if it is that user's.
+/// `runtime` is `XDG_RUNTIME_DIR`, which is ignored unless that user owns it.
 pub fn own(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
     if uid == 0 {
         return vec![SYSTEM.into()];
@@ -44,7 +44,7 @@ pub fn candidates(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
     directories
 }
 
-/// How a client looks at a directory with sockets: it must be there.
+/// Opens a client's directory of sockets, which must exist.
 pub fn of_client(path: &Path, named: bool, any_owner: bool) -> Result<OwnedFd, Refused> {
     let walk = Walk {
         purpose: Purpose::Sockets,
@@ -71,7 +71,7 @@ pub enum Refused {
         /// The user of this process.
         uid: u32,
     },
-    /// It, or one above it, is open to others.
+    /// It, or one above it, is writable by others.
     #[error("others can write in {} (mode {mode:04o})", .path.display())]
     Writable {
         /// The directory.
@@ -85,18 +85,18 @@ pub enum Refused {
         /// The link.
         path: PathBuf,
     },
-    /// It cannot be opened or made.
+    /// It cannot be opened or created.
     #[error("{}: {source}", .path.display())]
     Io {
-        /// The directory, or the one above it that is in the way.
+        /// The directory, or the one above it at which the walk failed.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
 }
 
 impl Refused {
-    /// Whether nothing is there.
+    /// Whether the directory does not exist.
     pub fn is_absent(&self) -> bool {
         matches!(self, Refused::Io { source, .. }
             if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
@@ -106,34 +106,35 @@ impl Refused {
 /// The purpose of a directory, which decides who may write in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// It holds the daemon's sockets: nobody but its owner may write there.
+    /// It holds the daemon's sockets: only its owner may write there.
     Sockets,
-    /// It holds logs, each of which is checked when it is opened. As in /var/log, a group that root has chosen may write
-    /// there, and anybody where the sticky bit protects each one's files.
+    /// It holds logs, each of which is checked when it is opened. As in /var/log, a group chosen by root may write
+    /// there, and all users may if the sticky bit protects their files from one another.
     Logs,
 }
 
 /// How to walk to a directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
-    /// What the directory is for.
+    /// Purpose of the directory.
     pub purpose: Purpose,
-    /// Permissions of the directory if it has to be made; `None`: it must be there.
+    /// Permissions of the directory if it has to be created; `None`: it must exist.
     pub create: Option<u32>,
-    /// Somebody has named this path, so that it may lead to directories of users whom this user namespace does not know:
+    /// The path was given explicitly, so that it may lead through directories of users unknown to this user namespace:
     /// they are mounted from outside.
     pub named: bool,
-    /// Root, asking for it by name, may look at any user's daemon.
+    /// Root may explicitly name the directory of any user's daemon.
     pub any_owner: bool,
 }
 
-/// Opens a directory, having checked it and all directories above it.
+/// Opens a directory after checking it and all directories above it.
 ///
-/// Those must be root's or the effective user's, and not writable by others, unless the sticky bit keeps these from
-/// replacing what is not theirs. Symbolic links in them are followed where only root or that user can have put them.
+/// They must belong to root or to the effective user, and must not be writable by others, unless the sticky bit
+/// prevents those from replacing files of other users. Symbolic links are followed only if root or that user must have
+/// created them.
 ///
 /// # Errors
-/// What is wrong with which directory.
+/// The first directory that fails a check, and the reason.
 pub fn open(path: &Path, walk: Walk) -> Result<OwnedFd, Refused> {
     // SAFETY: a plain system call that cannot fail.
     let uid = unsafe { libc::geteuid() };
@@ -212,7 +213,8 @@ pub fn open(path: &Path, walk: Walk) -> Result<OwnedFd, Refused> {
     }
 }
 
-/// The names in a path, without those that mean nothing. `..` stays: the kernel knows what is above a directory.
+/// The components of a path, without empty ones and `.`. `..` stays, because only the kernel knows a directory's
+/// parent.
 fn components(path: &Path) -> VecDeque<OsString> {
     let names = path.as_os_str().as_bytes().split(|byte| *byte == b'/');
     let names = names.filter(|name| !name.is_empty() && *name != b".");
@@ -221,11 +223,11 @@ fn components(path: &Path) -> VecDeque<OsString> {
         .collect()
 }
 
-/// Who may own a directory.
+/// The accepted owners of a directory.
 struct Owner {
     uid: u32,
     walk: Walk,
-    /// Anybody may have made the directory: the one above it is open to all.
+    /// The parent directory is open to all, so that any user may have created this one.
     in_sticky: bool,
     /// See [`unmapped`].
     unmapped: Option<u32>,
@@ -275,8 +277,8 @@ fn check_last(path: &Path, found: &libc::stat, owner: &Owner) -> Result<(), Refu
     Ok(())
 }
 
-/// Closes a log directory of this user's to others, which Kubernetes makes open to all (emptyDir). What they have put there
-/// by then is found out when the logs are opened.
+/// Closes this user's log directory to others if it is open to all, as Kubernetes creates it (emptyDir). Files that
+/// others have put there by then are detected when the logs are opened.
 fn closes(directory: &OwnedFd, found: &libc::stat, owner: &Owner) -> bool {
     let closed = found.st_mode & 0o7755;
     owner.walk.purpose == Purpose::Logs
@@ -305,8 +307,8 @@ fn others_may_write(found: &libc::stat, groups_of_root_may: bool) -> bool {
     found.st_mode & 0o002 != 0 || (found.st_mode & 0o020 != 0 && !group_is_trusted)
 }
 
-/// The number by which this user namespace shows users that it does not know, such as the host's root in a container of a
-/// user's. `None`: it knows all users.
+/// The user id under which this user namespace shows users that it does not know, such as the host's root in a user's
+/// container. `None`: it knows all users.
 fn unmapped() -> Option<u32> {
     static UNMAPPED: OnceLock<Option<u32>> = OnceLock::new();
     *UNMAPPED.get_or_init(|| {
@@ -331,7 +333,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Opens what has that name in a directory, only to look at it and to go on from there; a link is opened itself.
+/// Opens an entry of a directory with `O_PATH`, to inspect it or to continue from it; a link is not followed.
 fn open_at(directory: Option<&OwnedFd>, name: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
     let directory = directory.map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
     let flags = flags | libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -341,7 +343,7 @@ fn open_at(directory: Option<&OwnedFd>, name: &CStr, flags: libc::c_int) -> io::
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Opens a directory so that its permissions can be changed; nothing that somebody has put in its place.
+/// Opens a directory so that its permissions can be changed; fails if it has been replaced by a link or another file.
 fn open_to_change(above: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: a plain system call with a NUL-ended name.

@@ -1,8 +1,8 @@
-//! Memory that allocating nodes of graphs have given: where it is, and how long it may be used.
+//! Memory of allocation nodes of graphs: its addresses, and its lifetime.
 //!
-//! The address of such a node is fixed when the node is added. It is memory while an instance runs and afterwards,
-//! unless a graph or the program frees it, even when graph and instance are gone (CUDA Programming Guide, "Graph Memory
-//! Nodes"). Client and server each keep one of these.
+//! The address of such a node is fixed when the node is added. It is valid memory while an instance runs and
+//! afterwards, unless a graph or the program frees it, even when graph and instance are gone (CUDA Programming Guide,
+//! "Graph Memory Nodes"). Client and server each keep one of these.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ struct Block {
 #[derive(Clone, Debug, Default)]
 pub struct GraphMemory {
     blocks: BTreeMap<u64, Block>,
-    /// Graphs and instances, and what they free.
+    /// Graph or instance, and an address that it frees.
     frees: Vec<(u64, u64)>,
 }
 
@@ -50,7 +50,7 @@ impl GraphMemory {
         self.blocks.insert(start, block);
     }
 
-    /// A node of `graph` frees what begins at `start`.
+    /// A node of `graph` frees the block at `start`.
     pub fn freed_by(&mut self, start: u64, graph: u64) {
         self.frees.push((graph, start));
         if let Some(block) = self.blocks.get_mut(&start) {
@@ -58,7 +58,7 @@ impl GraphMemory {
         }
     }
 
-    /// What `from` allocates and frees, `to` does too: an instance, a clone, the graph around a child.
+    /// `to` allocates and frees the same blocks as `from`: an instance, a clone, or the graph around a child.
     pub fn share(&mut self, from: u64, to: u64) {
         for block in self.blocks.values_mut() {
             if block.holders.contains(&from) && !block.holders.contains(&to) {
@@ -88,7 +88,7 @@ impl GraphMemory {
         self.sweep();
     }
 
-    /// The program frees what begins at `start`.
+    /// The program frees the block at `start`.
     pub fn freed(&mut self, start: u64) {
         if let Some(block) = self.blocks.get_mut(&start) {
             block.left = false;
@@ -117,13 +117,13 @@ impl GraphMemory {
         held.map(|(start, block)| (*start, block.len))
     }
 
-    /// What a graph or an instance frees.
+    /// Addresses that a graph or an instance frees.
     pub fn frees_of(&self, holder: u64) -> Vec<u64> {
         let frees = self.frees.iter().filter(|(of, _)| *of == holder);
         frees.map(|(_, start)| *start).collect()
     }
 
-    /// Whether a block begins here.
+    /// Whether a block begins at this address.
     pub fn begins(&self, start: u64) -> bool {
         self.blocks.contains_key(&start)
     }
@@ -199,7 +199,7 @@ mod tests {
         memory.share(7, 70);
         assert!(memory.of(70).next().is_none());
         assert!(memory.frees_of(70).is_empty());
-        // Both in one, which has what both have.
+        // Both in one graph, which then has the blocks of both.
         memory.share(2, 10);
         let all = [(0x1000, 64), (0x2000, 32), (0x3000, 16)];
         assert!(memory.of(10).eq(all));

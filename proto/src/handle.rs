@@ -1,12 +1,12 @@
 //! Handles that a program holds for objects in the server.
 //!
-//! The client chooses them, so that creating a stream or an event needs no answer. A handle is a kind, a
-//! generation and an index; a stale one is told from its successor by the generation. The high bits make it
-//! differ from every address a process can map and from the constants 1 and 2 that name default streams.
+//! The client chooses them, so that creating a stream or an event needs no answer. A handle is a kind, a generation and
+//! an index; the generation distinguishes a stale handle from its successor. The high bits make it differ from every
+//! address a process can map and from the constants 1 and 2 that name default streams.
 
 macro_rules! kinds {
     ($($name:ident = $number:literal,)*) => {
-        /// What a handle stands for. The discriminants are part of the wire format.
+        /// Type of the object that a handle refers to. The discriminants are part of the wire format.
         #[repr(u8)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind { $($name = $number,)* }

@@ -3,8 +3,8 @@
 //! A client sends one [`ClientHello`]; the control daemon checks it and hands the connection, with the hello
 //! and the peer's credentials, to the server. The server answers with one [`Welcome`] that carries the
 //! session's descriptors (`SCM_RIGHTS`, in the order of [`WELCOME_DESCRIPTORS`] or [`DIRECT_DESCRIPTORS`]). From then on the socket
-//! carries only descriptors that belong to messages in the ring ([`DescriptorNote`]); its end of file tells
-//! either side that the other is gone.
+//! carries only descriptors that belong to messages in the ring ([`DescriptorNote`]); end of file tells either side
+//! that the other is gone.
 //!
 //! A user interface (`mps-control COMMAND`) sends [`MAGIC_UI`] followed by the command line instead.
 
@@ -20,10 +20,10 @@ pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
 pub const PROTOCOL_VERSION: u32 = 4;
 
-/// What the descriptors of a [`Welcome`] are, in order.
+/// Descriptors of a [`Welcome`] in proxy mode, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
 
-/// The same in direct mode.
+/// Descriptors of a [`Welcome`] in direct mode, in order.
 pub const DIRECT_DESCRIPTORS: [&str; 3] = [
     "page (sealed memfd)",
     "doorbell (eventfd)",
@@ -36,7 +36,7 @@ pub const MAX_DEVICES: usize = 16;
 /// Bytes of [`ClientHello::visible`]: UUIDs of [`MAX_DEVICES`] devices, with commas.
 pub const VISIBLE_LEN: usize = MAX_DEVICES * 41;
 
-/// What a client says first. 720 bytes.
+/// First packet of a client. 720 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ClientHello {
@@ -46,9 +46,10 @@ pub struct ClientHello {
     pub protocol: u32,
     /// [`crate::wire::fingerprint`] of the client.
     pub table_hash: u64,
-    /// The client's process id as it sees it itself (another PID namespace may see another one; for logs only).
+    /// Process id of the client in its own PID namespace; for logs only.
     pub pid: u32,
-    /// The mode that the client asks for: [`crate::direct::PROXY`], [`crate::direct::DIRECT`], or 0: as the server is set.
+    /// Mode that the client requests: [`crate::direct::PROXY`], [`crate::direct::DIRECT`], or 0 for the server's
+    /// setting.
     pub mode: u32,
     /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` in hundredths of a percent, 0 when not set.
     pub active_thread_centipercent: u32,
@@ -69,7 +70,7 @@ pub struct ClientHello {
 }
 
 impl ClientHello {
-    /// With this `CUDA_VISIBLE_DEVICES`; one that is too long counts as none.
+    /// Sets `CUDA_VISIBLE_DEVICES`. A value that is too long counts as not set.
     #[must_use]
     pub fn with_visible(mut self, list: Option<&[u8]>) -> ClientHello {
         let list = list.filter(|list| list.len() <= VISIBLE_LEN);
@@ -81,7 +82,7 @@ impl ClientHello {
         self
     }
 
-    /// `CUDA_VISIBLE_DEVICES` of the client; `None`: it may see all devices, or says nothing that can be read.
+    /// `CUDA_VISIBLE_DEVICES` of the client; `None`: it may see all devices, or the value is not valid.
     pub fn visible(&self) -> Option<&str> {
         let bytes = self.visible.get(..self.visible_len as usize)?;
         let list = std::str::from_utf8(bytes).ok()?;
@@ -91,7 +92,7 @@ impl ClientHello {
 
 const _: () = assert!(size_of::<ClientHello>() == 720);
 
-/// What the server answers. `status` is a `CUresult`; when it is not 0 there are no descriptors.
+/// The server's reply to the hello. `status` is a `CUresult`; when it is not 0 there are no descriptors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Welcome {
@@ -99,7 +100,7 @@ pub struct Welcome {
     pub magic: [u8; 4],
     /// [`PROTOCOL_VERSION`] of the server.
     pub protocol: u32,
-    /// `CUresult`: 0, or why the client is refused (805, 807, 808, …).
+    /// `CUresult`: 0, or the reason for the refusal (805, 807, 808, …).
     pub status: u32,
     /// [`crate::direct::PROXY`] or [`crate::direct::DIRECT`].
     pub mode: u32,
@@ -115,7 +116,7 @@ pub struct Welcome {
     pub device_arena: u64,
     /// Bytes of the device arena.
     pub device_arena_len: u64,
-    /// Server's process id; 0 when it is the daemon that refuses.
+    /// Server's process id; 0 when the daemon refuses the client.
     pub server_pid: u32,
     /// How many of `devices` are filled.
     pub device_count: u32,
@@ -131,9 +132,9 @@ pub struct Welcome {
     pub priority: u32,
 }
 
-/// [`DescriptorNote::token`] of a packet that belongs to no message: a memory file with what the client's kernels wrote
-/// before the context was lost, sent before the session ends. Its first [`DescriptorNote::len`] bytes belong on standard
-/// output (device `printf`), the rest on standard error (failed assertions).
+/// [`DescriptorNote::token`] of a packet that belongs to no message: a memory file with the text that the client's
+/// kernels wrote before the context was lost, sent before the session ends. Its first [`DescriptorNote::len`] bytes
+/// belong on standard output (device `printf`), the rest on standard error (failed assertions).
 pub const LAST_WORDS: u64 = u64::MAX;
 
 /// Packet on the session's socket that carries one descriptor for the ring message of the same token.
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(hostile.visible(), None);
     }
 
-    /// A UUID is written in 40 characters, with a comma behind it.
+    /// A UUID takes 40 characters and a comma.
     #[test]
     fn a_list_of_all_devices_has_room() {
         let uuid = "GPU-00000000-0000-0000-0000-000000000000";

@@ -1,6 +1,6 @@
 //! How limits of device memory are written: `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` and the commands of the control daemon.
 
-/// Bytes of an amount such as `3G`, `512MB` or `2048K`. A bare number counts megabytes, as NVIDIA's MPS has it.
+/// Parses an amount such as `3G`, `512MB` or `2048K` into bytes. A bare number counts megabytes, as in NVIDIA's MPS.
 pub fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -17,7 +17,8 @@ pub fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
 }
 
-/// The limits of a list such as `0=1G,1=512MB`: what names the device and the bytes, or what is no limit.
+/// Parses a list of limits such as `0=1G,1=512MB` into device names and bytes. `Err` holds an entry that is not a
+/// limit.
 pub fn of_devices(text: &str) -> impl Iterator<Item = Result<(&str, u64), &str>> {
     let parts = text.split(',').map(str::trim);
     parts.filter(|part| !part.is_empty()).map(|part| {

@@ -115,8 +115,8 @@ plain_structs! {
         image: u64,
         /// SHA-256 of the content.
         hash: [u8; 32],
-        /// Bytes of the content. It comes in a descriptor with the message's token; none when the token is 0 (the
-        /// server is asked to use the copy it has; it answers `CUDA_ERROR_NOT_FOUND` if it has none).
+        /// Bytes of the content, which comes in a descriptor with the message's token. Token 0: there is no descriptor,
+        /// and the server is to use its own copy; it answers `CUDA_ERROR_NOT_FOUND` if it has none.
         len: u64,
         /// [`JitOption`]s behind this struct, then their lists.
         options: u32,
@@ -133,7 +133,8 @@ plain_structs! {
         /// The number, or how many entries the list has.
         value: u64,
     }
-    /// Bytes of info log, then of error log, behind this struct; before them what the compiler left in the options.
+    /// Values that the compiler returned in the options, and the lengths of the logs. Bytes of the info log, then of
+    /// the error log, follow.
     ImageLoaded {
         info_log: u32,
         error_log: u32,
@@ -149,15 +150,15 @@ plain_structs! {
     /// `cuModuleGetFunction`, `cuLibraryGetKernel` with `cuKernelGetFunction`.
     GetFunction {
         parent: u64,
-        /// 0: a library's kernel is only looked for and described.
+        /// 0: only looks up and describes a library's kernel.
         function: u64,
-        /// Where a library's kernel becomes a function; a module's device is the module's.
+        /// Device on which a library's kernel becomes a function; a module has a device already.
         device: u32,
         pad: u32,
     }
     /// An object inside a module, or inside a library on a device, by name.
     Named { parent: u64, device: u32, pad: u32, }
-    /// What a client needs to know to launch. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, `i32::MIN` where unknown.
+    /// Data that a client needs for launches. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, `i32::MIN` if unknown.
     FunctionInfo {
         attributes: [i32; 16],
         params: u32,
@@ -205,7 +206,7 @@ impl Side {
     }
 }
 
-/// In [`Copy::sides`]: the call was `cuMemcpyAsync`, which names no kind of memory, and a node made of it has
+/// In [`Copy::sides`]: the call was `cuMemcpyAsync`, which names no memory types; a node made from it has
 /// `CU_MEMORYTYPE_UNIFIED` on both sides.
 pub const SIDES_UNNAMED: u32 = 1 << 16;
 
@@ -213,10 +214,10 @@ pub const SIDES_UNNAMED: u32 = 1 << 16;
 /// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).
 pub const INLINE_COPY_MAX: usize = 4 << 10;
 
-/// In [`HostAlloc::flags`]: it is managed memory. Beside it stand `CU_MEM_ATTACH_*`.
+/// In [`HostAlloc::flags`]: the memory is managed. `CU_MEM_ATTACH_*` flags are combined with it.
 pub const MANAGED: u32 = 1 << 31;
-/// In [`FunctionInfo::flags`]: its module may print, so that a client that has launched it asks for [`Op::Printed`]
-/// when it has waited.
+/// In [`FunctionInfo::flags`]: the function's module may print. A client that has launched it sends [`Op::Printed`]
+/// after each wait.
 pub const FUNCTION_PRINTS: u32 = 1;
 
 /// Attributes that one launch may carry: twice as many as there are kinds.

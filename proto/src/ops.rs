@@ -44,7 +44,7 @@ macro_rules! for_each_op {
             EventDestroy = 10: Async event_destroy(Object); Dispatch, [Event object], Never, Nothing, [Ends object];
             /// Records an event on a stream.
             EventRecord = 11: Async event_record(EventOnStream); Dispatch, [Stream stream, Event event], Never, Nothing, Nothing;
-            /// Has a stream wait for an event.
+            /// Makes a stream wait for an event.
             StreamWaitEvent = 12: Async stream_wait_event(EventOnStream); Dispatch, [Stream stream, Read event], Never, Nothing, Nothing;
             /// Writes a completion marker when the event's last record is complete.
             MarkEvent = 13: Async mark_event(MarkEvent); Dispatch, [Stream stream, Read event], Never, Nothing, Nothing;
@@ -86,9 +86,9 @@ macro_rules! for_each_op {
             EventElapsed = 78: Request event_elapsed(EventPair) -> Value; Dispatch, [Read start, Read end], Never, Nothing, Nothing;
             /// Counts the kernels of a library or the functions of a module. Answered with their names, each ended by NUL.
             EnumerateFunctions = 79: Request enumerate_functions(Named) -> Value; Slow, Free, NewImage, Call, Nothing;
-            /// An attribute of a pointer that the client does not know, into a variable say.
+            /// An attribute of a pointer that the client does not know, such as one into a variable.
             PointerAttribute = 80: Request pointer_attribute(PointerQuery) -> Value; Dispatch, Free, Never, Nothing, Nothing;
-            /// What the session's kernels have printed: bytes that are left, then text.
+            /// Text that the session's kernels have printed. Answered with the number of bytes still unread, then text.
             Printed = 81: Request printed(()) -> Value; SlowSubmits, Free, Never, Call, Nothing;
 
             // Graphs and capture: [`graph`].
@@ -104,11 +104,11 @@ macro_rules! for_each_op {
             CaptureEnd = 103: Request capture_end(Object) -> Value; SlowSubmits, [Stream object], Never, Call, Binds;
             /// State of a stream's capture. Answered with nodes and edges.
             CaptureState = 104: Request capture_state(Object) -> graph::CaptureState; Dispatch, [Stream object], Never, Nothing, Nothing;
-            /// Changes what the next captured node depends on. Trailing: nodes, edges.
+            /// Changes the dependencies of the next captured node. Trailing: nodes, edges.
             CaptureUpdate = 105: Request capture_update(graph::CaptureUpdate, rest) -> (); Dispatch, [Stream stream], Never, Nothing, Binds;
-            /// Has a stream's capture end with an error.
+            /// Invalidates a stream's capture, so that it ends with an error.
             CaptureBreak = 106: Request capture_break(Object) -> (); Dispatch, [Stream object], Never, Nothing, Binds;
-            /// Does nothing, in the order of a stream: a failure of what the stream was given shows in the client's next wait.
+            /// No-op in stream order; the client's wait for the answer returns the first error of earlier asynchronous operations.
             Settle = 107: Request show_failure(Object) -> (); Dispatch, [Stream object], Never, Nothing, Nothing;
             /// Creates a graph.
             GraphCreate = 108: Request graph_create(graph::GraphCreate) -> Value; Dispatch, Free, Never, Nothing, Binds;
@@ -122,9 +122,9 @@ macro_rules! for_each_op {
             GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Call, Binds;
             /// Adds or removes dependencies. Trailing: nodes, edges.
             GraphDependencies = 113: Request graph_dependencies(graph::GraphDependencies, rest) -> (); Dispatch, Free, Never, Nothing, Binds;
-            /// Adds a node, or sets what it does, in a graph or an instance. Trailing: nodes, edges, what it does. Answered with the graphs inside it.
+            /// Adds a node to a graph, or sets a node's parameters in a graph or an instance. Trailing: nodes, edges, parameters. Answered with the graphs inside it.
             GraphNode = 114: Request graph_node(graph::GraphNode, rest) -> graph::GraphNodeAdded; SlowForGraphs, Instances, Never, Nothing, Binds;
-            /// What a node does. Answered with its parameters.
+            /// Kind and device of a node. Answered with its parameters.
             GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Call, Binds;
             /// `CUgraphNodeType` of a node.
             GraphNodeKind = 116: Request graph_node_kind(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
@@ -138,7 +138,7 @@ macro_rules! for_each_op {
             GraphInstantiate = 120: Request graph_instantiate(graph::GraphInstantiate, rest) -> graph::GraphInstantiated; SlowSubmits, [Optional stream], Always, Call, Binds;
             /// Destroys an instance.
             GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Call, [Ends object];
-            /// Flags that an instance was made with.
+            /// Flags that an instance was created with.
             GraphExecFlags = 122: Request graph_exec_flags(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Updates an instance from a graph.
             GraphExecUpdate = 123: Request graph_exec_update(graph::GraphPair) -> graph::GraphUpdated; SlowSubmits, Instances, Never, Call, Binds;
@@ -154,13 +154,13 @@ macro_rules! for_each_op {
             // Pools, virtual memory, managed and shared memory: [`memory`].
             /// Frees a reservation of addresses.
             AddressFree = 200: Async address_free(Range); SlowSubmits, Free, Never, Call, Own;
-            /// Releases the handle of an allocation; what is mapped stays.
+            /// Releases the handle of an allocation; its mappings stay valid.
             PhysicalRelease = 201: Async physical_release(Object); SlowSubmits, Free, Never, Call, Own;
-            /// Destroys a pool; what was allocated from it stays.
+            /// Destroys a pool; memory allocated from it stays valid.
             PoolDestroy = 202: Async pool_destroy(Object); SlowSubmits, Everything, Never, Call, Binds;
             /// Frees memory in the order of a stream.
             PoolFree = 203: Async pool_free(memory::PoolFree); Dispatch, [Stream stream], Never, Nothing, Nothing;
-            /// An allocation is freed: handles that were exported of it open nothing any more.
+            /// Revokes the IPC handles of an allocation, which is being freed.
             IpcForget = 204: Async ipc_forget(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Closes memory that was opened by an IPC handle.
             IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Call, Binds;
@@ -182,7 +182,7 @@ macro_rules! for_each_op {
             PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// Imports an allocation from a descriptor.
             PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Call, Binds;
-            /// Another handle of what is mapped at an address.
+            /// Another handle of the allocation that is mapped at an address.
             PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Call, Binds;
             /// Granularity of allocations with these properties.
             Granularity = 219: Request granularity(memory::Granularity) -> Value; Dispatch, Free, Never, Nothing, Nothing;
@@ -198,7 +198,7 @@ macro_rules! for_each_op {
             PoolSetAccess = 234: Request pool_set_access(memory::PoolAccess, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
             /// How a device may access a pool. Trailing: a [`memory::Access`].
             PoolGetAccess = 235: Request pool_get_access(memory::PoolAccess, rest) -> Value; Dispatch, Free, Never, Nothing, Nothing;
-            /// Gives back a pool's unused memory down to so many bytes.
+            /// Releases a pool's unused memory down to a number of bytes.
             PoolTrim = 236: Request pool_trim(memory::PoolAttribute) -> (); SlowSubmits, Free, Never, Call, Nothing;
             /// Exports a pool. Answered with a descriptor.
             PoolExport = 237: Request pool_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
@@ -242,7 +242,7 @@ macro_rules! for_each_op {
             TensorMap = 309: Request tensor_map(array::TensorMap) -> array::TensorMapMade; Dispatch, Free, Never, Nothing, Nothing;
 
             // Linker, module options: [`image`].
-            /// What was found in a library on a device is not used any more.
+            /// Releases the functions and variables found in a library on a device.
             ImageLeave = 400: Async image_leave(Named); Dispatch, Earlier, Never, Nothing, [Sets parent];
             /// Gets or sets an attribute of a library's kernel on a device. Trailing: its name.
             KernelAttribute = 401: Request kernel_attribute(image::KernelAttribute, rest) -> Value; SlowSubmits, Free, KernelAttribute, Call, [Sets library];
@@ -260,7 +260,7 @@ macro_rules! for_each_op {
             LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Call, Binds;
 
             // Stream memory operations, attributes, host functions: [`stream`].
-            /// Has a stream wait until the client has run a host function.
+            /// Makes a stream wait until the client has run a host function.
             HostFunction = 500: Async host_function(stream::HostFunction); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Writes a word in memory, or waits for one, in the order of a stream.
             MemOp = 501: Async mem_op(stream::MemOp); Dispatch, [Stream stream], Never, Nothing, Nothing;
@@ -270,7 +270,7 @@ macro_rules! for_each_op {
             EventExport = 503: Request event_export(stream::EventExport) -> stream::EventToken; Dispatch, Free, Never, Nothing, Binds;
             /// Opens an event by an IPC handle.
             EventImport = 504: Request event_import(stream::EventImport) -> (); Dispatch, [Event event], Never, Nothing, Binds;
-            /// Does nothing: what stands before it has been executed, or deferred in its place.
+            /// No-op: when it is answered, all earlier messages have been executed, or deferred in order.
             Taken = 505: Request taken(()) -> (); Dispatch, Free, Never, Nothing, Nothing;
 
             // Green contexts, device-wide settings: [`context`].
@@ -278,11 +278,11 @@ macro_rules! for_each_op {
             ResourceQuery = 600: Request resource_query(context::ResourceQuery) -> context::Resource; Dispatch, Free, Never, Nothing, Binds;
             /// Splits multiprocessors into groups. Answered with a [`context::Resource`] for each.
             ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Call, Binds;
-            /// What a green context can be made of. Trailing: tokens of resources.
+            /// Combines resources into a description for green contexts. Trailing: tokens of resources.
             ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Call, Binds;
             /// Creates a green context.
             GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Call, Binds;
-            /// Destroys a green context, of which all streams were destroyed before.
+            /// Destroys a green context whose streams have all been destroyed.
             GreenDestroy = 604: Async green_destroy(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Confines the session to a part of the multiprocessors; the answer is their number.
             Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Call, Binds;
@@ -369,7 +369,7 @@ macro_rules! define {
         $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
         $lane:ident, $ordering:tt, $gate:tt, $traced:tt, $change:tt;
     )*) => {
-        /// What a message asks for.
+        /// The operation that a message requests.
         #[repr(u16)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op { $(#[doc = $doc] $name = $number,)* }
@@ -381,43 +381,43 @@ macro_rules! define {
             pub fn from_u16(value: u16) -> Option<Op> {
                 match value { $($number => Some(Op::$name),)* _ => None }
             }
-            /// Whether the client awaits an answer.
+            /// Whether the client waits for an answer.
             pub const fn kind(self) -> Kind {
                 match self { $(Op::$name => Kind::$kind,)* }
             }
-            /// Which thread of the server executes it.
+            /// The server thread that executes it.
             pub const fn lane(self) -> Lane {
                 match self { $(Op::$name => Lane::$lane,)* }
             }
-            /// What it must not overtake.
+            /// Its ordering constraint against deferred messages.
             pub const fn ordering(self) -> Ordering {
                 match self { $(Op::$name => ordering!($body, $ordering),)* }
             }
-            /// Whether it waits for a moment in which nothing is in flight.
+            /// Whether it needs a quiescent point.
             pub const fn gate(self) -> Gate {
                 match self { $(Op::$name => gate!($body, $gate),)* }
             }
-            /// What a trace shows of it.
+            /// How a trace records it.
             pub const fn traced(self) -> Traced {
                 match self { $(Op::$name => traced!($body, $traced),)* }
             }
-            /// What it changes in the description of its session.
+            /// Its effect on the description of its session.
             pub const fn change(self) -> Change {
                 match self { $(Op::$name => change!($body, $change),)* }
             }
-            /// What it does, for the document of the protocol.
+            /// A sentence for docs/protocol.md.
             pub const fn description(self) -> &'static str {
                 match self { $(Op::$name => $doc,)* }
             }
-            /// Names of the structs that it and its answer begin with.
+            /// Names of the structs at the beginning of the message and of its answer.
             pub const fn structs(self) -> (&'static str, &'static str) {
                 match self { $(Op::$name => (stringify!($body), text!($($answer)?)),)* }
             }
-            /// Bytes of both.
+            /// Lengths of both structs, bytes.
             pub const fn lengths(self) -> (usize, usize) {
                 match self { $(Op::$name => (size_of::<$body>(), 0 $(+ size_of::<$answer>())?),)* }
             }
-            /// Whether something may follow the body, or come in a descriptor.
+            /// Whether further bytes may follow the body, or a descriptor may come with it.
             pub const fn has_rest(self) -> bool {
                 match self { $(Op::$name => !text!($($rest)?).is_empty(),)* }
             }
@@ -432,17 +432,17 @@ macro_rules! define {
 for_each_op!(define);
 
 impl Op {
-    /// Whether the client awaits an answer.
+    /// Whether the client waits for an answer.
     pub const fn is_request(self) -> bool {
         matches!(self.kind(), Kind::Request)
     }
 
-    /// Whether what is in it decides where and when it is executed.
+    /// Whether its content decides where and when it is executed.
     pub const fn is_judged(self) -> bool {
         !matches!(self.gate(), Gate::Never) || matches!(self.lane(), Lane::SlowForGraphs)
     }
 
-    /// Whether it may take long or wait inside the driver, whatever is in it.
+    /// Whether it may take long or block in the driver, regardless of its content.
     pub const fn is_slow(self) -> bool {
         matches!(self.lane(), Lane::Slow | Lane::SlowSubmits)
     }
@@ -461,12 +461,12 @@ pub trait Message {
 /// The struct that the message of this number begins with.
 pub type Body<const NUMBER: u16> = <Number<NUMBER> as Message>::Body;
 
-/// Whether the client awaits an answer.
+/// Whether the client waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It does not; the first failure is told to its next call that waits.
+    /// No. The first error is reported by the client's next call that waits.
     Async,
-    /// It does.
+    /// Yes.
     Request,
 }
 
@@ -479,7 +479,8 @@ pub enum Lane {
     Slow,
     /// The slow lane; it may submit something.
     SlowSubmits,
-    /// The slow lane if it puts a graph into a graph, which takes the driver as long as the graph is large.
+    /// The slow lane if it adds a graph to a graph, which takes the driver time proportional to the graph's size;
+    /// otherwise the dispatch thread.
     SlowForGraphs,
 }
 
@@ -494,30 +495,31 @@ pub enum Touch {
     Read(usize),
 }
 
-/// Which earlier messages a message must not overtake while some of them are deferred, because their streams wait.
+/// Which earlier messages a message must not overtake while some of them are deferred because their streams wait.
 ///
-/// A request that overtakes nothing can always be answered. That matters: the thread that waits for the answer may hold a
-/// lock which the host function needs that a stream waits for.
+/// A request that overtakes nothing can always be answered. That matters: the thread that waits for the answer may hold
+/// a lock that a host function needs, and a stream may be waiting for that function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordering {
-    /// None: it makes something, or only says something; or what it takes away is in use no more.
+    /// None: it creates or queries an object, or releases one that is no longer in use.
     Free,
     /// Those that name one of these objects.
     Objects(&'static [Touch]),
-    /// Those of its stream; a launch with attributes, which may name events, all.
+    /// Those of its stream; all, for a launch with attributes, since these may name events.
     Launch(Touch),
     /// Those of a stream, if it names one.
     Optional(Touch),
-    /// All, if launches of graphs are among them: an instance runs as it was when it was launched.
+    /// All, if they include graph launches: an instance runs in the state it had when it was launched.
     Instances,
     /// All; it is deferred behind them, and nothing waits for it.
     Earlier,
-    /// All; it stays in the ring until none is deferred. It gives a handle's index back that the next message may use again.
+    /// All; it stays in the ring until none is deferred, because it frees the index of a handle, which the next message
+    /// may reuse.
     Everything,
 }
 
-/// Whether a message waits at the gate for a moment in which nothing is in flight, since the driver would wait for that
-/// and keep everybody out meanwhile.
+/// Whether a message needs a quiescent point. The driver would otherwise wait for all work in flight and block every
+/// other client meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// Never.
@@ -526,9 +528,9 @@ pub enum Gate {
     Always,
     /// A module that is not loaded yet.
     NewModule,
-    /// A function that nobody has looked for yet.
+    /// A function that no client has looked up yet.
     NewFunction,
-    /// A variable, which takes an instance of the image of its own. The offset of the image's handle in the body, bytes.
+    /// A variable, which requires a private instance of the image. The offset of the image's handle in the body, bytes.
     Variable(usize),
     /// An image that is not loaded yet.
     NewImage,
@@ -538,11 +540,11 @@ pub enum Gate {
     KernelAttribute,
     /// An attribute of a function that no instance of its image has yet.
     FunctionAttribute,
-    /// A stream that none of those at hand can be.
+    /// A stream, if no kept stream fits.
     NewStream,
 }
 
-/// What a trace shows of a message. Offsets in the body, bytes.
+/// How a trace records a message. Offsets in the body, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traced {
     /// Nothing.
@@ -569,21 +571,21 @@ pub enum Traced {
     Call,
 }
 
-/// What a message that was executed changes in the description of its session, from which the session can be made again in
-/// another context. Offsets in the body, bytes, of the object's handle; 0 there means no object.
+/// The effect of an executed message on the description of its session, from which the session can be re-created in
+/// another context. Offsets in the body, bytes, of the object's handle; a handle of 0 names no object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing.
     Nothing,
-    /// It makes this object: executed again, it makes it once more.
+    /// It creates this object; executing it again re-creates the object.
     Makes(usize),
-    /// It changes this object, and has to be executed again behind what made it.
+    /// It changes this object and must be executed again after the message that creates the object.
     Sets(usize),
-    /// It ends this object, with all that was set of it.
+    /// It destroys this object and all settings of it.
     Ends(usize),
-    /// Its handler describes what it does.
+    /// Its handler updates the description itself.
     Own,
-    /// It may make, or end, what cannot be made again.
+    /// It may create, or destroy, an object that cannot be re-created.
     Binds,
 }
 
@@ -606,7 +608,7 @@ mod tests {
         assert_eq!(Op::from_u16(0), None);
     }
 
-    /// A dispatch thread serves many sessions: what waits at the gate is done elsewhere.
+    /// A dispatch thread serves many sessions, so that messages that wait at the gate must run elsewhere.
     #[test]
     fn what_always_waits_is_on_the_slow_lane() {
         for op in Op::ALL {
@@ -614,7 +616,7 @@ mod tests {
         }
     }
 
-    /// Calls of the slow lane are traced, and nothing else as one.
+    /// Exactly the calls of the slow lane are traced as calls.
     #[test]
     fn traces_show_the_calls_of_the_slow_lane() {
         for op in Op::ALL {
@@ -622,7 +624,7 @@ mod tests {
         }
     }
 
-    /// What ends objects names one; what makes them is described by one message each.
+    /// The handle of the object that is created, changed or destroyed lies inside the body.
     #[test]
     fn changes_name_an_object_inside_the_body() {
         for op in Op::ALL {
@@ -633,7 +635,7 @@ mod tests {
         }
     }
 
-    /// A deferred message is not answered, and a request is.
+    /// Deferred messages are never answered, so that requests must not be deferred.
     #[test]
     fn requests_are_not_deferred() {
         for op in Op::ALL {
@@ -646,7 +648,7 @@ mod tests {
 
     #[test]
     fn an_operation_s_declaration_says_how_it_is_served() {
-        // Whether the client waits, whether its content decides where and when, and whether it may take long.
+        // Whether it is a request, whether its content decides lane and gate, and whether it is slow.
         for (op, is_request, is_judged, is_slow) in [
             (Op::StreamAttribute, false, false, false),
             (Op::EventExport, true, false, false),

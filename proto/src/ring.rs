@@ -114,7 +114,7 @@ impl<M: Memory> Producer<M> {
             return true;
         }
         let tail = self.memory.tail();
-        // The server is trusted by the client, yet a nonsensical tail must not make us overwrite what is unread.
+        // The server is trusted, yet a nonsensical tail must not make us overwrite unread messages.
         if self.head.wrapping_sub(tail) <= capacity {
             self.known_tail = tail;
         }
@@ -183,7 +183,7 @@ pub struct Message {
     pub op: u16,
     /// Flags, by opcode.
     pub flags: u16,
-    /// What the header's token says, by opcode.
+    /// The token of the header; its meaning depends on the opcode.
     pub token: u64,
     /// Where the bytes behind the header begin in the ring.
     pub offset: u64,
@@ -208,7 +208,7 @@ impl<M: Memory> Consumer<M> {
             head: 0,
         }
     }
-    /// A consumer that goes on where another one, in a process that has ended, has stopped.
+    /// A consumer that continues where that of an ended process has stopped.
     ///
     /// # Errors
     /// A [`Violation`] when no message can begin there.
@@ -253,7 +253,7 @@ impl<M: Memory> Consumer<M> {
         message
     }
 
-    /// The operation of the message that was last found at the tail, as the producer wrote it; none where none was found.
+    /// The operation of the message last found at the tail, as the producer wrote it; `None` if there was none.
     pub fn next_op(&self) -> Option<u16> {
         if self.head == self.tail {
             return None;
@@ -331,14 +331,14 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Done with the message that [`Consumer::peek`] gave: its bytes may be overwritten from now on.
+    /// Consumes the message returned by [`Consumer::peek`]; its bytes may be overwritten from now on.
     #[inline]
     pub fn consume(&mut self, message: &Message) {
         self.tail = self.tail.wrapping_add((message.len + HEADER) as u64);
         self.memory.publish_tail(self.tail);
     }
 
-    /// Done with everything before a place.
+    /// Consumes everything before a place.
     #[inline]
     pub fn consume_to(&mut self, place: Place) {
         self.tail = place.0;

@@ -1,6 +1,6 @@
 //! The shared segment of a session: one sealed memfd, mapped by the client and the server.
 //!
-//! | offset | bytes | what | written by |
+//! | offset | bytes | content | written by |
 //! |---|---|---|---|
 //! | 0 | 4 KiB | [`Header`] | as each field says |
 //! | 4 KiB | 64 KiB | answer payload | server |
@@ -29,14 +29,14 @@ pub const RING: usize = ANSWER + ANSWER_LEN;
 pub const RING_LEN: usize = 2 << 20;
 /// Where the part that the GPU reaches begins.
 pub const REGISTERED: usize = RING + RING_LEN;
-/// Bytes between two flags: a line each, so that one waiter's flag does not take another's line away.
+/// Bytes between two flags: a cache line each, so that waiters do not contend for one.
 pub const FLAG_STRIDE: usize = 64;
 /// Completion flags of a session.
 pub const FLAGS: usize = 1024;
-/// `slot + ARRIVED`: the flag that says that a stream got to a host function. The GPU writes it.
+/// `slot + ARRIVED`: the flag that tells that a stream has reached a host function. The GPU writes it.
 pub const ARRIVED: u32 = FLAGS as u32;
-/// `slot + RETURNED`: the flag that says that the function has returned. The client writes it, then rings the
-/// doorbell as after a message.
+/// `slot + RETURNED`: the flag that tells that the function has returned. The client writes it, then rings the doorbell
+/// as after a message.
 pub const RETURNED: u32 = 2 * FLAGS as u32;
 /// Where staging begins.
 pub const STAGING: usize = REGISTERED + FLAGS * FLAG_STRIDE;
@@ -76,7 +76,7 @@ pub struct Sleeper {
 
 /// Values of [`Sleeper::state`].
 pub mod sleeper {
-    /// Nobody's.
+    /// Not in use.
     pub const FREE: u32 = 0;
     /// Claimed by a thread that fills it.
     pub const CLAIMED: u32 = 1;
@@ -90,7 +90,7 @@ pub mod sleeper {
 pub mod state {
     /// Calls are served.
     pub const LIVE: u32 = 0;
-    /// No call is served any more; [`super::Header::error`] says why.
+    /// No call is served any more; [`super::Header::error`] holds the status.
     pub const ENDED: u32 = 1;
 }
 
@@ -116,15 +116,15 @@ pub struct Header {
     pub answer_sleeps: Line<AtomicU32>,
     /// [`state`]. Server: release after `error`; client: acquire.
     pub state: Line<AtomicU32>,
-    /// Status every further call returns once `state` is not [`state::LIVE`]. Server.
+    /// Status of every further call once `state` is not [`state::LIVE`]. Server.
     pub error: AtomicU32,
-    /// First error of a posted message since the client took the last one (0: none). Server: compare-exchange from
-    /// 0; client: swap with 0.
+    /// First error of an asynchronous command since the client took the last one (0: none). Server: compare-exchange
+    /// from 0; client: swap with 0.
     pub posted_error: AtomicU32,
-    /// 1 while threads outnumber CPUs: waiting clients had better yield at once. Server, a hint.
+    /// 1 while threads outnumber CPUs: waiting clients should yield at once. Server, a hint.
     pub crowded: AtomicU32,
-    /// How many of `sleepers` are in use. Client: adds 1, full fence, rings the doorbell; a dispatch thread that then reads
-    /// a number other than 0 wakes the server's watcher.
+    /// Number of `sleepers` in use. Client: adds 1, full fence, rings the doorbell; a dispatch thread that then reads a
+    /// number other than 0 wakes the server's watcher.
     pub sleeping: Line<AtomicU32>,
     /// The sleeping threads.
     pub sleepers: [Sleeper; SLEEPERS],
@@ -223,8 +223,8 @@ pub const fn flag_offset(flag: u32) -> Option<usize> {
     }
 }
 
-/// Ends a session for its client, by the header at the beginning of its segment: every further call of it returns `status`, a
-/// `CUresult`, and its threads that sleep wake.
+/// Ends a session from the client's point of view, through the header at the beginning of its segment: every further
+/// call returns `status`, a `CUresult`, and sleeping threads are woken.
 ///
 /// # Panics
 /// When the mapping is shorter than a header.
@@ -244,7 +244,7 @@ pub fn end(segment: &Mapping, status: u32) {
     }
 }
 
-/// What was last written into a flag; 0 outside the table.
+/// The current value of a flag; 0 if there is no such flag.
 ///
 /// # Panics
 /// When the mapping is shorter than a segment.
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!((STAGING, STAGING_LEN), (2180 * KIB, 960 * KIB));
         assert_eq!(REGISTERED_LEN, 1024 * KIB);
         assert_eq!(SEGMENT_LEN, 3140 * KIB);
-        // The flags fill what lies between them and the staging.
+        // The flags fill the space up to the staging area.
         let last = flag_offset(RETURNED + FLAGS as u32 - 1).unwrap();
         assert_eq!(flag_offset(0), Some(REGISTERED));
         assert_eq!(last + FLAG_STRIDE - 8, STAGING);
@@ -347,7 +347,7 @@ mod tests {
         let mut read = [0; 4];
         memory.read(RING_LEN as u64 - 4, &mut read);
         assert_eq!(&read, b"last");
-        // SAFETY: inside the mapping, which nobody else uses.
+        // SAFETY: inside the mapping, which nothing else uses.
         let bytes = unsafe { std::slice::from_raw_parts(mapping.base(), SEGMENT_LEN) };
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!(word(std::mem::offset_of!(Header, head)), 0x1234);

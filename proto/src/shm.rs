@@ -38,14 +38,14 @@ pub fn sealed_memfd(name: &std::ffi::CStr, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether a memory file is sealed against shrinking and has at least `len` bytes: then they can be read at any time.
-/// The mapping of one that another process made may still raise SIGBUS, where that process takes out pages and none are
-/// left: see [`read_sealed`].
+/// Whether a memory file is sealed against shrinking and has at least `len` bytes, so that they can be read at any
+/// time. A mapping of a file that another process made may still raise SIGBUS, if that process removes pages and no
+/// memory is left for new ones: see [`read_sealed`].
 pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
     // SAFETY: plain system calls on a borrowed descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    // Before its size is asked for: only a file in memory has seals, and a file of a FUSE file system, say, would keep whoever
-    // asks for its size waiting as long as its owner likes.
+    // Checked before the size: only memory files have seals, while the owner of a file in a FUSE file system, for
+    // example, could block `fstat` for any length of time.
     if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
         return false;
     }
@@ -60,9 +60,9 @@ pub fn is_sealed(fd: BorrowedFd<'_>, len: u64) -> bool {
     size >= 0 && size as u64 >= len
 }
 
-/// Fills `bytes` from the beginning of a memory file that another process made. Where the file has no pages there are
-/// zeros, and it gets none; a mapping would add them, could fail for lack of them (`MFD_HUGETLB`), and would have to be
-/// unmapped in units of them.
+/// Fills `bytes` from the beginning of a memory file that another process made. Holes read as zeros and stay holes. A
+/// mapping would add pages, could fail for lack of them (`MFD_HUGETLB`), and would have to be unmapped in units of
+/// them.
 ///
 /// # Errors
 /// `InvalidInput` unless [`is_sealed`], since other files may keep the reader waiting; those of `pread(2)`.
@@ -96,10 +96,10 @@ pub fn read_sealed(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a memory file anew: the description has nothing in common with `fd` but the file.
+/// Opens a memory file again: the new description shares nothing with `fd` but the file.
 ///
 /// # Errors
-/// Those of `open(2)`; without /proc there is no way.
+/// Those of `open(2)`; needs /proc.
 pub fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let path = std::ffi::CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     // SAFETY: a plain system call with a NUL-ended path.
@@ -108,9 +108,9 @@ pub fn reopen(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Whether `fd`, which [`reopen`] gave, is the only description of its file: no other process has it open or mapped.
-/// Checked by taking a lease, which the kernel grants only then. If another process opens the file while the lease is held,
-/// the kernel sends SIGIO, which this process must ignore. `false` in case of doubt.
+/// Whether `fd`, opened by [`reopen`], is the only description of its file: other processes neither map the file nor
+/// have it open. Checked by taking a lease, which the kernel grants only then. If another process opens the file while
+/// the lease is held, the kernel sends SIGIO, which this process must ignore. `false` in case of doubt.
 pub fn is_sole(fd: BorrowedFd<'_>) -> bool {
     let lease = |kind: i32| {
         // SAFETY: a plain system call on a borrowed descriptor.
@@ -119,9 +119,9 @@ pub fn is_sole(fd: BorrowedFd<'_>) -> bool {
     lease(libc::F_WRLCK) == 0 && lease(libc::F_UNLCK) == 0
 }
 
-/// Bytes whose pages are taken at a time.
+/// Bytes populated at a time.
 const POPULATED: usize = 4 << 20;
-/// The same that are let go.
+/// Bytes released at a time.
 const LET_GO: usize = 32 << 20;
 
 /// A shared mapping of a memory file; unmapped on drop.
@@ -145,7 +145,7 @@ impl Mapping {
         Mapping::map(std::ptr::null_mut(), fd, len, libc::MAP_SHARED)
     }
 
-    /// The same, not populated: only what is touched takes memory.
+    /// As [`Mapping::new`], but not populated: memory is taken only for pages that are touched.
     ///
     /// # Errors
     /// Those of `mmap(2)`.
@@ -194,14 +194,14 @@ impl Mapping {
         })
     }
 
-    /// Takes the pages now rather than at the first touch, a few at a time: while the kernel takes them, the process can
-    /// neither map nor unmap anything. `MAP_POPULATE` of some GiB would keep all threads waiting for seconds. What cannot be
-    /// had now (or by a kernel before 5.14) comes when it is touched.
+    /// Populates the pages now rather than at the first touch, a few at a time: while the kernel allocates them, the
+    /// process can neither map nor unmap memory, so that `MAP_POPULATE` of some GiB would block all threads for
+    /// seconds. Pages that cannot be allocated now (or by a kernel before 5.14) are allocated when they are touched.
     fn populate(&self) {
         self.advise(libc::MADV_POPULATE_WRITE, POPULATED);
     }
 
-    /// Takes the pages out of the mapping before it goes, for the same reason; the file keeps them.
+    /// Removes the pages in pieces before the mapping is unmapped, for the same reason; the file keeps them.
     fn let_go(&self) {
         if self.len > LET_GO {
             self.advise(libc::MADV_DONTNEED, LET_GO);
@@ -233,12 +233,12 @@ impl Mapping {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// Puts inaccessible memory in its place, so that the addresses stay reserved.
+    /// Replaces the mapping with inaccessible memory, so that the addresses stay reserved.
     pub fn retire(self) {
         let this = std::mem::ManuallyDrop::new(self);
         this.let_go();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: replaces our own mapping, which nobody can name any more.
+        // SAFETY: replaces our own mapping, to which no reference exists any more.
         unsafe { libc::mmap(this.base.cast(), this.len, libc::PROT_NONE, flags, -1, 0) };
     }
 }
@@ -270,7 +270,7 @@ impl Reservation {
             | libc::MAP_ANONYMOUS
             | libc::MAP_NORESERVE
             | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: NOREPLACE never touches what is already mapped.
+        // SAFETY: NOREPLACE never touches existing mappings.
         let base =
             unsafe { libc::mmap(start as *mut _, len as usize, libc::PROT_NONE, flags, -1, 0) };
         if base == libc::MAP_FAILED {
@@ -460,8 +460,8 @@ pub fn recv_packet(
     Ok((len, descriptors))
 }
 
-/// The same; puts the descriptors behind those that are in `descriptors`, also when the packet is refused. The kernel
-/// closes none of them in this thread: there is room for as many as a packet can have.
+/// As [`recv_packet`], but appends the descriptors to `descriptors`, even if the packet is refused. No descriptor is
+/// dropped by the kernel: there is room for as many as a packet can have.
 ///
 /// # Errors
 /// As [`recv_packet`].

@@ -1,11 +1,11 @@
 //! Device memory of all clients of one user, in a file that the server shares with those in direct mode.
 //!
-//! Each client has a place in a table and adds to nothing but its own number there; the user's total is the sum. So
-//! whenever a client ends, nothing of it remains once the server has cleared its place, and no bookkeeping of owners is
-//! needed. The server adds for the clients in proxy mode.
+//! Each client has a place in a table and adds only to its own number there; the user's total is the sum. So when a
+//! client ends, clearing its place removes all that it held, and no bookkeeping of owners is needed. The server adds
+//! for the clients in proxy mode.
 //!
-//! A client may write whatever it likes into the table, as it may allocate without asking: that affects only clients of
-//! the same user. The server relies on nothing in it.
+//! A client may write arbitrary values into the table, just as it may allocate without counting: that affects only
+//! clients of the same user. The server does not rely on the content.
 
 use crate::handshake::MAX_DEVICES;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const PLACES: usize = 1024;
 /// Bytes of the file.
 pub const USER_MEMORY_LEN: usize = size_of::<UserMemory>().next_multiple_of(4096);
-/// How often an allocation is tried that would fit if others were not trying, too.
+/// Number of attempts for an allocation that fits but fails because of concurrent attempts.
 const TRIES: usize = 1000;
 
 /// One device.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Device {
-    /// Bytes that all clients may hold together, `u64::MAX`: all there is. The server writes it, at any time.
+    /// Limit of all clients together, bytes; `u64::MAX`: none. The server writes it, at any time.
     pub limit: AtomicU64,
     held: [AtomicU64; PLACES],
 }
@@ -30,14 +30,14 @@ pub struct Device {
 #[repr(C)]
 #[derive(Debug)]
 pub struct UserMemory {
-    /// Places that were ever used: the first so many. The server writes it.
+    /// Number of leading places that have ever been used. The server writes it.
     pub used: AtomicU32,
     /// By the server's ordinal.
     pub devices: [Device; MAX_DEVICES],
 }
 
 impl UserMemory {
-    /// The numbers of a device that may be other than 0.
+    /// The numbers of a device that may differ from 0.
     fn numbers(&self, device: usize) -> &[AtomicU64] {
         let used = self.used.load(Ordering::SeqCst) as usize;
         &self.devices[device].held[..used.min(PLACES)]
@@ -65,12 +65,12 @@ impl UserMemory {
         }
     }
 
-    /// Counts bytes that are there, whatever the limit is.
+    /// Counts bytes that are already allocated, regardless of the limit.
     pub fn add(&self, device: usize, place: usize, bytes: u64) {
         self.devices[device].held[place].fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// Counts bytes that are there no more.
+    /// Subtracts bytes that have been freed.
     pub fn sub(&self, device: usize, place: usize, bytes: u64) {
         let number = &self.devices[device].held[place];
         // It never fails.
@@ -79,10 +79,10 @@ impl UserMemory {
         });
     }
 
-    /// Counts bytes that are about to be allocated; `false`: that would be more than the limit, and nothing is counted.
+    /// Counts bytes that are about to be allocated; `false`: they would exceed the limit, and nothing is counted.
     ///
-    /// Each client adds first and then reads the sum, so that two at once do not both pass. If both exceed the limit, each
-    /// subtracts what it added and reads again; the last to subtract then sees only what is really held, and retries.
+    /// Each client adds first and then reads the sum, so that two at once do not both pass. If both exceed the limit,
+    /// each subtracts its bytes and reads again; the last to subtract then sees only bytes actually held, and retries.
     pub fn take(&self, device: usize, place: usize, bytes: u64) -> bool {
         for _ in 0..TRIES {
             let limit = self.devices[device].limit.load(Ordering::Relaxed);
@@ -102,10 +102,10 @@ impl UserMemory {
         false
     }
 
-    /// Counts what one place has at another.
+    /// Moves the counts of one place to another.
     pub fn transfer(&self, from: usize, to: usize) {
         for (ordinal, device) in self.devices.iter().enumerate() {
-            // First there, so that the sum is never less than what is held.
+            // Adds before it subtracts, so that the sum is never below the bytes actually held.
             let bytes = device.held[from].load(Ordering::SeqCst);
             self.add(ordinal, to, bytes);
             self.sub(ordinal, from, bytes);

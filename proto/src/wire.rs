@@ -1,7 +1,8 @@
-//! What a client and its server must agree on before they talk. The first packets carry its [`fingerprint`].
+//! The facts that a client and its server must agree on before they communicate. The first packets carry their
+//! [`fingerprint`].
 //!
-//! The facts are read off the declarations themselves, so that a change of one of them cannot leave the fingerprint as it
-//! was: every entry point, every operation, every struct that travels, every field of the memory that both sides map.
+//! They are read from the declarations themselves, so that a change to one of them always changes the fingerprint:
+//! every entry point, every operation, every struct that travels, every field of the memory that both sides map.
 
 use crate::direct::{self, Page, Turn};
 use crate::handshake::{ClientHello, DescriptorNote, Welcome};
@@ -14,8 +15,8 @@ use mpsshim_api::table::TABLE;
 use std::mem::offset_of;
 use std::sync::LazyLock;
 
-/// A number that differs between two builds which do not speak the same protocol. [`crate::handshake::PROTOCOL_VERSION`]
-/// covers what no declaration shows: what a message means, and who writes what when.
+/// A number that differs between builds with different protocols. [`crate::handshake::PROTOCOL_VERSION`] covers the
+/// changes that no declaration shows: the meaning of messages, and the rules for writing shared memory.
 pub fn fingerprint() -> u64 {
     static FINGERPRINT: LazyLock<u64> = LazyLock::new(|| {
         let mut hash = Fnv::new();
@@ -71,7 +72,7 @@ macro_rules! constants {
     };
 }
 
-/// What of the packets and the memory that both sides map is not made of those structs.
+/// The parts of the packets and of the shared memory that are not declared by those structs.
 fn shared_memory() -> impl Iterator<Item = String> {
     let layouts = [
         layout!(ClientHello: magic protocol table_hash pid mode active_thread_centipercent priority nvidia_mps visible_listed
@@ -141,7 +142,7 @@ mod tests {
         }
     }
 
-    /// A struct that is not declared as the others could change without the fingerprint.
+    /// A struct that is declared in another way could change without changing the fingerprint.
     #[test]
     fn the_structs_of_all_operations_are_covered() {
         let known: HashSet<&str> = structs().map(|(name, ..)| name).collect();

@@ -15,7 +15,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use mpsshim_proto::ring::{ALIGN, Consumer, Memory, Producer, Violation};
 
-/// What is left out of a model.
+/// The ordering that a model lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Broken {
     Nothing,
@@ -157,7 +157,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// A client sends what a server takes, each yielding while it cannot go on.
+/// A client sends and a server receives, each yielding while it cannot proceed.
 fn ring_model(broken: Broken) {
     check(move || {
         let ring = Shared::new(broken);
@@ -175,7 +175,7 @@ fn ring_model(broken: Broken) {
     });
 }
 
-/// An eventfd: rung once it stays rung until somebody has waited for it.
+/// An eventfd: once rung it stays rung until a thread has waited for it.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -236,9 +236,9 @@ fn doorbell_model(broken: Broken) {
     });
 }
 
-/// A session that its dispatch thread parks when it has been quiet, and a client that rings only when it sees the mark: the
-/// thread is somewhere else then, and comes back for a bell only. Between the last visit and the mark the client may have
-/// posted without ringing.
+/// A session that its dispatch thread parks when it has been idle, and a client that rings only when it sees the mark.
+/// After parking the thread serves other sessions and returns only for a doorbell. Between the last visit and the mark
+/// the client may have posted without ringing.
 fn parking_model(broken: Broken) {
     check(move || {
         let ring = Shared::new(broken);

@@ -35,11 +35,11 @@ use crate::proxy::submit::{self, Session};
 use crate::proxy::{context, memory};
 use crate::{daemon, direct, nvidia_mps, refusal, settings};
 
-/// How long a client tries again when the server it was handed to is just ending.
+/// How long a client retries while the server that it was handed to is ending.
 const REPLACEMENT: Duration = Duration::from_secs(5);
-/// The pause before the next try.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The same for one that goes on without a server meanwhile.
+/// The same for a client in direct mode, which runs without a server meanwhile.
 const LONG_REPLACEMENT: Duration = Duration::from_secs(60);
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,12 +47,12 @@ const LONG_PAUSE: Duration = Duration::from_millis(100);
 struct Way {
     socket: PathBuf,
     hello: ClientHello,
-    /// For how long it tries again, and how long it pauses before.
+    /// How long it retries, and the pause before each attempt.
     tries: (Duration, Duration),
 }
 
-/// How a process in direct mode gets the next session: as it got the first, whatever has become of its environment, which the
-/// program may be changing just then.
+/// How a process in direct mode gets its next session: as it got the first one, regardless of its environment, which
+/// the program may be changing at that moment.
 static WAY: OnceLock<Way> = OnceLock::new();
 
 impl Way {
@@ -72,7 +72,7 @@ impl Way {
         })
     }
 
-    /// In direct mode whatever the next server is set to: that can be changed no more.
+    /// Requests direct mode, whatever the next server's setting is: a process cannot change its mode.
     fn next(self) -> Way {
         let hello = ClientHello {
             mode: DIRECT,
@@ -86,7 +86,7 @@ impl Way {
     }
 }
 
-/// In which mode there is a session.
+/// The mode of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
     ByProxy,
@@ -164,7 +164,7 @@ fn begin_direct(
 /// Opens the next session of a process in direct mode whose server has gone. The daemon starts another one.
 ///
 /// # Errors
-/// Why there is none, in words: there is no daemon, or it refuses.
+/// A description of the failure: there is no daemon, or it refuses.
 pub fn renew() -> Result<(), String> {
     let way = WAY.get().ok_or("there was none before")?;
     match welcomed(way) {
@@ -180,15 +180,15 @@ pub fn renew() -> Result<(), String> {
 /// A session that was opened before `cuInit`, and the process that did: a forked child must not use it.
 static EARLY: Mutex<Option<(u32, OwnedFd, Welcomed)>> = Mutex::new(None);
 
-/// Whether a program that will have a session runs on the genuine driver: it is asked for the driver's export tables before
-/// `cuInit`, and those differ. The server has the last word, so the session is opened now.
+/// Whether a program that will have a session runs on the genuine driver: the driver's export tables are requested
+/// before `cuInit`, and differ between the modes. The server has the last word, so the session is opened now.
 pub fn will_be_direct() -> bool {
     let mut early = EARLY.lock();
     let own = std::process::id();
     if early.as_ref().is_none_or(|(process, ..)| *process != own) {
         *early = match first() {
             Ok(Some((socket, welcomed))) => Some((own, socket, welcomed)),
-            // cuInit will say why.
+            // cuInit will return the error.
             Ok(None) | Err(_) => None,
         };
     }
@@ -196,7 +196,7 @@ pub fn will_be_direct() -> bool {
     mode == Some(DIRECT)
 }
 
-/// Where NVIDIA's MPS will serve this process, it is told what the server grants, before the genuine `cuInit`.
+/// Passes on the server's limits to NVIDIA's MPS, if that will serve this process. Called before the genuine `cuInit`.
 pub fn hand_over_to_nvidia() {
     if nvidia_mps::listens()
         && will_be_direct()
@@ -229,8 +229,8 @@ fn early_or_new() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
     }
 }
 
-/// A connection and what it was welcomed with; `None` when nobody listens. Handed to a server that is just ending,
-/// it asks the daemon anew: there will be another server.
+/// A connection and its welcome; `None` when there is no listener. If the server is just ending, asks the daemon again,
+/// which will start another one.
 fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
     let (patience, pause) = way.tries;
     let began = Instant::now();
@@ -264,7 +264,7 @@ type Welcomed = (Welcome, OwnedFd, OwnedFd, Option<OwnedFd>);
 enum Unwelcome {
     /// The connection was closed without a welcome, or the server said that its context is lost.
     ServerEnding(CUresult),
-    /// To ask again would not help.
+    /// The server's refusal is final.
     Final(CUresult),
 }
 
@@ -290,14 +290,14 @@ fn refuse(reason: std::fmt::Arguments<'_>) -> CUresult {
     CUDA_ERROR_MPS_CONNECTION_FAILED
 }
 
-/// What this process says of itself.
+/// The hello of this process.
 fn hello() -> ClientHello {
     ClientHello {
         magic: MAGIC_CLIENT,
         protocol: PROTOCOL_VERSION,
         table_hash: wire::fingerprint(),
         pid: std::process::id(),
-        // cuInit has refused or will refuse what is no mode.
+        // cuInit refuses an invalid mode.
         mode: settings::mode().unwrap_or(0),
         required: settings::required().into(),
         active_thread_centipercent: match settings::percentage_per_context() {
@@ -326,7 +326,7 @@ fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
     }
     if welcome.status != 0 {
         let status = CUresult(welcome.status);
-        // The daemon itself, which names no server, refuses for good.
+        // A refusal by the daemon itself, which names no server, is final.
         return Err(match (status, welcome.server_pid) {
             (CUDA_ERROR_MPS_SERVER_NOT_READY, 1..) => Unwelcome::ServerEnding(status),
             _ => Unwelcome::Final(status),
@@ -426,11 +426,11 @@ fn limit_memory(session: &Session, limits: &[(i32, u64)]) {
     }
 }
 
-/// The limits of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by the program's ordinal. Devices are numbered there as the program numbers
-/// them, or named by the beginning of their UUID.
+/// The limits of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by the program's ordinal. Devices are numbered there as the program
+/// numbers them, or named by the beginning of their UUID.
 ///
 /// # Errors
-/// What is no limit, or for no device, in words.
+/// A message naming an entry that is not a limit or names no device.
 fn own_limits(
     server: &[[u8; 16]],
     own: Option<&[CUuuid]>,
@@ -443,7 +443,7 @@ fn own_limits(
     let map = device_map(server, own);
     let servers: Vec<CUuuid> = server.iter().map(|uuid| CUuuid(*uuid)).collect();
     limits_of(&given, own.unwrap_or(&servers), &servers, |ordinal| {
-        // What such a program does there nobody would count.
+        // In direct mode, memory of a device that the server does not have is not counted.
         mode != DIRECT || map[ordinal].is_some()
     })
     .map_err(|(status, why)| {
@@ -492,7 +492,7 @@ fn limits_of(
     Ok(limits)
 }
 
-/// Whether the session has the percentage that the program asked for.
+/// Checks that the session has at most the percentage that the program requested.
 fn check_percentage(welcome: &Welcome) -> Result<(), CUresult> {
     let asked = match settings::percentage_per_context() {
         true => 0,

@@ -14,7 +14,7 @@ use crate::settings;
 /// How long a client waits for its server, which may only be starting.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The directories in which this process looks for a daemon: the one that is set, or the user's own and then root's.
+/// The directories in which this process looks for a daemon: the configured one, or the user's own and then root's.
 pub fn directories() -> Vec<PathBuf> {
     match settings::pipe_directory() {
         Some(named) => vec![named],
@@ -38,11 +38,11 @@ pub fn directory() -> Option<PathBuf> {
                 tracing::warn!(directory = %path.display(), "not accepted as a daemon: {refused}");
                 false
             }
-            // The working directory has gone, and what is relative to it.
+            // The working directory has gone, with any directory relative to it.
             Err(_) => false,
         }
     });
-    // Which of several it is, only the daemons can say.
+    // Of several directories, the one in which a daemon listens.
     if usable.len() > 1 {
         let listens = |path: &PathBuf| matches!(open(&path.join("control")), Ok(Some(_)));
         return usable.into_iter().find(listens);
@@ -66,7 +66,7 @@ pub fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and ours.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         set_timeout(&socket, option, PATIENCE)?;

@@ -23,7 +23,7 @@ pub use mpsshim_api::table::submits;
 pub use session::begin;
 pub use turn::pass;
 
-/// The entry points that are wrapped, and what wraps them.
+/// The wrapped entry points and their wrappers.
 pub fn wrapped() -> Vec<(&'static str, Target)> {
     [contexts::WRAPPED, memory::WRAPPED].concat()
 }
@@ -39,7 +39,7 @@ pub fn signatures() -> Vec<crate::signature::Named> {
     .concat()
 }
 
-/// Starts the threads that give turns up and see the server go. `renew` opens the next session.
+/// Starts the threads that give up turns and that notice the server's end. `renew` opens the next session.
 pub fn start(renew: fn() -> Result<(), String>) {
     if let Some(direct) = direct() {
         turn::start(direct);
@@ -51,8 +51,8 @@ pub fn start(renew: fn() -> Result<(), String>) {
 pub fn leave() {
     memory::leave();
     if let Some(direct) = direct() {
-        // While the child has it open, the server would not see the parent's end.
-        // SAFETY: closes a descriptor of this process's; the child uses the session no more.
+        // An open copy in the child would hide the parent's end from the server.
+        // SAFETY: closes a descriptor of this process's; the child does not use the session.
         unsafe { libc::close(direct.socket.as_raw_fd()) };
     }
     turn::open_for_good();

@@ -39,7 +39,7 @@ fn can_log() -> bool {
     ALIVE.try_with(|_| ()).is_ok()
 }
 
-/// Leaves a trace of a call, where every call was asked for.
+/// Logs a call, if all calls are to be logged.
 #[cold]
 fn succeeded(at: &Location<'_>) {
     if can_log() {
@@ -47,7 +47,7 @@ fn succeeded(at: &Location<'_>) {
     }
 }
 
-/// Leaves a trace of a call that does not succeed. The handler's place names the entry point.
+/// Logs a call that fails. The handler's location names the entry point.
 #[cold]
 fn failed(at: &Location<'_>, status: CUresult) -> CUresult {
     if tracing::enabled!(tracing::Level::DEBUG) && can_log() {
@@ -56,7 +56,7 @@ fn failed(at: &Location<'_>, status: CUresult) -> CUresult {
     status
 }
 
-/// Where a call puts a result: null or writable.
+/// Destination of a result: null or writable.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Out<T>(*mut T);
@@ -69,22 +69,22 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// What a program that leaves a result out gives.
+    /// A null pointer, for a result that the program omits.
     pub const fn none() -> Out<T> {
         Out(std::ptr::null_mut())
     }
 
-    /// Whether the program gave none.
+    /// Whether it is null.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
 
-    /// Where it is, as a number.
+    /// Its address as a number.
     pub fn address(self) -> usize {
         self.0.addr()
     }
 
-    /// `CUDA_ERROR_INVALID_VALUE` without a place for the result.
+    /// `CUDA_ERROR_INVALID_VALUE` for a null pointer.
     pub fn required(self) -> Status {
         if self.0.is_null() {
             Err(CUDA_ERROR_INVALID_VALUE)
@@ -93,14 +93,14 @@ impl<T> Out<T> {
         }
     }
 
-    /// Stores the result, which must have a place.
+    /// Stores the result; the pointer must not be null.
     pub fn set(self, value: T) -> Status {
         self.required()?;
         self.set_if_wanted(value);
         Ok(())
     }
 
-    /// Stores the result if there is a place for it.
+    /// Stores the result unless the pointer is null.
     pub fn set_if_wanted(self, value: T) {
         if !self.0.is_null() {
             // SAFETY: not null, so writable by the promise of the type.
@@ -108,7 +108,7 @@ impl<T> Out<T> {
         }
     }
 
-    /// What is there.
+    /// Reads the variable.
     pub fn get(self) -> Status<T>
     where
         T: Copy,
@@ -150,7 +150,7 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T> In<T> {
-    /// What a program that leaves an argument out gives.
+    /// A null pointer, for an argument that the program omits.
     pub const fn none() -> In<T> {
         In(std::ptr::null())
     }
@@ -160,14 +160,14 @@ impl<T> In<T> {
     /// An argument whose address the program gave inside a struct.
     ///
     /// # Safety
-    /// The address is null, or leads to what CUDA documents for that field.
+    /// The address is null, or points to the value that CUDA documents for that field.
     pub const unsafe fn inside(address: u64) -> In<T> {
         In(address as *const T)
     }
 }
 
 impl<T: Copy> In<T> {
-    /// Whether the program gave none.
+    /// Whether it is null.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -198,7 +198,7 @@ impl<T: Copy> In<T> {
 pub struct Text(*const c_char);
 
 impl Text {
-    /// The string at an address inside what the program gave.
+    /// The string at an address inside the program's arguments.
     ///
     /// # Safety
     /// Null or NUL-ended, for the time of the call.

@@ -10,9 +10,9 @@
 //! 2. Until `cuInit` has decided, the slot leads to the genuine driver ([`loader::genuine`]), except for the few calls
 //!    that the shim always answers itself ([`mode::OWN`]).
 //! 3. `cuInit` ([`mode`]) looks for a daemon ([`connect`]) and writes all slots: without one the genuine driver's
-//!    own functions (pass-through), with one the handlers of [`proxy::calls`] and, for what those do not serve, a
-//!    function that answers `CUDA_ERROR_NOT_SUPPORTED`, or in direct mode the genuine functions and the wrappers of
-//!    [`direct`].
+//!    own functions (pass-through), with one the handlers of [`proxy::calls`] and, for entry points without a
+//!    handler, a function that answers `CUDA_ERROR_NOT_SUPPORTED`, or in direct mode the genuine functions and the
+//!    wrappers of [`direct`].
 //!
 //! A few functions of the C library are interposed besides, for registered memory: [`loader::signals`],
 //! [`loader::transfers`], [`loader::mappings`].

@@ -1,4 +1,4 @@
-//! What the program links to or looks up in place of the driver, and where the genuine driver is.
+//! The symbols that the program links to or looks up in place of the driver's, and the location of the genuine driver.
 
 pub mod dlopen;
 pub mod exports;

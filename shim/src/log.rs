@@ -53,7 +53,7 @@ where
         .with_ansi(false)
         .with_writer(writer)
         .finish();
-    // The shim's copy of tracing is its own, so nobody can have been first.
+    // The shim has its own copy of tracing, so that no subscriber can have been set before.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 

@@ -29,13 +29,14 @@ use crate::{connect, daemon, direct, log, settings};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mode {
-    /// No `cuInit` has succeeded yet. Calls go to the genuine driver, which knows what is allowed that early.
+    /// No `cuInit` has succeeded yet. Calls go to the genuine driver, which decides which of them are allowed that
+    /// early.
     Undecided,
     /// To the genuine driver.
     PassThrough,
     /// To the handlers of [`SERVED`].
     Proxy,
-    /// To the genuine driver, when and as far as the server lets it ([`crate::direct`]).
+    /// To the genuine driver, within the turns and limits that the server grants ([`crate::direct`]).
     Direct,
 }
 
@@ -78,7 +79,7 @@ pub fn goes_to_genuine() -> bool {
     }
 }
 
-/// Whether there is a daemon, and no wish to do without.
+/// Whether there is a daemon, and the program is not told to run without one.
 fn daemon_wanted() -> bool {
     !settings::disabled() && daemon::is_reachable()
 }
@@ -131,7 +132,7 @@ fn decide(flags: u32) -> Result<(), CUresult> {
             status.ok()?;
             Some(driver)
         }
-        // A client of a server can do without a driver of its own, but not without the one it was told to use.
+        // A client of a server needs no driver of its own, unless a particular one is configured.
         Err(Error::NotFound) if daemon && flags == 0 => None,
         Err(Error::NotFound) if daemon => return Err(CUDA_ERROR_INVALID_VALUE),
         Err(error) => return Err(error.status()),
@@ -146,7 +147,7 @@ fn decide(flags: u32) -> Result<(), CUresult> {
             install_direct(driver);
             Ok(())
         }
-        // The server can have the calls done; this process cannot.
+        // Direct mode needs a genuine driver in this process.
         (Some(Served::Directly), None) => Err(Error::NotFound.status()),
         (Some(_), _) => {
             install_proxy();
@@ -165,7 +166,7 @@ fn decide(flags: u32) -> Result<(), CUresult> {
     }
 }
 
-/// Refuses what would let the program run otherwise than it was told to.
+/// Refuses settings under which the program would not run as requested.
 fn check_settings(daemon: bool) -> Result<(), CUresult> {
     if !settings::disabled()
         && let Err(mode) = settings::mode()
@@ -198,14 +199,14 @@ fn no_daemon() -> CUresult {
     refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why)
 }
 
-/// The directories in which a daemon was looked for, in words.
+/// The directories in which a daemon was looked for, for a message.
 fn searched() -> String {
     let directories = daemon::directories().into_iter();
     let directories: Vec<_> = directories.map(|path| path.display().to_string()).collect();
     directories.join(" or ")
 }
 
-/// The status of a program that cannot do without a session and got none with this one.
+/// Converts the error with which a session was refused, if the program requires a session.
 fn of_required(status: CUresult) -> CUresult {
     if !settings::required() {
         return status;
@@ -225,7 +226,8 @@ fn genuine_init(flags: u32) -> Result<(&'static Driver, CUresult), &'static Erro
     Ok((driver, init(flags)))
 }
 
-/// What a driver has for each symbol. What it lacks a program would not have found; it gets told when it calls.
+/// The driver's function for each symbol. A program would not have found a missing one; here a call of it returns an
+/// error.
 fn genuine_targets(driver: &Driver) -> Vec<Target> {
     let absent = Target::new(not_supported as *const ());
     let target = |symbol: &&str| driver.symbol(symbol).map_or(absent, Target::new);
@@ -246,7 +248,7 @@ fn install_direct(driver: &Driver) {
     let mut wrapped = direct::wrapped();
     wrapped.retain(|(symbol, _)| has(symbol));
     overwrite(&mut targets, &wrapped);
-    // `cuInit` and what looks functions up stay the shim's, as in pass-through.
+    // `cuInit` and the functions that look up others stay the shim's, as in pass-through.
     overwrite(&mut targets, OWN);
     MODE.store(Mode::Direct as u8, Ordering::Release);
     for (index, target) in targets.iter().enumerate() {
@@ -282,7 +284,7 @@ fn overwrite(targets: &mut [Target], entries: &[(&str, Target)]) {
 }
 
 fn install(targets: &[Target], mode: Mode) {
-    // First the mode, so that a call that still comes through `resolve` goes where the slots will lead.
+    // The mode first, so that a call that still comes through `resolve` goes where the slots will lead.
     MODE.store(mode as u8, Ordering::Release);
     for (index, target) in targets.iter().enumerate() {
         exports::install(index, *target);
@@ -369,11 +371,11 @@ fn register_fork_handler() {
     });
 }
 
-/// Runs in a forked child before anything else does. The session is the parent's, and whatever lock another
-/// thread held stays held: no handler may run any more.
+/// Runs in a forked child before all other code. The session is the parent's, and locks held by other threads stay
+/// locked: no handler may run any more.
 unsafe extern "C" fn after_fork_in_child() {
     if current() == Mode::Direct {
-        // The genuine driver says that a forked child cannot use it.
+        // The genuine driver refuses the calls of a forked child.
         direct::leave();
         return;
     }

@@ -17,8 +17,8 @@ pub fn listens() -> bool {
     is_bound(directory.join("control"))
 }
 
-/// Whether a process has a socket of this path open. The check is not noticed there: the kernel refuses a connection of
-/// another type first.
+/// Whether a process has an open socket with this path. That process does not notice the check: the kernel first
+/// refuses a connection of another type.
 fn is_bound(path: PathBuf) -> bool {
     let Some(address) = daemon::address_of(&path) else {
         return false;
@@ -28,7 +28,7 @@ fn is_bound(path: PathBuf) -> bool {
     if raw < 0 {
         return false;
     }
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and ours.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
     // SAFETY: address and length describe `address`.
     let connected = unsafe {
@@ -41,7 +41,7 @@ fn is_bound(path: PathBuf) -> bool {
     connected != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EPROTOTYPE)
 }
 
-/// Puts what the server grants into the environment, as far as the program has not asked for less by itself.
+/// Writes the limits granted by the server to the environment, unless the program has requested lower ones itself.
 pub fn hand_over(welcome: &Welcome) {
     for (name, value) in variables(welcome) {
         tracing::info!(name, value = %value.display(), "for NVIDIA's MPS");
@@ -60,7 +60,7 @@ fn variables(welcome: &Welcome) -> Vec<(&'static str, OsString)> {
         let percentage = format!("{}.{:02}", hundredths / 100, hundredths % 100);
         variables.push((settings::ACTIVE_THREAD_PERCENTAGE, percentage.into()));
     }
-    // What the program asks for itself stands in other devices' numbers; both limits hold, ours by our own accounting.
+    // The program's own limits use its device numbers, not NVIDIA's; both limits hold, ours by our own accounting.
     if settings::memory_limits().is_none() {
         let limits = welcome.devices.iter().zip(&welcome.memory);
         let limits = limits.filter(|(_, bytes)| **bytes > 0);

@@ -1,5 +1,5 @@
-//! Proxy mode: calls are messages to the server. [`calls`] has a handler for each symbol; the other modules are the session
-//! and what the client keeps of contexts, streams, memory and the other objects.
+//! Proxy mode: calls are messages to the server. [`calls`] has a handler for each symbol; the other modules are the
+//! session and the client-side state of contexts, streams, memory and the other objects.
 
 pub mod array;
 pub mod calls;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::daemon;
 
-/// Says why `cuInit` fails with this status, once for each reason.
+/// Reports why `cuInit` fails with this status, once for each reason. Returns the status.
 pub fn refuse(status: CUresult, why: impl Display) -> CUresult {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let why = why.to_string();

@@ -79,7 +79,7 @@ pub fn visible_devices() -> Option<Vec<u8>> {
     std::env::var_os("CUDA_VISIBLE_DEVICES").map(OsString::into_vec)
 }
 
-/// Whether each context has the percentage that is set when it is made, and the process as such none:
+/// Whether each context gets the percentage that is set when it is created, and the process as such none:
 /// `CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING`.
 pub fn percentage_per_context() -> bool {
     read("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING")
@@ -96,7 +96,7 @@ pub fn memory_limits() -> Option<String> {
     read(PINNED_DEVICE_MEM_LIMIT).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// A setting that limits the program and is none, with its value.
+/// A limit whose setting is invalid, with its value.
 pub fn nonsense_limit() -> Option<String> {
     let is_nonsense = |name: &str| match name {
         ACTIVE_THREAD_PERCENTAGE => active_thread_centipercent() == 0,
@@ -142,7 +142,7 @@ pub fn launch_blocking() -> bool {
         .is_some_and(|value| value != 0)
 }
 
-/// Where to log and what, `MPSSHIM_LOG`; see [`crate::log`].
+/// Log filter and file, `MPSSHIM_LOG`; see [`crate::log`].
 pub fn log() -> Option<String> {
     read("MPSSHIM_LOG").map(|value| value.to_string_lossy().into_owned())
 }

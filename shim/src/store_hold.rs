@@ -1,10 +1,10 @@
 //! Holds stores to pages of this process while other pages with the same content take their place.
 //!
-//! The pages are protected against writing ([`Hold`]). A thread that stores to them meanwhile gets SIGSEGV, waits in the
-//! handler here until the hold ends, and stores again. Loads are not held up. What the kernel would store in a system
-//! call fails with EFAULT; the C library's calls are tried again ([`crate::loader::transfers`]).
+//! The pages are write-protected ([`Hold`]). A thread that stores to them meanwhile gets SIGSEGV, waits in the handler
+//! here until the hold ends, and repeats the store. Loads are not held up. System calls that store there fail with
+//! EFAULT; the C library's functions repeat them ([`crate::loader::transfers`]).
 //!
-//! The handler is installed with the first hold and stays. What the program does with SIGSEGV is kept beside it
+//! The handler is installed with the first hold and stays. The program's own action for SIGSEGV is kept beside it
 //! ([`crate::loader::signals`]) and gets every fault that is not ours.
 
 use std::cell::Cell;
@@ -22,7 +22,7 @@ static START: AtomicU64 = AtomicU64::new(0);
 static END: AtomicU64 = AtomicU64::new(0);
 /// One hold at a time.
 static HOLDING: Mutex<()> = Mutex::new(());
-/// What the handler does first with a fault, and with a store that has waited for long.
+/// The handler's hooks: for each fault, and for a store that has waited for long.
 static FAULTS: Mutex<Option<Hooks>> = Mutex::new(None);
 static HOOKED: AtomicBool = AtomicBool::new(false);
 static mut HOOKS: Hooks = Hooks {
@@ -30,16 +30,16 @@ static mut HOOKS: Hooks = Hooks {
     impatient: || (),
 };
 
-/// What the module that holds has the handler do; async-signal-safe.
+/// Functions that the handler calls; async-signal-safe.
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
-    /// A fault at an address where nothing may be mapped: whether something is now.
+    /// For a fault at an address where nothing may be mapped. Returns whether memory is mapped there now.
     pub absent: fn(u64) -> bool,
     /// A store has waited for [`PATIENCE`].
     pub impatient: fn(),
 }
 
-/// How long a store waits before the holder hears of it.
+/// How long a store waits before the holder is told.
 static PATIENCE: libc::timespec = libc::timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
@@ -63,7 +63,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Begins a hold. Whoever has it calls nothing that takes a lock of the program's or allocates.
+    /// Begins a hold. Until it ends, the calling thread must not allocate or call a function that takes a lock of the
+    /// program's.
     pub fn begin(start: u64, end: u64) -> Hold {
         let one = HOLDING.lock();
         install();
@@ -105,7 +106,7 @@ impl Drop for Hold {
     }
 }
 
-/// Has the handler call these.
+/// Sets the handler's hooks; only the first call has an effect.
 pub fn hook(hooks: Hooks) {
     let mut known = FAULTS.lock();
     if known.is_none() {
@@ -116,7 +117,7 @@ pub fn hook(hooks: Hooks) {
     }
 }
 
-/// In a child that was forked: nothing is held there, whatever was in the parent.
+/// In a forked child: nothing is held there, whatever the parent held.
 ///
 /// # Safety
 /// The calling thread is the only one.
@@ -125,12 +126,12 @@ pub unsafe fn forget() {
         EPOCH.fetch_add(1, Ordering::Release);
     }
     if HOLDING.is_locked() {
-        // SAFETY: whoever held it is not in this process.
+        // SAFETY: the thread that held it is not in this process.
         unsafe { HOLDING.force_unlock() };
     }
 }
 
-/// Puts the handler first, where it is not.
+/// Puts the handler first, if it is not.
 fn install() {
     signals::take_faults(on_fault);
 }
@@ -168,12 +169,12 @@ unsafe extern "C" fn on_fault(
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     if !again {
-        // SAFETY: what the kernel gave.
+        // SAFETY: the kernel's own arguments.
         unsafe { signals::pass_on(signal, info, context) };
     }
 }
 
-/// Whether the access is to be tried again.
+/// Whether the access is to be repeated.
 fn is_ours(address: u64) -> bool {
     let held = |epoch| {
         epoch % 2 == 1
@@ -192,7 +193,7 @@ fn is_ours(address: u64) -> bool {
     if waited || made {
         return true;
     }
-    // The fault may be of a hold that has ended since. If it comes again, it is not.
+    // The fault may belong to a hold that has ended since. If it comes again, it does not.
     TRIED.with(|tried| tried.replace((address, epoch)) != (address, epoch))
 }
 

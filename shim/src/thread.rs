@@ -16,7 +16,7 @@ pub fn runs_host_functions() -> bool {
     ANY_FOR_HOST_FUNCTIONS.load(Ordering::Relaxed) && RUNS_HOST_FUNCTIONS.get()
 }
 
-/// Starts a thread that runs host functions, with a stack of so many bytes.
+/// Starts a thread that runs host functions, with a stack of `stack` bytes.
 pub fn spawn_for_host_functions(
     stack: usize,
     body: impl FnOnce() + Send + 'static,
@@ -32,14 +32,14 @@ pub fn spawn_for_host_functions(
     without_signals(|| builder.spawn(marked)).map(drop)
 }
 
-/// Does something, such as starting a thread, with all signals but SIGSEGV blocked: the program's signals are for the program's
-/// threads, and a new thread has the mask of the one that starts it.
+/// Calls `what` with all signals but SIGSEGV blocked, for example to start a thread: the program's signals are for the
+/// program's threads, and a new thread inherits the mask of the thread that starts it.
 pub fn without_signals<T>(what: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are ours; the calling thread gets its own mask back.
     let before = unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
-        // A store to a page that is held gives this signal, to whoever stores (`store_hold`).
+        // A store to a held page raises this signal in the storing thread (`store_hold`).
         libc::sigdelset(&mut all, libc::SIGSEGV);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         before

@@ -29,7 +29,7 @@ pub fn declarations() -> Vec<Named> {
 
 macro_rules! header {
     ($($symbol:ident($($argument:tt),*))*) => {
-        /// What the header of CUDA 12.9 declares. The types are cudarc's; here is how many arguments there are.
+        /// Declarations of the CUDA 12.9 header. The types are cudarc's; the list here gives the number of arguments.
         fn header() -> Vec<Named> {
             vec![$((stringify!($symbol), (sys::$symbol as unsafe fn($($argument),*) -> _).signature())),*]
         }
@@ -38,7 +38,7 @@ macro_rules! header {
 
 macro_rules! declared {
     ($($symbol:ident($($argument:ty),*))*) => {
-        /// What other headers declare.
+        /// Declarations of other headers.
         fn declared() -> Vec<Named> {
             vec![$((stringify!($symbol), signature!($($argument),*))),*]
         }

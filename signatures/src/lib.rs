@@ -32,13 +32,13 @@ pub enum Class {
     Pointer {
         /// The function may write there.
         writable: bool,
-        /// Size and alignment of the value it leads to; nothing is known of what a `void *` or a handle leads to.
+        /// Size and alignment of the value it points to; `None` for a `void *` or a handle.
         to: Option<(usize, usize)>,
     },
 }
 
 impl Class {
-    /// Whether a function that takes `self` can be called as one that takes `driver`.
+    /// Whether a function that takes `self` can be called as if it took `driver`.
     fn stands_for(self, driver: Class) -> bool {
         match (self, driver) {
             (Class::Integer(8), Class::Pointer { .. }) => true,
@@ -107,7 +107,7 @@ impl<F: 'static> Passed for Option<F> {
     }
 }
 
-/// Has types passed as a class by their size.
+/// Declares that types are passed as a class, by their size.
 #[macro_export]
 macro_rules! passed {
     ($class:ident: $($ty:ty),* $(,)?) => {$(
@@ -132,7 +132,7 @@ passed!(Struct: CUipcEventHandle, CUipcMemHandle, CUmemLocation);
 pub struct Signature {
     /// In their order.
     pub arguments: Vec<Class>,
-    /// What it returns.
+    /// The returned type.
     pub result: Class,
 }
 
@@ -196,7 +196,7 @@ functions!(A B C D E F G H I J K L M N O P);
 pub fn differences(ours: impl IntoIterator<Item = Named>) -> Vec<String> {
     let declared: BTreeMap<_, _> = declarations().into_iter().collect();
     let differs = |(symbol, ours): Named| {
-        // Either flavour of the default stream has the same arguments.
+        // Both flavours of the default stream take the same arguments.
         let name = symbol
             .strip_suffix("_ptds")
             .or_else(|| symbol.strip_suffix("_ptsz"))

@@ -86,7 +86,7 @@ plain_structs! {
         alignment: u64,
         reserved: [u32; 4],
     }
-    /// What `words` are depends on the kind: see `CU_RESOURCE_TYPE_*`.
+    /// The meaning of `words` depends on the kind: see `CU_RESOURCE_TYPE_*`.
     CUDA_RESOURCE_DESC {
         kind: u32,
         pad0: u32,
@@ -118,7 +118,7 @@ plain_structs! {
         last_layer: u32,
         reserved: [u32; 16],
     }
-    /// What `words` are depends on the kind: address, row length, layer height, location hint of a pointer; array
+    /// The meaning of `words` depends on the kind: address, row length, layer height, location hint of a pointer; array
     /// and offsets of an array.
     CUmemcpy3DOperand {
         kind: u32,
@@ -206,8 +206,8 @@ impl CUDA_ARRAY3D_DESCRIPTOR {
         }
     }
 
-    /// About the bytes of device memory that an array of this kind takes, with that many levels, each half as wide,
-    /// high and deep as the one before it; 1 for one without.
+    /// Approximate bytes of device memory of an array of this kind with `levels` levels, each half as wide, high and
+    /// deep as the one before it; 1 for an array without levels.
     pub fn bytes(&self, levels: u32) -> u64 {
         let level = |level: u32| {
             let halved = |extent: u64| extent.checked_shr(level).unwrap_or(0);

@@ -68,7 +68,7 @@ plain_structs! {
         function: u64,
         data: u64,
     }
-    /// What `words` are depends on the kind: one of the structs above, or an event, or an address.
+    /// The content of `words` depends on the kind: one of the structs above, an event, or an address.
     CUgraphNodeParams {
         kind: u32,
         reserved0: [u32; 3],

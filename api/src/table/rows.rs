@@ -6,9 +6,9 @@
 /// base name: [Class submits|idle after_fork?] { since: legacy symbol [/ per-thread symbol], … }
 /// ```
 ///
-/// `since` is 1000 * major + 10 * minor, or `EXPORT_ONLY`; the second symbol, that of the per-thread default stream, is the
-/// first where it is missing, and `-` stands for none. `submits`: it gives the device something to do, or something to wait
-/// for. `after_fork`: it works in a child that was forked.
+/// `since` is 1000 * major + 10 * minor, or `EXPORT_ONLY`; the second symbol, that of the per-thread default stream, is
+/// the first if it is omitted, and `-` stands for no symbol. `submits`: it submits work to the device, or something
+/// that waits for the device. `after_fork`: it works in a forked child.
 macro_rules! for_each_entry_point {
     ($callback:ident) => {
         $callback! {

@@ -19,7 +19,7 @@ fn uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// A directory of this user's that nobody else can reach.
+/// A directory of this user's that no other user can reach.
 struct Place {
     path: PathBuf,
     _temporary: TempDir,
@@ -98,7 +98,7 @@ fn is_close_on_exec(fd: &OwnedFd) -> bool {
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) == libc::FD_CLOEXEC }
 }
 
-/// What `fstat` says of a directory with this owner, group and mode.
+/// An `fstat` result for a directory with this owner, group and mode.
 fn found(owner: u32, group: u32, mode: u32) -> libc::stat {
     let root = open_at(None, c"/", libc::O_DIRECTORY).expect("open");
     let mut found = stat(&root).expect("stat");
@@ -124,7 +124,7 @@ fn a_user_s_own_directory_comes_before_the_system_s() {
     assert_eq!(of_root, [Path::new(SYSTEM)]);
     let both = [temporary, system];
     assert_eq!(candidates(1000, None), both);
-    // Another user's, one that is not there, and one that is relative to nobody knows what.
+    // Another user's directory, a missing one, and a relative path.
     for runtime in ["/proc/1", "/nowhere", "proc"] {
         assert_eq!(
             candidates(1000, Some(OsStr::new(runtime))),
@@ -382,7 +382,7 @@ fn only_root_and_this_user_are_trusted() {
     );
 }
 
-/// Anybody may make a directory in one that is open to all, also a user whom this user namespace does not know.
+/// Any user, even one unknown to this user namespace, may create a directory in one that is open to all.
 #[test]
 fn users_that_are_not_known_here_are_trusted_where_the_path_is_named_or_closed_to_others() {
     for (named, in_sticky, trusted) in [
@@ -448,7 +448,7 @@ fn others_are_all_but_the_owner_its_own_group_and_root_s_groups() {
     }
 }
 
-/// As in /var/log. A group that can replace sockets can be whoever the programs talk to.
+/// As in /var/log. A group that can replace sockets can impersonate the daemon.
 #[test]
 fn a_group_of_root_s_may_write_in_log_directories_only() {
     let path = Path::new("/a");

@@ -45,7 +45,7 @@ plain_structs! {
         device: u32,
         pad: u32,
     }
-    /// What an array became.
+    /// The properties of a created array.
     ArrayInfo {
         /// In elements.
         size: [u64; 3],
@@ -74,7 +74,8 @@ plain_structs! {
         /// Server's ordinal.
         device: u32,
     }
-    /// What an object became, as the driver describes it. In place of an array stands nothing of use to a client.
+    /// The properties of a created object, as the driver reports them. The array in the resource is meaningless to a
+    /// client.
     TextureInfo {
         /// The driver's own value, which kernels use.
         object: u64,
@@ -87,7 +88,7 @@ plain_structs! {
     /// `cuModuleGetTexRef`, `cuModuleGetSurfRef`, by the kind of the handle chosen for it; `cuTexRefCreate` without a
     /// module. The name follows.
     GetReference { module: u64, reference: u64, device: u32, pad: u32, }
-    /// A call on a texture or surface reference: [`ReferenceCall`] says which, and what the words are.
+    /// A call on a texture or surface reference. [`ReferenceCall`] defines `call` and the meaning of the words.
     ReferenceArguments { reference: u64, words: [u64; 6], call: u32, pad: u32, }
     /// `cuTensorMapEncode…`, `cuTensorMapReplaceAddress`: [`TensorMapCall`] says which.
     TensorMap {
@@ -118,7 +119,7 @@ plain_structs! {
     }
     /// A `CUtensorMap`.
     TensorMapMade { map: [u64; 16], }
-    /// What a call on a reference gave.
+    /// Results of a call on a reference.
     ReferenceResult { words: [u64; 4], }
 }
 

@@ -12,45 +12,45 @@ plain_structs! {
         /// `CU_DEV_RESOURCE_TYPE_*`.
         kind: u32,
     }
-    /// A resource as a client knows it; the driver's own structure, which holds addresses, stays in the server.
+    /// A resource as a client sees it; the driver's own structure, which holds addresses, stays in the server.
     Resource {
-        /// Its place in the session's list.
+        /// Its index in the session's list.
         token: u32,
         /// Multiprocessors.
         count: u32,
-        /// Multiprocessors that a part of it has at the least.
+        /// Minimum number of multiprocessors of a part.
         least: u32,
         alignment: u32,
     }
     /// `cuDevSmResourceSplitByCount`.
     ResourceSplit {
         token: u32,
-        /// Multiprocessors that it has as the program says.
+        /// Its multiprocessors according to the program.
         count: u32,
         groups: u32,
-        /// 1: the groups are wanted, 2: what remains is wanted.
+        /// Bit mask of the results requested: 1 the groups, 2 the remainder.
         wanted: u32,
         flags: u32,
         least: u32,
     }
-    /// How many groups there are, and what remains.
+    /// Number of groups, and the remainder of the split.
     ResourceGroups { groups: u32, pad: u32, remaining: Resource, }
-    /// `cuDevResourceGenerateDesc`: so many tokens follow.
+    /// `cuDevResourceGenerateDesc`. `count` tokens follow.
     ResourceJoin { count: u32, device: u32, }
-    /// A part of a device for one context.
+    /// Restricts the session to a part of a device.
     Confine {
-        /// Handle of a green context that stands for it.
+        /// Handle of a green context that represents it.
         green: u64,
         device: u32,
         /// Percentage of the multiprocessors in hundredths of a percent.
         hundredths: u32,
     }
-    /// The client lets itself have no more memory of a device than so many bytes.
+    /// A limit, in bytes, that the client sets on its own use of a device's memory.
     LimitMemory { device: u32, pad: u32, bytes: u64, }
     /// `cuGreenCtxCreate`.
     GreenCreate {
         green: u64,
-        /// What [`super::Op::ResourceJoin`] gave, and 1; 0: the whole device.
+        /// Answer of [`super::Op::ResourceJoin`] plus 1; 0: the whole device.
         description: u32,
         device: u32,
         flags: u32,

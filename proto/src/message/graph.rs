@@ -1,8 +1,8 @@
 //! Graphs and stream capture.
 //!
-//! Graphs, nodes and instances get their handles from the server: only it knows when the driver has made one. What a
-//! node does travels as a struct of its kind ([`mpsshim_api::cuda`], [`KernelNode`]) behind the message's own, with handles
-//! of this session in place of the driver's, and comes back in the same form.
+//! Graphs, nodes and instances get their handles from the server, because only it knows when the driver has created
+//! one. A node's parameters travel as the struct of its kind ([`mpsshim_api::cuda`], [`KernelNode`]) behind the
+//! message's own, with handles of this session in place of the driver's, and are returned in the same form.
 
 use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -11,14 +11,14 @@ plain_structs! {
     /// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
     CaptureBegin {
         stream: u64,
-        /// 0: a graph is made.
+        /// 0: a new graph is created.
         graph: u64,
-        /// Nodes behind this struct that the first captured node depends on.
+        /// Number of nodes behind this struct that the first captured node depends on.
         nodes: u32,
         /// Whether as many [`mpsshim_api::cuda::CUgraphEdgeData`] follow the nodes.
         edges: u32,
     }
-    /// What `cuStreamGetCaptureInfo` says. `nodes` nodes follow, then as many edges if `edges` is not 0.
+    /// Answer to `cuStreamGetCaptureInfo`. `nodes` nodes follow, then as many edges if `edges` is not 0.
     CaptureState {
         id: u64,
         graph: u64,
@@ -28,7 +28,7 @@ plain_structs! {
         edges: u32,
         pad: u32,
     }
-    /// `cuStreamUpdateCaptureDependencies`; what follows is as with [`CaptureBegin`].
+    /// `cuStreamUpdateCaptureDependencies`. Nodes and edges follow as in [`CaptureBegin`].
     CaptureUpdate { stream: u64, flags: u32, nodes: u32, edges: u32, pad: u32, }
     GraphCreate { flags: u32, device: u32, }
     /// A part of a list of nodes or edges.
@@ -37,20 +37,20 @@ plain_structs! {
         object: u64,
         /// [`list`].
         what: u32,
-        /// How many to leave out.
+        /// Number of entries to skip.
         first: u32,
-        /// How many at most, [`LIST_MOST`] or fewer.
+        /// Maximum number of entries, at most [`LIST_MOST`].
         most: u32,
         pad: u32,
     }
-    /// `part` nodes follow, then for edges as many nodes that they lead to, then for edges and dependencies as many
+    /// `part` nodes follow; for edges, as many successors; for edges and dependencies, as many
     /// [`mpsshim_api::cuda::CUgraphEdgeData`].
     GraphListed { total: u32, part: u32, }
-    /// `count` nodes, as many that depend on them, as many edges.
+    /// `count` nodes follow, then as many dependents, then as many edges.
     GraphDependencies { graph: u64, count: u32, remove: u32, }
-    /// A node is added, or what it does is changed in its graph or in an instance of it.
+    /// Adds a node, or changes a node's parameters in its graph or in an instance of it.
     GraphNode {
-        /// The graph that gets a node, or the node that is changed.
+        /// The graph to which a node is added, or the node that is changed.
         object: u64,
         /// 0, or the instance in which the node is changed.
         exec: u64,
@@ -58,12 +58,12 @@ plain_structs! {
         kind: u32,
         /// Server's ordinal, of the context that the node runs in.
         device: u32,
-        /// Nodes behind this struct that it depends on, then as many edges, then what it does.
+        /// Number of dependencies behind this struct; as many edges follow, then the node's parameters.
         nodes: u32,
         /// [`node_flags`].
         flags: u32,
     }
-    /// `graphs` graphs follow: the bodies of a conditional node, the graph of a child node.
+    /// `graphs` graphs follow: the bodies of a conditional node, or the graph of a child node.
     GraphNodeAdded {
         node: u64,
         /// Of a node that allocates memory.
@@ -71,7 +71,7 @@ plain_structs! {
         graphs: u32,
         pad: u32,
     }
-    /// What a kernel node does; packed parameters follow.
+    /// Parameters of a kernel node; packed kernel parameters follow.
     KernelNode {
         /// Handle of a function or a kernel.
         function: u64,
@@ -80,46 +80,46 @@ plain_structs! {
         shared: u32,
         param_len: u32,
     }
-    /// What a node that allocates memory does; [`mpsshim_api::cuda::CUmemAccessDesc`]s follow as [`Access`].
+    /// An access descriptor of a node that allocates memory, in place of a [`mpsshim_api::cuda::CUmemAccessDesc`].
     Access { kind: u32, id: i32, flags: u32, }
-    /// What a node of stream memory operations does; the operations follow, six words each.
+    /// Parameters of a node of stream memory operations; the operations follow, six words each.
     BatchNode { count: u32, flags: u32, }
-    /// What a host node does: it gives this number, which the client knows a function by, to flag `slot + ARRIVED` of
-    /// the instance's slot for the node, waits until the client has written 1 into flag `slot + RETURNED`, and clears
-    /// that.
+    /// Parameters of a host node. The node writes the client's token for the function to flag `slot + ARRIVED` of the
+    /// instance's slot for the node, waits until the client has written 1 to flag `slot + RETURNED`, and clears that
+    /// flag.
     HostNode { token: u32, pad: u32, }
     /// A captured `cuLaunchHostFunc`.
     CaptureHost { stream: u64, token: u32, pad: u32, }
-    /// What is known of a node: the kind, then what it does.
+    /// A node's kind and device; its parameters follow.
     GraphNodeIs { kind: u32, device: u32, }
-    /// An object and another one.
+    /// Two objects.
     GraphPair { first: u64, second: u64, }
     /// An attribute of a kernel node.
     GraphAttribute { node: u64, id: u32, set: u32, value: [u64; 8], }
     GraphInstantiate {
         graph: u64,
         flags: u64,
-        /// 0, or where to upload.
+        /// 0, or the stream for the upload.
         stream: u64,
-        /// Whether as `cuGraphInstantiateWithParams`.
+        /// Whether the call was `cuGraphInstantiateWithParams`.
         with_params: u32,
-        /// Slots behind this struct, `u32` each, one for each host node.
+        /// Number of slots behind this struct, `u32` each, one for each host node.
         slots: u32,
     }
-    /// What came of it, success or not.
+    /// Result of an instantiation, successful or not.
     GraphInstantiated {
         exec: u64,
         error_node: u64,
         status: u32,
         /// `CUgraphInstantiateResult`.
         result: u32,
-        /// Launching it may print.
+        /// Whether its kernels may print.
         prints: u32,
-        /// Host nodes. With fewer slots than these nothing was made, and no `exec` is given.
+        /// Number of host nodes. If fewer slots were given, nothing was created and `exec` is not set.
         hosts: u32,
     }
     GraphLaunch { exec: u64, stream: u64, }
-    /// What came of an update, success or not.
+    /// Result of an update, successful or not.
     GraphUpdated {
         error_node: u64,
         error_from: u64,
@@ -136,13 +136,13 @@ plain_structs! {
     GraphCondition { graph: u64, device: u32, default: u32, flags: u32, pad: u32, }
 }
 
-/// Nodes or edges that one [`GraphList`] can ask for: what an answer holds.
+/// Maximum number of nodes or edges of one [`GraphList`], limited by the size of an answer.
 pub const LIST_MOST: u32 = 2048;
 
-/// Nodes or edges that one message can bring: what a message holds. Longer lists come in parts.
+/// Maximum number of nodes or edges of one message, limited by its size. Longer lists are sent in parts.
 pub const NODES_MOST: usize = 4096;
 
-/// What a [`GraphList`] lists.
+/// Contents of a [`GraphList`].
 pub mod list {
     /// Nodes of a graph.
     pub const NODES: u32 = 0;
@@ -150,13 +150,13 @@ pub mod list {
     pub const ROOTS: u32 = 1;
     /// Its edges.
     pub const EDGES: u32 = 2;
-    /// What a node depends on.
+    /// Dependencies of a node.
     pub const DEPENDENCIES: u32 = 3;
-    /// What depends on a node.
+    /// Dependents of a node.
     pub const DEPENDENTS: u32 = 4;
 }
 
-/// What a [`GraphMemory`] does.
+/// Operations of [`GraphMemory`].
 pub mod graph_memory {
     /// `cuDeviceGetGraphMemAttribute`.
     pub const GET: u32 = 0;
@@ -166,7 +166,7 @@ pub mod graph_memory {
     pub const TRIM: u32 = 2;
 }
 
-/// What a [`GraphNode`] says besides.
+/// Flags of [`GraphNode`].
 pub mod node_flags {
     /// Edges follow the nodes.
     pub const EDGES: u32 = 1;

@@ -1,4 +1,4 @@
-//! The linker and what else concerns code.
+//! The linker and attributes of kernels.
 
 use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

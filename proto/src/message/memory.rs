@@ -11,13 +11,13 @@ plain_structs! {
         len: u64,
         /// 0, or a power of two.
         alignment: u64,
-        /// Where the program would like it.
+        /// Address that the program prefers.
         hint: u64,
         flags: u64,
     }
-    /// What `CUmemLocation` says; a device by the server's ordinal.
+    /// A `CUmemLocation`; devices are server ordinals.
     Location { kind: u32, id: i32, }
-    /// What `CUmemAllocationProp` says, as far as it means something here.
+    /// The fields of a `CUmemAllocationProp` that the server uses.
     Properties {
         kind: u32,
         handle_types: u32,
@@ -98,7 +98,7 @@ plain_structs! {
     PoolImportPointer { pool: u64, data: Opaque, }
     /// `cuIpcOpenMemHandle` in a context on `device` (server's ordinal), which may be another than the memory's.
     IpcOpen { handle: Opaque, device: u32, pad: u32, }
-    /// What `cuIpcOpenMemHandle` opened.
+    /// Memory that `cuIpcOpenMemHandle` has opened.
     IpcOpened {
         start: u64,
         /// Bytes.
@@ -107,14 +107,14 @@ plain_structs! {
         device: u32,
         pad: u32,
     }
-    /// `cuMemHostRegister` of pages of a file that the client has mapped, in whole pages. [`FilePart`]s behind this struct, at
-    /// most [`FILE_PARTS_MAX`], say which parts of the file follow the first one.
+    /// `cuMemHostRegister` of whole pages of a file that the client has mapped. At most [`FILE_PARTS_MAX`]
+    /// [`FilePart`]s behind this struct name the parts of the file that follow the first one.
     FileRegister {
         /// Where the first part begins in the file.
         offset: u64,
         /// Bytes of all parts.
         len: u64,
-        /// Where the client has it mapped.
+        /// Address of the client's mapping.
         address: u64,
         /// `CU_MEMHOSTREGISTER_*`; read-only, or the client may write too.
         flags: u32,
@@ -129,11 +129,11 @@ plain_structs! {
     }
     /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`.
     Peers {
-        /// Whose memory; the server's ordinal.
+        /// Server ordinal of the device that owns the memory.
         owner: u32,
-        /// Which device may use it.
+        /// Server ordinal of the device that accesses it.
         user: u32,
-        /// 1: from now on. 0: no more.
+        /// 1: enable, 0: disable.
         enable: u32,
         pad: u32,
     }
@@ -150,7 +150,7 @@ plain_structs! {
 
 /// Parts of a file that a [`FileRegister`] names besides the first one.
 pub const FILE_PARTS_MAX: usize = 16;
-/// Places one call may give access to: the devices, and the host's.
+/// Maximum number of locations in one call: the devices and the host's.
 pub const ACCESSES_MAX: usize = 64;
 
 impl From<Location> for CUmemLocation {
@@ -163,7 +163,7 @@ impl From<Location> for CUmemLocation {
 }
 
 impl Properties {
-    /// As the program has them, at another place.
+    /// The program's properties, with another location.
     pub fn of(properties: &CUmemAllocationProp, location: Location) -> Properties {
         Properties {
             kind: properties.kind,
@@ -176,7 +176,7 @@ impl Properties {
         }
     }
 
-    /// As the driver takes them, at another place.
+    /// The driver's form, with another location.
     pub fn at(&self, location: CUmemLocation) -> CUmemAllocationProp {
         CUmemAllocationProp {
             kind: self.kind,

@@ -21,7 +21,7 @@ plain_structs! {
         /// `CU_STREAM_WAIT_VALUE_*`, `CU_STREAM_WRITE_VALUE_*`, `CU_STREAM_MEMORY_BARRIER_TYPE_*`.
         flags: u32,
     }
-    /// `cuStreamSetAttribute`, of those that mean something to the device.
+    /// `cuStreamSetAttribute`, for attributes that affect the device.
     StreamAttribute {
         stream: u64,
         /// `CU_STREAM_ATTRIBUTE_*`.
@@ -32,7 +32,7 @@ plain_structs! {
     }
     /// `cuIpcGetEventHandle` (-> [`EventToken`]).
     EventExport { event: u64, }
-    /// What `cuIpcGetEventHandle` gives: nothing but the server knows what it stands for.
+    /// The token of `cuIpcGetEventHandle`, opaque to the client.
     EventToken { token: [u64; 8], }
     /// `cuIpcOpenEventHandle`.
     EventImport {

@@ -44,8 +44,8 @@ fn shared(capacity: usize) -> Rc<Shared> {
 }
 
 proptest! {
-    /// Whatever the sizes and the turns of the two sides, messages come out whole, once and in order. A turn
-    /// longer than the ring has room for finds it full, one longer than it has messages finds it empty.
+    /// For all sizes and turns of the two sides, messages arrive whole, once and in order. A turn longer than the ring
+    /// has room for finds it full, one longer than it has messages finds it empty.
     #[test]
     fn delivers_in_order(sizes in prop::collection::vec(0usize..700, 1..200), turns in prop::collection::vec((1usize..12, 1usize..12), 1..64)) {
         let memory = shared(4096);
@@ -132,7 +132,7 @@ fn what_is_behind_the_tail_is_seen_and_stays() {
         consumer.consume_to(place);
         assert!(producer.is_drained());
     }
-    // A head that goes back behind what was seen already.
+    // A head that moves back below one already seen.
     let room = producer.reserve(80).expect("room");
     producer.publish(room, 2, 0, 0);
     let mut place = consumer.place();
@@ -161,7 +161,8 @@ fn a_full_ring_gives_no_room_and_then_room_again() {
     assert!(producer.reserve(48).is_some());
 }
 
-/// Who looks ahead of the tail has less than the whole ring before it: what is not consumed yet lies there too.
+/// A consumer that looks ahead of the tail has less than the whole ring before it, because unconsumed messages occupy a
+/// part.
 #[test]
 fn a_head_over_what_is_not_consumed_is_a_violation() {
     for seen in [1, 7, 16] {
@@ -221,7 +222,7 @@ fn write_header(memory: &Rc<Shared>, offset: u64, len: u32, op: u16) {
     memory.write(offset, &header);
 }
 
-/// What a consumer that has taken everything before `tail` finds there.
+/// The result of `peek` for a consumer that has consumed everything before `tail`.
 fn found(memory: &Rc<Shared>, tail: u64, head: u64) -> Result<Option<Message>, Violation> {
     memory.head.set(head);
     let mut consumer = Consumer::new(memory.clone());
@@ -389,7 +390,7 @@ fn no_message_is_longer_than_the_longest() {
     producer.reserve(MAX_MESSAGE as usize - 15);
 }
 
-/// The server is trusted, but what it has not read is not overwritten even if it publishes nonsense.
+/// The server is trusted, but unread messages are not overwritten even if it publishes nonsense.
 #[test]
 fn a_tail_that_cannot_be_makes_no_room() {
     let memory = shared(1024);

@@ -30,7 +30,7 @@ fn pages_are_there_and_content_outlives_a_mapping() {
     let asked = unsafe { libc::mincore(mapping.base().cast(), len, there.as_mut_ptr()) };
     assert_eq!(asked, 0);
     assert!(there.iter().all(|page| page & 1 == 1));
-    // SAFETY: inside the mapping, which nobody else uses.
+    // SAFETY: inside the mapping, which nothing else uses.
     unsafe { mapping.base().add(len - 1).write(7) };
     drop(mapping);
     let again = Mapping::new(file.as_fd(), len).unwrap();
@@ -65,7 +65,7 @@ fn only_a_file_that_cannot_shrink_counts_as_sealed() {
     assert!(!file(others));
     assert!(file(libc::F_SEAL_SHRINK));
     assert!(file(libc::F_SEAL_SHRINK | others));
-    // What knows no seals at all.
+    // Files that do not support seals.
     let program = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(!is_sealed(program.as_fd(), 1));
     let bell = Doorbell::new().unwrap();
@@ -126,7 +126,7 @@ fn a_reservation_is_exclusive() {
     assert!(!first.contains(first.start, u64::MAX));
 }
 
-/// Whether something is there to be read.
+/// Whether a descriptor is readable.
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),
@@ -355,7 +355,7 @@ fn a_sleeper_is_woken_before_its_time_is_up() {
 fn a_doorbell_rings_until_it_is_silenced() {
     let bell = Doorbell::new().unwrap();
     assert!(!is_readable(bell.fd()) && is_close_on_exec(bell.fd()));
-    // It waits for nobody.
+    // Does not block.
     bell.silence();
     bell.ring();
     bell.ring();

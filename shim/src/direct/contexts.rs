@@ -101,7 +101,7 @@ wrappers! { WRAPPED;
         }
         status
     }
-    // What a primary context's handle stands for may end here; it stays the same handle.
+    // A primary context may end here, while its handle stays the same.
     fn release => [cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2] (device: CUdevice) |genuine| {
         let (_contexts, mut streams) = (CONTEXTS.lock(), STREAMS.lock());
         let status = genuine(device);

@@ -1,4 +1,4 @@
-//! What is drained when a turn is given up: the program's contexts or, while a stream captures, its streams.
+//! Waits for the program's work when a turn is given up: for its contexts or, while a stream captures, its streams.
 
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, CUresult};
 use parking_lot::Mutex;
@@ -9,12 +9,12 @@ use super::wrap::Genuine;
 pub static CONTEXTS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Streams in capture.
 pub static CAPTURING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// Streams that the program made since a context last ended: which of them ended with it is not known, and the driver is
-/// not to be asked about one that has. Held while one is destroyed and while all are drained.
+/// Streams that the program made since a context last ended: it is unknown which of them ended with it, and the driver
+/// must not be called with one that has ended. Held while one is destroyed and while all are drained.
 pub static STREAMS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// Waits for the work of all contexts. While a stream captures, the driver would end the capture if a context were waited
-/// for, or its default stream; then the streams that the program made are, except those that capture.
+/// Waits for the work of all contexts. While a stream captures, waiting for a context or its default stream would end
+/// the capture; then it waits for the streams that the program made, except those that capture.
 pub fn drain() {
     type Push = extern "C" fn(u64) -> CUresult;
     type Pop = extern "C" fn(*mut u64) -> CUresult;
@@ -50,7 +50,7 @@ pub fn drain() {
     };
     let contexts = CONTEXTS.lock();
     for context in contexts.iter() {
-        // A primary context that is not there any more is not made current.
+        // A primary context that no longer exists cannot be made current.
         if !push(*context).is_ok() {
             continue;
         }

@@ -37,7 +37,7 @@ use super::wrap::wrappers;
 /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of this process, by the server's ordinal; the server's own limit is in the page.
 static LOWERED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(u64::MAX) }; MAX_DEVICES];
 
-/// Where is counted, by the server's ordinal.
+/// Accounts, by the server's ordinal.
 static SLOTS: OnceLock<Vec<Slot>> = OnceLock::new();
 
 static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
@@ -46,10 +46,10 @@ static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs::new());
 /// Devices of pools by handle; `None` for a pool that is in no device's memory.
 static POOLS: Mutex<Vec<(u64, Option<CUdevice>)>> = Mutex::new(Vec::new());
 
-/// What the driver hands out in pieces of, for a program's small allocations.
+/// Unit of the driver's suballocation of small allocations, bytes.
 const GRAIN: u64 = 512;
 
-/// Counts in this page, and in this memory of the user's, from now on, beginning with what is held.
+/// Counts in this page and in this memory of the user's from now on, beginning with the memory that is held.
 pub fn count_in(page: &'static Page, user: &'static UserMemory) {
     let counted = |device: usize| Counted {
         page: &page.memory[device],
@@ -76,8 +76,8 @@ fn account(device: CUdevice) -> Option<Account> {
     })
 }
 
-/// Lowers what this process may have of a device of the program's; a device of which the server knows nothing has no
-/// limit. `None`: the program has no such device.
+/// Lowers this process's limit for a device of the program's; a device that the server does not have has no limit.
+/// `None`: the program has no such device.
 pub fn lower_limit(device: CUdevice, bytes: u64) -> Option<()> {
     direct()?.devices.get(usize::try_from(device).ok()?)?;
     if let Some(account) = account(device) {
@@ -91,13 +91,13 @@ pub fn context_made(context: u64) {
     BLOCKS.lock().context_made(context);
 }
 
-/// A context was destroyed, and with it what was allocated in it.
+/// A context was destroyed, with the memory allocated in it.
 pub fn context_ended(context: u64) {
     BLOCKS.lock().context_ended(context);
     GRAPHS.lock().context_ended(Owner::Context(context));
 }
 
-/// The primary context of a device may have ended, by its last release (`reset`: for sure, though it goes on anew).
+/// The primary context of a device may have ended, by its last release (`reset`: it has, although it starts anew).
 pub fn primary_ended(device: CUdevice, reset: bool) {
     let goes_on = || {
         let (mut flags, mut active) = (0, 0);
@@ -109,7 +109,7 @@ pub fn primary_ended(device: CUdevice, reset: bool) {
     let Some(server) = server_device(device) else {
         return;
     };
-    // Pools are a device's, not a context's: the driver says what is left of them.
+    // Pools belong to a device, not to a context: the driver tells which of their memory is left.
     let gone = |address: u64| {
         const DEVICE_ORDINAL: u32 = CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         let mut ordinal = 0;
@@ -119,19 +119,19 @@ pub fn primary_ended(device: CUdevice, reset: bool) {
     GRAPHS.lock().context_ended(Owner::Primary(server));
 }
 
-/// What a pointer of the program's points to, which the driver has just written.
+/// Reads a result that the driver has just written for the program; `None` for a null pointer.
 fn written<T: Copy>(out: *const T) -> Option<T> {
     // SAFETY: not null; the driver wrote there and reported success.
     (!out.is_null()).then(|| unsafe { out.read() })
 }
 
-/// What a pointer of the program's points to, which the driver is about to read.
+/// Reads an argument of the program that the driver is about to read; `None` for a null pointer.
 fn given<T: Copy>(from: *const T) -> Option<T> {
     // SAFETY: not null; by the driver API's contract it points to such a struct.
     (!from.is_null()).then(|| unsafe { from.read_unaligned() })
 }
 
-/// Memory about to be allocated on a device. `Ok(None)`: the device has no limit and no count.
+/// Counts memory that is about to be allocated on a device. `Ok(None)`: the device has no limit and is not counted.
 fn take(device: Option<CUdevice>, bytes: u64) -> Result<Option<Charge>, CUresult> {
     device
         .and_then(account)
@@ -147,7 +147,7 @@ fn current_device() -> Option<CUdevice> {
         .then_some(device)
 }
 
-/// The current context, as far as it is one of those that the program made.
+/// The owner of memory in the current context: a context that the program made, or the device's primary one.
 fn owner(blocks: &Blocks, device: CUdevice) -> Owner {
     let mut context = 0;
     let known = driver::current_context(&mut context).is_ok() && blocks.was_made(context);
@@ -157,7 +157,7 @@ fn owner(blocks: &Blocks, device: CUdevice) -> Owner {
     }
 }
 
-/// Allocates in the current context. `call` allocates; `made` then says address or handle, and how many bytes it is.
+/// Allocates in the current context. `call` allocates; `made` then returns the address or handle, and the bytes.
 fn in_context(
     bytes: u64,
     call: impl FnOnce() -> CUresult,
@@ -194,7 +194,7 @@ fn linear<A: Copy + Into<u64>>(
     in_context(bytes, call, made, Blocks::add)
 }
 
-/// Rows of memory; how long each is the driver says with the address.
+/// Rows of memory. The driver returns their pitch with the address.
 fn pitched<A: Copy + Into<u64>, S: Copy + TryInto<u64>>(
     out: *const A,
     pitch: *const S,
@@ -202,7 +202,7 @@ fn pitched<A: Copy + Into<u64>, S: Copy + TryInto<u64>>(
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     let Some(expected) = rounded(width).checked_mul(rows) else {
-        // No memory has so many bytes; the driver says what is wrong with that.
+        // More bytes than can exist: the driver returns the error.
         return call();
     };
     let made = || {
@@ -243,7 +243,7 @@ fn destroy_array(handle: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     status
 }
 
-/// Frees an address: memory of a context or a pool, or what a graph has left.
+/// Frees an address: memory of a context or a pool, or memory that a graph has left allocated.
 fn free(address: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let block = BLOCKS.lock().take(address);
     let left = block.is_none() && GRAPHS.lock().free(address);
@@ -252,13 +252,13 @@ fn free(address: u64, call: impl FnOnce() -> CUresult) -> CUresult {
         (Some(block), false) => BLOCKS.lock().put_back(Freed { address, block }),
         (None, false) if left => GRAPHS.lock().not_freed(address),
         (None, true) if left => GRAPHS.lock().forget_unused(address),
-        // Counted no more.
+        // Not counted any more.
         _ => {}
     }
     status
 }
 
-/// Whether a stream captures, so that nothing is allocated or freed now: the graph will, see [`instantiate`].
+/// Whether a stream captures, so that nothing is allocated or freed now but by the graph, see [`instantiate`].
 fn is_capturing(stream: u64, per_thread: bool) -> bool {
     let mut state = 0;
     drain::any_capture()
@@ -270,7 +270,7 @@ fn is_capturing(stream: u64, per_thread: bool) -> bool {
         && state != 0
 }
 
-/// Allocates of a pool, or of the stream's device's current one.
+/// Allocates from a pool, or from the current pool of the stream's device.
 fn pooled(
     out: *const u64,
     bytes: usize,
@@ -298,7 +298,7 @@ fn pooled(
     status
 }
 
-/// Memory that does not fit, but that the pool has kept when it was freed: the process' overhead has it in it.
+/// Memory that exceeds the limit, but that the pool has kept since it was freed: the process's overhead includes it.
 fn kept(pool: Option<u64>, device: Option<CUdevice>, bytes: u64) -> Option<Charge> {
     let (device, account) = (device?, account(device?)?);
     if account.overhead() < bytes {
@@ -317,7 +317,7 @@ fn kept(pool: Option<u64>, device: Option<CUdevice>, bytes: u64) -> Option<Charg
     (known && reserved.saturating_sub(used) >= bytes).then(|| account.count(bytes))
 }
 
-/// The device of a stream: the current one's, unless the driver knows better.
+/// The device of a stream; the current one if the driver cannot tell.
 fn stream_device(stream: u64) -> Option<CUdevice> {
     let mut device = 0;
     let named = stream > CU_STREAM_PER_THREAD.0;
@@ -327,7 +327,7 @@ fn stream_device(stream: u64) -> Option<CUdevice> {
     }
 }
 
-/// The device of a pool: one that the program made, or the default one of a device.
+/// The device of a pool that the program made, or of a device's default pool.
 fn pool_device(pool: u64) -> Option<CUdevice> {
     let mut pools = POOLS.lock();
     if let Some((_, device)) = pools.iter().find(|(known, _)| *known == pool) {
@@ -353,7 +353,7 @@ fn free_of_pool(address: u64, stream: (u64, bool), call: impl FnOnce() -> CUresu
     }
 }
 
-/// Makes physical memory.
+/// Creates physical memory.
 fn create(
     out: *const u64,
     bytes: usize,
@@ -374,8 +374,8 @@ fn create(
     status
 }
 
-/// Instantiates a graph: what its nodes allocate counts from now on, as long as there is an instance, or until what a
-/// launch has left is freed.
+/// Instantiates a graph. The memory of its nodes counts from now on, as long as an instance exists, or until memory
+/// that a launch has left allocated is freed.
 fn instantiate(out: *const u64, graph: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     let nodes = graphs::memory_nodes(graph);
     if nodes.is_empty() {
@@ -402,7 +402,7 @@ fn instantiate(out: *const u64, graph: u64, call: impl FnOnce() -> CUresult) -> 
     status
 }
 
-/// The least of what the driver says and what may be had.
+/// Reduces a result of the driver to the limit.
 fn less<S: Copy + TryInto<u64> + TryFrom<u64>>(out: *mut S, limit: u64) {
     let Some(said) = written(out) else { return };
     if said.try_into().is_ok_and(|said| said > limit)
@@ -440,7 +440,7 @@ fn total<S: Copy + TryInto<u64> + TryFrom<u64>>(
     status
 }
 
-/// The arrays of CUDA 2, in which all is of 32 bits.
+/// Array descriptors of CUDA 2, with fields of 32 bits.
 fn old_descriptor(words: *const [u32; 4]) -> Option<CUDA_ARRAY3D_DESCRIPTOR> {
     given(words).map(
         |[width, height, format, channels]| CUDA_ARRAY3D_DESCRIPTOR {
@@ -541,7 +541,7 @@ wrappers! { WRAPPED;
         status
     }
     fn destroy_pool => [cuMemPoolDestroy] (pool: u64) |genuine| {
-        // Asked anew if it is still there.
+        // Looked up again if it still exists.
         let status = genuine(pool);
         if status.is_ok() {
             POOLS.lock().retain(|(known, _)| *known != pool);
@@ -568,7 +568,7 @@ wrappers! { WRAPPED;
         }
         status
     }
-    // Another's memory, unless the handle that comes is one of our own.
+    // Memory of another process, unless the handle returned is one of our own.
     fn import => [cuMemImportFromShareableHandle] (out: *mut u64, from: *mut c_void, kind: u32) |genuine| {
         let status = genuine(out, from, kind);
         if let (true, Some(handle)) = (status.is_ok(), written(out)) {

@@ -16,13 +16,13 @@ use super::state::{self, Direct, direct};
 use super::{memory, turn};
 use crate::thread;
 
-/// A server that lasts no longer than this is not asked for again at once.
+/// If a server lasts no longer than this, the next one is not requested at once.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Takes the page of a new session, the first one or the next, and the memory of its user.
 ///
 /// # Errors
-/// They cannot be mapped, or are not as they should be; the server has other devices than the one before.
+/// They cannot be mapped, or are invalid; the server has other devices than the one before.
 pub fn begin(
     (page, user): (&OwnedFd, &OwnedFd),
     doorbell: OwnedFd,
@@ -63,7 +63,7 @@ fn map(file: &OwnedFd, len: usize) -> Result<ManuallyDrop<Mapping>, String> {
     Ok(ManuallyDrop::new(mapping))
 }
 
-/// Starts the thread that sees the server go, and has `renew` open the next session.
+/// Starts the thread that notices the server's end and calls `renew` for the next session.
 pub fn watch(direct: &'static Direct, renew: fn() -> Result<(), String>) {
     let spawned = thread::without_signals(|| {
         std::thread::Builder::new()
@@ -76,7 +76,7 @@ pub fn watch(direct: &'static Direct, renew: fn() -> Result<(), String>) {
     }
 }
 
-/// Until there is no other server, or the operator has ended the session.
+/// Returns when there is no other server, or the operator has ended the session.
 fn keep_sessions(mut direct: &'static Direct, renew: fn() -> Result<(), String>) {
     loop {
         let began = Instant::now();

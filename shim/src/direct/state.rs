@@ -8,11 +8,11 @@ use mpsshim_proto::direct::Page;
 use mpsshim_proto::shm::Doorbell;
 use mpsshim_proto::user_memory::UserMemory;
 
-/// What there is of a server in this process. It is never freed: some thread may still look at a page that is over.
+/// A session with a server, in this process. Never freed: a thread may still read its page after the session's end.
 #[derive(Debug)]
 pub struct Direct {
     pub page: &'static Page,
-    /// What the clients of this user hold together.
+    /// Memory held by all clients of this user.
     pub user: &'static UserMemory,
     pub doorbell: Doorbell,
     pub socket: OwnedFd,

@@ -20,18 +20,18 @@ use crate::thread;
 static GATE_KEEPER: Mutex<()> = Mutex::new(());
 /// Threads at the gate.
 static WAITING: AtomicU32 = AtomicU32::new(0);
-/// Between two looks at a turn that is asked for and not held.
+/// Interval between checks of a turn that was asked for and is not held.
 const LOOK: Duration = Duration::from_millis(100);
-/// Between two looks at what the program does while others wait.
+/// Interval between checks of the program's activity while others wait.
 const PAUSE: Duration = Duration::from_micros(100);
-/// How often what was submitted is told while several have their turn at the same time.
+/// Interval between reports of submissions while several clients have their turn at the same time.
 const REPORTS: Duration = Duration::from_millis(50);
-/// A program that has submitted nothing for so long has nothing to do: longer than between two small kernels.
+/// A program that has submitted nothing for this long is idle: longer than the gap between two small kernels.
 const PATIENCE: Duration = Duration::from_micros(400);
 /// For ever.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Waits for the turn; gives the genuine function of the symbol with this index. Called by the gates.
+/// Waits for the turn; returns the genuine function of the symbol with this index. Called by the gates.
 pub extern "C" fn pass(index: usize) -> *const () {
     WAITING.fetch_add(1, Ordering::SeqCst);
     let may_submit = wait();
@@ -47,10 +47,10 @@ extern "C" fn terminated() -> CUresult {
     CUDA_ERROR_MPS_CLIENT_TERMINATED
 }
 
-/// Until the calling thread may submit; `false`: it may no more.
+/// Waits until the calling thread may submit; `false`: it never may again.
 fn wait() -> bool {
     while GATE.load(Ordering::Acquire) == 0 {
-        // Another one when the server has gone.
+        // A different session after the server has gone.
         let Some(direct) = direct() else { return true };
         let turn = &direct.page.turn;
         let state = &turn.state.0;
@@ -89,7 +89,7 @@ fn is_current(session: &Direct) -> bool {
     direct().is_some_and(|current| ptr::eq(current, session))
 }
 
-/// Turns are those of this session from now on; the devices in use are those that they were.
+/// Takes turns in this session from now on; the devices in use stay the same.
 pub fn take_up(session: &'static Direct) {
     let _keeper = GATE_KEEPER.lock();
     if let Some(before) = direct() {
@@ -101,7 +101,7 @@ pub fn take_up(session: &'static Direct) {
     GATE.store(0, Ordering::SeqCst);
 }
 
-/// The server has gone: the gate is open until another session is taken up. `false`: the operator has ended the session.
+/// The server has gone: opens the gate until another session is taken up. `false`: the operator has ended the session.
 pub fn lost(session: &Direct) -> bool {
     let turn = &session.page.turn;
     let (state, asked) = (&turn.state.0, &turn.asked.0);
@@ -115,13 +115,13 @@ pub fn lost(session: &Direct) -> bool {
         GATE.store(1, Ordering::Release);
     }
     shm::futex_wake(state);
-    // The thread that gives turns up looks at the state when it is asked for something.
+    // The thread that gives turns up checks the state whenever it is asked for something.
     asked.store(NOW, Ordering::SeqCst);
     shm::futex_wake(asked);
     true
 }
 
-/// Nobody says any more when this process may submit.
+/// Opens the gate permanently: this process is granted no more turns.
 pub fn open_for_good() {
     GATE.store(1, Ordering::Release);
 }
@@ -153,14 +153,14 @@ fn keep(direct: &Direct) {
             _ => {}
         }
         if asked.load(Ordering::SeqCst) == NOT_ASKED {
-            // The server wakes this thread when an operator looks.
+            // The server wakes this thread when an operator queries the activity.
             count(&turn.submissions);
             shm::futex_wait(asked, NOT_ASKED, LONG);
             continue;
         }
         let now = state.load(Ordering::SeqCst);
         if now != HELD {
-            // Given up already, or granted in this moment.
+            // Given up already, or granted just now.
             shm::futex_wait(state, now, LOOK);
             continue;
         }
@@ -185,7 +185,7 @@ fn keep(direct: &Direct) {
     }
 }
 
-/// The program begins to use a device. A turn that it has is not for that one: it is given up, for one of all.
+/// The program begins to use a device. A turn held now does not include it: it is given up, for one that includes all.
 pub fn use_device(server: usize) {
     let session = {
         let _keeper = GATE_KEEPER.lock();
@@ -199,7 +199,7 @@ pub fn use_device(server: usize) {
     }
 }
 
-/// Adds what was submitted since the last time.
+/// Adds the submissions since the last call.
 fn count(submissions: &AtomicU64) {
     static COUNTED: AtomicU32 = AtomicU32::new(0);
     let now = SUBMISSIONS.load(Ordering::Relaxed);

@@ -66,7 +66,7 @@ macro_rules! wrappers {
         $(
             $($crate::direct::wrap::wrapper! { $symbol $args |$genuine| $body })+
         )*
-        /// What this module wraps.
+        /// The wrappers of this module.
         pub static $table: &[(&str, $crate::loader::symbols::Target)] = &[
             $($((stringify!($symbol), $crate::loader::symbols::Target::new($symbol as *const ())),)+)*
         ];

@@ -9,11 +9,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// What the loader knows this library by. It is asked for the SONAME rather than for the file, whose path may
-/// be relative to a folder that the program has left.
+/// The loader's name for this library. The SONAME is used rather than the file, whose path may be relative to a folder
+/// that the program has left.
 const OWN_NAME: &CStr = c"libcuda.so.1";
 
-/// The C library's `dlopen`, or the next one that another preloaded library put before it.
+/// The C library's `dlopen`, or that of another preloaded library before it.
 static REAL: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 /// `void *dlopen(const char *name, int flags)`
@@ -96,7 +96,7 @@ fn find_real() -> *mut () {
     }
 }
 
-/// Stands in for a `dlopen` that is nowhere to be found.
+/// Stands in for a missing `dlopen`.
 unsafe extern "C" fn nothing(_name: *const c_char, _flags: c_int) -> *mut c_void {
     ptr::null_mut()
 }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn other_libraries_open_as_ever() {
         type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
-        // SAFETY: the interposer takes what dlopen takes.
+        // SAFETY: the interposer has the type of dlopen.
         let interposer = unsafe { std::mem::transmute::<*const (), Dlopen>(dlopen as *const ()) };
         // SAFETY: opens the C library, which is open already.
         assert!(!unsafe { interposer(c"libc.so.6".as_ptr(), libc::RTLD_NOW) }.is_null());

@@ -11,7 +11,7 @@ use crate::loader::gate::{self, BEHIND, GATE, SUBMISSIONS};
 use crate::loader::symbols::{COUNT, Target};
 use crate::{direct, mode};
 
-/// The exported function of a symbol: what the program calls and what `cuGetProcAddress` gives out.
+/// The exported function of a symbol, which the program calls and `cuGetProcAddress` returns.
 pub fn exported(index: usize) -> Target {
     EXPORTED[index]
 }
@@ -52,7 +52,7 @@ macro_rules! entry_points {
             )*
         }
 
-        /// What a slot leads to before `cuInit` has decided.
+        /// Targets of the slots before `cuInit` has decided.
         #[allow(non_snake_case)]
         mod lazy {
             use super::*;
@@ -64,7 +64,7 @@ macro_rules! entry_points {
             )*
         }
 
-        /// What a slot leads to in direct mode for an entry point that submits work.
+        /// Targets of the slots of entry points that submit work, in direct mode.
         #[allow(non_snake_case)]
         mod gated {
             use super::*;
@@ -91,7 +91,7 @@ macro_rules! entry_points {
 
         static GATES: [Target; COUNT] = [$(Target::new(gated::$symbol as *const ())),*];
 
-        /// What a slot leads to when proxy mode does not serve the call.
+        /// Targets of the slots of entry points that proxy mode does not serve.
         #[allow(non_snake_case)]
         mod absent {
             $(
@@ -106,8 +106,8 @@ macro_rules! entry_points {
 
 include!(concat!(env!("OUT_DIR"), "/entry_points.rs"));
 
-/// A function that is entered with a symbol's index on top of the stack, above the caller's return address, has
-/// `resolve` say where the call goes, and jumps there with every argument register as it was.
+/// A function that is entered with a symbol's index on top of the stack, above the caller's return address. It calls
+/// `resolve` for the target and jumps there with every argument register as it was.
 macro_rules! resolve_and_jump {
     ($(#[$doc:meta])* $name:ident, $resolve:path) => {
         $(#[$doc])*

@@ -1,4 +1,4 @@
-//! Direct mode: the gate in front of entry points that submit work. The stubs of [`crate::loader::exports`] look at it;
+//! Direct mode: the gate in front of entry points that submit work. The stubs of [`crate::loader::exports`] check it;
 //! [`crate::direct`] opens and closes it.
 
 use std::ptr;
@@ -10,10 +10,10 @@ use crate::loader::symbols::{COUNT, Target};
 pub static GATE: AtomicU32 = AtomicU32::new(0);
 /// About how often a gate was passed: threads that pass at the same time may count as one.
 pub static SUBMISSIONS: AtomicU32 = AtomicU32::new(0);
-/// What is behind the gate of each symbol that has one.
+/// The function behind the gate of each symbol that has a gate.
 pub static BEHIND: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 
-/// What is behind the gate of a symbol.
+/// The function behind the gate of a symbol.
 pub fn behind(index: usize) -> *const () {
     BEHIND[index].load(Ordering::Acquire)
 }

@@ -36,7 +36,7 @@ pub enum Error {
         "MPSSHIM_CUDA_LIBRARY names {path:?}, which cannot be used as the CUDA driver: {reason}"
     )]
     Configured { path: PathBuf, reason: String },
-    /// There is none where the loader looks.
+    /// None of the loader's folders contains one.
     #[error(
         "no CUDA driver ({LIBRARY}) in LD_LIBRARY_PATH, the loader's cache and its folders; set \
          MPSSHIM_CUDA_LIBRARY to its path"
@@ -45,9 +45,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// What `cuInit` answers. A program on a machine without a driver would not have found a `libcuda.so.1` at
-    /// all; the nearest status is that there is no device. A library that the user named but that does not open
-    /// is an error of its own.
+    /// The status of `cuInit`. A program on a machine without a driver would not have found a `libcuda.so.1` at all;
+    /// the nearest status is that there is no device. A library that the user named but that does not open is an error
+    /// of its own.
     pub fn status(&self) -> CUresult {
         match self {
             Self::Configured { .. } => CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
@@ -130,11 +130,11 @@ fn folders_of(library_path: &[u8]) -> impl Iterator<Item = PathBuf> {
         })
 }
 
-/// Opens a driver, or says why the file is none.
+/// Opens a driver; the error tells why the file is not one.
 fn open(path: &Path) -> Result<Driver, String> {
     let path = std::path::absolute(path).map_err(|error| error.to_string())?;
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-    // SAFETY: opening the driver is what the program wanted, its constructors included.
+    // SAFETY: the program requested the driver, its constructors included.
     let handle = unsafe { dlopen::open(&name, libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         // SAFETY: dlerror returns null or a C string that lives until this thread's next call of its kind.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
-/// What precedes [`MAGIC`] in a cache that old loaders can read too.
+/// Precedes [`MAGIC`] in a cache that old loaders can read too.
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0\0";
 const OLD_HEADER: usize = 16;
 const OLD_ENTRY: usize = 12;
@@ -14,8 +14,8 @@ const ENTRY: usize = 24;
 /// An entry's flags for a 64-bit x86 library of glibc.
 const X86_64: u32 = 0x0303;
 
-/// The files that the cache names for `library`, those of this processor first. A cache that is cut short or
-/// damaged yields what can be read of it.
+/// The files that the cache names for `library`, those of this processor first. A truncated or damaged cache yields its
+/// readable entries.
 pub fn files_of(cache: &[u8], library: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     collect(cache, library.as_bytes(), &mut found);

@@ -1,5 +1,5 @@
 //! `madvise` and `mremap`, interposed for private memory that is registered: its pages are pages of a file
-//! ([`crate::proxy::private_pages`]), for which the kernel does something else than for the program's own.
+//! ([`crate::proxy::private_pages`]), for which the kernel behaves differently than for private memory.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: size_t, advice: c_int)
     if private_pages::any() {
         let range = (start as u64, len as u64);
         match advice {
-            // What is read next is zero; devices keep the pages that they have.
+            // The next reads return zeros; devices keep the pages that they have.
             libc::MADV_DONTNEED | libc::MADV_FREE => private_pages::discard(range),
             // A child gets its own copy in any case.
             libc::MADV_DOFORK if private_pages::overlaps(range) => return 0,

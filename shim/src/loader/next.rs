@@ -20,7 +20,7 @@ impl Symbol {
         }
     }
 
-    /// Its address. A name that nobody has ends the process, as the loader would have done with a program that names it.
+    /// Its address. A missing symbol ends the process, as the loader would end a program that refers to it.
     #[inline]
     pub fn address(&self) -> *mut () {
         let known = self.found.load(Ordering::Relaxed);

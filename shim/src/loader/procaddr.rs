@@ -3,8 +3,8 @@
 //! The result is always the shim's own export if it has one, never a function behind it, so that a pointer taken before
 //! `cuInit` stays valid whatever `cuInit` decides.
 //!
-//! With a daemon the table answers: what it does not know does not exist. Without one the genuine driver
-//! answers, which may be older or newer than the table.
+//! With a daemon the table answers: a name that it lacks does not exist. Without one the genuine driver answers, which
+//! may be older or newer than the table.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -26,7 +26,7 @@ const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 /// Both flags.
 const ALL_FLAGS: u64 = 3;
 
-/// What the table answers.
+/// An answer from the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// The call's status.
@@ -121,7 +121,7 @@ fn from_genuine() -> bool {
     mode::goes_to_genuine() && genuine::driver().is_ok()
 }
 
-/// `status`: `None` in the call that has none.
+/// `status`: `None` for the call without a status argument.
 ///
 /// # Safety
 /// `symbol` is null or a C string, `function` and `status` null or writable.

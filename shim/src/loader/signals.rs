@@ -1,9 +1,9 @@
-//! `sigaction` and what blocks signals, interposed for SIGSEGV alone.
+//! `sigaction` and the functions that block signals, interposed for SIGSEGV only.
 //!
-//! [`crate::store_hold`] needs a handler for SIGSEGV that is called before the program's, in every thread. So the program's
-//! action is kept here, is what the program gets when it asks, and is taken for every fault that is not ours; and no thread
-//! really blocks SIGSEGV, since the kernel ends a process whose thread faults while it does. Until the handler is
-//! installed the program's action is the kernel's.
+//! [`crate::store_hold`] needs a handler for SIGSEGV that is called before the program's, in every thread. So the
+//! program's action is kept here, returned when the program queries it, and performed for every fault that is not ours.
+//! No thread really blocks SIGSEGV, since the kernel ends a process if one of its threads faults while SIGSEGV is
+//! blocked. Until the handler is installed the program's action is the kernel's.
 //!
 //! Programs that call the kernel themselves (rt_sigaction, rt_sigprocmask) bypass this: their action is taken over when the
 //! next hold begins.
@@ -53,7 +53,7 @@ fn programs() -> Action {
     unsafe { (&raw const PROGRAMS).read_volatile().assume_init() }
 }
 
-/// Has a handler called for SIGSEGV before the program's action.
+/// Installs a handler that is called for SIGSEGV before the program's action.
 pub fn take_faults(handler: Handler) {
     let _changing = CHANGING.lock();
     let mut now = empty();
@@ -67,12 +67,12 @@ pub fn take_faults(handler: Handler) {
     let mut ours = empty();
     ours.sa_sigaction = handler as sighandler_t;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler is async-signal-safe, and what was there before is called for what is not its own.
+    // SAFETY: the handler is async-signal-safe, and passes other faults to the previous action.
     unsafe { real()(libc::SIGSEGV, &ours, ptr::null_mut()) };
     TAKEN.store(true, Ordering::Release);
 }
 
-/// Does with SIGSEGV what the program asked for. Async-signal-safe.
+/// Performs the program's action for SIGSEGV. Async-signal-safe.
 ///
 /// # Safety
 /// The arguments are those of a handler with SA_SIGINFO that runs now.
@@ -84,7 +84,7 @@ pub unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
     match action.sa_sigaction {
         libc::SIG_IGN if sent => return,
         libc::SIG_DFL | libc::SIG_IGN => return end(signal, sent),
-        // As the kernel does with a fault that is blocked.
+        // As the kernel does with a fault whose signal is blocked.
         _ if blocked => return end(signal, sent),
         _ => {}
     }
@@ -93,7 +93,7 @@ pub unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
         unsafe { (&raw mut PROGRAMS).write_volatile(mem::MaybeUninit::new(empty())) };
     }
     let mut before = mem::MaybeUninit::<sigset_t>::uninit();
-    // SAFETY: the mask that the program asked for while its handler runs; the handler has the type that its flags say.
+    // SAFETY: the mask that the program requested for its handler; the handler has the type that its flags name.
     unsafe {
         kernel_mask(libc::SIG_BLOCK, &action.sa_mask, before.as_mut_ptr());
         if action.sa_flags & libc::SA_SIGINFO != 0 {
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighand
     before.sa_sigaction
 }
 
-/// What the program wants of SIGSEGV goes to [`BLOCKED`], the rest to the kernel.
+/// Applies the program's changes for SIGSEGV to [`BLOCKED`], the others to the kernel's mask.
 ///
 /// # Safety
 /// As `sigprocmask`.

@@ -1,7 +1,7 @@
 //! The C library's calls by which the kernel stores into the program's memory, interposed.
 //!
-//! A page that [`crate::store_hold`] protects for a moment fails such a call with EFAULT, or cuts it short. It is made again
-//! then. Every other call is only passed on.
+//! At a page that [`crate::store_hold`] protects for a moment, such a call fails with EFAULT or ends early. It is then
+//! repeated. All other calls are only passed on.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
@@ -34,7 +34,8 @@ fn again(mut call: impl FnMut() -> ssize_t) -> ssize_t {
     }
 }
 
-/// As [`again`]; what a hold cut short of a regular file is read too. `call` reads what is behind so many bytes.
+/// As [`again`]; also reads the rest of a regular file if a hold cut the call short. `call` reads behind the given
+/// bytes.
 #[inline]
 fn all(file: c_int, wanted: size_t, mut call: impl FnMut(size_t) -> ssize_t) -> ssize_t {
     let mut done = 0;
@@ -61,7 +62,7 @@ fn is_regular(file: c_int) -> bool {
     }
 }
 
-/// Interposes functions: each has the C library's name and type, and `real` is the C library's.
+/// Interposes functions: each has the C library's name and type, and `real` is the function of the C library.
 macro_rules! interpose {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) => |$real:ident| $body:expr;)*) => {
         $(
@@ -158,7 +159,7 @@ interpose! {
 
 type Fread = unsafe extern "C-unwind" fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t;
 
-/// `fread`: what a hold has cut short is read as well.
+/// `fread`: also reads the rest if a hold cut it short.
 ///
 /// # Safety
 /// As the C library's.

@@ -31,7 +31,7 @@ static OBJECTS: Mutex<Option<HashMap<(bool, u64), Texture>>> = Mutex::new(None);
 /// An array or mipmapped array and its handle.
 pub type ArrayRef = &'static Entry<Array>;
 
-/// What the client knows of an array.
+/// Client-side state of an array.
 #[derive(Debug, Default)]
 pub struct Array(Mutex<State>);
 
@@ -48,7 +48,7 @@ struct State {
 }
 
 impl Array {
-    /// What `cuArray3DGetDescriptor` gives.
+    /// Result of `cuArray3DGetDescriptor`.
     pub fn descriptor(&self) -> CUDA_ARRAY3D_DESCRIPTOR {
         self.0.lock().descriptor
     }
@@ -118,7 +118,7 @@ pub fn create(
     publish(table, entry, state, answer.and_then(|answer| answer.read()))
 }
 
-/// Makes an entry reachable whose array the server has made.
+/// Publishes an entry whose array the server has created.
 fn publish(
     table: &Table<Array>,
     entry: &Entry<Array>,
@@ -239,7 +239,7 @@ pub fn create_object(
     Ok(made.object)
 }
 
-/// What a texture or surface object was made of.
+/// The description that a texture or surface object was created from.
 pub fn object(is_surface: bool, value: u64) -> Status<Texture> {
     let objects = OBJECTS.lock();
     let found = objects
@@ -248,7 +248,7 @@ pub fn object(is_surface: bool, value: u64) -> Status<Texture> {
     found.copied().ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Destroys a texture or surface object, after the work that may use it. What is none is gone already, as natively.
+/// Destroys a texture or surface object, after the work that may use it. Unknown ones are ignored, as natively.
 pub fn destroy_object(session: &Session, is_surface: bool, value: u64) -> Status {
     if object(is_surface, value).is_err() {
         return session.check();
@@ -269,7 +269,7 @@ fn submit_destroy(session: &Session, is_surface: bool, object: u64) -> Status {
     session.submit(Op::TextureDestroy, &body)
 }
 
-/// Releases what was made in a context.
+/// Releases the objects created in a context.
 pub fn release_of_context(session: &Session, context: &Context) {
     let mut objects = Vec::new();
     if let Some(all) = OBJECTS.lock().as_mut() {

@@ -26,7 +26,7 @@ use crate::proxy::shadow;
 use crate::proxy::stream::{self, STREAMS, StreamRef};
 use crate::proxy::submit::Session;
 
-/// How many captures go on.
+/// Number of captures in progress.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 /// Nodes and edges that a program was given pointers to, by stream.
@@ -37,7 +37,7 @@ thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A capture that goes on, well or not.
+/// A capture in progress, valid or not.
 #[derive(Clone, Copy, Debug)]
 struct Capture {
     id: u64,
@@ -54,13 +54,13 @@ struct Shown {
     edges: Box<[CUgraphEdgeData]>,
 }
 
-/// What is known of a stream's capture.
+/// State of a stream's capture.
 #[derive(Debug, Default)]
 pub struct Info {
     pub status: u32,
     pub id: u64,
     pub graph: u64,
-    /// Addresses of arrays of `count`; of the edges, or 0.
+    /// Addresses of arrays of `count` entries; that of the edges may be 0.
     pub nodes: u64,
     pub edges: u64,
     pub count: usize,
@@ -88,7 +88,7 @@ pub fn exchange_mode(mode: u32) -> u32 {
     MODE.replace(mode)
 }
 
-/// Spoils captures, as a forbidden call does.
+/// Invalidates captures, as a forbidden call does.
 fn spoil(session: &Session, streams: impl Iterator<Item = u64>) -> Status {
     let streams: Vec<u64> = streams.collect();
     for object in streams {
@@ -141,8 +141,8 @@ pub fn forbid_wait_for_all(session: &Session, context: &Context) -> Status {
     Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Refuses a use of a context's legacy default stream while a blocking stream of it captures. `harmless`: the
-/// question leaves the captures as they are.
+/// Refuses a use of a context's legacy default stream while a blocking stream of it captures. `harmless`: the call is a
+/// query, which leaves the captures valid.
 #[cold]
 pub fn admit_legacy(session: &Session, context: &Context, harmless: bool) -> Status {
     let in_the_way: Vec<u64> = stream::of_context(context)
@@ -159,7 +159,7 @@ pub fn admit_legacy(session: &Session, context: &Context, harmless: bool) -> Sta
     Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 }
 
-/// Refuses a wait for a stream, or a question how far it is, if it captures or another capture forbids it.
+/// Refuses a wait for a stream, or a query of its progress, if it captures or another capture forbids it.
 #[inline]
 pub fn forbid_wait(session: &Session, stream: StreamRef) -> Status {
     if !any() {
@@ -180,7 +180,7 @@ pub fn behind(nodes: &[u64], edges: &[CUgraphEdgeData]) -> Status<Vec<u8>> {
     Ok([nodes.as_bytes(), edges.as_bytes()].concat())
 }
 
-/// Begins a capture; `graph` 0 makes one.
+/// Begins a capture; with `graph` 0 into a new graph.
 pub fn begin(
     session: &Session,
     stream: StreamRef,
@@ -199,7 +199,7 @@ pub fn begin(
     if stream.is_capturing() {
         return Err(CUDA_ERROR_ILLEGAL_STATE);
     }
-    // The stream cannot be queried while it captures: its last mark covers what it was given before.
+    // The stream cannot be queried while it captures: this mark covers its earlier work.
     stream::mark(&mut session.ring()?, stream)?;
     let body = CaptureBegin {
         stream: stream.handle(),
@@ -224,7 +224,7 @@ pub fn begin(
     Ok(())
 }
 
-/// Ends the capture of a stream; its graph.
+/// Ends the capture of a stream; returns its graph.
 pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
     if !stream.is_capturing() {
         return Err(CUDA_ERROR_ILLEGAL_STATE);
@@ -236,11 +236,11 @@ pub fn end(session: &Session, stream: StreamRef) -> Status<u64> {
     });
     let object = stream.handle();
     if wrong_thread {
-        // The capture is over all the same, and its graph is lost.
+        // The capture ends nevertheless, and its graph is lost.
         spoil(session, std::iter::once(object))?;
     }
     let answer = session.request(Op::CaptureEnd, &Object { object }, &[])?;
-    // The end of a forked stream is none, unless the driver takes it for one.
+    // Ending a forked stream does not end the capture, unless the driver does so.
     let over = match capture {
         Some(capture) if capture.stream != object => !still_captures(session, capture.stream)?,
         _ => true,
@@ -268,7 +268,7 @@ fn still_captures(session: &Session, stream: u64) -> Status<bool> {
     Ok(state.status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// What the shadows of a capture are kept under: no handle of a graph.
+/// The key of a capture's shadows, which differs from every handle of a graph.
 pub fn shadows_of(id: u64) -> u64 {
     id
 }
@@ -302,7 +302,7 @@ pub fn destroy_stream(session: &Session, handle: u64) -> Status {
     Ok(())
 }
 
-/// A stream has waited for an event of a capture: it is part of that now, if the driver says so.
+/// A stream has waited for an event of a capture: it takes part in that now, if the driver agrees.
 pub fn join(session: &Session, stream: StreamRef, id: u64) -> Status {
     session.settle(stream.handle())?;
     let goes_on = CAPTURES.lock().iter().any(|capture| capture.id == id);

@@ -30,7 +30,7 @@ use crate::proxy::submit::{Session, session};
 use crate::proxy::wait::Policy;
 use crate::{settings, thread};
 
-/// A device as the program numbers them.
+/// A device in the program's numbering.
 #[derive(Debug)]
 pub struct Device {
     /// The server's ordinal, if the server has it.
@@ -45,7 +45,7 @@ pub struct Device {
     attached: Mutex<bool>,
 }
 
-/// What launches and copies are checked against.
+/// Limits that launches and copies are checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub block_threads: u32,
@@ -57,8 +57,8 @@ pub struct Limits {
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 
-/// Sets the map of devices: for each of the program's, in order, its ordinal in the server, which has granted so much of
-/// each.
+/// Sets the map of devices: for each of the program's, in order, its ordinal in the server, with the limits that the
+/// server has granted.
 pub fn set_devices(servers: Vec<Option<u32>>, granted: &Welcome) {
     let of = |server: Option<u32>| server.map_or(0, |server| server as usize % MAX_DEVICES);
     let devices = servers
@@ -108,8 +108,8 @@ pub fn device_attribute(ordinal: i32, attribute: u32) -> Option<i32> {
         .then_some(value)
 }
 
-/// To how many multiprocessors of a device the program is limited, in a context of that device if one is given; `None`: it
-/// may use all.
+/// The number of multiprocessors of a device to which the program is limited, in a context of that device if one is
+/// given; `None`: it may use all.
 pub fn granted_multiprocessors(ordinal: i32, context: Option<&Context>) -> Option<i32> {
     let in_context = context
         .filter(|context| context.device == ordinal)
@@ -119,7 +119,7 @@ pub fn granted_multiprocessors(ordinal: i32, context: Option<&Context>) -> Optio
     (count > 0).then_some(count as i32)
 }
 
-/// How many multiprocessors of a device the program may use in a context.
+/// The number of multiprocessors that the program may use in a context.
 pub fn multiprocessors(context: &Context) -> Option<i32> {
     let ordinal = context.device;
     granted_multiprocessors(ordinal, Some(context))
@@ -157,7 +157,7 @@ pub type Destructor = unsafe extern "C" fn(u64, *mut c_void, *mut c_void);
 /// Context-local storage: key to value and destructor, as the export table of that name has them.
 pub type Storage = BTreeMap<usize, (usize, Option<Destructor>)>;
 
-/// Handles of what was made in a context.
+/// Handles of the objects created in a context.
 #[derive(Debug)]
 pub struct Contents {
     pub events: BTreeSet<u64>,
@@ -165,10 +165,10 @@ pub struct Contents {
     pub images: BTreeSet<u64>,
 }
 
-/// A primary context or one that the program made.
+/// A primary context or one that the program created.
 #[derive(Debug)]
 pub struct Context {
-    /// What the program holds.
+    /// The program's handle.
     pub handle: u64,
     /// The program's ordinal.
     pub device: i32,
@@ -178,19 +178,19 @@ pub struct Context {
     pub primary: bool,
     /// `cuCtxGetApiVersion`.
     pub version: u32,
-    /// Handle of the green context that it is; 0 for others.
+    /// Handle of its green context; 0 for others.
     pub green: u64,
-    /// Handle of the part of the device that it has for itself; 0: what the process has.
+    /// Handle of its own part of the device; 0: it has the process's.
     part: AtomicU64,
     /// Multiprocessors of that part.
     part_count: AtomicU32,
-    /// The primary context of which a green context is a part.
+    /// The primary context to which a green context belongs.
     home: Option<&'static Context>,
     /// `CU_CTX_*`.
     pub flags: AtomicU32,
-    /// `cuCtxGetId`; a primary context that comes back is another.
+    /// `cuCtxGetId`; a revived primary context gets another one.
     pub id: AtomicU64,
-    /// Cleared when it is destroyed, set again when a primary context comes back.
+    /// Cleared when it is destroyed, set again when a primary context is revived.
     pub alive: AtomicBool,
     /// Retains of a primary context.
     pub retained: Mutex<u32>,
@@ -213,15 +213,15 @@ pub struct Context {
 
 static CONTEXTS: RwLock<BTreeMap<u64, &'static Context>> = RwLock::new(BTreeMap::new());
 
-/// Every context that is or may come back.
+/// Every context that exists or may be revived.
 pub fn all() -> Vec<&'static Context> {
     let contexts = CONTEXTS.read();
     let may_be_used = |context: &&Context| context.primary || context.usable().is_ok();
     contexts.values().copied().filter(may_be_used).collect()
 }
 
-/// The context of a handle that the program holds, destroyed ones included, which the driver tells from handles that never
-/// were any. `CUDA_ERROR_INVALID_CONTEXT` for the latter.
+/// The context of a handle, even if it was destroyed: the driver distinguishes destroyed contexts from invalid handles.
+/// `CUDA_ERROR_INVALID_CONTEXT` for the latter.
 ///
 /// A program may know a primary context before it asks for it here: cudart reads the handle from a table of the
 /// genuine driver and looks into the context's storage first.
@@ -315,13 +315,13 @@ impl Context {
         Context::make(handle, 0, 0, false, 0, 0)
     }
 
-    /// The context that modules belong to: of a green context its device's primary one.
+    /// The context to which modules belong: for a green context its device's primary one.
     #[inline]
     pub fn home(&'static self) -> &'static Context {
         self.home.unwrap_or(self)
     }
 
-    /// Handle of the green context, or the part of the device, that its streams are in; 0: neither.
+    /// Handle of the green context, or of the part of the device, that its streams are created in; 0: neither.
     pub fn streams_in(&self) -> u64 {
         match self.green {
             0 => self.part.load(Ordering::Relaxed),
@@ -329,7 +329,8 @@ impl Context {
         }
     }
 
-    /// Gives it a part of the device for itself, as the environment now says, if each context is to have one.
+    /// Gives it a part of the device as its own, of the size that the environment now names, if each context is to have
+    /// one.
     pub fn take_part(&self, session: &Session) -> Status {
         if !settings::percentage_per_context() {
             return Ok(());
@@ -345,7 +346,7 @@ impl Context {
         };
         let count: Value = match session.request(Op::Confine, &body, &[])?.read() {
             Ok(count) => count,
-            // Such devices cannot be parted.
+            // Such devices cannot be partitioned.
             Err(CUDA_ERROR_NOT_SUPPORTED) => return Ok(()),
             Err(status) => return Err(status),
         };
@@ -430,7 +431,8 @@ impl Context {
         self.images.lock().remove(&handle);
     }
 
-    /// Takes out what was made in it, which is to end: it lives no longer, and has no storage, streams, events or images.
+    /// Takes the handles of the objects created in it, which are to be destroyed. It was marked dead before, its
+    /// storage taken.
     pub fn take_contents(&self) -> Contents {
         self.legacy.store(ptr::null_mut(), Ordering::Release);
         Contents {
@@ -440,7 +442,7 @@ impl Context {
         }
     }
 
-    /// It has no limits of its own any more; handle of the part of the device that it had, which is to be given back, or 0.
+    /// Forgets its limits. Returns the handle of its part of the device, to be given back, or 0.
     pub fn take_back_part(&self) -> u64 {
         for limit in &self.known_limits {
             limit.store(UNKNOWN, Ordering::Relaxed);
@@ -449,7 +451,7 @@ impl Context {
         self.part.swap(0, Ordering::Relaxed)
     }
 
-    /// A primary context comes back.
+    /// Revives a primary context.
     pub fn revive(&self) {
         self.id.store(next_id(), Ordering::Relaxed);
         self.alive.store(true, Ordering::Relaxed);
@@ -462,7 +464,7 @@ impl Device {
         self.memory.load(Ordering::Relaxed)
     }
 
-    /// The program lets itself have no more than so much of its memory.
+    /// Lowers the program's own limit on its use of the device's memory, bytes.
     pub fn lower_memory(&self, bytes: u64) {
         self.memory.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -524,7 +526,7 @@ pub fn next_green_handle() -> u64 {
     Handle::new(Kind::GreenContext, 0, MADE.fetch_add(1, Ordering::Relaxed)).0
 }
 
-/// The context that a new green context is (`cuGreenCtxCreate`); its device's primary context is retained for it.
+/// Creates the context of a new green context (`cuGreenCtxCreate`); its device's primary context is retained for it.
 pub fn create_green(ordinal: i32, green: u64) -> Status<&'static Context> {
     let home = retain(ordinal)?;
     Ok(Context::make_in(
@@ -537,8 +539,8 @@ pub fn create_green(ordinal: i32, green: u64) -> Status<&'static Context> {
     ))
 }
 
-/// The handle that the genuine driver has for a device's primary context, which it names without making one:
-/// cudart learns it from the same table, and both ways must agree.
+/// The genuine driver's handle for a device's primary context, which has a name before it exists: cudart learns it from
+/// the same table, and both ways must agree.
 fn genuine_primary(ordinal: i32) -> Option<u64> {
     type GetExportTable = unsafe extern "C" fn(*mut *const usize, *const CUuuid) -> CUresult;
     type PrimaryContext = unsafe extern "C" fn(*mut u64, i32) -> CUresult;
@@ -581,7 +583,7 @@ thread_local! {
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
-/// The calling thread's context, whether it still lives or not.
+/// The calling thread's context, alive or not.
 #[inline]
 pub fn top() -> Option<&'static Context> {
     CURRENT.get()

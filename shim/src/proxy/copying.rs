@@ -15,12 +15,12 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use crate::settings;
 use crate::thread;
 
-/// Threads besides the program's own, at most, unless it is told otherwise.
+/// Default maximum number of threads besides the program's own.
 const HELPERS: usize = 3;
-/// One of so many processors that the process may use copies: others have something to do too.
+/// One helper per this many processors that the process may use: other threads need processors too.
 const PROCESSORS: usize = 4;
 
-/// The threads that help, and the process that they are in: a forked child has none of them.
+/// The helper threads, and the process that they are in: a forked child has none of them.
 static POOL: OnceLock<(u32, Option<ThreadPool>)> = OnceLock::new();
 
 /// Threads that help with a copy.
@@ -32,7 +32,7 @@ pub struct Helpers {
 }
 
 impl Helpers {
-    /// Those that there are, at most `most`, if `wanted` and the machine has processors to spare.
+    /// Finds helpers, at most `most`, if `wanted` and the machine has processors to spare.
     pub fn find(wanted: bool, most: usize) -> Helpers {
         let pool = wanted.then(pool).flatten();
         Helpers {
@@ -41,13 +41,13 @@ impl Helpers {
         }
     }
 
-    /// Gives them something to do.
+    /// Gives them work.
     ///
     /// # Safety
-    /// What is returned is dropped before what `work` borrows: not leaked.
+    /// The returned value is dropped, not leaked, before the data that `work` borrows.
     pub unsafe fn give<'a>(&self, work: impl FnOnce() + Send + 'a) -> Given<'a> {
         let work: Box<dyn FnOnce() + Send + 'a> = Box::new(work);
-        // SAFETY: whoever drops what is returned has waited for the work, which is gone then; the caller's promise.
+        // SAFETY: dropping the returned value waits for the work, which no longer exists then; the caller's promise.
         let work: Work = unsafe { std::mem::transmute(work) };
         let job = Arc::new(Job {
             state: AtomicU8::new(WAITS),
@@ -66,11 +66,11 @@ impl Helpers {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Work that the first to come does: a helper, or the thread that needs it done. A helper that slept takes longer to wake
-/// than a small copy takes.
+/// Work for the first thread that claims it: a helper, or the thread that needs it done. Waking a helper takes longer
+/// than a small copy.
 struct Job {
     state: AtomicU8,
-    /// Of the thread that made `state` BEGUN.
+    /// Belongs to the thread that set `state` to BEGUN.
     work: Cell<Option<Work>>,
 }
 
@@ -101,7 +101,7 @@ impl Job {
     }
 }
 
-/// What a helper was given to do. Dropped, it is done.
+/// Work given to a helper. Dropping this completes it.
 pub struct Given<'a> {
     job: Arc<Job>,
     borrows: PhantomData<&'a ()>,
@@ -155,8 +155,8 @@ fn start() -> Option<ThreadPool> {
     }
 }
 
-/// Copies bytes that the processor will not soon read again: the target's lines are not fetched first, which is half as
-/// much again for the memory to do.
+/// Copies bytes that the processor will not soon read again, without fetching the target's lines first, which would
+/// cost half as much memory traffic again.
 ///
 /// # Safety
 /// As [`ptr::copy_nonoverlapping`].
@@ -181,7 +181,7 @@ pub unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize) {
 const BLOCK: usize = 128;
 
 /// # Safety
-/// As [`ptr::copy_nonoverlapping`] of so many blocks; `to` is a multiple of 32.
+/// As [`ptr::copy_nonoverlapping`] of `blocks` blocks; `to` is a multiple of 32.
 #[target_feature(enable = "avx")]
 unsafe fn stream_blocks(from: *const u8, to: *mut u8, blocks: usize) {
     for block in 0..blocks {
@@ -195,7 +195,7 @@ unsafe fn stream_blocks(from: *const u8, to: *mut u8, blocks: usize) {
             }
         }
     }
-    // The stores above are ordered with nothing else until here.
+    // Until here the stores above are not ordered with any others.
     _mm_sfence();
 }
 

@@ -1,5 +1,5 @@
-//! Which stream an argument names: one that the program made, or the default stream of a context or of a thread. A thread
-//! has a stream of its own on which it waits for events, too.
+//! Resolves stream arguments: a stream that the program made, or the default stream of a context or of a thread. Each
+//! thread also has a stream of its own on which it waits for events.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ use crate::proxy::submit::{Session, session};
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
-/// The stream that a handle argument names, in the calling thread's context. `per_thread`: what NULL means.
+/// The stream of a handle argument, in the calling thread's context. `per_thread`: the meaning of NULL.
 #[inline]
 pub fn resolve(raw: u64, per_thread: bool) -> Status<StreamRef> {
     let stream = named(raw, per_thread)?;

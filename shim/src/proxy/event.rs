@@ -30,7 +30,7 @@ pub static EVENTS: Table<Event> = Table::new(Kind::Event);
 /// An event and its handle.
 pub type EventRef = &'static Entry<Event>;
 
-/// What the client knows of an event.
+/// Client-side state of an event.
 #[derive(Debug, Default)]
 pub struct Event {
     context: AtomicPtr<Context>,
@@ -42,7 +42,7 @@ pub struct Event {
     capture: AtomicU64,
     /// Whether a graph may record it, unseen from here.
     in_graph: AtomicBool,
-    /// Whether another process may have it: it was given a handle, or opened by one.
+    /// Whether another process may have it: it was exported or imported.
     open: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ pub struct Event {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     stream: StreamRef,
-    /// The stream's handle then: it may be another by now.
+    /// The stream's handle then; by now the stream may have another.
     handle: u64,
     /// The stream's position just behind the record.
     at: u64,
@@ -75,7 +75,7 @@ impl Event {
         unsafe { &*self.context.load(Ordering::Acquire) }
     }
 
-    /// Whether other processes may record it: then only the server knows how it stands.
+    /// Whether other processes may record it: then only the server knows its state.
     fn is_shared(&self) -> bool {
         self.flags() & CU_EVENT_INTERPROCESS != 0
     }
@@ -85,12 +85,12 @@ impl Event {
         self.record.lock().is_some() || self.is_elsewhere()
     }
 
-    /// A graph may record it from now on: only the server knows about it.
+    /// A graph may record it from now on: only the server knows its state.
     pub fn is_in_graph(&self) {
         self.in_graph.store(true, Ordering::Relaxed);
     }
 
-    /// Whether what is known of it here says nothing.
+    /// Whether the client-side state cannot answer a query.
     fn is_elsewhere(&self) -> bool {
         self.in_graph.load(Ordering::Relaxed)
             || self.capture.load(Ordering::Relaxed) != 0
@@ -155,8 +155,8 @@ pub fn import(session: &Session, context: &'static Context, token: [u64; 8]) -> 
     Ok(event)
 }
 
-/// Returns when the server has taken out of the ring what it was given before: from then on other processes see each record
-/// of an event, and what this one waits for stays what it is now. The server may submit it later.
+/// Returns when the server has taken all earlier messages out of the ring, although it may submit them later. From then
+/// on other processes see each record of an event, and waits of this one refer to the present record.
 fn await_taken(session: &Session) -> Status {
     session.request(Op::Taken, &(), &[])?.status.ok()
 }
@@ -191,7 +191,7 @@ pub fn record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
     put_record(session, event, stream, flags)
 }
 
-/// Records an event on a stream, whatever context either is of.
+/// Records an event on a stream, regardless of their contexts.
 fn put_record(session: &Session, event: EventRef, stream: StreamRef, flags: u32) -> Status {
     let mut ring = session.ring()?;
     let body = EventOnStream {
@@ -228,8 +228,8 @@ fn put_record(session: &Session, event: EventRef, stream: StreamRef, flags: u32)
     Ok(())
 }
 
-/// Notes that a launch just put into the ring records an event. It is taken for complete when the launch is, though it
-/// may be so earlier.
+/// Notes that a launch just put into the ring records an event. The event counts as complete when the launch is,
+/// although it may be so earlier.
 pub fn recorded_by_launch(event: EventRef, stream: StreamRef, _ring: &Ring<'_>) {
     if stream.is_capturing() {
         *event.record.lock() = None;
@@ -329,7 +329,7 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
         return poll(session, event);
     }
     if event.is_shared() {
-        // For its record of now, whatever other processes do meanwhile.
+        // For its present record, regardless of other processes.
         return match default_stream::wait_stream(session, event.context()) {
             Ok(waiter) => wait_by_mark(session, event, waiter),
             Err(_) => poll(session, event),
@@ -341,7 +341,7 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
     if let Some(stream) = record.stream()
         && stream.position() == record.at
     {
-        // Nothing stands behind the record: a mark of its stream says the same.
+        // No work follows the record: a mark of its stream is equivalent.
         let target = stream::mark(&mut session.ring()?, stream)?;
         stream::wait_for(session, stream, target, event.policy())?;
         note_complete(event, record);
@@ -349,7 +349,7 @@ pub fn synchronize(session: &Session, event: EventRef) -> Status {
     }
     let waiter = match default_stream::wait_stream(session, event.context()) {
         Ok(waiter) => waiter,
-        // No flag is left, or the thread is at its end.
+        // No flag is left, or the thread is exiting.
         Err(_) => return poll(session, event),
     };
     wait_by_mark(session, event, waiter)?;

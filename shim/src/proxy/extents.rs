@@ -19,14 +19,14 @@ pub enum Source {
     Pooled { pool: u64 },
 }
 
-/// A range of addresses and what is there.
+/// A range of addresses and its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Bytes.
     pub len: u64,
     /// Server's ordinal of the device whose memory it is.
     pub device: u32,
-    /// The context it was allocated in, where that means something.
+    /// The context it was allocated in, if it has one.
     pub context: Option<&'static Context>,
     /// Unique in the life of the process, the same for all views of one allocation.
     pub id: u64,

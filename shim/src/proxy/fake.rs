@@ -19,9 +19,9 @@ pub struct Fake {
     pub session: &'static Session,
     base: *mut u8,
     consumer: Mutex<Consumer<RingMemory>>,
-    /// What has arrived so far.
+    /// Operations received so far.
     seen: Mutex<Vec<Op>>,
-    /// Marks that were taken but not written: slot and value.
+    /// Marks received but not written: slot and value.
     held: Mutex<Vec<(u32, u32)>>,
     hold: AtomicBool,
     peer: Mutex<Option<OwnedFd>>,
@@ -59,7 +59,7 @@ impl Fake {
         }
     }
 
-    /// Takes all messages: writes the flags of marks, answers requests with success and nothing.
+    /// Takes all messages: writes the flags of marks, answers requests with success and an empty payload.
     pub fn serve(&self) {
         let mut consumer = self.consumer.lock();
         while let Some(message) = consumer.peek().unwrap() {
@@ -111,12 +111,12 @@ impl Fake {
         }
     }
 
-    /// From now on marks are taken but not written.
+    /// From now on marks are received but not written.
     pub fn hold(&self) {
         self.hold.store(true, Ordering::Relaxed);
     }
 
-    /// Writes the marks that were held, and all later ones.
+    /// Writes the marks received meanwhile, and all later ones.
     pub fn let_go(&self) {
         self.hold.store(false, Ordering::Relaxed);
         let held = std::mem::take(&mut *self.held.lock());
@@ -125,7 +125,7 @@ impl Fake {
         }
     }
 
-    /// What has arrived since the last call.
+    /// Operations received since the last call.
     pub fn seen(&self) -> Vec<Op> {
         self.serve();
         std::mem::take(&mut *self.seen.lock())

@@ -1,5 +1,5 @@
-//! Graphs: state kept in the client. Graphs exist in the server, which assigns their handles; the client keeps what a
-//! launch needs to know about an instance, and the memory that pointers in a node's parameters refer to.
+//! Graphs: client-side state. Graphs exist in the server, which assigns their handles; the client keeps the facts about
+//! instances that launches need, and the memory that pointers in a node's parameters refer to.
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,7 +32,7 @@ struct Exec {
     calls: bool,
 }
 
-/// What pointers in the parameters of a node lead to, as long as the node is there and unchanged.
+/// Memory that pointers in a node's parameters refer to, as long as the node exists unchanged.
 #[derive(Debug, Default)]
 pub struct Kept {
     /// The graph that the node is in, where it is known.
@@ -41,11 +41,11 @@ pub struct Kept {
     pub bytes: Vec<u8>,
     /// Pointers into `bytes`, or words of another kind.
     pub words: Vec<u64>,
-    /// The program gave a kernel's parameters packed.
+    /// The program passed a kernel's parameters packed.
     pub by_extra: bool,
 }
 
-/// Works with what is kept for a node.
+/// Calls `work` with the memory that is kept for a node.
 pub fn with_kept<R>(node: u64, work: impl FnOnce(&mut Kept) -> R) -> R {
     let mut kept = KEPT.lock();
     work(kept.get_or_insert_default().entry(node).or_default())
@@ -57,18 +57,18 @@ fn drop_kept(node: u64) {
     }
 }
 
-/// Asks something of one object, to be answered by a number.
+/// Requests a number about one object.
 pub fn request_value(session: &Session, op: Op, object: u64) -> Status<u64> {
     let value: Value = session.request(op, &Object { object }, &[])?.read()?;
     Ok(value.value)
 }
 
-/// Asks for something to be done to one object.
+/// Requests an action on one object.
 pub fn request_nothing(session: &Session, op: Op, object: u64) -> Status {
     session.request(op, &Object { object }, &[])?.status.ok()
 }
 
-/// What one graph copies, allocates and frees, another graph or an instance does too.
+/// `to`, a graph or an instance, copies, allocates and frees the same memory as `from`.
 pub fn inherit(from: u64, to: u64) {
     shadow::share(from, to);
     memory::follow_graph_memory(|memory| memory.share(from, to));
@@ -94,11 +94,11 @@ pub fn destroy_node(session: &Session, node: u64) -> Status {
     Ok(())
 }
 
-/// A list of nodes or edges in the server, whole.
+/// A complete list of nodes or edges from the server.
 #[derive(Debug, Default)]
 pub struct Listed {
     pub nodes: Vec<u64>,
-    /// For edges, where they lead.
+    /// For edges, their targets.
     pub to: Vec<u64>,
     /// For edges and dependencies.
     pub edges: Vec<CUgraphEdgeData>,
@@ -150,11 +150,11 @@ pub fn list(
     }
 }
 
-/// What came of adding a node.
+/// Result of adding a node.
 #[derive(Debug, Default)]
 pub struct Added {
     pub node: u64,
-    /// Of a node that allocates.
+    /// Address, for an allocation node.
     pub address: u64,
     /// Bodies of a conditional node.
     pub graphs: Vec<u64>,
@@ -175,7 +175,7 @@ pub fn node(session: &Session, body: &GraphNode, behind: &[u8]) -> Status<Added>
     })
 }
 
-/// What a node is and does: what the server knows.
+/// Gets a node's kind, device and parameters from the server.
 pub fn get_node(session: &Session, node: u64) -> Status<(GraphNodeIs, Vec<u8>)> {
     let answer = session.request(Op::GraphNodeGet, &Object { object: node }, &[])?;
     let is: GraphNodeIs = answer.read()?;
@@ -183,7 +183,7 @@ pub fn get_node(session: &Session, node: u64) -> Status<(GraphNodeIs, Vec<u8>)> 
     Ok((is, rest.unwrap_or(&[]).to_vec()))
 }
 
-/// As [`get_node`], of a node of a kind whose parameters are this struct; and what follows it.
+/// As [`get_node`], for a node of a kind whose parameters are this struct; also returns the bytes that follow it.
 pub fn get_node_of<T: FromBytes>(session: &Session, node: u64, kind: u32) -> Status<(T, Vec<u8>)> {
     let (is, bytes) = get_node(session, node)?;
     if is.kind != kind {
@@ -265,7 +265,7 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
         printing::expect();
     }
     if runs && memory::any_graph_memory() {
-        // An instance whose memory is not freed yet is refused, by this call.
+        // This call must return the error if the instance's memory has not been freed yet.
         session.settle(stream.handle())?;
         memory::change_graph_memory(|memory| memory.launched(exec));
     }
@@ -320,10 +320,10 @@ pub fn refer_to_event(handle: u64) -> Status {
         .map_err(|_: CUresult| CUDA_ERROR_INVALID_VALUE)
 }
 
-/// The server's ordinal of the device that something belongs to which needs no context: the current one's.
+/// The server's ordinal of the device for an object that needs no context: the current context's.
 pub fn device(session: &Session) -> Status<u32> {
     match context::top() {
-        // Also one that was destroyed.
+        // Also if it was destroyed.
         Some(context) => Ok(context.server_device),
         None => context::device(0)?.attach(session),
     }

@@ -23,7 +23,7 @@ use crate::proxy::submit::Session;
 
 /// How long a thread without work stays for the next launch.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long it looks without a pause, and with one at the most.
+/// How long a thread polls without pauses, and the longest pause afterwards.
 const SPIN: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
 
@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_millis(1);
 static FUNCTIONS: Mutex<Vec<(Function, usize)>> = Mutex::new(Vec::new());
 static RUNNERS: Mutex<Option<HashMap<u64, Arc<Runner>>>> = Mutex::new(None);
 
-/// What runs the functions of an instance.
+/// The thread and slots for the functions of an instance.
 #[derive(Debug)]
 struct Runner {
     slots: Vec<u32>,
@@ -64,7 +64,7 @@ pub fn function(token: u32) -> Status<(Function, usize)> {
     functions.get(at).copied().ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Has a capture take a function up.
+/// Captures a function.
 pub fn capture(session: &Session, stream: StreamRef, function: Function, data: usize) -> Status {
     let body = CaptureHost {
         stream: stream.handle(),
@@ -74,7 +74,7 @@ pub fn capture(session: &Session, stream: StreamRef, function: Function, data: u
     stream::submit(session, stream, Op::CaptureHost, &body, &[])
 }
 
-/// Slots for as many host nodes, their flags cleared.
+/// Takes slots for `count` host nodes, their flags cleared.
 pub fn take_slots(session: &Session, count: usize) -> Status<Vec<u32>> {
     let mut slots = Vec::with_capacity(count);
     for _ in 0..count {
@@ -89,7 +89,7 @@ pub fn take_slots(session: &Session, count: usize) -> Status<Vec<u32>> {
     Ok(slots)
 }
 
-/// Slots that the GPU does not use.
+/// Returns slots that the GPU does not use.
 pub fn give_back(session: &Session, slots: Vec<u32>) {
     for slot in slots {
         session.put_back_slot(slot);
@@ -109,7 +109,7 @@ pub fn instantiated(exec: u64, slots: Vec<u32>) {
         .insert(exec, Arc::new(runner));
 }
 
-/// An instance is about to be launched: its thread looks out for its functions.
+/// An instance is about to be launched: its thread waits for its functions.
 pub fn launched(session: &'static Session, exec: u64) -> Status {
     let runner = RUNNERS
         .lock()
@@ -130,7 +130,7 @@ pub fn launched(session: &'static Session, exec: u64) -> Status {
     Ok(())
 }
 
-/// An instance is gone. Where its functions have all run its slots can be used again.
+/// An instance was destroyed. Its slots can be reused if its functions have all run.
 pub fn destroyed(session: &Session, exec: u64) {
     let runner = RUNNERS.lock().as_mut().and_then(|all| all.remove(&exec));
     if let Some(runner) = runner

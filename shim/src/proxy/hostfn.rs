@@ -2,10 +2,10 @@
 //!
 //! A function travels as a message that names a slot and a value. The GPU writes the value into the slot's flag
 //! [`ARRIVED`] when the stream gets there, a thread of this process runs the function and writes the same value into
-//! the slot's flag [`RETURNED`], and the server, which has deferred what follows on the stream, goes on with it.
-//! Each stream with functions has a thread, so a function that blocks stops only its own stream. The threads end when
-//! they have been idle for a while; the end of the process does not wait for them, and functions whose turn has not come
-//! never run.
+//! the slot's flag [`RETURNED`], and the server submits the stream's later work, which it has deferred. Each stream
+//! with functions has a thread, so a function that blocks stops only its own stream. The threads end when they have
+//! been idle for a while; the end of the process does not wait for them, and functions whose turn has not come never
+//! run.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -26,7 +26,7 @@ use crate::thread;
 
 /// How long a thread without work stays for the next function.
 const LINGER: Duration = Duration::from_secs(2);
-/// Bytes of stack of a thread: what a thread of the program's gets.
+/// Bytes of a thread's stack: the default of the program's threads.
 const STACK: usize = 8 << 20;
 
 /// `CUhostFn`.
@@ -34,7 +34,7 @@ pub type Function = unsafe extern "C" fn(*mut c_void);
 /// `CUstreamCallback`.
 pub type Callback = unsafe extern "C" fn(u64, CUresult, *mut c_void);
 
-/// What is to be run, with the program's data.
+/// A function to run, with the program's data.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
     Function(Function, usize),
@@ -43,7 +43,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Runs it. After an error callbacks are still told, functions are not.
+    /// Runs it. After an error callbacks are still called, functions are not.
     fn run(self, status: CUresult) {
         // SAFETY: the program's functions with the program's arguments, once each, as CUDA promises it.
         unsafe {
@@ -75,8 +75,8 @@ struct State {
 
 static QUEUES: [OnceLock<Queue>; FLAGS] = [const { OnceLock::new() }; FLAGS];
 
-/// Has `work` run when everything the stream was given so far is complete; what it is given later waits for the
-/// return. The stream does not capture.
+/// Runs `work` when everything that the stream was given so far is complete; later work waits for its return. The
+/// stream must not capture.
 pub fn enqueue(session: &'static Session, stream: StreamRef, work: Work) -> Status {
     let slot = stream.slot();
     let queue = QUEUES[slot as usize].get_or_init(Queue::default);

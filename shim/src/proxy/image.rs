@@ -1,8 +1,8 @@
 //! The length of an image: the driver's calls take only a pointer.
 //!
-//! A fatbin wrapper (what `nvcc` puts into programs) points at a fatbin; a fatbin and a cubin (ELF) say in their
-//! headers how long they are; anything else is PTX text that ends with a NUL. The program guarantees only the memory that
-//! the headers describe, so nothing beyond is read; impossible headers are refused.
+//! A fatbin wrapper (put into programs by `nvcc`) points at a fatbin; the headers of a fatbin and of a cubin (ELF) give
+//! their length; anything else is PTX text that ends with a NUL. The program guarantees only the memory that the
+//! headers describe, so nothing beyond is read; impossible headers are refused.
 
 use std::ffi::CStr;
 
@@ -13,7 +13,7 @@ use crate::ffi::Status;
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const FATBIN_MAGIC: u32 = 0xba55_ed50;
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
-/// No image is longer; a length beyond it is a broken header.
+/// Maximum length of an image; a greater one means a broken header.
 const LONGEST: u64 = 4 << 30;
 const ELF_HEADER: usize = 64;
 const ELF_SECTION: usize = 64;
@@ -38,7 +38,7 @@ impl Image {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut address = pointer;
-        // SAFETY: what magic number is read decides how much more is there; each kind has its header.
+        // SAFETY: the magic number decides how much more may be read; each kind has its header.
         unsafe {
             if magic(address) == Some(WRAPPER_MAGIC) {
                 let header = bytes::<16>(address);
@@ -64,10 +64,10 @@ impl Image {
         }
     }
 
-    /// The image that a whole file holds, which the caller ended with a NUL of its own.
+    /// The image that fills a file, to which the caller has appended a NUL.
     ///
     /// # Errors
-    /// As [`Image::find`]; an image that says it is longer than the file is none.
+    /// As [`Image::find`]; an image whose headers describe more bytes than the file has is refused.
     pub fn find_in(file: &[u8]) -> Status<&[u8]> {
         let head = file.get(..4).map(|head| u32_at(head, 0));
         let least = match head {
@@ -93,7 +93,7 @@ impl Image {
     /// # Safety
     /// As promised to [`Image::find`], for the life of the result.
     pub unsafe fn content<'a>(self) -> &'a [u8] {
-        // SAFETY: the caller's promise; the length is what the image's own headers say.
+        // SAFETY: the caller's promise; the length comes from the image's own headers.
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
 }
@@ -198,7 +198,7 @@ fn tables_inside(file: &[u8]) -> bool {
         .all(|end| end.is_some_and(|end| end <= file.len() as u64))
 }
 
-/// PTX with its NUL. What is not text is no PTX: its length would mean nothing.
+/// Length of PTX with its NUL. `None` for anything but text, whose length would be meaningless.
 ///
 /// # Safety
 /// `address` leads to a NUL-ended string.

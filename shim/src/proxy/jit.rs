@@ -11,11 +11,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::ffi::{In, Out, Status, Text};
 
-/// Options one call may have; there are not that many kinds.
+/// Maximum number of options of a call; there are fewer kinds.
 const MAX_OPTIONS: u32 = 64;
 /// Entries of one list.
 const MAX_ENTRIES: usize = 1024;
-/// The most bytes of a log that are asked for; two fit an answer.
+/// Maximum number of bytes requested of a log; two fit an answer.
 const MAX_LOG: u32 = 24 << 10;
 
 /// The options of a call: names, values and their count, as the program gave them.
@@ -33,7 +33,7 @@ pub const NO_OPTIONS: Options = Options {
     count: 0,
 };
 
-/// What a compiler or linker said.
+/// Output of a compiler or linker.
 #[derive(Debug, Default)]
 pub struct Said {
     head: ImageLoaded,
@@ -75,7 +75,7 @@ pub struct Parsed {
     pub places: Places,
 }
 
-/// Where a call's results go. A linker's stay in use until it is destroyed, as CUDA documents.
+/// Destinations of a call's results. A linker's stay in use until it is destroyed, as CUDA documents.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     values: Out<*mut c_void>,
@@ -100,12 +100,12 @@ impl Default for Places {
     }
 }
 
-/// Where a log goes.
+/// Destination of a log.
 #[derive(Clone, Copy, Debug, Default)]
 struct Log {
     buffer: Option<*mut u8>,
     len: u32,
-    /// Position of the option that says, and is told, the length.
+    /// Position of the option that holds the buffer's length and receives the log's.
     len_at: Option<usize>,
 }
 
@@ -145,7 +145,7 @@ impl Log {
 }
 
 impl Places {
-    /// Tells the program what was said.
+    /// Writes the output to the program's variables.
     pub fn write(&self, said: &Said) -> Status {
         let head = &said.head;
         self.info
@@ -165,7 +165,7 @@ impl Places {
 }
 
 impl Options {
-    /// What a program gave.
+    /// The options that a program passes.
     pub fn new(count: u32, names: In<u32>, values: Out<*mut c_void>) -> Options {
         Options {
             names,
@@ -196,7 +196,7 @@ impl Options {
     /// Reads the options.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for what is no option, or a list without its length.
+    /// `CUDA_ERROR_INVALID_VALUE` for an unknown option, or a list without its length.
     pub fn parse(self) -> Status<Parsed> {
         if self.count > MAX_OPTIONS {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -260,7 +260,7 @@ impl Options {
     }
 }
 
-/// What says how long an option's list is, and whether the list is of addresses (else of names).
+/// The option that holds the length of an option's list, and whether the list is of addresses (else of names).
 fn list(option: u32) -> Option<(u32, bool)> {
     match option {
         CU_JIT_GLOBAL_SYMBOL_NAMES => Some((CU_JIT_GLOBAL_SYMBOL_COUNT, false)),
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     fn options<'a>(names: &'a [u32], values: &'a mut [*mut c_void]) -> Options {
-        // SAFETY: both have the layout of a pointer to what they lead to.
+        // SAFETY: both types have the layout of a pointer to their elements.
         unsafe {
             Options::new(
                 names.len() as u32,

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 
 use crate::ffi::Status;
 
-/// Answers by question, `KEPT` of them; then all are forgotten.
+/// Answers by question. When there are `KEPT` of them, all are dropped.
 #[derive(Debug)]
 pub struct Known<K, V = u64, const KEPT: usize = 4096>(
     RwLock<HashMap<K, V, BuildHasherDefault<Fast>>>,
@@ -35,7 +35,8 @@ impl<K: Eq + Hash, V: Copy, const KEPT: usize> Known<K, V, KEPT> {
     }
 }
 
-/// A hash of few words in few instructions. The program's own questions need no protection from chosen collisions.
+/// A hash of a few words in a few instructions. The questions are the program's own, so that chosen collisions are no
+/// threat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fast(u64);
 

@@ -1,9 +1,9 @@
 //! Libraries and the kernels in them.
 //!
-//! A library belongs to no context. Where one of its kernels runs, or one of its variables is asked for, it becomes a
-//! module of that context ([`module::of_library`]), and a kernel of it a function. In the server all of a client's
-//! contexts on a device are one, in which a library has one set of variables; so what the program loaded serves the
-//! first context on each device, and each further context has the server load the image once more.
+//! A library belongs to no context. When one of its kernels runs in a context, or one of its variables is requested
+//! there, it becomes a module of that context ([`module::of_library`]), and the kernel a function. On the server all of
+//! a client's contexts on a device are one context, in which a loaded image has one set of variables. So the image that
+//! the program loaded serves the first context on each device, and the server loads it again for each further context.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -46,9 +46,9 @@ struct Parts {
     /// The options that it was loaded with: how many, and as they travel.
     options: (u32, Vec<u8>),
     kernels: HashMap<CString, u64>,
-    /// The module that it is in a context, by the context's id.
+    /// Its module in a context, by the context's id.
     modules: BTreeMap<u64, u64>,
-    /// The server's devices on which what was loaded first serves a context, or has served one.
+    /// The server's devices on which the first load serves a context, or has served one.
     taken: BTreeSet<u32>,
 }
 
@@ -58,9 +58,9 @@ pub struct Kernel {
     library: AtomicU64,
     name: AtomicPtr<CString>,
     layout: AtomicPtr<Layout>,
-    /// By the program's ordinal, the function that it was last in a context of that device.
+    /// By the program's ordinal, the function last used in a context of that device.
     functions: [AtomicU64; MAX_DEVICES],
-    /// What the program set, by ordinal and `CU_FUNC_ATTRIBUTE_*`.
+    /// Values set by the program, by ordinal and `CU_FUNC_ATTRIBUTE_*`.
     attributes: Mutex<BTreeMap<(i32, u32), i32>>,
 }
 
@@ -100,7 +100,7 @@ fn lasting(name: &CStr) -> &'static CString {
     }
 }
 
-/// Loads a library: the handle's status, and what was said in either case.
+/// Loads a library: its handle, and the compiler's output, successful or not.
 pub fn load(session: &Session, load: Load<'_>) -> (Status<u64>, Said) {
     let mut said = Said::default();
     let status = load_library(session, load, &mut said);
@@ -141,7 +141,7 @@ pub fn unload(session: &Session, handle: u64) -> Status {
     status
 }
 
-/// Whether a handle is a library's.
+/// Whether there is a library with this handle.
 pub fn exists(handle: u64) -> Status {
     library(handle).map(drop)
 }
@@ -166,7 +166,7 @@ pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<CUresult> 
     Ok(CUDA_ERROR_NOT_SUPPORTED)
 }
 
-/// What a person is told of a managed variable, once for each process and name.
+/// The message about a managed variable, once for each process and name.
 fn managed_refused(name: &CStr) -> Option<String> {
     static SAID: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
     let name = name.to_owned();
@@ -178,7 +178,7 @@ fn managed_refused(name: &CStr) -> Option<String> {
     })
 }
 
-/// `cuLibraryGetModule`: the module that a library is in a context.
+/// `cuLibraryGetModule`: the module of a library in a context.
 pub fn module_in(session: &Session, handle: u64, context: &'static Context) -> Status<u64> {
     session.check()?;
     let context = context.home();
@@ -199,7 +199,7 @@ pub fn module_in(session: &Session, handle: u64, context: &'static Context) -> S
     Ok(module)
 }
 
-/// Has the server load the content of a library, which it still has, once more.
+/// Makes the server load a library again, whose content it still has.
 fn load_again(session: &Session, parts: &Parts, device: u32) -> Status<u64> {
     let entry = LIBRARIES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = LIBRARIES.handle_of(entry);
@@ -212,7 +212,7 @@ fn load_again(session: &Session, parts: &Parts, device: u32) -> Status<u64> {
     Ok(handle)
 }
 
-/// A module that a library was in a context is over.
+/// A module of a library in a context has ended.
 pub fn leave(session: &Session, handle: u64, server: u64, context: &Context) -> Status {
     let still_there = library(handle);
     if let Ok(entry) = still_there {
@@ -226,7 +226,7 @@ pub fn leave(session: &Session, handle: u64, server: u64, context: &Context) -> 
         return session.submit(Op::ImageUnload, &Object { object: server });
     }
     if still_there.is_err() {
-        // It is being unloaded, and with it what was found in it.
+        // The library is being unloaded, with everything that was found in it.
         return Ok(());
     }
     let body = Named {
@@ -330,7 +330,7 @@ pub fn layout(session: &Session, kernel: KernelRef) -> Status<&'static Layout> {
     Ok(layout)
 }
 
-/// The function that a kernel is in a context.
+/// The function of a kernel in a context.
 #[inline]
 pub fn function(kernel: KernelRef, context: &'static Context) -> Status<FunctionRef> {
     let context = context.home();
@@ -340,7 +340,7 @@ pub fn function(kernel: KernelRef, context: &'static Context) -> Status<Function
     }
 }
 
-/// The function that a kernel was last on a device.
+/// The function of a kernel that was last used on a device.
 #[inline]
 fn known_function(kernel: KernelRef, device: i32) -> Option<FunctionRef> {
     let last = kernel.functions.get(device as usize)?;
@@ -368,7 +368,7 @@ fn find_function(kernel: KernelRef, context: &'static Context) -> Status<Functio
     Ok(function)
 }
 
-/// The function of a kernel that answers for a device; `None` while it has none there.
+/// The function that represents a kernel on a device; `None` while there is none.
 fn function_on(kernel: KernelRef, device: i32) -> Status<Option<FunctionRef>> {
     if let Some(function) = known_function(kernel, device) {
         return Ok(Some(function));
@@ -392,7 +392,7 @@ pub fn attribute(session: &Session, kernel: KernelRef, attribute: u32, device: i
     }
 }
 
-/// `cuKernelSetAttribute`: for all contexts of the device, those to come included.
+/// `cuKernelSetAttribute`: for all contexts of the device, including future ones.
 pub fn set_attribute(
     session: &Session,
     kernel: KernelRef,

@@ -16,7 +16,7 @@ pub use mpsshim_proto::message::MANAGED;
 /// Advice holds for whole pages.
 const PAGE: u64 = 4096;
 
-/// What a program has said about some pages.
+/// Advice given for some pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Advice {
     read_mostly: bool,
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// What was said of the blocks: first address of the block to the ends of the parts and what holds for each.
+/// Advice by block: the first address of the block, then the end of each part and its advice.
 static ADVICE: Mutex<BTreeMap<u64, BTreeMap<u64, Advice>>> = Mutex::new(BTreeMap::new());
 
 /// The managed block that contains an address, and its length.
@@ -65,7 +65,7 @@ pub fn check_flags(flags: u32) -> Status {
 pub fn alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
     check_flags(flags)?;
     let start = memory::host_alloc(session, context, len, MANAGED | flags)?;
-    // What ended with its context left its advice behind.
+    // A block that ended with its context left its advice behind.
     ADVICE.lock().remove(&start);
     Ok(start)
 }
@@ -81,7 +81,7 @@ pub fn free(session: &Session, address: u64) -> Status {
     memory::host_give_back(session, address)
 }
 
-/// The block, and the pages of it, that a range means.
+/// The block that contains a range, and the range rounded to its pages.
 fn pages(address: u64, len: u64) -> Status<(u64, u64, u64)> {
     let (start, room) = block(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if len == 0 || len > room - (address - start) {
@@ -92,7 +92,7 @@ fn pages(address: u64, len: u64) -> Status<(u64, u64, u64)> {
     Ok((start, first, last))
 }
 
-/// Changes what is said of a range.
+/// Changes the advice for a range.
 fn change(address: u64, len: u64, with: impl Fn(&mut Advice)) -> Status {
     let (start, first, last) = pages(address, len)?;
     let (_, room) = block(start).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -115,7 +115,7 @@ fn change(address: u64, len: u64, with: impl Fn(&mut Advice)) -> Status {
     Ok(())
 }
 
-/// What `of` gives for all pages of a range, if it gives the same.
+/// The result of `of` for all pages of a range; `None` if pages differ.
 fn common<T: PartialEq>(address: u64, len: u64, of: impl Fn(&Advice) -> T) -> Status<Option<T>> {
     let (start, first, last) = pages(address, len)?;
     let all = ADVICE.lock();
@@ -155,7 +155,7 @@ fn place(location: CUmemLocation, no_device: CUresult) -> Status<Place> {
     })
 }
 
-/// What an older entry point means by an ordinal.
+/// The location that an ordinal means in older entry points.
 pub fn location_of(device: CUdevice) -> CUmemLocation {
     if device == CU_DEVICE_CPU {
         CUmemLocation {

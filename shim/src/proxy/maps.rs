@@ -13,7 +13,7 @@ pub struct Mapping {
     pub end: u64,
     /// `PROT_*`.
     pub protection: i32,
-    /// Other processes may see what is stored.
+    /// Stores may be visible to other processes.
     pub shared: bool,
     pub offset: u64,
     /// Major and minor number.
@@ -150,8 +150,8 @@ fn query(first: u64, last: u64) -> Option<Vec<Mapping>> {
 }
 
 impl Mapping {
-    /// Whether it is private memory that can be read and has nothing special behind it. The main thread's stack is, for
-    /// itself alone.
+    /// Whether it is readable private memory of the program. The main thread's stack counts with `own_stack` only: for
+    /// that thread itself.
     pub fn is_private(&self, own_stack: bool) -> bool {
         // The kernel's own pages, and device files.
         let path = self.path.as_str();
@@ -162,7 +162,7 @@ impl Mapping {
         !self.shared && self.is_readable() && !named && !device
     }
 
-    /// Whether it shows a file (device, inode) to all who map it.
+    /// Whether it is a shared mapping of a file (device, inode).
     pub fn is_of(&self, (device, inode): ((u32, u32), u64)) -> bool {
         self.shared && (self.device, self.inode) == (device, inode)
     }
@@ -173,7 +173,7 @@ impl Mapping {
     }
 }
 
-/// Whether mappings, which are in the order of their addresses, leave none of `[first, last)` out.
+/// Whether mappings, in the order of their addresses, cover all of `[first, last)`.
 pub fn cover(mappings: &[Mapping], first: u64, last: u64) -> bool {
     let mut at = first;
     let within = |one: &&Mapping| one.end > first && one.start < last;

@@ -36,7 +36,7 @@ static HOST_MAPPINGS: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new()
 static HOST_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
 static GLOBALS: RwLock<BTreeMap<u64, Global>> = RwLock::new(BTreeMap::new());
 static REGISTERED: RwLock<BTreeMap<u64, Registered>> = RwLock::new(BTreeMap::new());
-/// What nodes of graphs have given.
+/// Memory that nodes of graphs allocate.
 static GRAPH_MEMORY: RwLock<GraphMemory> = RwLock::new(GraphMemory::new());
 static ANY_GRAPH_MEMORY: AtomicBool = AtomicBool::new(false);
 static REGISTERED_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -54,16 +54,16 @@ pub struct Global {
 #[derive(Clone, Copy, Debug)]
 pub struct Registered {
     pub len: u64,
-    /// Where the server and the devices have the same pages.
+    /// Address of the same pages in the server and on the devices.
     pub arena: u64,
     /// Unique in the life of the process.
     pub id: u64,
-    /// As `cuMemHostGetFlags` gives them.
+    /// As returned by `cuMemHostGetFlags`.
     pub flags: u32,
     pub context: &'static Context,
 }
 
-/// What the memory at an address is, and where a copy finds it.
+/// The kind of memory at an address, and the address that a copy uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// Device memory at this address.
@@ -140,7 +140,7 @@ impl Source for HostSource<'_> {
             tracing::error!(?range, "the server granted an invalid range of host memory");
             return Err(CUDA_ERROR_MPS_RPC_FAILURE);
         }
-        // SAFETY: the range lies in the arena, which this process reserved, and apart from what is mapped there.
+        // SAFETY: the range lies in the arena, which this process reserved, and overlaps no mapping there.
         let mapping = unsafe { Mapping::at(range.start, descriptor.as_fd(), range.len as usize) }
             .map_err(|error| {
                 tracing::error!(%error, ?range, "pinned memory cannot be mapped");
@@ -208,12 +208,12 @@ pub fn free(session: &Session, address: u64) -> Status {
 /// Blocks that other processes may open by a handle.
 static SHARED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// A handle of the block that begins at `start` was given out.
+/// The block that begins at `start` has an IPC handle now.
 pub fn note_shared(start: u64) {
     SHARED.lock().insert(start);
 }
 
-/// The block that begins at `start` ends: its handle must open nothing any more.
+/// The block that begins at `start` ends, and its handle is revoked.
 fn forget_shared(session: &Session, start: u64) -> Status {
     if SHARED.lock().remove(&start) {
         session.submit(Op::IpcForget, &Object { object: start })?;
@@ -221,7 +221,7 @@ fn forget_shared(session: &Session, start: u64) -> Status {
     Ok(())
 }
 
-/// Frees device memory once the stream has done what it was given so far. Until then the block cannot be reused.
+/// Frees device memory once the stream has completed its work so far. Until then the block is not reused.
 pub fn free_behind(session: &Session, address: u64, stream: StreamRef) -> Status {
     static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
     let id = match device_block(address) {
@@ -239,12 +239,12 @@ pub fn free_behind(session: &Session, address: u64, stream: StreamRef) -> Status
         handle: stream.handle(),
         at: stream.position(),
     });
-    // One mark for several blocks: it is submitted when some have gathered, and seen reached by a later call.
+    // One mark for several blocks: it is submitted when some have gathered; a later call finds that it was reached.
     if waiting.len().is_multiple_of(16) {
         stream::mark(&mut session.ring()?, stream)?;
     }
     if waiting.iter().any(|b| b.stream.handle() != b.handle) {
-        // A stream was destroyed; what it was given is waited for with everything else.
+        // A stream was destroyed: its work is waited for with all other work.
         stream::quiesce(session, None)?;
     }
     waiting.retain(|block| {
@@ -278,7 +278,7 @@ impl Waiting {
             return;
         };
         let mut pool = pool.lock();
-        // Its context's end may have been faster, and the address be another block's.
+        // The context may have ended first, and the address may belong to another block.
         if pool
             .find(self.address)
             .is_some_and(|(_, b)| b.id == self.id)
@@ -294,8 +294,8 @@ pub fn unused(device: u32) -> u64 {
     device_pool(device).map_or(0, |pool| pool.lock().unused())
 }
 
-/// Gives back granted memory that is unused but counts against a limit (host memory too, which may have been
-/// managed memory); whether there was anything.
+/// Gives back granted memory that is unused but counts against a limit (host memory too, which may have been managed
+/// memory). Returns whether there was any.
 pub fn give_back_unused(session: &Session) -> bool {
     let mut source = HostSource {
         session,
@@ -311,7 +311,7 @@ pub fn give_back_unused(session: &Session) -> bool {
     any
 }
 
-/// Asks for something that takes device memory: once more when there was too little, and some could be given back.
+/// Sends a request that takes device memory, again if memory was short and some could be given back.
 pub fn request_with_room(
     session: &Session,
     op: Op,
@@ -373,7 +373,7 @@ pub fn host_give_back(session: &Session, address: u64) -> Status {
     HOST.lock().free(address, &mut source).map(drop)
 }
 
-/// Releases what was allocated in a context.
+/// Releases memory that was allocated in a context.
 pub fn release_of_context(session: &Session, context: &Context) {
     let device = context.server_device;
     if let Ok(pool) = device_pool(device) {
@@ -413,7 +413,7 @@ pub fn remove_registered(start: u64) -> Option<Registered> {
     removed
 }
 
-/// The registered memory that contains an address: its start and what it is.
+/// The registered memory that contains an address: its start and its record.
 pub fn registered(address: u64) -> Option<(u64, Registered)> {
     if REGISTERED_COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -432,31 +432,31 @@ pub fn registered_overlaps(start: u64, len: u64) -> bool {
         .is_some_and(|(other, found)| other + found.len > start)
 }
 
-/// Changes what is known about memory of graphs.
+/// Changes the record of graph memory.
 pub fn change_graph_memory(change: impl FnOnce(&mut GraphMemory)) {
     let mut table = GRAPH_MEMORY.write();
     change(&mut table);
     ANY_GRAPH_MEMORY.store(!table.is_empty(), Ordering::Release);
 }
 
-/// As [`change_graph_memory`] where nothing changes unless there is some.
+/// As [`change_graph_memory`], for changes that have no effect without graph memory.
 pub fn follow_graph_memory(change: impl FnOnce(&mut GraphMemory)) {
     if any_graph_memory() {
         change_graph_memory(change);
     }
 }
 
-/// Whether any node of a graph gives memory.
+/// Whether any node of a graph allocates memory.
 pub fn any_graph_memory() -> bool {
     ANY_GRAPH_MEMORY.load(Ordering::Acquire)
 }
 
-/// Whether memory that a node of a graph has given begins here.
+/// Whether memory of a graph's node begins here.
 pub fn is_graph_memory(address: u64) -> bool {
     any_graph_memory() && GRAPH_MEMORY.read().begins(address)
 }
 
-/// Whether an address lies in memory that a node of a graph has given; how much is left from there.
+/// Bytes from an address to the end of the graph memory that it lies in.
 fn graph_memory(address: u64) -> Option<u64> {
     if !any_graph_memory() {
         return None;
@@ -464,7 +464,7 @@ fn graph_memory(address: u64) -> Option<u64> {
     GRAPH_MEMORY.read().behind(address)
 }
 
-/// The program's own address of memory that is registered or pinned, by that in the host arena.
+/// The program's own address of registered or pinned memory, by its address in the host arena.
 pub fn program_address(arena: u64) -> u64 {
     let table = REGISTERED.read();
     let of = |(start, found): (&u64, &Registered)| {

@@ -1,7 +1,7 @@
 //! Modules and the functions in them.
 //!
-//! A module belongs to a context; what a library ([`crate::proxy::library`]) is in a context is a module too. A function's
-//! parameter layout comes with the function, once, so that a launch packs its parameters without a request.
+//! A module belongs to a context; a library ([`crate::proxy::library`]) is a module in each context that uses it. A
+//! function's parameter layout comes with the function, once, so that a launch packs its parameters without a request.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -35,7 +35,7 @@ use crate::proxy::memory::{self, Global};
 use crate::proxy::objects::{Entry, Table};
 use crate::proxy::submit::Session;
 
-/// Images up to this many bytes are sent without a request first whether the server has them.
+/// Images up to this many bytes are sent without asking first whether the server has them.
 const SEND_UNASKED: usize = 64 << 10;
 
 /// Every module and function of the process.
@@ -54,9 +54,9 @@ pub struct Image {
 
 #[derive(Debug, Default)]
 struct Parts {
-    /// What the server knows it by: the module's own handle, or a library's.
+    /// Its handle on the server: the module's own, or a library's.
     server: u64,
-    /// The library that it is in its context, else 0.
+    /// The library whose module it is, else 0.
     library: u64,
     hash: [u8; 32],
     functions: HashMap<CString, u64>,
@@ -71,15 +71,15 @@ pub struct Function {
     parent: AtomicU64,
     /// `CU_FUNC_ATTRIBUTE_*` 0 to 15; `i32::MIN` where it has to be requested.
     attributes: [AtomicI32; 16],
-    /// What `attributes` were at first.
+    /// Initial values of `attributes`.
     first: [AtomicI32; 16],
-    /// Bits of those that were set by `cuFuncSetAttribute`, which `cuKernelSetAttribute` does not change then.
+    /// Bits of the attributes set by `cuFuncSetAttribute`, which `cuKernelSetAttribute` does not change any more.
     own: AtomicU32,
-    /// How often attributes were set.
+    /// Number of times that attributes were set.
     revision: AtomicU32,
 }
 
-/// What never changes about a function. One for each content and name, kept for the life of the process.
+/// Immutable facts about a function. One for each content and name, kept for the life of the process.
 #[derive(Debug)]
 pub struct Layout {
     pub name: CString,
@@ -112,12 +112,12 @@ impl Function {
     pub fn is_own(&self, attribute: u32) -> bool {
         attribute < 32 && self.own.load(Ordering::Relaxed) >> attribute & 1 != 0
     }
-    /// What an attribute was at first, as far as it is known.
+    /// Initial value of an attribute, if it is known.
     pub fn first(&self, attribute: u32) -> Option<i32> {
         let value = self.first.get(attribute as usize)?;
         Some(value.load(Ordering::Relaxed)).filter(|value| *value != i32::MIN)
     }
-    /// Differs when attributes were set, on which occupancy may depend.
+    /// Changes when attributes are set, on which occupancy may depend.
     #[inline]
     pub fn revision(&self) -> u32 {
         self.revision.load(Ordering::Relaxed)
@@ -139,7 +139,7 @@ pub fn function(handle: u64) -> Status<FunctionRef> {
     }
 }
 
-/// As [`function`], where a kernel is meant in a given context.
+/// As [`function`], with a kernel resolved in the given context.
 #[inline]
 pub fn function_in(handle: u64, context: &'static Context) -> Status<FunctionRef> {
     match FUNCTIONS.get(handle) {
@@ -154,12 +154,13 @@ pub fn live_function(handle: u64) -> Option<FunctionRef> {
     FUNCTIONS.get(handle)
 }
 
-/// A module ends with its context, now.
+/// Marks a module as ended with its context.
 pub fn ends_with_context(handle: u64) {
     MODULES.ends_with_context(handle);
 }
 
-/// Whether a module is there. `CUDA_ERROR_INVALID_HANDLE`; `CUDA_ERROR_CONTEXT_IS_DESTROYED` if it ended with its context.
+/// Checks that a module exists. `CUDA_ERROR_INVALID_HANDLE`; `CUDA_ERROR_CONTEXT_IS_DESTROYED` if it ended with its
+/// context.
 pub fn check(handle: u64) -> Status {
     image(handle).map(drop)
 }
@@ -185,7 +186,7 @@ pub struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Has the server load it under a handle, for a device: the status, and what was said in either case.
+    /// Makes the server load it under a handle, for a device. `said` gets the compiler's output, successful or not.
     pub fn send(
         &self,
         session: &Session,
@@ -227,7 +228,7 @@ impl Load<'_> {
     }
 }
 
-/// As [`Load::send`], of a content that the server has.
+/// As [`Load::send`], for content that the server has.
 pub fn load_known(
     session: &Session,
     handle: u64,
@@ -262,12 +263,12 @@ pub fn sealed(content: &[u8]) -> Status<File> {
     Ok(file)
 }
 
-/// What an image is known by.
+/// SHA-256 of an image, which identifies it.
 pub fn hash_of(content: &[u8]) -> [u8; 32] {
     Sha256::digest(content).into()
 }
 
-/// Loads a module into a context: the handle's status, and what was said in either case.
+/// Loads a module into a context: its handle, and the compiler's output, successful or not.
 pub fn load(session: &Session, context: &'static Context, load: Load<'_>) -> (Status<u64>, Said) {
     let mut said = Said::default();
     let status = load_module(session, context, load, &mut said);
@@ -311,7 +312,7 @@ fn publish(
     handle
 }
 
-/// The module that a library is in a context: `server` is what the server knows the library by.
+/// Creates the module of a library in a context; `server` is its handle on the server.
 pub fn of_library(
     context: &'static Context,
     server: u64,
@@ -322,7 +323,7 @@ pub fn of_library(
     Ok(publish(entry, context, server, library, hash))
 }
 
-/// `cuModuleUnload`. A library's module goes with the library only.
+/// `cuModuleUnload`. A library's module is only unloaded with the library.
 pub fn unload(session: &Session, handle: u64) -> Status {
     if image(handle)?.parts.lock().library != 0 {
         return Err(CUDA_ERROR_NOT_PERMITTED);
@@ -359,7 +360,7 @@ pub fn known(module: u64, name: &CStr) -> Option<FunctionRef> {
     FUNCTIONS.get(handle)
 }
 
-/// The kernel of a library that a function is in its context: a `CUkernel`, or 0 where there is no library.
+/// The kernel of a library from which a function was made: a `CUkernel`, or 0 for a module's own function.
 pub fn kernel_of(function: FunctionRef) -> u64 {
     let Ok(image) = image(function.parent()) else {
         return 0;
@@ -410,7 +411,7 @@ pub fn get_function(session: &Session, module: u64, name: &CStr) -> Status<u64> 
     Ok(handle)
 }
 
-/// Asks for a function, or for a description of a kernel, and its layout.
+/// Requests a function, or the description of a kernel, and its layout.
 pub fn request_function(
     session: &Session,
     body: &GetFunction,
@@ -502,7 +503,7 @@ pub fn names(session: &Session, module: u64) -> Status<Vec<CString>> {
     names_in(session, server)
 }
 
-/// The names of all functions, or kernels, of what the server has under a handle.
+/// The names of all functions or kernels of an image, by its handle on the server.
 pub fn names_in(session: &Session, server: u64) -> Status<Vec<CString>> {
     let body = Named {
         parent: server,
@@ -554,7 +555,7 @@ pub fn set_own_attribute(
     Ok(())
 }
 
-/// `CUDA_ERROR_INVALID_VALUE` for an attribute that says what the compiler has made.
+/// `CUDA_ERROR_INVALID_VALUE` for an attribute that the compiler determines.
 pub fn check_settable(attribute: u32) -> Status {
     if attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -1,9 +1,9 @@
 //! Tables from handles to objects that a launch can read without a lock.
 //!
-//! A table only grows; its entries are never moved or freed but used again under a handle of the next generation.
-//! So a reference to an entry stays valid for the life of the process, and a stale handle is told from its
-//! successor. Objects keep all state in atomics and locks: a thread that uses a handle while another destroys it gets
-//! a wrong answer, as natively, but nothing worse.
+//! A table only grows; its entries are never moved or freed but reused under a handle of the next generation. So a
+//! reference to an entry stays valid for the life of the process, and the generation distinguishes a stale handle from
+//! its successor. Objects keep all state in atomics and locks: a thread that uses a handle while another destroys it
+//! gets a wrong answer, as natively, but nothing worse.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -143,7 +143,7 @@ impl<T: Default + Sync> Table<T> {
         self.get(raw).ok_or_else(|| self.absent(raw))
     }
 
-    /// What calls with a handle give that leads to no object: `CUDA_ERROR_INVALID_HANDLE`; if the object ended with its
+    /// The status of a call whose handle refers to no object: `CUDA_ERROR_INVALID_HANDLE`; if the object ended with its
     /// context, `CUDA_ERROR_CONTEXT_IS_DESTROYED`, or `CUDA_ERROR_INVALID_CONTEXT` for a stream, as natively.
     #[cold]
     pub fn absent(&self, raw: u64) -> CUresult {
@@ -156,7 +156,7 @@ impl<T: Default + Sync> Table<T> {
         }
     }
 
-    /// A live handle's object ends with its context, now.
+    /// Marks a live handle's object as ending with its context.
     pub fn ends_with_context(&self, raw: u64) {
         if let Some(entry) = self.get(raw) {
             entry.ended.store(raw, Ordering::Relaxed);
@@ -169,7 +169,7 @@ impl<T: Default + Sync> Table<T> {
         (self.handle_of(entry) == raw && entry.handle() == 0).then_some(entry)
     }
 
-    /// Takes a live handle's object out; `None` when another thread was faster.
+    /// Removes a live handle's object; `None` when another thread was faster.
     pub fn retire(&self, raw: u64) -> Option<&'static Entry<T>> {
         let entry = self.get(raw)?;
         entry

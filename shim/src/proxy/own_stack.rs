@@ -1,7 +1,8 @@
 //! Replaces pages of the calling thread's stack.
 //!
-//! A program may register a variable on its stack. Whoever puts other pages there must not run on them: what it pushes after
-//! their content was copied would be lost. So another thread does it, while the calling one sleeps in the kernel.
+//! A program may register a variable on its stack. The thread that replaces the pages must not run on them: values that
+//! it pushes after the content was copied would be lost. So another thread does it, while the calling one sleeps in the
+//! kernel.
 
 use std::cell::Cell;
 use std::fs;
@@ -16,13 +17,13 @@ use crate::ffi::Status;
 
 /// Bytes below the present frame that this module's own calls may use.
 const BELOW: u64 = 256 << 10;
-/// Pause between two looks whether the calling thread sleeps.
+/// Interval between checks whether the calling thread sleeps.
 const LOOK: Duration = Duration::from_micros(20);
-/// How often that is looked at.
+/// Maximum number of checks.
 const LOOKS: usize = 500_000;
 
 thread_local! {
-    /// Where the thread's stack ends, 0 before it was asked for.
+    /// End of the thread's stack; 0 before it is known.
     static TOP: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -56,11 +57,11 @@ fn find_top() -> u64 {
     }
 }
 
-/// Has another thread do `work` while the calling one touches none of its stack.
+/// Runs `work` in another thread while the calling one does not touch its stack.
 ///
 /// # Errors
-/// `CUDA_ERROR_NOT_SUPPORTED` where it cannot be seen that it does not; `CUDA_ERROR_OUT_OF_MEMORY` when there is no other
-/// thread; what `work` gives.
+/// `CUDA_ERROR_NOT_SUPPORTED` if it cannot be verified that it does not; `CUDA_ERROR_OUT_OF_MEMORY` if no thread can be
+/// started; the errors of `work`.
 pub fn aside(work: impl FnOnce() -> Status + Send + 'static) -> Status {
     let word = Arc::new(AtomicU32::new(0));
     let _signals = Blocked::all();

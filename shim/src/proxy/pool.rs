@@ -1,8 +1,8 @@
 //! The allocator that divides granted memory into the program's blocks.
 //!
-//! Small blocks come from slabs, so that allocating and freeing them needs no message; each larger one has a
-//! grant of its own. A bounded amount of what is freed is kept for the next request. The same code carves device
-//! memory and pinned host memory.
+//! Small blocks come from slabs, so that allocating and freeing them needs no message; each larger one has a grant of
+//! its own. A bounded amount of freed memory is kept for later requests. The same code divides device memory and pinned
+//! host memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ pub struct Block {
     pub owner: u64,
     /// Unique in the life of the process.
     pub id: u64,
-    /// As the caller keeps them.
+    /// The caller's flags.
     pub flags: u32,
 }
 
@@ -199,7 +199,7 @@ impl Pool {
         }
     }
 
-    /// Gives back everything that is not in use; whether there was anything.
+    /// Returns all unused memory to the source. Returns whether there was any.
     pub fn give_back_all(&mut self, source: &mut dyn Source) -> bool {
         self.put_back_last(source);
         let mut any = false;

@@ -29,7 +29,7 @@ static POOLS: Table<Pool> = Table::new(Kind::MemPool);
 static DEFAULT: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 static CURRENT: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 
-/// What the client knows of a pool.
+/// Client-side state of a pool.
 #[derive(Debug, Default)]
 pub struct Pool {
     /// Server's ordinal.
@@ -42,7 +42,7 @@ fn pool(handle: u64) -> Status<&'static Entry<Pool>> {
     POOLS.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// `CUmemAllocationHandleType`s that what is allocated from a pool can be exported as.
+/// `CUmemAllocationHandleType`s in which allocations from a pool can be exported.
 pub fn handle_types(handle: u64) -> u32 {
     POOLS
         .get(handle)
@@ -169,7 +169,7 @@ pub fn alloc(session: &Session, len: u64, handle: u64, stream: StreamRef) -> Sta
     Ok(start)
 }
 
-/// Frees memory from a pool in the order of a stream. `Ok(false)`: what begins there is none.
+/// Frees memory from a pool in the order of a stream. `Ok(false)`: no allocation from a pool begins there.
 pub fn free(session: &Session, address: u64, stream: StreamRef) -> Status<bool> {
     session.check()?;
     let pooled = |extent: &Extent| matches!(extent.source, Source::Pooled { .. });

@@ -28,7 +28,7 @@ pub fn expect() {
     EXPECTED.store(true, Ordering::Relaxed);
 }
 
-/// Writes what was printed so far to standard output.
+/// Writes the text printed so far to standard output.
 fn collect(session: &Session, seen: Seen) {
     if seen != Seen::Query && EXPECTED.load(Ordering::Relaxed) {
         fetch(session);
@@ -54,9 +54,9 @@ fn fetch(session: &Session) {
     }
 }
 
-/// What this program's kernels wrote before the context was lost: the server sends it in a memory file before it ends the
-/// session ([`LAST_WORDS`](mpsshim_proto::handshake::LAST_WORDS)). Its first `printed` bytes go to standard output, the rest,
-/// the text of failed assertions, to standard error.
+/// Writes the text that this program's kernels produced before the context was lost: the server sends it in a memory
+/// file before it ends the session ([`LAST_WORDS`](mpsshim_proto::handshake::LAST_WORDS)). Its first `printed` bytes go
+/// to standard output, the rest, the text of failed assertions, to standard error.
 pub fn write_last(file: OwnedFd, printed: u64) {
     let mut text = Vec::new();
     if let Err(error) = File::from(file).read_to_end(&mut text) {

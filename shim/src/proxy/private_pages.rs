@@ -1,18 +1,18 @@
 //! Pages of the program's private memory that devices use (`cuMemHostRegister`).
 //!
-//! The server cannot map another process's private memory. So such pages become pages of a file in memory that this
-//! process has for the purpose and the server maps as well. Their content is copied while stores to them are held
-//! ([`crate::store_hold`]), and comes back in the same way when no registration covers them any more. A page that several
-//! registrations share is one page of the file.
+//! The server cannot map another process's private memory. Registered pages are therefore moved to a memory file of
+//! this process, which the server maps too. Their content is copied while stores to them are held
+//! ([`crate::store_hold`]), and is copied back when no registration covers them any more. Registrations that share a
+//! page share one page of the file.
 //!
-//! **The file.** Each run of pages that is taken gets a place of its own in the file, with room behind it, so that nothing
-//! else of the program's is ever behind a mapping that grows. Where pages of a run are mapped is asked of the kernel
-//! (`/proc/self/maps`) each time: the program may have unmapped, moved or replaced them.
+//! **The file.** Each run of pages gets a place of its own in the file, with room behind it, so that a mapping that
+//! grows never reaches other pages of the program. The mappings of a run are read from the kernel (`/proc/self/maps`)
+//! each time: the program may have unmapped, moved or replaced them.
 //!
 //! **fork.** A child gets a copy of its own of all such pages. They are not inherited (MADV_DONTFORK): the child copies
-//! them out of the file, in its fork handler or with the first access if that comes earlier, while the parent waits in
-//! its own handler and stores of the parent's other threads are held. Of a raw `clone` nothing is noticed: the child
-//! faults at such pages.
+//! them out of the file, in its fork handler or at the first access if that comes earlier, while the parent waits in
+//! its own handler and stores of the parent's other threads are held. A raw `clone` is not noticed: the child faults at
+//! such pages.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -34,24 +34,24 @@ use crate::thread;
 const PAGE: u64 = 4096;
 /// Bytes of the file; a file in memory takes none until they are written.
 const FILE_LEN: u64 = 1 << 62;
-/// Bytes that are left free behind a run, at least; as many as the run has otherwise.
+/// Minimum number of bytes left free behind a run; a longer run leaves as many bytes as it has itself.
 const GAP: u64 = 1 << 30;
-/// Places in the file begin at the same distance from a huge page as the addresses do.
+/// Places in the file have the same offset within a huge page as the addresses.
 const HUGE: u64 = 2 << 20;
-/// Bytes of the file that no run has and that are kept for the next one: to write to them takes half the time.
+/// Maximum bytes of unused places that keep their pages for new runs: writing to these takes half the time.
 const SPARE: u64 = 64 << 20;
-/// Bytes that are copied during one hold.
+/// Bytes copied during one hold.
 const AT_ONCE: u64 = 64 << 20;
-/// Bytes from which several threads copy.
+/// Minimum number of bytes that several threads copy.
 const SHARED_WORK: u64 = 8 << 20;
 /// Bytes that a thread copies at a time.
 const PIECE: u64 = 2 << 20;
-/// Threads that copy, at most.
+/// Maximum number of copying threads.
 const MOST_THREADS: usize = 8;
 
 /// Runs of pages in the file. The lock is held across `fork`.
 static PAGES: Mutex<Option<Pages>> = Mutex::new(None);
-/// Runs that there are.
+/// Number of runs.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
@@ -59,11 +59,11 @@ struct Pages {
     file: OwnedFd,
     /// Device and inode of the file, as [`maps`] has them.
     identity: ((u32, u32), u64),
-    /// Where the next run may begin in the file.
+    /// Offset in the file at which the next run may begin.
     next: u64,
-    /// By their place in the file.
+    /// By offset in the file.
     runs: BTreeMap<u64, Run>,
-    /// Places (offset, bytes) that were given back and still have their pages, for the next runs of as many bytes. Oldest first.
+    /// Freed places (offset, bytes) that still have their pages, for new runs of the same length. Oldest first.
     spare: Vec<(u64, u64)>,
 }
 
@@ -71,7 +71,7 @@ struct Pages {
 struct Run {
     /// Bytes.
     len: u64,
-    /// Where it was taken, and most probably is mapped.
+    /// Address at registration, and most probably still.
     address: u64,
     /// Registrations that cover it.
     users: u32,
@@ -87,13 +87,13 @@ struct Mapped {
     protection: i32,
 }
 
-/// Whether the program has any such pages.
+/// Whether the file has any pages.
 #[inline]
 pub fn any() -> bool {
     COUNT.load(Ordering::Acquire) != 0
 }
 
-/// Whether pages of `range` (address, bytes) are such, or were when they were registered.
+/// Whether pages of `range` (address, bytes) are in the file, or were when they were registered.
 pub fn overlaps((start, len): (u64, u64)) -> bool {
     let pages = PAGES.lock();
     pages.as_ref().is_some_and(|pages| {
@@ -113,8 +113,8 @@ pub fn may_take(mappings: &[Mapping], on_own_stack: bool) -> bool {
         .all(|one| one.is_private(on_own_stack) || ours(one))
 }
 
-/// Has all pages of `[first, last)`, which these mappings cover, in the file: where, one part behind the other. Each call is
-/// undone by a [`give_back`] of the same parts.
+/// Moves all pages of `[first, last)`, which these mappings cover, to the file, unless they are in it. Returns their
+/// places in the file, in order. Each call is undone by a [`give_back`] of the same parts.
 ///
 /// # Errors
 /// `CUDA_ERROR_NOT_SUPPORTED` for memory that is neither private nor in the file, `CUDA_ERROR_OUT_OF_MEMORY`, and the errors
@@ -136,7 +136,8 @@ pub fn take(
     taken
 }
 
-/// A registration of these parts is over. What no other one covers becomes private memory again, wherever it is mapped.
+/// Ends a registration of these parts. Pages that no other one covers become private memory again, wherever they are
+/// mapped.
 ///
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`, and the errors of [`own_stack::aside`]: the pages stay in the file.
@@ -151,7 +152,7 @@ pub fn give_back(parts: &[FilePart]) -> Status {
     done
 }
 
-/// Has something done with the file.
+/// Calls a function with the file.
 pub fn with_file<T>(what: impl FnOnce(BorrowedFd<'_>) -> Status<T>) -> Status<T> {
     let raw = {
         let pages = PAGES.lock();
@@ -163,7 +164,7 @@ pub fn with_file<T>(what: impl FnOnce(BorrowedFd<'_>) -> Status<T>) -> Status<T>
     what(unsafe { BorrowedFd::borrow_raw(raw) })
 }
 
-/// `MADV_DONTNEED`, `MADV_FREE`: the program reads zeros next.
+/// `MADV_DONTNEED`, `MADV_FREE`: the pages read as zeros from then on.
 pub fn discard((start, len): (u64, u64)) {
     let pages = PAGES.lock();
     let Some(pages) = pages.as_ref() else { return };
@@ -209,7 +210,7 @@ pub fn grow((start, len): (u64, u64), new_len: u64, flags: i32, to: u64) -> u64 
         return failed(libc::ENOMEM);
     }
     let wish = if fixed { (to, libc::MAP_FIXED) } else { (0, 0) };
-    // SAFETY: where the program says, or where nothing is.
+    // SAFETY: the address that the program requested, or a free one.
     let Some(new) = (unsafe { anonymous(wish.0, new_len, rw, wish.1) }) else {
         return failed(libc::ENOMEM);
     };
@@ -218,7 +219,7 @@ pub fn grow((start, len): (u64, u64), new_len: u64, flags: i32, to: u64) -> u64 
         let (from, end) = (one.start.max(start), one.end.min(start + len));
         let bytes = (end - from) as usize;
         let target = new + (from - start);
-        // SAFETY: the program's pages go where it wants them; what was reserved there is replaced.
+        // SAFETY: moves the program's pages to the address that it requested, over memory reserved above.
         let moved = unsafe { remap(from, bytes, target) };
         if !moved {
             return failed(libc::ENOMEM);
@@ -227,10 +228,10 @@ pub fn grow((start, len): (u64, u64), new_len: u64, flags: i32, to: u64) -> u64 
     new
 }
 
-/// Moves pages to an address, in the place of what is there.
+/// Moves pages to an address, replacing the mappings there.
 ///
 /// # Safety
-/// Both ranges are the caller's to change.
+/// The caller owns both ranges.
 unsafe fn remap(from: u64, len: usize, to: u64) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the caller's promise. The kernel's call: the C library's is interposed.
@@ -241,7 +242,7 @@ unsafe fn remap(from: u64, len: usize, to: u64) -> bool {
 /// New private memory.
 ///
 /// # Safety
-/// With `MAP_FIXED`, what is there is the caller's to replace.
+/// With `MAP_FIXED`, the caller owns the memory that is replaced.
 unsafe fn anonymous(at: u64, len: u64, protection: i32, flags: i32) -> Option<u64> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the caller's promise.
@@ -258,7 +259,7 @@ impl Pages {
             };
             // SAFETY: the struct is ours.
             let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
-            // More would end the program by SIGXFSZ.
+            // A longer file would end the program by SIGXFSZ.
             if known {
                 limit.rlim_cur.min(FILE_LEN)
             } else {
@@ -283,7 +284,7 @@ impl Pages {
         })
     }
 
-    /// Whether the descriptor is still the file's: a program may close what it does not know.
+    /// Checks that the descriptor still refers to the file: a program may close descriptors that it does not know.
     fn check(&self) -> Status {
         let found = status_of(self.file.as_raw_fd());
         let same = found.is_some_and(|found| identity(&found) == self.identity);
@@ -314,8 +315,8 @@ impl Pages {
         ours.map(of).collect()
     }
 
-    /// Where a run is mapped, besides mappings of other runs. If it is not all where it was taken, the program has moved or
-    /// unmapped it, and it may be anywhere.
+    /// The mappings of a run, possibly among those of other runs. If it is not completely mapped at its original
+    /// address, the program has moved or unmapped parts, which may be anywhere.
     fn where_is(&self, offset: u64, run: &Run) -> Vec<Mapped> {
         let (mut at, end) = (run.address, run.address + run.len);
         let here = self.mapped_among(&maps::of(at, end));
@@ -327,7 +328,7 @@ impl Pages {
         if at >= end { here } else { self.mapped() }
     }
 
-    /// Has a run begin at a place inside one.
+    /// Splits a run, so that one begins at this place.
     fn split(&mut self, offset: u64) {
         let Some((&start, run)) = self.runs.range_mut(..offset).next_back() else {
             return;
@@ -345,7 +346,7 @@ impl Pages {
         self.runs.insert(offset, tail);
     }
 
-    /// One registration more covers pages that are in the file, and mapped at an address.
+    /// Counts one more registration of pages that are in the file already and mapped at an address.
     fn share(&mut self, part: FilePart, address: u64) {
         let end = part.offset + part.len;
         self.split(part.offset);
@@ -417,7 +418,7 @@ impl Pages {
         }
     }
 
-    /// Takes pages of which none is in the file.
+    /// Moves pages to the file, none of which is in it.
     fn take_run(
         &mut self,
         mappings: &[Mapping],
@@ -462,7 +463,7 @@ impl Pages {
         Ok(part)
     }
 
-    /// A place in the file for a run.
+    /// Finds a place in the file for a run.
     fn place(&mut self, address: u64, len: u64) -> Status<u64> {
         let fits = |(offset, bytes): &(u64, u64)| *bytes == len && offset % HUGE == address % HUGE;
         if let Some(at) = self.spare.iter().rposition(fits) {
@@ -476,7 +477,7 @@ impl Pages {
         Ok(begin)
     }
 
-    /// Nobody has a place in the file any more.
+    /// Keeps a freed place as a spare, and releases the pages of the oldest spares over [`SPARE`] bytes.
     fn leave_place(&mut self, offset: u64, len: u64) {
         self.spare.push((offset, len));
         let mut kept: u64 = self.spare.iter().map(|(_, len)| len).sum();
@@ -510,7 +511,7 @@ impl Pages {
                     self.runs.remove(&offset);
                     self.leave_place(offset, run.len);
                 }
-                // The pages stay the file's, where they are as good as any.
+                // The pages stay in the file, where they remain usable.
                 Err(status) => outcome = Err(status),
             }
         }
@@ -559,7 +560,7 @@ fn swap_in(file: i32, address: u64, len: u64, offset: u64, protection: i32) -> S
     })
 }
 
-/// Puts private memory with the content of `[offset, offset + len)` of the file wherever that is mapped.
+/// Replaces all mappings of `[offset, offset + len)` of the file with private memory of the same content.
 fn swap_out(file: i32, mapped: &[Mapped], offset: u64, len: u64) -> Status {
     for one in mapped {
         let (from, to) = (
@@ -611,8 +612,8 @@ fn swap_out_at(file: i32, address: u64, len: u64, offset: u64, protection: i32) 
     Err(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
-/// A copy between memory and the file, by several threads where it is long. They are there before the hold begins: during
-/// it nothing is allocated.
+/// A copy between memory and the file, by several threads if it is long. They are started before the hold begins,
+/// because nothing may be allocated during it.
 #[derive(Debug)]
 struct Copying {
     /// `SYS_pread64` or `SYS_pwrite64`.
@@ -622,9 +623,9 @@ struct Copying {
     /// Bytes.
     len: u64,
     offset: u64,
-    /// Where the next piece begins.
+    /// Offset of the next piece.
     next: AtomicU64,
-    /// Bytes of pieces that are done with.
+    /// Bytes of finished pieces.
     done: AtomicU64,
     failed: AtomicBool,
     /// [`Copying::WAITS`], [`Copying::GOES`] or [`Copying::ENDS`].
@@ -650,7 +651,7 @@ impl Copying {
         }
     }
 
-    /// Does something while threads wait to take part in [`Copying::finish`].
+    /// Calls `body` while threads wait to take part in [`Copying::finish`].
     fn with_threads<T>(&self, body: impl FnOnce(&Copying) -> T) -> T {
         let threads = if self.len < SHARED_WORK {
             0
@@ -664,12 +665,12 @@ impl Copying {
         std::thread::scope(|scope| {
             thread::without_signals(|| {
                 for _ in 0..threads {
-                    // Fewer take longer.
+                    // With fewer threads the copy only takes longer.
                     let _ = std::thread::Builder::new().spawn_scoped(scope, || self.take_part());
                 }
             });
             let outcome = body(self);
-            // Those that have not begun end without a copy.
+            // Threads that have not begun end without copying.
             self.state.store(Copying::ENDS, Ordering::Release);
             outcome
         })
@@ -692,7 +693,8 @@ impl Copying {
             }
             let len = (self.len - at).min(PIECE);
             if self.call == libc::SYS_pread64 {
-                // New memory: faults in the middle of the copy take twice as long. An older kernel has them.
+                // New memory: page faults during the copy would double its duration. Older kernels do not know this
+                // advice.
                 let (start, advice) = (self.address + at, libc::MADV_POPULATE_WRITE);
                 // SAFETY: memory that the copy writes. The kernel's call: the C library's is interposed.
                 unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) };
@@ -710,7 +712,7 @@ impl Copying {
         }
     }
 
-    /// Copies all of it; whether nothing failed.
+    /// Copies everything. Returns whether all of it succeeded.
     fn finish(&self) -> bool {
         self.state.store(Copying::GOES, Ordering::Release);
         self.copy();
@@ -725,8 +727,8 @@ impl Copying {
 fn transfer(call: libc::c_long, file: i32, address: u64, len: u64, offset: u64) -> bool {
     let mut done = 0;
     while done < len {
-        // SAFETY: memory of this process; what cannot be accessed is an error. The kernel's call: the C library's is
-        // interposed.
+        // SAFETY: memory of this process; inaccessible memory gives an error. The kernel's call, because the C
+        // library's is interposed.
         let got = unsafe { libc::syscall(call, file, address + done, len - done, offset + done) };
         match got {
             1.. => done += got as u64,
@@ -751,12 +753,12 @@ fn status_of(file: i32) -> Option<libc::stat> {
     }
 }
 
-// fork. What the child's side reads lies in memory of its own, since the heap's pages may be such that are missing.
+// fork. Data for the child lies in memory of its own, since the heap's pages may be among those that are missing.
 
-/// Mappings that a child can be given.
+/// Maximum number of mappings that a child can be given.
 const MOST_MAPPED: usize = 64 << 10;
 
-/// A fork is under way: the parent's side until its handler is done, the child's for good.
+/// A fork is in progress: in the parent until its handler is done, in the child permanently.
 static FORKING: AtomicBool = AtomicBool::new(false);
 /// The process that forks.
 static PARENT: AtomicI32 = AtomicI32::new(0);
@@ -764,11 +766,11 @@ static PARENT: AtomicI32 = AtomicI32::new(0);
 static PROTECTED: AtomicBool = AtomicBool::new(false);
 /// Threads in [`impatient`].
 static LIFTING: AtomicU32 = AtomicU32::new(0);
-/// What is to be copied: an array of [`Mapped`] and its length.
+/// The mappings to copy: an array of [`Mapped`] and its length.
 static LIST: AtomicU64 = AtomicU64::new(0);
 static LISTED: AtomicUsize = AtomicUsize::new(0);
 static FILE: AtomicI32 = AtomicI32::new(-1);
-/// Where parent and child tell each other; -1: they do not.
+/// Sockets between parent and child; -1: none.
 static PARENTS_END: AtomicI32 = AtomicI32::new(-1);
 static CHILDS_END: AtomicI32 = AtomicI32::new(-1);
 /// The child: 0 before it copies, 1 meanwhile, 2 after it.
@@ -820,8 +822,8 @@ fn span() -> (u64, u64) {
     (start, end.unwrap_or(0))
 }
 
-/// A thread whose store is held for a fork may have a lock that `fork` itself needs, such as the allocator's. Then stores go
-/// on, and are held once more after the fork, before the child copies.
+/// A thread whose store is held for a fork may have a lock that `fork` itself needs, such as the allocator's. Stores
+/// are then released, and held again after the fork, before the child copies.
 fn impatient() {
     LIFTING.fetch_add(1, Ordering::SeqCst);
     if FORKING.load(Ordering::SeqCst)
@@ -847,7 +849,7 @@ unsafe extern "C" fn before_fork() {
     {
         prepare(pages);
     }
-    // Unlocked in parent and child.
+    // The handlers in parent and child unlock it.
     std::mem::forget(guard);
 }
 
@@ -856,14 +858,14 @@ fn prepare(pages: &Pages) {
     if LIST.load(Ordering::Relaxed) == 0 {
         let room = (MOST_MAPPED * size_of::<Mapped>()) as u64;
         let rw = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: new memory, of which only what is written takes any.
+        // SAFETY: new memory; only pages that are written take any.
         let Some(at) = (unsafe { anonymous(0, room, rw, libc::MAP_NORESERVE) }) else {
             return;
         };
         LIST.store(at, Ordering::Release);
     }
     let count = mapped.len().min(MOST_MAPPED);
-    // SAFETY: room for as many; nobody reads before the count says so.
+    // SAFETY: room for as many; the list is not read before its count is set.
     unsafe {
         let to = LIST.load(Ordering::Relaxed) as *mut Mapped;
         ptr::copy_nonoverlapping(mapped.as_ptr(), to, count);
@@ -892,7 +894,7 @@ fn prepare(pages: &Pages) {
 
 unsafe extern "C" fn in_parent() {
     if FORKING.load(Ordering::Acquire) {
-        // From here on this thread needs nothing that another one may have: stores are held to the end.
+        // From here on this thread needs no lock that another thread may have: stores stay held to the end.
         FORKING.store(false, Ordering::SeqCst);
         while LIFTING.load(Ordering::SeqCst) != 0 {
             std::hint::spin_loop();
@@ -907,7 +909,7 @@ unsafe extern "C" fn in_parent() {
             CHILDS_END.swap(-1, Ordering::Relaxed),
         );
         if mine >= 0 {
-            // SAFETY: descriptors of ours. If there is no child, the other end is closed now, and nobody answers.
+            // SAFETY: descriptors of ours. If there is no child, the other end is closed now, and no answer comes.
             unsafe { libc::close(theirs) };
             tell(mine);
             hear(mine);
@@ -931,13 +933,14 @@ unsafe extern "C" fn in_child() {
         store_hold::forget();
         PAGES.force_unlock();
     }
-    // Nothing is registered here, and all of it is private memory. What the parent knew is left as it is: freeing it would
+    // Nothing is registered in the child, whose memory is all private. The parent's state is leaked: freeing it would
     // close descriptors that the program may have closed itself.
     std::mem::forget(PAGES.lock().take());
     COUNT.store(0, Ordering::Release);
 }
 
-/// In a child: copies all pages out of the file, once. Whether this is such a child and the pages are there now.
+/// In a child: copies all pages out of the file, once. Returns whether this is such a child and the pages are present
+/// now.
 fn copy_in_child(address: u64) -> bool {
     if !FORKING.load(Ordering::Acquire) || PARENT.load(Ordering::Relaxed) == process() {
         return false;
@@ -971,7 +974,7 @@ fn copy_in_child(address: u64) -> bool {
                 store_hold::set_protection(one.address, one.len, one.protection);
             }
         } else {
-            // Natively there would be no child: better none than one with other data.
+            // Natively the fork would have failed: no child is better than one with wrong data.
             // SAFETY: ends this process.
             unsafe { libc::_exit(127) };
         }
@@ -987,11 +990,11 @@ fn copy_in_child(address: u64) -> bool {
 
 /// Sends a byte.
 fn tell(socket: i32) {
-    // SAFETY: one byte that is there; nobody at the other end is no error.
+    // SAFETY: one byte of a constant; a closed socket is not an error.
     unsafe { libc::send(socket, [0u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
 }
 
-/// Waits for a byte, or the other end's end.
+/// Waits for a byte, or for the other end to close.
 fn hear(socket: i32) {
     let mut byte = 0u8;
     loop {

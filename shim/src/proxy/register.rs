@@ -1,12 +1,12 @@
 //! `cuMemHostRegister`: makes memory of the program accessible to the server.
 //!
-//! The server cannot map another process's private memory. So the pages of **private** memory become pages of a file that
-//! both map ([`private_pages`]), and private memory again when the registration ends. Of the calling thread's own stack another
-//! thread moves the pages ([`own_stack`]).
+//! The server cannot map another process's private memory. So the pages of **private** memory become pages of a file
+//! that both map ([`private_pages`]), and private memory again when the registration ends. Pages of the calling
+//! thread's own stack are moved by another thread ([`own_stack`]).
 //!
-//! Of a **shared** mapping the file behind it goes to the server, which maps the same part and registers that, at the
-//! same address if it can. The device pointer (`cuMemHostGetDevicePointer`) is valid in kernels in both cases, the
-//! program's own pointer in copies.
+//! The file of a **shared** mapping is sent to the server, which maps the same part and registers that, at the same
+//! address if it can. The device pointer (`cuMemHostGetDevicePointer`) is valid in kernels in both cases, the program's
+//! own pointer in copies.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -34,7 +34,7 @@ const PAGE: u64 = 4096;
 
 /// Private pages that a registration has in the file of [`private_pages`], by the registration's id.
 static PRIVATE: Mutex<BTreeMap<u64, Vec<FilePart>>> = Mutex::new(BTreeMap::new());
-/// One registration or its end at a time: what was checked holds until it is noted.
+/// Serializes registrations and their ends: checked conditions hold until the change is recorded.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// Registers `[address, address + len)`.
@@ -59,7 +59,7 @@ pub fn register(
     if memory::registered_overlaps(address, len) {
         return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     }
-    // Memory of the driver's own is registered by nobody.
+    // Memory allocated by the driver cannot be registered.
     if memory::place(address, len) != Ok(Place::Pageable(address))
         || flags & CU_MEMHOSTREGISTER_IOMEMORY != 0
     {
@@ -89,7 +89,7 @@ pub fn register(
     }
 }
 
-/// What is to be registered.
+/// A range to be registered.
 struct Registration<'a> {
     session: &'a Session,
     context: &'static Context,
@@ -103,7 +103,7 @@ struct Registration<'a> {
 }
 
 impl Registration<'_> {
-    /// Private memory: its pages are in a file meanwhile, which the server maps.
+    /// Private memory: its pages are moved to a file, which the server maps.
     fn of_private_memory(&self, mappings: &[Mapping], own_stack: bool) -> Status {
         let parts = private_pages::take(mappings, self.pages, own_stack)?;
         let further: Vec<u8> = parts[1..]
@@ -147,7 +147,7 @@ impl Registration<'_> {
         self.send(file.as_fd(), shared.offset, &[]).map(drop)
     }
 
-    /// Has the server register the pages, which are parts of a file; returns the registration's id.
+    /// Makes the server register the pages, which are parts of a file; returns the registration's id.
     fn send(&self, file: BorrowedFd<'_>, offset: u64, further: &[u8]) -> Status<u64> {
         let body = FileRegister {
             offset,
@@ -175,11 +175,11 @@ impl Registration<'_> {
     }
 }
 
-/// Memory of the program that a graph refers to: registered if it is not, and for good. Where it lies in the host
-/// arena.
+/// Registers memory of the program that a graph refers to, for good, unless it is registered. Returns its address in
+/// the host arena.
 ///
 /// # Errors
-/// `CUDA_ERROR_NOT_SUPPORTED` for memory that cannot be registered, or is in part.
+/// `CUDA_ERROR_NOT_SUPPORTED` for memory that cannot be registered, or is registered in part.
 pub fn adopt(session: &Session, context: &'static Context, address: u64, len: u64) -> Status<u64> {
     let end = address.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if memory::registered(address).is_none() {
@@ -219,13 +219,13 @@ pub fn unregister(session: &Session, address: u64) -> Status {
     if let Some(parts) = parts
         && let Err(status) = private_pages::give_back(&parts)
     {
-        // The program has its pages all the same.
+        // The program keeps its pages anyway.
         tracing::warn!(%status, "memory stays in a file after its registration");
     }
     sent
 }
 
-/// A part of a file that is mapped for others to see too.
+/// A part of a file in shared mappings.
 #[derive(Debug, PartialEq)]
 struct Shared {
     offset: u64,
@@ -237,7 +237,7 @@ struct Shared {
     mapping: (u64, u64),
 }
 
-/// What `[first, last)` is, which mappings cover, when it is one part of one file in shared mappings.
+/// The part of a file that `[first, last)` maps, if shared mappings of one part of one file cover it.
 fn shared(mappings: &[Mapping], first: u64, last: u64) -> Option<Shared> {
     let mut found: Option<Shared> = None;
     let mut at = first;
@@ -282,8 +282,8 @@ impl Shared {
         })
     }
 
-    /// The file, open for writing if that is asked for: a descriptor of the program's, its path, or the kernel's own
-    /// link, which only some may follow.
+    /// Opens the file, for writing if that is requested: by a descriptor of the program's, its path, or the kernel's
+    /// own link, which only privileged processes may follow.
     fn file(&self, write: bool) -> Option<OwnedFd> {
         let open = |path: &str| {
             let file = OpenOptions::new().read(true).write(write).open(path);

@@ -20,7 +20,7 @@ use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::Session;
 use crate::proxy::waited::{self, Seen};
 
-/// Memory of the program's and what stands in for it.
+/// Memory of the program's and its bounce buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shadow {
     /// The node that copies it, where it is known.
@@ -54,7 +54,7 @@ static SHADOWS: Mutex<Option<Shadows>> = Mutex::new(None);
 /// Launches whose results are to be copied back.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// What stands in for `[program, program + len)`.
+/// Finds or allocates a bounce buffer for `[program, program + len)`.
 fn make(
     session: &Session,
     context: &Context,
@@ -81,8 +81,8 @@ fn make(
     })
 }
 
-/// Where the server reaches `[program, program + len)`, which a graph copies: registered, and where that cannot be,
-/// a shadow, which is noted.
+/// The server's address of `[program, program + len)`, which a graph copies: registered, or else a shadow, which is
+/// added to the list.
 pub fn reach(
     session: &Session,
     context: &'static Context,
@@ -100,7 +100,8 @@ pub fn reach(
     }
 }
 
-/// A graph, an instance or a capture copies this memory from now on. What its node copied before it does not.
+/// A graph, an instance or a capture copies this memory from now on, in place of the memory that its node copied
+/// before.
 pub fn attach(owner: u64, node: u64, new: &[Shadow]) {
     let mut shadows = SHADOWS.lock();
     let Some(shadows) = shadows.as_mut() else {
@@ -113,7 +114,7 @@ pub fn attach(owner: u64, node: u64, new: &[Shadow]) {
     list.extend(new.iter().map(|shadow| Shadow { node, ..*shadow }));
 }
 
-/// What one graph copies, another graph or an instance copies too.
+/// `to`, a graph or an instance, copies the same memory as `from`.
 pub fn share(from: u64, to: u64) {
     let mut shadows = SHADOWS.lock();
     if let Some(shadows) = shadows.as_mut()
@@ -138,7 +139,7 @@ pub fn program_address(address: u64) -> u64 {
     found.map_or(address, |((program, _), block)| program + (address - block))
 }
 
-/// An instance is about to be launched: its shadows get what the program's memory holds now.
+/// An instance is about to be launched: copies the program's present data into its shadows.
 pub fn fill(exec: u64) {
     let shadows = SHADOWS.lock();
     for shadow in shadows
@@ -179,7 +180,7 @@ pub fn launched(exec: u64, stream: StreamRef) {
     PENDING.store(shadows.pending.len(), Ordering::Release);
 }
 
-/// Copies back what is known to be complete; all of it where everything is.
+/// Copies back the results of launches that are known to be complete; all results if all work is complete.
 fn collect(session: &Session, seen: Seen) {
     if PENDING.load(Ordering::Acquire) != 0 {
         collect_now(|launch| {
@@ -190,7 +191,7 @@ fn collect(session: &Session, seen: Seen) {
     }
 }
 
-/// As [`collect`], of a stream that is known to have got to a position.
+/// As [`collect`], for a stream that is known to have reached a position.
 pub fn collect_until(stream: StreamRef, at: u64) {
     if PENDING.load(Ordering::Acquire) != 0 {
         collect_now(|launch| launch.handle == stream.handle() && launch.at <= at);

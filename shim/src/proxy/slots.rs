@@ -8,13 +8,13 @@ pub struct Slots {
     used: u32,
     /// Slot and last value given out, all reached.
     free: Vec<(u32, u32)>,
-    /// Slots of destroyed streams whose last mark may not be reached. Used again only then: a late write would
-    /// take the successor's flag back.
+    /// Slots of destroyed streams whose last mark may be outstanding. Reused only once it is written: a late write
+    /// would reset the successor's flag.
     retiring: Vec<(u32, u32)>,
 }
 
 impl Slots {
-    /// A slot, and the last value that was written into its flag. `flag`: what a slot's flag holds.
+    /// A slot, and the last value that was written to its flag. `flag` reads a slot's flag.
     pub fn take(&mut self, flag: impl Fn(u32) -> u32) -> Option<(u32, u32)> {
         self.sweep(flag);
         if let Some(found) = self.free.pop() {

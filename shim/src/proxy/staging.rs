@@ -151,7 +151,7 @@ impl Chunks {
                         };
                         stream::wait_for(session, stream, mark, stream.context().policy())?;
                     } else {
-                        // The stream was destroyed; what it was given is waited for with everything else.
+                        // The stream was destroyed: its work is waited for with all other work.
                         stream::quiesce(session, None)?;
                     }
                     let mut states = self.states.lock();
@@ -160,7 +160,7 @@ impl Chunks {
                         states[chunk] = State::Free;
                     }
                 }
-                // All are in the hands of other threads.
+                // Other threads hold all chunks.
                 None => {
                     session.check()?;
                     std::thread::yield_now();
@@ -177,7 +177,7 @@ impl Chunks {
         self.states.lock()[chunk] = state;
     }
 
-    /// Has the server take what is in a chunk; a mark is submitted when `limit` chunks have none.
+    /// Submits the copy of a filled chunk; submits a mark when `limit` chunks have none.
     fn submit_full(
         &self,
         session: &Session,
@@ -210,13 +210,13 @@ impl Chunks {
         self.mark_unmarked(session, stream, limit)
     }
 
-    /// Gives a mark to the chunks of a stream that stand before it and have none.
+    /// Submits a mark for the chunks of a stream that have none.
     fn mark_unmarked(&self, session: &Session, stream: StreamRef, limit: usize) -> Status {
         let unmarked = |state: &State| matches!(*state, State::Read { handle, mark: None, .. } if handle == stream.handle());
         if self.states.lock().iter().filter(|s| unmarked(s)).count() < limit {
             return Ok(());
         }
-        // Chunks that get in while the mark is submitted may stand behind it: only those before it take it.
+        // Chunks submitted meanwhile may be behind the mark: it covers only those before it.
         let (target, position) = {
             let mut ring = session.ring()?;
             (stream::mark(&mut ring, stream)?, stream.position())
@@ -254,7 +254,7 @@ impl Pinned {
         }
     }
 
-    /// `None`: the server gives no memory for it.
+    /// `None`: the server grants no memory for it.
     fn get(&self, session: &Session, stream: StreamRef) -> Option<&'static Chunks> {
         let mut chunks = self.chunks.lock();
         if chunks.is_none() {
@@ -388,7 +388,7 @@ impl Cut {
     }
 }
 
-/// What helps with a copy of `len` bytes, of those that have helpers `from` so many bytes on.
+/// Helpers for a copy of `len` bytes; none for fewer than `from` bytes.
 fn helpers(session: &Session, len: u64, from: u64) -> Helpers {
     let crowded = session.header().crowded.load(Ordering::Relaxed) != 0;
     let most = if len < LARGE_FROM { 1 } else { usize::MAX };
@@ -402,8 +402,8 @@ struct Filling<'a, P> {
     given: Given<'a>,
 }
 
-/// Sends `len` bytes in pieces through staging: `next` gives a piece of at most as many bytes as it is told, `fill`
-/// puts it into a chunk, `submit` has the server take it from there. Returns when all of it is staged.
+/// Sends `len` bytes in pieces through staging: `next` returns a piece of at most the given number of bytes, `fill`
+/// puts it into a chunk, `submit` submits its copy from there. Returns when all of it is staged.
 pub fn send<P: core::marker::Copy + Send>(
     session: &Session,
     stream: StreamRef,
@@ -457,7 +457,7 @@ pub fn send<P: core::marker::Copy + Send>(
         };
         if filling.len() < helpers.count {
             let address = chunks.address(session, chunk) as usize;
-            // SAFETY: `filling` goes before what it fills from.
+            // SAFETY: `filling` is dropped before the memory that it reads.
             let given = unsafe { helpers.give(move || fill(piece, address as *mut u8)) };
             filling.push_back(Filling {
                 chunk,
@@ -489,8 +489,8 @@ pub fn send<P: core::marker::Copy + Send>(
     status
 }
 
-/// Fetches `len` bytes in pieces through staging, as [`send`] does the other way, and waits for them: `submit` has the
-/// server put a piece into a chunk, `empty` takes it from there.
+/// Fetches `len` bytes in pieces through staging, as [`send`] in the other direction, and waits for them: `submit`
+/// submits the copy of a piece to a chunk, `empty` takes it from there.
 pub fn fetch<P: core::marker::Copy + Send>(
     session: &Session,
     stream: StreamRef,
@@ -501,12 +501,12 @@ pub fn fetch<P: core::marker::Copy + Send>(
 ) -> Status {
     let chunks = chunks_for(session, stream, len);
     let (empty, helpers) = (&empty, helpers(session, len, PAST_CACHES_FROM));
-    // What comes as fast as one thread empties it needs no helper.
+    // Pieces that arrive no faster than one thread empties them need no helper.
     let next_is_there = |under_way: &VecDeque<(usize, Target, P)>| {
         let next = under_way.front();
         len >= LARGE_FROM || next.is_some_and(|(_, target, _)| target.is_reached(session))
     };
-    // Chunks that helpers empty.
+    // Chunks being emptied by helpers.
     let mut emptying: VecDeque<Given<'_>> = VecDeque::new();
     let mut under_way: VecDeque<(usize, Target, P)> = VecDeque::new();
     let mut status = Ok(());
@@ -559,7 +559,7 @@ pub fn fetch<P: core::marker::Copy + Send>(
         } else if emptying.len() < helpers.count && next_is_there(&under_way) {
             // The GPU is done with the chunk, which is ours.
             let address = chunks.address(session, chunk) as usize;
-            // SAFETY: `emptying` goes before what is emptied into.
+            // SAFETY: `emptying` is dropped before the memory that it writes.
             emptying.push_back(unsafe {
                 helpers.give(move || {
                     empty(piece, address as *const u8);

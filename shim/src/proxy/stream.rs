@@ -1,9 +1,9 @@
 //! Streams, and the completion markers (marks) by which threads wait for them.
 //!
 //! A stream counts its operations. A mark is a message that makes the GPU write a number into the stream's completion
-//! flag once everything before it is done; the stream remembers what its last mark covers, so
-//! that a second wait, or a query, needs no message. Counts and marks change under the ring's lock, so a mark
-//! covers exactly what is before it in the ring, and the numbers rise in ring order.
+//! flag once everything before it is done. The stream remembers which operations its last mark covers, so that a second
+//! wait, or a query, needs no message. Counts and marks change under the ring's lock, so that a mark covers exactly the
+//! operations before it in the ring, and the numbers rise in ring order.
 //!
 //! The legacy default stream is ordered after the work of its context's blocking streams: for it the context's count is
 //! used.
@@ -28,7 +28,7 @@ use crate::proxy::submit::{Ring, Session};
 use crate::proxy::wait::{self, Policy};
 use crate::proxy::waited::{self, Seen};
 
-/// What `cuCtxGetStreamPriorityRange` gives on devices of compute capability 7.0 and later.
+/// Results of `cuCtxGetStreamPriorityRange` on devices of compute capability 7.0 and later.
 pub const LEAST_PRIORITY: i32 = 0;
 /// As above.
 pub const GREATEST_PRIORITY: i32 = -5;
@@ -39,7 +39,7 @@ pub static STREAMS: Table<Stream> = Table::new(Kind::Stream);
 /// A stream and its handle.
 pub type StreamRef = &'static Entry<Stream>;
 
-/// What the client knows of a stream.
+/// Client-side state of a stream.
 #[derive(Debug, Default)]
 pub struct Stream {
     context: AtomicPtr<Context>,
@@ -158,13 +158,13 @@ impl Stream {
         self.capture.load(Ordering::Relaxed)
     }
 
-    /// Whether what it is given goes into a graph.
+    /// Whether its operations are captured into a graph.
     #[inline]
     pub fn is_capturing(&self) -> bool {
         self.capture() != 0
     }
 
-    /// It takes part in a capture from now on, or (0) in none.
+    /// Sets the capture that it takes part in; 0: none.
     pub fn set_capture(&self, id: u64) {
         self.capture.store(id, Ordering::Relaxed);
     }
@@ -174,7 +174,7 @@ impl Stream {
         self.legacy.load(Ordering::Relaxed)
     }
 
-    /// How far a wait for this stream has to go.
+    /// The position that a wait for this stream must reach.
     pub fn position(&self) -> u64 {
         if self.is_legacy() {
             self.context().joined.load(Ordering::Acquire)
@@ -183,7 +183,7 @@ impl Stream {
         }
     }
 
-    /// How far it is known to have come, on the scale of [`Stream::position`].
+    /// The position that it is known to have reached, on the scale of [`Stream::position`].
     pub fn reached(&self) -> u64 {
         if self.is_legacy() {
             self.joined.reached.load(Ordering::Acquire)
@@ -192,7 +192,7 @@ impl Stream {
         }
     }
 
-    /// How far its last mark goes, on the same scale.
+    /// The position of its last mark, on the same scale.
     fn marked(&self) -> u64 {
         if self.is_legacy() {
             self.joined.marked.load(Ordering::Acquire)
@@ -213,7 +213,7 @@ impl Stream {
             return;
         }
         let add = |counter: &AtomicU64| {
-            // The ring's lock is held: nobody else writes.
+            // The ring's lock is held: there is no other writer.
             counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Release);
         };
         add(&self.own.submitted);
@@ -233,7 +233,7 @@ impl Stream {
         }
     }
 
-    /// Remembers that a mark was reached.
+    /// Records that a mark was reached.
     fn note(&self, target: Target) {
         self.own.reached.fetch_max(target.own, Ordering::AcqRel);
         self.joined
@@ -242,7 +242,7 @@ impl Stream {
     }
 }
 
-/// A mark: the flag and the value to wait for, and what it covers.
+/// A mark: the flag and the value to wait for, and the operations that it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     pub slot: u32,
@@ -252,7 +252,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Whether the GPU has got there.
+    /// Whether the GPU has written it.
     pub fn is_reached(self, session: &Session) -> bool {
         reached(session.flag(self.slot).load(Ordering::Acquire), self.value)
     }
@@ -322,7 +322,7 @@ pub fn legacy(session: &Session, context: &'static Context) -> Status<StreamRef>
 
 #[inline]
 fn made_legacy(context: &Context) -> Option<StreamRef> {
-    // SAFETY: null, or what `make_legacy` has set: an entry of the table of streams, none of which is ever freed.
+    // SAFETY: null, or an entry of the table of streams, set by `make_legacy`; entries are never freed.
     unsafe { context.legacy().cast::<Entry<Stream>>().as_ref() }
 }
 
@@ -359,7 +359,7 @@ pub fn any_busy() -> bool {
     all().iter().any(|stream| stream.is_busy())
 }
 
-/// Destroys a stream, which [`crate::proxy::capture`] no longer knows; what it was given still runs.
+/// Destroys a stream that [`crate::proxy::capture`] no longer knows; work already queued still runs.
 pub fn destroy(session: &Session, handle: u64) -> Status {
     let entry = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let mut ring = session.ring()?;
@@ -367,7 +367,7 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
         .retire(entry.handle())
         .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let captured = entry.is_capturing();
-    // The last mark tells when the slot may be used again, and lets others wait for what still runs.
+    // The last mark tells when the slot may be reused, and lets other threads wait for work that still runs.
     let last = if !captured
         && entry.is_busy()
         && entry.own.marked.load(Ordering::Relaxed) < entry.own.submitted.load(Ordering::Relaxed)
@@ -428,8 +428,8 @@ fn mark_in(ring: &mut Ring<'_>, stream: &Stream, handle: u64) -> Status<Target> 
     Ok(stream.last_mark())
 }
 
-/// Puts a mark into the ring that an event reaches: the private stream of the waiting thread waits for the event
-/// and writes its own flag.
+/// Puts a mark into the ring that is written once an event is complete: the private stream of the waiting thread waits
+/// for the event and writes its own flag.
 pub fn mark_event(ring: &mut Ring<'_>, waiter: StreamRef, event: u64) -> Status<Target> {
     let value = waiter.mark.load(Ordering::Relaxed).wrapping_add(1);
     let body = MarkEvent {

@@ -26,9 +26,9 @@ use crate::ffi::Status;
 use crate::proxy::printing;
 use crate::proxy::slots::Slots;
 
-/// How long a sleeper trusts that it will be woken before it looks whether the server is still there.
+/// How long a sleeper relies on being woken before it checks that the server still exists.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Messages between two looks at the socket.
+/// Messages between two checks of the socket.
 const MESSAGES_PER_LOOK: u32 = 256;
 /// How long a thread that was told of a lost context waits for the end of the session, which comes at the same time.
 const FATE: Duration = Duration::from_secs(1);
@@ -55,9 +55,10 @@ pub struct Session {
     socket: OwnedFd,
     /// The process whose session it is: not a child that inherits it.
     process: u32,
-    /// What came of its kernels over the socket while something else was awaited, as for [`printing::write_last`].
+    /// Last output of its kernels, if it came over the socket during another wait; arguments of
+    /// [`printing::write_last`].
     last_words: Mutex<Option<(OwnedFd, u64)>>,
-    /// They are passed on before anybody is told that the session has ended.
+    /// The last output is written before any call reports that the session has ended.
     parting: Once,
     doorbell: Doorbell,
     sender: Mutex<Sender>,
@@ -148,7 +149,7 @@ impl Session {
     }
 
     fn flag_value(&self, flag: u32) -> u32 {
-        // Acquire: what the GPU wrote before the flag is there.
+        // Acquire: the GPU's writes before the flag are visible.
         self.flag(flag).load(Ordering::Acquire)
     }
 
@@ -157,12 +158,12 @@ impl Session {
         self.slots.lock().take(|slot| self.flag_value(slot))
     }
 
-    /// Gives back a slot whose first flag the GPU has no value to write into.
+    /// Gives back a slot whose completion flag no submitted mark will write.
     pub fn put_back_slot(&self, slot: u32) {
         self.slots.lock().put_back(slot, self.flag_value(slot));
     }
 
-    /// A slot may be used again when the GPU has written `value`.
+    /// A slot may be reused once the GPU has written `value`.
     pub fn retire_slot(&self, slot: u32, value: u32) {
         self.slots.lock().retire(slot, value);
     }
@@ -172,7 +173,7 @@ impl Session {
         self.slots.lock().retiring(|slot| self.flag_value(slot))
     }
 
-    /// Says that the host function of this value has returned; the server then lets its stream go on.
+    /// Tells that the host function of this value has returned; the server then lets its stream continue.
     pub fn host_function_returned(&self, slot: u32, value: u32) {
         self.flag(slot + RETURNED).store(value, Ordering::Release);
         // Partner: the dispatch thread, which looks at the flag after it has said that it will sleep.
@@ -180,7 +181,7 @@ impl Session {
         self.wake_server();
     }
 
-    /// Rings the doorbell if the server sleeps. A full fence stands between what it is to see and this.
+    /// Rings the doorbell if the server sleeps. Comes after a full fence behind the writes that the server must see.
     #[inline]
     fn wake_server(&self) {
         if self.header().server_sleeps.0.load(Ordering::Relaxed) != 0 {
@@ -205,7 +206,7 @@ impl Session {
         Ok(())
     }
 
-    /// Looks whether the server is still there. A system call.
+    /// Checks that the server still exists. A system call.
     pub fn look(&self) -> Status {
         self.check()?;
         if shm::is_hung_up(self.socket.as_fd()) {
@@ -214,7 +215,7 @@ impl Session {
         Ok(())
     }
 
-    /// Why calls are no longer served; remembered.
+    /// The status of all further calls; remembered.
     #[cold]
     fn ended(&self) -> CUresult {
         let header = self.header();
@@ -242,7 +243,8 @@ impl Session {
         }
     }
 
-    /// Writes what this program's kernels wrote before the session ended. Nothing else comes over the socket any more.
+    /// Writes the last output of this program's kernels. Nothing else comes over the socket after the session has
+    /// ended.
     fn pass_on_last_words(&self) {
         let mut words = self.last_words.lock().take();
         loop {
@@ -272,7 +274,7 @@ impl Session {
         status.ok()
     }
 
-    /// The server has answered with this status. Where it says that an assertion failed, the text comes first, which the
+    /// The server has answered with this status. If it reports a failed assertion, the text is written first, which the
     /// server sends before it ends the session.
     #[inline]
     fn hear_out(&self, status: CUresult) {
@@ -299,7 +301,7 @@ impl Session {
         self.ring()?.put(op, 0, body, &[])
     }
 
-    /// Waits until the server has executed what a stream was given: the error of a captured operation.
+    /// Waits until the server has executed the work given to a stream: returns the error of a captured operation.
     #[cold]
     pub fn settle(&self, stream: u64) -> Status {
         let body = Object { object: stream };
@@ -364,7 +366,7 @@ impl Session {
                 return Err(self.ended());
             }
             if note.token == LAST_WORDS {
-                // The session has ended by now, and whoever notices it passes them on.
+                // The session has ended by now; the thread that notices it writes the output.
                 *self.last_words.lock() = descriptors.pop().map(|file| (file, note.len));
                 continue;
             }
@@ -456,7 +458,7 @@ impl Ring<'_> {
         self.session
     }
 
-    /// Writes one message: a struct and what follows it.
+    /// Writes one message: a struct and trailing bytes.
     #[inline]
     pub fn put<T: IntoBytes + Immutable>(
         &mut self,

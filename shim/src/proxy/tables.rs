@@ -1,9 +1,9 @@
 //! Export tables of our own: undocumented tables that refer to contexts and modules, of which the genuine driver has none
 //! in this process.
 //!
-//! What their slots do was observed with cudart 13.0, cuBLASLt 13.1 and cuFFT 12.0. In tables that are ours alone,
-//! slots that were never seen called return `CUDA_ERROR_NOT_SUPPORTED`; the others are the genuine driver's tables with a
-//! few slots replaced.
+//! The behaviour of their slots was observed with cudart 13.0, cuBLASLt 13.1 and cuFFT 12.0. In tables that are ours
+//! alone, slots that were never seen called return `CUDA_ERROR_NOT_SUPPORTED`; the others are the genuine driver's
+//! tables with a few slots replaced.
 
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
@@ -28,12 +28,12 @@ type Patch = ([u8; 4], &'static [(usize, Slot)]);
 
 /// Tables of which some slots are ours: the first bytes of the name, and the slots.
 const PATCHED: &[Patch] = &[
-    // What the calling thread has current.
+    // The calling thread's current context.
     (
         [0x42, 0xd8, 0x5a, 0x81],
         &[(2, Slot(current_context as *const c_void))],
     ),
-    // What tools hook into the runtime.
+    // Hooks of tools into the runtime.
     (
         [0xa0, 0x94, 0x79, 0x8c],
         &[(3, Slot(stream_number as *const c_void))],
@@ -68,7 +68,7 @@ unsafe impl Send for Slot {}
 /// More slots than any table has.
 const SLOTS_MAX: usize = 4096;
 
-/// A table: what a slot holds is a size or a function.
+/// A table: each slot holds a size or a function.
 #[repr(transparent)]
 struct Table<const N: usize>([*const c_void; N]);
 
@@ -105,7 +105,7 @@ pub fn own(name: &CUuuid) -> Option<*const c_void> {
     }
 }
 
-/// The genuine table with our slots in it, if it is one that needs them.
+/// The genuine table with our slots in it, if it is one of [`PATCHED`].
 ///
 /// # Safety
 /// `genuine` is the driver's table of this name: its size in bytes, then functions.
@@ -149,7 +149,7 @@ unsafe extern "C" fn context_number(context: u64, out: Out<u64>) -> CUresult {
     })
 }
 
-/// The stream behind a handle of the API, which may name a default stream. `per_thread`: what NULL means.
+/// The stream of a handle of the API, which may name a default stream. `per_thread`: the meaning of NULL.
 unsafe extern "C" fn stream_behind(
     _context: u64,
     stream: u64,
@@ -170,10 +170,10 @@ unsafe extern "C" fn stream_number(_context: u64, stream: u64, out: Out<u64>) ->
     })
 }
 
-/// What [`each_function`] calls: what the caller gave it, a function, its name.
+/// Callback of [`each_function`]: the caller's data, a function, its name.
 type Visit = unsafe extern "C" fn(*mut c_void, u64, *const c_char);
 
-/// Calls `visit` for each function of a module; 1 when it could.
+/// Calls `visit` for each function of a module; returns 1 on success.
 unsafe extern "C" fn each_function(
     _context: u64,
     module: u64,
@@ -195,7 +195,7 @@ unsafe extern "C" fn each_function(
     status.is_ok() as u32
 }
 
-/// The context (0: the current one) whose storage is asked for. A primary one has storage before it is retained.
+/// The context (0: the current one) whose storage is used. A primary one has storage before it is retained.
 fn storing(context: u64) -> Status<&'static Context> {
     let context = context::given_or_current(context)?;
     if !context.primary {

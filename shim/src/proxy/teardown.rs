@@ -1,4 +1,4 @@
-//! The end of contexts, and with them of everything that was made in them.
+//! Destruction of contexts, with the objects created in them.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -12,17 +12,17 @@ use crate::proxy::context::{self, Context};
 use crate::proxy::submit::{Session, session};
 use crate::proxy::{array, capture, event, memory, module, stream};
 
-/// Releases everything made in a context. What is queued is waited for, as the driver does.
+/// Releases everything created in a context. Waits for its queued work first, as the driver does.
 fn end(session: &Session, context: &'static Context) {
     let storage = std::mem::take(&mut *context.storage.lock());
     for (key, (value, destructor)) in storage {
         if let Some(destructor) = destructor {
-            // SAFETY: who stored the value gave this function for it.
+            // SAFETY: the caller that stored the value passed this function for it.
             unsafe { destructor(context.handle, key as *mut c_void, value as *mut c_void) };
         }
     }
     context.alive.store(false, Ordering::Relaxed);
-    // Errors mean that the server is gone, and with it what is released here.
+    // Errors mean that the server is gone, with the objects released here.
     let _ = stream::quiesce(session, Some(context));
     let contents = context.take_contents();
     for handle in contents.events {

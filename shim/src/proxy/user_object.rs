@@ -20,7 +20,7 @@ use crate::proxy::submit::session;
 /// A destructor.
 pub type Destroy = unsafe extern "C" fn(*mut c_void);
 
-/// Who holds references besides the program.
+/// Holders of references other than the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     Graph(u64),
@@ -197,7 +197,7 @@ pub fn graph_releases(graph: u64, object: u64, count: u32) -> Status {
     Ok(())
 }
 
-/// Another holder holds from now on what a graph holds.
+/// Gives another holder a reference to each object that a graph holds.
 pub fn copy(graph: u64, holder: Holder) {
     let mut objects = OBJECTS.lock();
     let Some(objects) = objects.as_mut() else {
@@ -211,7 +211,7 @@ pub fn copy(graph: u64, holder: Holder) {
     }
 }
 
-/// A holder is gone. A node is found by itself alone.
+/// A holder is gone. A node is identified without its graph.
 pub fn end(holder: Holder) {
     let is = |other: &Holder| match (holder, other) {
         (Holder::Node { node, .. }, Holder::Node { node: other, .. }) => node == *other,

@@ -36,7 +36,7 @@ pub const ACCESSES: usize = ACCESSES_MAX;
 static ALLOCATIONS: Table<Allocation> = Table::new(Kind::Allocation);
 static RESERVATIONS: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// What the client knows of an allocation.
+/// Client-side state of an allocation.
 #[derive(Debug, Default)]
 pub struct Allocation {
     references: AtomicU32,
@@ -94,7 +94,7 @@ pub fn granularity(
         id: 0,
     };
     let body = Granularity {
-        // The driver looks at no device for it.
+        // The driver ignores the device for this query.
         properties: Properties::of(
             properties,
             to_server(session, &location).unwrap_or(anywhere),
@@ -179,7 +179,7 @@ fn publish(
     ALLOCATIONS.publish(entry)
 }
 
-/// Makes a handle whose entry `request` has the server fill.
+/// Creates a handle; `request` makes the server create the allocation.
 fn with_entry<T>(
     request: impl FnOnce(u64) -> Status<T>,
 ) -> Status<(&'static Entry<Allocation>, T)> {

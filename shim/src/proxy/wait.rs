@@ -10,7 +10,7 @@ use mpsshim_proto::shm;
 use crate::ffi::Status;
 use crate::proxy::submit::Session;
 
-/// How a thread passes the time, as the context's scheduling flags ask.
+/// How a thread waits, according to the context's scheduling flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
     /// `CU_CTX_SCHED_AUTO`.
@@ -21,7 +21,7 @@ pub enum Policy {
     Yield,
     /// `CU_CTX_SCHED_BLOCKING_SYNC`, `CU_EVENT_BLOCKING_SYNC`.
     Block,
-    /// Of a thread that runs host functions: it is unknown how long the stream takes to get there.
+    /// For a thread that runs host functions: it is unknown how long the stream takes to reach the next one.
     HostFunction,
 }
 
@@ -56,7 +56,7 @@ impl Policy {
     }
 }
 
-/// How long a sleeper trusts that it will be woken: a server that has died is noticed within 100 ms.
+/// How long a sleeper relies on being woken: a server that has died is noticed within 100 ms.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Waits until the flag of `slot` has reached `value`.
@@ -65,7 +65,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// The session's, when it ends meanwhile.
 pub fn wait(session: &Session, slot: u32, value: u32, policy: Policy) -> Status {
     let flag = session.flag(slot);
-    // Acquire: what the GPU wrote before the flag is there.
+    // Acquire: the GPU's writes before the flag are visible.
     let done = || reached(flag.load(Ordering::Acquire), value);
     if done() {
         return session.check();
@@ -126,7 +126,7 @@ fn sleep(session: &Session, slot: u32, value: u32, done: &dyn Fn() -> bool) -> S
         if place.state.load(Ordering::Acquire) == sleeper::SLEEPS {
             shm::futex_wait(&place.state, sleeper::SLEEPS, LOOK_AGAIN);
         } else {
-            // Woken, yet the flag is not there: the watcher was mistaken.
+            // Woken although the flag has not reached the value.
             place.state.store(sleeper::SLEEPS, Ordering::Release);
             std::thread::yield_now();
         }

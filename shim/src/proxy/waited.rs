@@ -1,5 +1,5 @@
-//! What is done whenever a thread has waited for work, or has seen that it is complete. Modules that have something to do
-//! then add a hook when they have it for the first time, so that other programs pay for one load.
+//! Hooks that run whenever a thread has waited for work, or has seen that it is complete. A module adds its hook when
+//! it first has something to do then, so that programs without hooks pay for one load only.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 
 use crate::proxy::submit::Session;
 
-/// What is known to be complete.
+/// The work that is known to be complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// A stream, as a query has shown.
@@ -18,7 +18,7 @@ pub enum Seen {
     All,
 }
 
-/// Called with what is known to be complete.
+/// Called with the work that is known to be complete.
 pub type Hook = fn(&Session, Seen);
 
 static ANY: AtomicBool = AtomicBool::new(false);

@@ -7,29 +7,29 @@ use mpsshim_proto::direct::{GONE, Memory, TERMINATED};
 use mpsshim_proto::user_memory::{PLACES, UserMemory};
 use parking_lot::{RwLock, RwLockReadGuard};
 
-/// This process is a child that was forked: the session is its parent's.
+/// This process is a forked child: the session is its parent's.
 static LEFT: AtomicBool = AtomicBool::new(false);
 
-/// In a child that was forked.
+/// Called in a forked child.
 pub fn leave() {
     LEFT.store(true, Ordering::Relaxed);
 }
 
-/// Where a device's memory is counted: in the page of a session, and as a part of what the user holds.
+/// The account of a device's memory: in the page of a session, and as a part of the user's total.
 #[derive(Debug, Clone, Copy)]
 pub struct Counted {
     pub page: &'static Memory,
     pub user: Share,
 }
 
-/// This process' part of what its user holds of a device.
+/// This process's part of its user's total for a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
     pub memory: &'static UserMemory,
     pub device: usize,
     /// The place of this process.
     pub place: &'static AtomicU32,
-    /// Of the session's turn: once that is over the place may be another's.
+    /// State of the session's turn: once the session is over, the place may belong to another client.
     pub state: &'static AtomicU32,
 }
 
@@ -67,7 +67,7 @@ impl Share {
     }
 }
 
-/// Where is counted in the present session.
+/// The account of the present session.
 #[derive(Debug)]
 pub struct Slot(RwLock<Counted>);
 
@@ -76,7 +76,7 @@ impl Slot {
         Slot(RwLock::new(counted))
     }
 
-    /// Goes on counting elsewhere.
+    /// Continues to count in another account.
     pub fn move_to(&self, next: Counted) {
         let mut counted = self.0.write();
         let held = counted.page.held.load(Ordering::Relaxed);
@@ -85,7 +85,7 @@ impl Slot {
         *counted = next;
     }
 
-    /// While this lives, it is counted there.
+    /// The present account, which does not change while the guard lives.
     fn counted(&self) -> RwLockReadGuard<'_, Counted> {
         self.0.read()
     }
@@ -95,7 +95,7 @@ impl Slot {
 #[derive(Debug, Clone, Copy)]
 pub struct Account {
     pub slot: &'static Slot,
-    /// A limit of this process' own, `u64::MAX`: none.
+    /// A limit that this process sets itself, `u64::MAX`: none.
     pub lowered: &'static AtomicU64,
 }
 
@@ -125,12 +125,12 @@ impl Account {
         own.min(counted.user.left())
     }
 
-    /// Bytes that this process holds besides what is counted.
+    /// Bytes that this process holds in addition to those counted.
     pub fn overhead(self) -> u64 {
         self.slot.counted().page.overhead.load(Ordering::Relaxed)
     }
 
-    /// Lowers the limit; a higher one than the present changes nothing.
+    /// Lowers the limit; a value over the present limit has no effect.
     pub fn lower(self, bytes: u64) {
         self.lowered.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -138,7 +138,7 @@ impl Account {
     /// Counts memory that is about to be allocated.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit, or over the user's; then nothing is counted.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` over the process's limit or its user's; then nothing is counted.
     pub fn take(self, bytes: u64) -> Result<Charge, CUresult> {
         let limit = match self.limit() {
             u64::MAX => u64::MAX,
@@ -157,7 +157,7 @@ impl Account {
         Ok(Charge { slot, bytes })
     }
 
-    /// Counts memory that is there already and only becomes somebody's, whatever the limit is.
+    /// Counts memory that exists already and only gets an owner, regardless of the limit.
     pub fn count(self, bytes: u64) -> Charge {
         let counted = self.slot.counted();
         counted.page.held.fetch_add(bytes, Ordering::Relaxed);
@@ -175,7 +175,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Counts what the driver has taken in fact, even over the limit: it is there.
+    /// Corrects the count to the bytes that the driver has allocated, even over the limit: they exist.
     pub fn settle(&mut self, bytes: u64) {
         let counted = self.slot.counted();
         if bytes >= self.bytes {

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use super::account::Charge;
 
-/// With what an allocation ends, if it is not freed before.
+/// The object whose end frees an allocation, if it is not freed before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// A context that the program made.
     Context(u64),
-    /// The primary context of a device, by the server's ordinal; also what a green context allocates.
+    /// The primary context of a device, by the server's ordinal; also for allocations in a green context.
     Primary(usize),
     /// A pool's device.
     Pool,
@@ -31,7 +31,7 @@ impl Block {
     }
 }
 
-/// One that the driver was asked to free.
+/// An allocation that the driver was asked to free.
 #[derive(Debug)]
 pub struct Freed {
     pub address: u64,
@@ -56,15 +56,16 @@ impl Blocks {
         }
     }
 
-    /// A new allocation. One that is known at the address has ended unseen: the driver would not have given it out.
+    /// Adds an allocation. A known one at the same address has ended unnoticed: the driver would not have reused the
+    /// address.
     pub fn add(&mut self, address: u64, block: Block) {
-        // No memory has no address.
+        // Allocations never have address 0.
         if address != 0 {
             self.linear.insert(address, block);
         }
     }
 
-    /// Takes what is about to be freed out.
+    /// Removes an allocation that is about to be freed.
     pub fn take(&mut self, address: u64) -> Option<Block> {
         self.linear.remove(&address)
     }
@@ -97,7 +98,7 @@ impl Blocks {
         self.forget(Owner::Context(context));
     }
 
-    /// The primary context of a device ended; `gone` says of memory of pools whether that has, too.
+    /// The primary context of a device ended; `gone` tells whether memory of a pool has ended too.
     pub fn primary_ended(&mut self, server: usize, gone: impl Fn(u64) -> bool) {
         self.forget(Owner::Primary(server));
         self.linear
@@ -133,7 +134,7 @@ mod tests {
         });
         drop(blocks.take(0x1000));
         assert_eq!(held(account), 20);
-        // The driver gives an address out again whose end was not seen.
+        // The driver reuses an address whose end was not noticed.
         blocks.add(0x2000, block(5));
         assert_eq!(held(account), 5);
         blocks.add(0, block(7));

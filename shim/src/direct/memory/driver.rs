@@ -17,7 +17,7 @@ macro_rules! functions {
                 let function = unsafe {
                     std::mem::transmute::<*const (), unsafe extern "C" fn($($ty),*) -> CUresult>(address)
                 };
-                // SAFETY: handles are the program's or the driver's, references are valid for what is written.
+                // SAFETY: handles are the program's or the driver's, references are valid for the driver's writes.
                 unsafe { function($($arg),*) }
             }
         )*

@@ -28,7 +28,7 @@ pub struct Allocating {
     pub location: CUmemLocation,
 }
 
-/// What the nodes of a graph allocate and free.
+/// Memory that the nodes of a graph allocate and free.
 #[derive(Debug, Default)]
 pub struct MemoryNodes {
     pub allocating: Vec<Allocating>,
@@ -41,14 +41,15 @@ impl MemoryNodes {
     }
 }
 
-/// The memory nodes of a graph and of the graphs in it. What the driver does not tell it will not instantiate.
+/// The memory nodes of a graph and of its child graphs. The driver does not instantiate a graph whose nodes it does not
+/// list.
 pub fn memory_nodes(graph: u64) -> MemoryNodes {
     let mut found = MemoryNodes::default();
     collect(graph, &mut found, 0);
     found
 }
 
-/// Graphs within graphs, at most; a graph cannot be in itself.
+/// Maximum nesting of graphs; a graph cannot contain itself.
 const DEPTH: u32 = 64;
 
 fn collect(graph: u64, found: &mut MemoryNodes, depth: u32) {
@@ -102,9 +103,9 @@ fn collect(graph: u64, found: &mut MemoryNodes, depth: u32) {
 #[derive(Debug)]
 pub struct Exec {
     allocates: Vec<u64>,
-    /// What a launch leaves allocated.
+    /// Memory that a launch leaves allocated.
     leaves: Vec<u64>,
-    /// What a launch frees that another has left.
+    /// Memory left by another launch that a launch frees.
     frees: Vec<u64>,
 }
 
@@ -117,7 +118,7 @@ struct Counted {
     left: bool,
 }
 
-/// Instances and what they have allocated.
+/// Instances and the memory that they allocate.
 #[derive(Debug)]
 pub struct Graphs {
     execs: BTreeMap<u64, Exec>,
@@ -137,7 +138,7 @@ impl Graphs {
         self.memory.contains_key(&address)
     }
 
-    /// A new instance of a graph with these nodes; `taken` is what was not counted before.
+    /// Adds an instance of a graph with these nodes; `taken` holds the memory that was not counted before.
     pub fn instantiated(&mut self, exec: u64, nodes: &MemoryNodes, taken: HashMap<u64, Block>) {
         ANY.store(true, Ordering::Relaxed);
         for (address, block) in taken {
@@ -180,7 +181,7 @@ impl Graphs {
         }
     }
 
-    /// Takes an instance out that is about to be destroyed.
+    /// Removes an instance that is about to be destroyed.
     pub fn take(&mut self, exec: u64) -> Option<Exec> {
         self.execs.remove(&exec)
     }
@@ -199,7 +200,7 @@ impl Graphs {
         }
     }
 
-    /// What a launch has left is about to be freed. Whether there is such memory.
+    /// Memory that a launch has left is about to be freed. Returns whether there is such memory.
     pub fn free(&mut self, address: u64) -> bool {
         let counted = self.memory.get_mut(&address);
         counted.is_some_and(|counted| std::mem::take(&mut counted.left))
@@ -212,7 +213,7 @@ impl Graphs {
         }
     }
 
-    /// Counts memory no more that no instance allocates and no launch has left.
+    /// Stops counting memory that no instance allocates and no launch has left.
     pub fn forget_unused(&mut self, address: u64) {
         if let Some(counted) = self.memory.get(&address)
             && counted.execs == 0

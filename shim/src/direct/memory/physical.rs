@@ -34,7 +34,7 @@ impl Physicals {
         }
     }
 
-    /// New memory. What is known of the handle has ended unseen: the driver would not have given it out.
+    /// Adds memory. A known handle of the same value has ended unnoticed: the driver would not have reused it.
     pub fn add(&mut self, handle: u64, charge: Charge) {
         let physical = Arc::new(charge);
         let handles = self.handles.get_or_insert_default();
@@ -48,7 +48,7 @@ impl Physicals {
         known.or_insert(Handle { physical, held: 0 }).held += 1;
     }
 
-    /// Releases a handle once; gives what it stands for.
+    /// Releases a handle once; returns its memory.
     pub fn release(&mut self, handle: u64) -> Option<Physical> {
         let handles = self.handles.as_mut()?;
         let known = handles.get_mut(&handle)?;
@@ -75,7 +75,7 @@ impl Physicals {
         self.mappings.insert(start, (len, physical));
     }
 
-    /// Takes the mappings in `[start, start + len)` out, which are about to be undone.
+    /// Removes the mappings in `[start, start + len)`, which are about to be undone.
     pub fn unmap(&mut self, start: u64, len: u64) -> Vec<Mapping> {
         let inside = self.mappings.range(start..start.saturating_add(len));
         let starts: Vec<u64> = inside.map(|(start, _)| *start).collect();

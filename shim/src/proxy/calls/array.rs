@@ -114,7 +114,7 @@ pub unsafe extern "C" fn create_mipmapped(
 /// `cuArrayDestroy`.
 pub unsafe extern "C" fn destroy(handle: u64) -> CUresult {
     guard(|| {
-        // A level or plane stays with what it is a part of.
+        // A level or plane lives as long as the array that it is a part of.
         if array::array(handle)?.is_part() {
             return Ok(());
         }
@@ -173,12 +173,12 @@ pub unsafe extern "C" fn get_level(out: Out<u64>, handle: u64, level: u32) -> CU
     })
 }
 
-/// The array that a question is about.
+/// The array of a query: `CUDA_ERROR_INVALID_VALUE` if there is none.
 fn of_query(found: Status<ArrayRef>) -> Status<ArrayRef> {
     found.map_err(|_| CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Asks the server for what only the driver knows: [`ArrayQuery`].
+/// Requests facts that only the driver knows: [`ArrayQuery`].
 fn query<T: FromBytes>(array: ArrayRef, kind: u32, device: u32) -> Status<T> {
     let body = ArrayQuery {
         array: array.handle(),
@@ -252,7 +252,7 @@ enum End {
     Host(u64),
 }
 
-/// Copies bytes of one row: that is what an offset into an array means.
+/// Copies bytes of one row, to which an offset into an array refers.
 fn line(to: End, from: End, len: usize, stream: (u64, bool), when: When) -> Status {
     let given = |end: End| match end {
         End::Array(array, at) => (CU_MEMORYTYPE_ARRAY, 0, 0, array, at as u64),

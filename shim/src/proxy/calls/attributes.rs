@@ -43,7 +43,7 @@ impl Attribute<'_> {
     }
 }
 
-/// Checks the attributes of a launch; gives the events that it records.
+/// Checks the attributes of a launch; returns the events that it records.
 pub fn check(function: FunctionRef, shape: &Shape, attributes: &[u8]) -> Status<Recorded> {
     let mut recorded = Recorded::default();
     let (mut cluster, mut is_cooperative) = (None, false);

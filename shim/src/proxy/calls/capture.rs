@@ -123,7 +123,7 @@ pub unsafe extern "C" fn get_info_v1<const P: bool>(
     status: Out<u32>,
     id: Out<u64>,
 ) -> CUresult {
-    // SAFETY: the program's arguments, and none where this version has none.
+    // SAFETY: the program's arguments, and null for those that this version lacks.
     unsafe { get_info_v2::<P>(stream, status, id, Out::none(), Out::none(), Out::none()) }
 }
 

@@ -54,7 +54,7 @@ entries! {
     cuCtxResetPersistingL2Cache() => reset_persisting_l2,
 }
 
-/// Flags without unknown ones and with one way of waiting at most.
+/// Flags without unknown ones and with at most one way of waiting.
 pub fn valid_flags(flags: u32) -> Status<u32> {
     let schedule = flags & CU_CTX_SCHED_MASK;
     if flags & !CU_CTX_FLAGS_MASK != 0 || !(schedule == 0 || schedule.is_power_of_two()) {
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn get_device(out: Out<CUdevice>) -> CUresult {
     guard(|| {
         out.required()?;
         context::permitted()?;
-        // Also of one that was destroyed.
+        // Also if it was destroyed.
         out.set(context::top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device)
     })
 }
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn get_flags(out: Out<u32>) -> CUresult {
     guard(|| {
         out.required()?;
         context::permitted()?;
-        // Also of one that was destroyed.
+        // Also if it was destroyed.
         let context = context::top().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let mapped = if context.home().primary {
             CU_CTX_MAP_HOST
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn get_api_version(context: u64, out: Out<u32>) -> CUresul
     })
 }
 
-/// `cuCtxGetStreamPriorityRange`: what devices of compute capability 7.0 and later give.
+/// `cuCtxGetStreamPriorityRange`: the range of devices of compute capability 7.0 and later.
 pub unsafe extern "C" fn get_stream_priority_range(
     least: Out<i32>,
     greatest: Out<i32>,
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn get_stream_priority_range(
     })
 }
 
-/// `cuCtxAttach`: one more who must detach before the current context ends.
+/// `cuCtxAttach`: requires one more detach before the current context ends.
 pub unsafe extern "C" fn attach(out: Out<u64>, flags: u32) -> CUresult {
     guard(|| {
         let context = context::current()?;
@@ -298,7 +298,7 @@ pub unsafe extern "C" fn detach(context: u64) -> CUresult {
         if context == 0 {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
-        // One that was destroyed is no context any more, where other calls tell the two apart.
+        // A destroyed context is invalid here, whereas other calls distinguish the two.
         let gone = |_| CUDA_ERROR_INVALID_CONTEXT;
         let context = context::by_handle(context)?.usable().map_err(gone)?;
         let fewer = |count: u32| count.checked_sub(1);
@@ -390,8 +390,8 @@ pub unsafe extern "C" fn get_limit(out: Out<usize>, limit: CUlimit) -> CUresult 
     })
 }
 
-/// `cuCtxSetLimit`. The context is shared with others: the server's grows to the largest that any client set, and
-/// each reads what it set itself.
+/// `cuCtxSetLimit`. The context is shared: the server's limit grows to the largest that any client has set, and each
+/// client reads its own value.
 pub unsafe extern "C" fn set_limit(limit: CUlimit, value: usize) -> CUresult {
     guard(|| {
         capture::forbid(session()?)?;

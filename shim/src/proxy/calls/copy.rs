@@ -35,12 +35,12 @@ entries! {
     cuMemcpyPeerAsync_ptsz(_, _, _, _, _, _) => peer_async::<true>,
 }
 
-/// What the name of a call says about an address.
+/// The memory type of an address that the name of a call implies.
 #[derive(Clone, Copy)]
 pub enum Said {
     Device,
     Host,
-    /// Nothing: any address.
+    /// None: any address.
     Any,
 }
 
@@ -100,7 +100,7 @@ pub fn transfer(
         }
         (Some(to), Some(from)) => {
             submit(session, stream, to, from, (len, 0))?;
-            // A copy within the device is not waited for; one that touches host memory is.
+            // Copies within the device are not waited for; those that touch host memory are.
             let touches_host = to.1 == Side::Host || from.1 == Side::Host;
             if when == When::Sync && touches_host {
                 stream::synchronize(session, stream)?;
@@ -146,8 +146,8 @@ pub fn transfer(
     }
 }
 
-/// A copy that a graph will do: memory that the server cannot reach is moved to where it can, as the copy reads and
-/// writes it each time that the graph runs.
+/// Captures a copy. Memory that the server cannot reach is registered or gets a bounce buffer, because the copy
+/// accesses it each time that the graph runs.
 fn captured(
     session: &Session,
     stream: StreamRef,
@@ -171,7 +171,7 @@ fn captured(
     submit(session, stream, to, from, (len, kinds))
 }
 
-/// Has the server copy between two sides that it reaches; `kinds`: [`SIDES_UNNAMED`] or 0.
+/// Submits a copy between two sides that the server can reach; `kinds`: [`SIDES_UNNAMED`] or 0.
 fn submit(
     session: &Session,
     stream: StreamRef,
@@ -333,8 +333,8 @@ pub unsafe extern "C" fn on_device_async<const P: bool>(
     })
 }
 
-/// The contexts of a copy between two must be some; none stands for the current one. Which devices the sides lie on
-/// is seen from the addresses.
+/// Checks the two contexts of a copy between contexts; 0 stands for the current one. The addresses determine the
+/// devices of both sides.
 fn contexts(to: u64, from: u64) -> Status {
     for context in [to, from] {
         context::given_or_current(context)?;
@@ -342,7 +342,7 @@ fn contexts(to: u64, from: u64) -> Status {
     Ok(())
 }
 
-/// `cuMemcpyPeer`: stands before all later and behind all earlier work, whatever stream that is in.
+/// `cuMemcpyPeer`: ordered after all earlier and before all later work of any stream.
 pub unsafe extern "C" fn peer<const P: bool>(
     to: CUdeviceptr,
     to_context: u64,

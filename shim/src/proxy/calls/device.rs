@@ -25,7 +25,7 @@ entries! {
     cuDevicePrimaryCtxSetFlags_v2(_, _) => primary_set_flags,
 }
 
-/// What devices can do and a client cannot have: its memory lies in another process, the server's.
+/// Attributes of devices that a client does not have, because its memory lies in another process, the server.
 const WITHHELD: &[CUdevice_attribute] = &[
     // Pointers of the program's own are not the server's.
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
@@ -43,7 +43,7 @@ const WITHHELD: &[CUdevice_attribute] = &[
     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
 ];
 
-/// `cuDeviceGetAttribute`: the genuine driver's answer, but for [`WITHHELD`].
+/// `cuDeviceGetAttribute`: the genuine driver's answer, except for [`WITHHELD`].
 pub unsafe extern "C" fn get_attribute(
     out: Out<i32>,
     attribute: CUdevice_attribute,
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn get_attribute(
     })
 }
 
-/// What the genuine driver's `symbol` says of a device's memory, or the limit of the client's memory if that is less.
+/// The bytes of a device's memory from the genuine driver's `symbol`, or the client's memory limit if that is less.
 ///
 /// # Safety
 /// The driver's function of this name has a pointer to an `S`, and a device.

@@ -79,7 +79,7 @@ pub unsafe extern "C" fn record_with_flags<const PER_THREAD: bool>(
     })
 }
 
-/// `cuIpcGetEventHandle`. The handle is a number that the server has drawn.
+/// `cuIpcGetEventHandle`. The handle is a random number chosen by the server.
 pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) -> CUresult {
     guard(|| {
         out.required()?;
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn get_ipc_handle(out: Out<CUipcEventHandle>, event: u64) 
         let body = EventExport {
             event: event.handle(),
         };
-        // Before others can know of it.
+        // Before another process can have the handle.
         event.is_open_elsewhere();
         let answer: EventToken = session()?.request(Op::EventExport, &body, &[])?.read()?;
         OWN.lock().insert(answer.token);

@@ -23,7 +23,7 @@ entries! {
     cuFuncLoad(_) => load,
 }
 
-/// A function; a kernel is none here, as natively.
+/// Resolves a function; kernels are refused here, as natively.
 fn of_handle(handle: u64) -> Status<FunctionRef> {
     module::live_function(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }

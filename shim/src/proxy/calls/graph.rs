@@ -1,4 +1,4 @@
-//! Graphs: creation, queries, instantiation, launches. `graph_node` has the parameters of nodes.
+//! Graphs: creation, queries, instantiation, launches. The parameters of nodes are in `graph_node`.
 
 use std::ffi::c_char;
 use std::io::{Read, Write};
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn destroy_node(node: u64) -> CUresult {
     guard(|| graph::destroy_node(session()?, node))
 }
 
-/// Gives a list out: its length where there is no room for it, else as much as fits, and null handles behind it.
+/// Returns a list: its length if there is no buffer, else as many entries as fit, followed by null handles.
 fn give(
     object: u64,
     what: u32,
@@ -140,7 +140,7 @@ fn give(
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let (_, all): (usize, Listed) = graph::list(session, object, what, false)?;
-    // Without room for them, edges that say something would be lost.
+    // Without a buffer for them, non-default edges would be lost.
     if edges.is_null() && all.edges.iter().any(|e| *e != CUgraphEdgeData::default()) {
         return Err(CUDA_ERROR_LOSSY_QUERY);
     }
@@ -272,7 +272,7 @@ fn send_dependencies(
     }
 }
 
-/// Dependencies of a node that had no room in the message that added it.
+/// Adds the dependencies of a node that did not fit the message that added it.
 pub fn add_late(graph: u64, from: &[u64], node: u64, edges: &[CUgraphEdgeData]) -> Status {
     let first = edges.len().saturating_sub(from.len());
     let to = vec![node; from.len()];
@@ -440,7 +440,7 @@ pub unsafe extern "C" fn update_v1(
     guard(|| {
         let updated = graph::update(session()?, exec, graph)?;
         error_node.set_if_wanted(updated.error_node);
-        // What the driver makes of another shape here.
+        // Here the driver reports a changed topology as not supported.
         let (changed, unsupported) = (2, 6);
         result.set_if_wanted(if updated.result == changed {
             unsupported

@@ -75,7 +75,7 @@ entries! {
 
 /// Words of `CUDA_KERNEL_NODE_PARAMS` as of CUDA 10.0.
 const KERNEL_V1: usize = 7;
-/// Access descriptors or operations that one node may have: more than the driver takes.
+/// Maximum number of access descriptors or operations of one node: more than the driver accepts.
 const MANY: usize = 1024;
 
 /// `CUDA_HOST_NODE_PARAMS`.
@@ -86,18 +86,18 @@ pub struct HostParams {
     data: usize,
 }
 
-/// What a node does, as it travels.
+/// A node's parameters in the form in which they are sent.
 struct Does {
     kind: u32,
     /// Server's ordinal.
     device: u32,
     bytes: Vec<u8>,
-    /// Of a kernel node: its parameters came packed.
+    /// Kernel node: the program passed packed parameters.
     by_extra: bool,
-    /// Of a child node.
+    /// Child node: its graph.
     child: u64,
     moves: bool,
-    /// Memory that cannot be registered.
+    /// Bounce buffers for memory that cannot be registered.
     shadows: Vec<Shadow>,
 }
 
@@ -115,12 +115,12 @@ impl Does {
     }
 }
 
-/// Where a node does its work.
+/// The node to add or change.
 #[derive(Clone, Copy)]
 enum Where {
     /// A new node of a graph.
     Graph(u64),
-    /// A node.
+    /// A node of a graph.
     Node(u64),
     /// A node of an instance.
     Exec(u64, u64),
@@ -137,7 +137,7 @@ fn context_given(handle: u64) -> Status<&'static Context> {
     context::by_handle(handle)?.usable()
 }
 
-/// What is judged before the other arguments: `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+/// Checked before the other arguments: `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
 fn not_destroyed(handle: u64) -> Status {
     match context::by_handle(handle) {
         Ok(context) => context.usable().map(drop),
@@ -145,7 +145,7 @@ fn not_destroyed(handle: u64) -> Status {
     }
 }
 
-/// Adds a node or changes what one does.
+/// Adds a node or changes a node's parameters.
 fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> Status<Added> {
     let (object, exec, change) = match place {
         Where::Graph(graph) => (graph, 0, 0),
@@ -160,7 +160,7 @@ fn put(place: Where, nodes: &[u64], edges: &[CUgraphEdgeData], does: &Does) -> S
     } else {
         node_flags::EDGES
     };
-    // More dependencies than a message holds are added behind the node.
+    // Dependencies that do not fit the message are added after the node.
     let at_once = nodes.len().min(mpsshim_proto::message::graph::NODES_MOST);
     let body = GraphNode {
         object,
@@ -233,7 +233,7 @@ fn change(place: Where, does: &Does) -> Status {
     put(place, &[], &[], does).map(drop)
 }
 
-/// What a kernel node does.
+/// Parameters of a kernel node.
 fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
     let handle = match (params.function, params.kernel) {
         (0, 0) => return Err(CUDA_ERROR_INVALID_HANDLE),
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn exec_set_kernel(
     guard(|| change(Where::Exec(exec, node), &kernel(&params.get()?)?))
 }
 
-/// What a kernel node does, with pointers into memory that is kept for it.
+/// Gets a kernel node's parameters, with pointers into memory that is kept for the node.
 fn kernel_of(node: u64) -> Status<CUDA_KERNEL_NODE_PARAMS> {
     let (is, packed): (KernelNode, _) = get_node_of(session()?, node, CU_GRAPH_NODE_TYPE_KERNEL)?;
     let function = module::live_function(is.function);
@@ -333,7 +333,7 @@ fn kernel_of(node: u64) -> Status<CUDA_KERNEL_NODE_PARAMS> {
         block: is.block,
         shared: is.shared,
         context: function.map_or(0, |function| function.context().handle),
-        // The runtime finds its own name of the kernel by this one, however the node was made.
+        // The runtime looks up its own kernel by this handle, however the node was created.
         kernel: function.map_or(0, module::kernel_of),
         ..CUDA_KERNEL_NODE_PARAMS::default()
     };
@@ -344,7 +344,7 @@ fn kernel_of(node: u64) -> Status<CUDA_KERNEL_NODE_PARAMS> {
         let base = kept.bytes.as_ptr() as u64;
         let layout = function.map(|function| function.layout());
         let pointers: Vec<u64> = if kept.by_extra {
-            // The length stands behind the list that leads to it.
+            // The list is followed by the length that it points to.
             let mut list = vec![
                 CU_LAUNCH_PARAM_BUFFER_POINTER as u64,
                 base,
@@ -363,7 +363,7 @@ fn kernel_of(node: u64) -> Status<CUDA_KERNEL_NODE_PARAMS> {
             layout.iter().map(|p| base + p.offset as u64).collect()
         };
         if kept.words.len() == pointers.len() {
-            // What the program was given before stays where it is.
+            // Updated in place, so that pointers given to the program stay valid.
             kept.words.copy_from_slice(&pointers);
         } else {
             kept.words = pointers;
@@ -433,7 +433,7 @@ pub unsafe extern "C" fn copy_attributes(to: u64, from: u64) -> CUresult {
     })
 }
 
-/// How far a side of a copy reaches from its address, bytes.
+/// Extent of one side of a copy from its address, bytes.
 fn reach(copy: &CUDA_MEMCPY3D, [x, y, z]: [u64; 3], pitch: u64, rows: u64) -> Option<u64> {
     let pitch = if pitch == 0 { copy.width } else { pitch };
     let rows = if rows == 0 { copy.height } else { rows };
@@ -446,7 +446,7 @@ fn reach(copy: &CUDA_MEMCPY3D, [x, y, z]: [u64; 3], pitch: u64, rows: u64) -> Op
         .checked_add(x)
 }
 
-/// A side of a copy as the server reaches it: kind, host address, device address.
+/// One side of a copy as the server accesses it: kind, host address, device address.
 fn side(
     context: &'static Context,
     kind: u32,
@@ -477,7 +477,7 @@ fn side(
     }
 }
 
-/// What a copying node does.
+/// Parameters of a copy node.
 fn memcpy(copy: CUDA_MEMCPY3D, context: u64) -> Status<Does> {
     let context = context_given(context)?;
     let mut copy = copy;
@@ -558,7 +558,7 @@ pub unsafe extern "C" fn get_memcpy(node: u64, out: Out<CUDA_MEMCPY3D>) -> CUres
     })
 }
 
-/// What a setting node does.
+/// Parameters of a memset node.
 fn memset(params: CUDA_MEMSET_NODE_PARAMS, context: u64) -> Status<Does> {
     let context = context_given(context)?;
     let mut params = params;
@@ -631,7 +631,7 @@ pub unsafe extern "C" fn add_empty(
     })
 }
 
-/// What a child node does.
+/// Parameters of a child node.
 fn child(params: CUDA_CHILD_GRAPH_NODE_PARAMS) -> Status<Does> {
     let bytes = params.as_bytes().to_vec();
     let mut does = Does::new(CU_GRAPH_NODE_TYPE_GRAPH, current_device()?, bytes);
@@ -675,7 +675,7 @@ pub unsafe extern "C" fn get_child(node: u64, out: Out<u64>) -> CUresult {
     })
 }
 
-/// What a node that records or awaits an event does.
+/// Parameters of an event record or event wait node.
 fn of_event(kind: u32, event: u64) -> Status<Does> {
     graph::refer_to_event(event)?;
     Ok(Does::new(
@@ -767,7 +767,7 @@ pub unsafe extern "C" fn exec_set_wait(exec: u64, node: u64, event: u64) -> CUre
     })
 }
 
-/// What an allocating node does.
+/// Parameters of an allocation node.
 fn alloc(params: CUDA_MEM_ALLOC_NODE_PARAMS) -> Status<Does> {
     let session = session()?;
     let attached = |ordinal: i32| {
@@ -838,7 +838,7 @@ pub unsafe extern "C" fn get_alloc(node: u64, out: Out<CUDA_MEM_ALLOC_NODE_PARAM
     })
 }
 
-/// What a freeing node does.
+/// Parameters of a free node.
 fn free(address: u64) -> Status<Does> {
     let bytes = address.as_bytes().to_vec();
     Ok(Does::new(
@@ -870,7 +870,7 @@ pub unsafe extern "C" fn get_free(node: u64, out: Out<u64>) -> CUresult {
     })
 }
 
-/// What a node of stream memory operations does.
+/// Parameters of a node of stream memory operations.
 fn batch(params: CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Status<Does> {
     let context = context_given(params.context)?;
     if params.count as usize > MANY {
@@ -963,7 +963,7 @@ pub unsafe extern "C" fn get_batch(node: u64, out: Out<CUDA_BATCH_MEM_OP_NODE_PA
     })
 }
 
-/// What a host node does.
+/// Parameters of a host node.
 fn host(params: HostParams) -> Status<Does> {
     let function = params.function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let node = HostNode {
@@ -1048,7 +1048,7 @@ fn of_kind<T: FromBytes + IntoBytes + Immutable>(params: &CUgraphNodeParams) -> 
     read
 }
 
-/// What a node of any kind does.
+/// Parameters of a node of any kind.
 fn any(params: &CUgraphNodeParams) -> Status<Does> {
     if params.reserved0 != [0; 3] || params.reserved2 != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -1,7 +1,7 @@
 //! Green contexts, and the multiprocessors they are made of.
 //!
-//! A resource that the program holds has the fields that CUDA documents and, among the internal ones, its index in the
-//! server's list: the driver's own structure stays in the server.
+//! A resource in the program has the fields that CUDA documents and, in the internal ones, its index in the server's
+//! list: the driver's own structure stays in the server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -40,7 +40,7 @@ entries! {
 /// Every green context of the process, those that ended included.
 static GREENS: RwLock<BTreeMap<u64, &'static Context>> = RwLock::new(BTreeMap::new());
 
-/// Tells a resource that we gave out, after which its place follows.
+/// Identifies a resource that we returned; its index follows.
 const MARK: [u8; 8] = *b"mpsshim\x01";
 /// Groups of one split, resources of one description.
 const MANY: u32 = 1024;
@@ -50,7 +50,7 @@ fn green(handle: u64) -> Status<&'static Context> {
     found.ok_or(CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// What the program gets to see of a resource.
+/// A resource in the form that the program receives.
 fn shown(resource: &Resource) -> CUdevResource {
     let mut shown = CUdevResource {
         kind: CU_DEV_RESOURCE_TYPE_SM,
@@ -62,7 +62,7 @@ fn shown(resource: &Resource) -> CUdevResource {
     shown
 }
 
-/// The place of a resource that we gave out.
+/// The index of a resource that we returned.
 fn token_of(resource: &CUdevResource) -> Status<u32> {
     if resource.kind != CU_DEV_RESOURCE_TYPE_SM || resource.internal[..8] != MARK {
         return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);

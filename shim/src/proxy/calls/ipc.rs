@@ -47,7 +47,7 @@ pub unsafe extern "C" fn get_handle(out: Out<CUipcMemHandle>, address: CUdevicep
     })
 }
 
-/// `cuIpcOpenMemHandle`: the memory has the same address in all clients of a server.
+/// `cuIpcOpenMemHandle`: all clients of a server have the memory at the same address.
 pub unsafe extern "C" fn open(
     out: Out<CUdeviceptr>,
     handle: CUipcMemHandle,

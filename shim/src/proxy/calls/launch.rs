@@ -42,7 +42,7 @@ pub type Pointers = In<*const u8>;
 /// Or a list of names and values that leads to a packed buffer.
 pub type Extra = In<usize>;
 
-/// Where and how large a launch is.
+/// Grid and block dimensions of a launch, and its dynamic shared memory in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub grid: [u32; 3],
@@ -169,7 +169,7 @@ enum Params {
     None,
 }
 
-/// Which way the parameters come, and how many bytes they are.
+/// The form in which the parameters come, and their length in bytes.
 #[inline]
 fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Params, usize)> {
     let layout = function.layout();
@@ -203,7 +203,7 @@ fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Par
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         }
         at += 2;
-        // Two names are all there are.
+        // There are only two names.
         if at > 8 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -215,8 +215,8 @@ fn params_of(function: &Function, params: Pointers, extra: Extra) -> Status<(Par
     Ok((Params::Packed(buffer, len), len.max(layout.len)))
 }
 
-/// Hands out the parameters piece by piece: where each lies in the packed buffer, and its bytes. Returns how far they
-/// go; what a shorter buffer leaves out is the caller's to clear.
+/// Hands out the parameters piece by piece: offset in the packed buffer, and bytes. Returns the end of the last piece;
+/// the caller must clear the rest if the program's buffer is shorter.
 #[inline]
 fn each_param(
     function: &Function,
@@ -248,7 +248,7 @@ fn each_param(
     }
 }
 
-/// What the driver refuses at once.
+/// Checks the limits that the driver checks in the call itself.
 #[inline]
 pub fn check(function: &Function, shape: &Shape) -> Status {
     let limits = &context::device(function.context().device)?.limits;

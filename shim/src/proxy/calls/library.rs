@@ -50,7 +50,7 @@ fn check_options(names: In<u32>, count: u32) -> Status {
     Ok(())
 }
 
-/// `cuLibraryLoadData`. Library options say how code may be found and kept; none changes what is loaded.
+/// `cuLibraryLoadData`. Library options control how code is found and kept; none changes the loaded code.
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C" fn load_data(
     out: Out<u64>,
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn get_kernel(out: Out<u64>, handle: u64, name: Text) -> C
     })
 }
 
-/// What is judged before the context, where a handle that leads nowhere comes after it: `CUDA_ERROR_INVALID_HANDLE` for 0.
+/// `CUDA_ERROR_INVALID_HANDLE` for 0, which is checked before the context; unknown handles are checked after it.
 fn given(handle: u64) -> Status {
     if handle == 0 {
         return Err(CUDA_ERROR_INVALID_HANDLE);
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn get_global(
     })
 }
 
-/// `cuLibraryGetManaged`: where a `__managed__` variable lies is known to the server's process only.
+/// `cuLibraryGetManaged`: the address of a `__managed__` variable is known only in the server's process.
 pub unsafe extern "C" fn get_managed(
     address: Out<CUdeviceptr>,
     len: Out<usize>,
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn enumerate_kernels(out: Out<u64>, count: u32, handle: u6
     })
 }
 
-/// `cuKernelGetFunction`: what the kernel is in the current context.
+/// `cuKernelGetFunction`: the kernel's function in the current context.
 pub unsafe extern "C" fn kernel_get_function(out: Out<u64>, kernel: u64) -> CUresult {
     guard(|| {
         out.required()?;

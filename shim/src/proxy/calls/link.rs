@@ -42,9 +42,9 @@ static LINKS: Table<Link> = Table::new(Kind::Link);
 /// A linker (`CUlinkState`).
 #[derive(Debug, Default)]
 struct Link {
-    /// Where the logs go that were asked for when it was made.
+    /// Destinations of the logs that were requested at creation.
     places: Mutex<Places>,
-    /// What it made, for the program until it is destroyed. Never moved once it is there.
+    /// Its output, kept for the program until the linker is destroyed. Never moved once it exists.
     cubin: Mutex<Option<Box<[u8]>>>,
 }
 
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn create(
             LINKS.recycle(entry);
             return Err(status);
         }
-        // Nothing was said yet.
+        // There is no output yet.
         options.places.write(&Said::default())?;
         *entry.places.lock() = options.places;
         *entry.cubin.lock() = None;
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn complete(
             .map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
         let mut cubin = link.cubin.lock();
         if cubin.is_some() {
-            // The driver completes a link once; what the program has of it must stay.
+            // The driver completes a link once; the output returned to the program must stay valid.
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         let cubin = cubin.insert(content.into_boxed_slice());

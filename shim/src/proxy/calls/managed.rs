@@ -98,7 +98,7 @@ pub unsafe extern "C" fn prefetch<const P: bool>(
     })
 }
 
-/// Looks for the stream of a batch, which the legacy default stream does not take. `CUDA_ERROR_INVALID_VALUE` for that one.
+/// Checks the stream of a batch. `CUDA_ERROR_INVALID_VALUE` for the legacy default stream.
 fn resolve_named<const P: bool>(stream: u64) -> Status {
     if stream == 0 && !P || stream == CU_STREAM_LEGACY.0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -106,7 +106,7 @@ fn resolve_named<const P: bool>(stream: u64) -> Status {
     default_stream::resolve(stream, P).map(drop)
 }
 
-/// `cuMemPrefetchBatchAsync`, `cuMemDiscardAndPrefetchBatchAsync`: what is discarded may as well stay.
+/// `cuMemPrefetchBatchAsync`, `cuMemDiscardAndPrefetchBatchAsync`: discarded memory may keep its content.
 pub unsafe extern "C" fn prefetch_batch<const P: bool>(
     addresses: In<CUdeviceptr>,
     lens: In<usize>,

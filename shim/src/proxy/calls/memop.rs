@@ -102,7 +102,7 @@ fn check(stream: u64, operation: &CUstreamBatchMemOpParams) -> Status<MemOp> {
     })
 }
 
-/// Gives a stream some operations, in order: all, or none when one of them is wrong.
+/// Submits operations to a stream, in order: all of them, or none if one is invalid.
 fn submit(
     (stream, per_thread): (u64, bool),
     count: u32,

@@ -89,7 +89,7 @@ pub unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
     })
 }
 
-/// `cuMemGetInfo`. What this client has been granted and does not use is free to it.
+/// `cuMemGetInfo`. Memory that this client has been granted and does not use counts as free.
 pub unsafe extern "C" fn get_info(free: Out<usize>, total: Out<usize>) -> CUresult {
     guard(|| {
         let context = context::current()?;

@@ -13,7 +13,7 @@ entries! {
     cuGetExportTable(_, _) => get_export_table,
 }
 
-/// `cuGetExportTable`: the genuine driver's, except for those that speak of contexts.
+/// `cuGetExportTable`: the genuine driver's, except for those that refer to contexts.
 pub unsafe extern "C" fn get_export_table(out: Out<*const c_void>, uuid: In<CUuuid>) -> CUresult {
     type Genuine = unsafe extern "C" fn(Out<*const c_void>, In<CUuuid>) -> CUresult;
     guard(|| {
@@ -28,7 +28,7 @@ pub unsafe extern "C" fn get_export_table(out: Out<*const c_void>, uuid: In<CUuu
         let genuine = unsafe { std::mem::transmute::<*const (), Genuine>(address) };
         // SAFETY: the program's arguments, unchanged.
         unsafe { genuine(out, uuid) }.ok()?;
-        // SAFETY: what the driver just gave out under this name.
+        // SAFETY: the table that the driver has just returned under this name.
         match unsafe { tables::patched(&name, out.get()?) } {
             Some(patched) => out.set(patched),
             None => Ok(()),

@@ -1,6 +1,6 @@
 //! The driver calls that proxy mode serves, one file per subject.
 //!
-//! A handler has the signature of its symbol; the types of its pointers ([`crate::ffi`]) carry their guarantees. If a
+//! A handler has the signature of its symbol; the pointer types in it ([`crate::ffi`]) carry their guarantees. If a
 //! symbol exists for both flavours of the default stream, one generic handler serves both.
 
 mod array;
@@ -129,7 +129,8 @@ mod tests {
         }
     }
 
-    /// What the table says is served here has a handler for its newest symbol, and nothing else has one.
+    /// Each row that the table declares as served has a handler for its newest symbol, and only such rows have
+    /// handlers.
     #[test]
     fn the_table_and_the_handlers_agree() {
         let served: BTreeSet<_> = SERVED.iter().map(|(symbol, _)| *symbol).collect();

@@ -34,7 +34,7 @@ pub const MAX_BLOCKS: u32 = 0;
 const AVAILABLE_SHARED: u32 = 1;
 const WARP_SIZE: u32 = 10;
 
-/// Asks the server unless the answer is known. A change of the function's attributes makes another question.
+/// Asks the server unless the answer is cached. The cache distinguishes the revisions of the function's attributes.
 pub fn request(
     function: FunctionRef,
     kind: u32,
@@ -266,7 +266,7 @@ fn clusters(out: Out<i32>, function: u64, config: In<CUlaunchConfig>, kind: u32)
     out.set(answer as i32)
 }
 
-/// 128 bits of what attributes say. The rest of an attribute's 64 bytes may be anything, so it is left out.
+/// A digest of attributes, 128 bits. The unused part of an attribute's 64 bytes may have any content and is left out.
 fn digest(attributes: &[u8]) -> [u64; 2] {
     let (mut first, mut second) = (Fast::default(), Fast::default());
     for attribute in attributes.chunks_exact(size_of::<CUlaunchAttribute>()) {

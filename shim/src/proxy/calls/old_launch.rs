@@ -1,4 +1,4 @@
-//! The launch calls of CUDA 3, with which a function stores its block's shape, its shared memory and its parameters; and
+//! The launch calls of CUDA 3, in which a function stores its block shape, its shared memory and its parameters; and
 //! the cooperative launch on several devices.
 
 use std::collections::HashMap;
@@ -28,12 +28,12 @@ entries! {
     cuLaunchCooperativeKernelMultiDevice(_, _, _) => launch_on_devices,
 }
 
-/// What a function remembers.
+/// Launch state stored with a function.
 #[derive(Clone, Debug)]
 struct Remembered {
     block: [u32; 3],
     shared: u32,
-    /// Bytes of parameters that the program asked for.
+    /// Bytes of parameters requested by the program.
     size: usize,
     params: Vec<u8>,
 }
@@ -41,7 +41,7 @@ struct Remembered {
 /// By the function's handle.
 static REMEMBERED: Mutex<Option<HashMap<u64, Remembered>>> = Mutex::new(None);
 
-/// Changes what a function remembers, if the function could be launched so.
+/// Changes a function's launch state, unless the function could not be launched with it.
 fn remember(function: u64, change: impl FnOnce(&mut Remembered) -> Status) -> CUresult {
     guard(|| {
         context::current()?;
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn param_set_bytes(
     set_bytes(function, offset, bytes)
 }
 
-/// Launches a function as it remembers.
+/// Launches a function with its stored state.
 fn run(function: u64, width: i32, height: i32, stream: u64) -> Status {
     let entry = module::function(function)?;
     let remembered = REMEMBERED
@@ -157,7 +157,7 @@ fn run(function: u64, width: i32, height: i32, stream: u64) -> Status {
         block: remembered.block,
         shared: remembered.shared,
     };
-    // What was not set is 0.
+    // Parameters that were not set are 0.
     let len = entry.layout().len.max(remembered.size);
     remembered.params.resize(len, 0);
     launch_packed(function, shape, stream, &remembered.params, &[])
@@ -207,8 +207,8 @@ pub struct LaunchParams {
 /// `CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC` and `…_NO_POST_LAUNCH_SYNC`.
 const NO_SYNC: u32 = 3;
 
-/// `cuLaunchCooperativeKernelMultiDevice`: a cooperative launch on each device. The streams are named, each of another
-/// device. What the devices' kernels would need to meet across devices went with CUDA 13.
+/// `cuLaunchCooperativeKernelMultiDevice`: a cooperative launch on each device. The streams must be explicit, each on a
+/// different device. The means by which such kernels synchronized across devices were removed in CUDA 13.
 pub unsafe extern "C" fn launch_on_devices(
     list: In<LaunchParams>,
     count: u32,

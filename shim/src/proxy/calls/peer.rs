@@ -28,7 +28,7 @@ entries! {
 /// Contexts that may use another context's memory: user and owner, by handle.
 static ENABLED: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
-/// Whether the driver says that a device can reach another's memory.
+/// Whether the driver reports that a device can access another's memory.
 fn can_access(user: i32, owner: i32) -> bool {
     type Can = unsafe extern "C" fn(*mut i32, CUdevice, CUdevice) -> CUresult;
     let Some(address) = genuine::symbol("cuDeviceCanAccessPeer") else {
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn disable(peer: u64) -> CUresult {
     })
 }
 
-/// Copies of one batch, in the order of the stream, which is one of the orders that a batch may have.
+/// Submits the copies of one batch in stream order, which is one of the orders permitted for a batch.
 fn batch<const P: bool>(
     (to, from, lens): (In<CUdeviceptr>, In<CUdeviceptr>, In<usize>),
     count: usize,
@@ -144,7 +144,7 @@ fn batch<const P: bool>(
         .inspect_err(|_| failed(at))?;
     }
     if at_once {
-        // The sources are the program's again when the call returns.
+        // The program may reuse the sources when the call returns.
         stream::synchronize(session()?, resolved)?;
     }
     Ok(())

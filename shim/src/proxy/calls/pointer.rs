@@ -26,7 +26,7 @@ entries! {
 /// Numbers of allocations whose `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is set.
 static SYNCED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// What the client knows of the memory at an address.
+/// Client-side facts about the memory at an address.
 struct Known {
     kind: u32,
     start: u64,
@@ -34,17 +34,17 @@ struct Known {
     id: u64,
     context: Option<&'static Context>,
     ordinal: i32,
-    /// The mapping it is in, where that is not all of the range.
+    /// The mapping that contains it, if that is not the whole range.
     mapping: Option<(u64, u64)>,
     /// `CUmemAllocationHandleType`s it can be exported as.
     handle_types: u32,
     /// Handle of the pool it is from.
     pool: u64,
-    /// `cuIpcGetMemHandle` can name it.
+    /// It can have an IPC handle.
     ipc: bool,
     usable: bool,
     managed: bool,
-    /// Where the CPU finds it.
+    /// The CPU's address.
     host: Option<u64>,
     device: u64,
 }
@@ -69,7 +69,7 @@ impl Known {
         }
     }
 
-    /// What a context says.
+    /// Adds the facts that follow from a context.
     fn of(self, context: Option<&'static Context>) -> Known {
         Known {
             context,
@@ -183,8 +183,7 @@ fn value_of(known: &Known, attribute: CUpointer_attribute) -> Status<(u64, usize
     })
 }
 
-/// Bytes of an attribute's value; also what is stored where a pointer is unknown: zeros, with the ordinal
-/// `CU_DEVICE_INVALID`.
+/// The value for an unknown pointer, zero or the ordinal `CU_DEVICE_INVALID`, and the length of the attribute in bytes.
 fn unknown(attribute: CUpointer_attribute) -> Status<(u64, usize)> {
     match attribute {
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Ok((-2i32 as u32 as u64, 4)),
@@ -243,14 +242,14 @@ pub unsafe extern "C" fn get_attribute(
             Ok(value.value)
         };
         if attribute == CU_POINTER_ATTRIBUTE_CONTEXT {
-            // The server does not say; but not of what is no memory.
+            // The server has no context to return, but must refuse addresses that are not memory.
             ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
         }
         store(out, (ask(attribute)?, len))
     })
 }
 
-/// `cuPointerGetAttributes`: what does not apply is zero.
+/// `cuPointerGetAttributes`: attributes that do not apply are zero.
 pub unsafe extern "C" fn get_attributes(
     count: u32,
     attributes: In<CUpointer_attribute>,

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn alloc_from_pool_async<const P: bool>(
     })
 }
 
-/// `cuMemFreeAsync`: of what did not come from a pool, the block is used again once the stream has got here.
+/// `cuMemFreeAsync`: a block that is not from a pool is reused once the stream gets here.
 pub unsafe extern "C" fn free_async<const P: bool>(address: CUdeviceptr, stream: u64) -> CUresult {
     guard(|| {
         let session = session()?;

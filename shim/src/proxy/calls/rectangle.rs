@@ -65,7 +65,7 @@ struct Given {
     rows: u64,
 }
 
-/// What a copy is to do, all of it checked.
+/// A copy whose arguments have all been checked.
 #[derive(Clone, Copy)]
 pub struct Boxed {
     pub to: Memory,
@@ -99,7 +99,7 @@ impl Memory {
         matches!(self.place(), Some(Place::Pageable(_)))
     }
 
-    /// Bytes from the first to the one that begins the row `row` of slice `slice`, `x` bytes in.
+    /// Bytes from the first byte to byte `x` of row `row` in slice `slice`: `at` is `[x, row, slice]`.
     fn offset(&self, at: Extent) -> u64 {
         match *self {
             Memory::Array(..) => 0,
@@ -203,7 +203,7 @@ unsafe fn move_rows(
     }
 }
 
-/// Host memory of the program that a graph will refer to, as the server reaches it.
+/// The server's address of host memory that a graph will refer to.
 fn reached(
     session: &Session,
     stream: StreamRef,
@@ -346,7 +346,7 @@ fn sides(copy: &CUDA_MEMCPY3D) -> (Given, Given) {
     (to, from)
 }
 
-/// The memory of one side, all of whose bytes are there. `most`: the widest pitch of device memory.
+/// The memory of one side, which contains the whole box. `most`: maximum pitch of device memory.
 fn resolve(given: &Given, [width, height, depth]: Extent, most: u64) -> Status<Memory> {
     let invalid = CUDA_ERROR_INVALID_VALUE;
     let base = match given.kind {
@@ -367,7 +367,7 @@ fn resolve(given: &Given, [width, height, depth]: Extent, most: u64) -> Status<M
     };
     let [x, y, z] = given.at;
     let end = x.checked_add(width).ok_or(invalid)?;
-    // 0 stands for what the box itself needs.
+    // 0 stands for the box's own size.
     let or_needed = |given: u64, needed: u64| match given {
         0 => Ok(needed),
         given if given >= needed => Ok(given),
@@ -394,12 +394,12 @@ fn resolve(given: &Given, [width, height, depth]: Extent, most: u64) -> Status<M
     if matches!(place, Place::Device(_)) && pitch > most && !is_one_row {
         return Err(invalid);
     }
-    // The driver takes no wider pitch from the server, where it has no meaning either.
+    // The driver accepts no wider pitch from the server, and the pitch of a single row has no meaning.
     let pitch = if is_one_row { width } else { pitch };
     Ok(Memory::Rows { place, pitch, rows })
 }
 
-/// What the driver refuses whatever the sides are, then the sides. `None`: there is nothing to copy.
+/// Checks the conditions that do not depend on memory, then resolves both sides. `None`: there is nothing to copy.
 pub fn check(copy: &CUDA_MEMCPY3D) -> Status<Option<Boxed>> {
     let size = [copy.width, copy.height, copy.depth];
     let (to, from) = sides(copy);
@@ -461,7 +461,7 @@ pub unsafe extern "C" fn copy_3d_async<const P: bool>(
     })
 }
 
-/// `cuMemcpy3DPeer`: the addresses say which devices they belong to; the driver does not look at the contexts either.
+/// `cuMemcpy3DPeer`: the addresses determine the devices; the driver does not look at the contexts either.
 pub unsafe extern "C" fn peer_3d<const P: bool>(copy: In<CUDA_MEMCPY3D>) -> CUresult {
     guard(|| submit((0, P), &copy.get()?, When::Sync))
 }
@@ -474,8 +474,8 @@ pub unsafe extern "C" fn peer_3d_async<const P: bool>(
     guard(|| submit((stream, P), &copy.get()?, When::Async))
 }
 
-/// One copy of a batch as a copy of its own. Sizes of a batch are in elements: those of the array, or bytes where
-/// there is none.
+/// Converts one copy of a batch to a separate copy. Sizes of a batch are in elements of the array, or in bytes if there
+/// is no array.
 fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> Status<CUDA_MEMCPY3D> {
     let invalid = CUDA_ERROR_INVALID_VALUE;
     let element = |operand: &CUmemcpy3DOperand| match operand.kind {
@@ -530,7 +530,7 @@ fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> Status<CUDA_MEMCPY3D> {
 /// `CU_STREAM_LEGACY`.
 const LEGACY: u64 = 1;
 
-/// Checks the form of all copies of a batch, then copies. Which one was refused, where one was.
+/// Checks the form of all copies of a batch, then copies. An error names the copy that was refused, if one was.
 fn batch(
     (stream, per_thread): (u64, bool),
     count: usize,

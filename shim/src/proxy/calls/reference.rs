@@ -57,7 +57,7 @@ entries! {
     cuParamSetTexRef(_, _, _) => param_set,
 }
 
-/// What a reference was found by, its module's handle and its name, and its context's handle.
+/// The handle of a reference's module, its name, and the handle of its context.
 type Origin = Mutex<Option<(u64, CString, u64)>>;
 
 static TEXTURES: Table<Origin> = Table::new(Kind::TextureReference);
@@ -139,7 +139,7 @@ fn table_of(reference: u64) -> &'static Table<Origin> {
     }
 }
 
-/// Whether a reference is there. `CUDA_ERROR_INVALID_HANDLE`.
+/// Checks that a reference exists. `CUDA_ERROR_INVALID_HANDLE`.
 fn check(reference: u64) -> Status {
     table_of(reference).find(reference).map(drop)
 }
@@ -163,7 +163,7 @@ fn set(reference: u64, which: Call, arguments: &[u64]) -> CUresult {
     guard(|| call(reference, which, arguments).map(drop))
 }
 
-/// A call that gives one value.
+/// A call that returns one value.
 fn get<T>(
     out: Out<T>,
     reference: u64,

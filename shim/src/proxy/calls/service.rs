@@ -26,8 +26,8 @@ entries! {
 
 static NOTIFICATIONS: Mutex<(u32, BTreeSet<u64>)> = Mutex::new((0, BTreeSet::new()));
 
-/// `cuDeviceRegisterAsyncNotification`. What it tells of, that a device runs out of memory for this process's pools,
-/// does not happen in a client: nothing is ever told.
+/// `cuDeviceRegisterAsyncNotification`. Its one event, that a device runs out of memory for this process's pools, does
+/// not occur in a client: the callback is never called.
 pub unsafe extern "C" fn register_notification(
     device: CUdevice,
     callback: *const c_void,
@@ -71,11 +71,11 @@ const LIGHTWEIGHT_FLAGS: u32 = 0xf;
 /// Bytes of a path, the NUL included.
 const PATH_MAX: usize = 1024;
 
-/// What programs have set for their contexts, by context and setting. No core dump is ever written for a client: a
-/// fault is the server's.
+/// Core dump settings of programs, by context and setting. No core dump is ever written for a client: a fault is the
+/// server's.
 static CORE_DUMPS: Mutex<BTreeMap<(u64, u32), Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-/// `cuCoredumpGetAttribute`: what was set for the context, else for all.
+/// `cuCoredumpGetAttribute`: the value for the context, or else the global one.
 pub unsafe extern "C" fn core_dump_get(id: u32, value: *mut u8, size: Out<usize>) -> CUresult {
     guard(|| {
         size.required()?;

@@ -33,7 +33,7 @@ type Value = [u64; 8];
 /// `CUaccessProperty`.
 const PERSISTING: u32 = 2;
 
-/// Copies a value out to the program, no more bytes than it has.
+/// Copies a value to the program, without the padding of the attribute's 64 bytes.
 fn put<T: IntoBytes + zerocopy::Immutable>(to: *mut u8, value: &T) {
     let bytes = value.as_bytes();
     // SAFETY: the program gave a `CUlaunchAttributeValue`, 64 bytes.

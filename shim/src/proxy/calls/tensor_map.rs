@@ -21,15 +21,15 @@ entries! {
     cuTensorMapReplaceAddress(_, _) => replace_address,
 }
 
-/// Maps kept; then all are forgotten.
+/// Maximum number of cached maps; when it is reached, all are dropped.
 const KNOWN: usize = 1024;
-/// What a map's address must be a multiple of.
+/// Alignment of a map's address, bytes.
 const ALIGNMENT: usize = 64;
 
 /// `CUtensorMap`.
 type Map = [u64; 16];
 
-/// The first `count` elements, in as many as a message has.
+/// The first `count` elements, in an array of the message's size.
 fn list<T: Copy + Default, const N: usize>(from: In<T>, count: u32) -> Status<[T; N]> {
     let mut list = [T::default(); N];
     if count as usize <= TENSOR_RANK_MAX {
@@ -40,7 +40,7 @@ fn list<T: Copy + Default, const N: usize>(from: In<T>, count: u32) -> Status<[T
     Ok(list)
 }
 
-/// What all calls say of a tensor.
+/// The arguments that all calls have in common.
 fn tensor(
     (call, data_type, rank): (Call, u32, u32),
     address: u64,

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn get_granularity(
     })
 }
 
-/// `cuMemAddressReserve`. The server chooses the address; what the program would like is a hint natively too.
+/// `cuMemAddressReserve`. The server chooses the address; the program's own choice is only a hint natively too.
 pub unsafe extern "C" fn reserve(
     out: Out<CUdeviceptr>,
     len: usize,
