@@ -396,7 +396,7 @@ pub enum Command {
         server: Server,
         /// How long its clients may take to come to rest.
         patience: Duration,
-        /// End clients that cannot go on.
+        /// End clients that cannot continue.
         force: bool,
     },
     /// `terminate_client SERVER_PID CLIENT_PID`

@@ -175,8 +175,8 @@ fn take_lock(directory: BorrowedFd<'_>) -> Result<Option<Flock<File>>, FileError
         Err((lock, Errno::EWOULDBLOCK)) => lock,
         Err((_, errno)) => return Err(errno.into()),
     };
-    // An earlier release let all users open the lock file, and any process holding it open can lock it. A
-    // real daemon also accepts connections.
+    // An earlier release let all users open the lock file, and any process holding it open can lock it. A real daemon
+    // also accepts connections.
     let answers = || seqpacket::connect(&directory::path_in(directory, CONTROL)).is_ok();
     if !was_open_to_others || answers() {
         return Ok(None);

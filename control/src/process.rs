@@ -69,8 +69,8 @@ impl Process {
         }
     }
 
-    /// Whether its threads have all ended, although the kernel may not have released all its resources yet: its memory
-    /// is gone. Only known for a child.
+    /// Whether none of its threads executes code of the process any more, although the kernel may not have released all
+    /// its resources yet: its memory is gone. Only known for a child.
     pub fn is_exiting(&self) -> bool {
         let Process::Child(child) = self else {
             return false;

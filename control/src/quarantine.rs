@@ -16,7 +16,7 @@ pub const CLEAN_RUNS: u32 = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum QuarantinePolicy {
-    /// Those that had work in flight at a fault, and those that an operator names
+    /// Programs with work in flight at a fault, and programs that an operator names
     #[default]
     Auto,
     /// None
