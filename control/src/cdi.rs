@@ -1,5 +1,5 @@
-//! What a container needs for its programs to be clients: the library and the daemon's sockets. And a specification for
-//! the Container Device Interface (CDI) by which container engines provide these:
+//! The files that make programs in a container clients: the library and the daemon's sockets. And a specification for
+//! the Container Device Interface (CDI), by which container engines provide them:
 //! <https://github.com/cncf-tags/container-device-interface>.
 
 use crate::library::{self, LibraryError};
@@ -8,30 +8,30 @@ use mpsshim_proto::directory;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// The version of the specification that has what is used here. An engine that knows an older one only leaves the file
-/// out without a word: Podman 4.3, as Debian 12 has it, knows up to 0.5.
+/// The oldest version of the specification with the features used here. An engine that supports only older versions
+/// silently ignores the file: Podman 4.3, as in Debian 12, supports up to 0.5.
 const VERSION: &str = "0.3.0";
 /// Vendor and class.
 pub const KIND: &str = "mpsshim.io/gpu";
-/// What engines know the one device as.
+/// Name of the only device, as engines know it.
 pub const DEVICE: &str = "mpsshim.io/gpu=all";
-/// The library in containers.
+/// Path of the library in containers.
 pub const LIBRARY: &str = "/usr/lib/mpsshim/libmpsshim.so";
-/// The variable that has the loader load it.
+/// The variable that makes the loader load it.
 pub const PRELOAD: &str = "LD_PRELOAD";
 
-/// Why there is nothing to give to containers.
+/// Why nothing can be provided to containers.
 #[derive(Debug, thiserror::Error)]
 pub enum CdiError {
     /// No library.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// A path that JSON cannot say.
+    /// A path that JSON cannot represent.
     #[error("{0} is not UTF-8")]
     Path(PathBuf),
 }
 
-/// What a container is given.
+/// The environment and the mounts of a container.
 #[derive(Debug)]
 pub struct Injection {
     /// Names and values.
@@ -43,11 +43,11 @@ pub struct Injection {
 /// A file or folder of this machine, for reading.
 #[derive(Debug)]
 pub struct Mounted {
-    /// Here.
+    /// Path on this machine.
     pub host_path: String,
-    /// There.
+    /// Path in the container.
     pub container_path: &'static str,
-    /// Whether the loader is to map it.
+    /// Whether the loader must be able to map it.
     pub is_code: bool,
 }
 
@@ -78,7 +78,7 @@ impl Injection {
     }
 }
 
-/// A whole file.
+/// The content of a specification file.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
@@ -123,7 +123,7 @@ impl Spec {
                 options: if mounted.is_code {
                     &["ro", "nosuid", "nodev", "bind"]
                 } else {
-                    // Sockets in it can be connected to all the same, and no container puts others in their place.
+                    // Clients can connect to sockets in a read-only mount, and no container can replace them.
                     &["ro", "nosuid", "nodev", "noexec", "bind"]
                 },
             }),

@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Stack of a closer, bytes.
 const STACK: usize = 64 << 10;
 
-/// What one user has to be closed.
+/// Descriptors of one user that wait to be closed, and its closers.
 #[derive(Debug, Default)]
 struct User {
     waiting: VecDeque<OwnedFd>,
@@ -52,7 +52,7 @@ impl Closers {
                 .spawn(move || closers.run(uid));
             match spawned {
                 Ok(_) => user.closers += 1,
-                // Those that there are, or the next one that can be made, will do it.
+                // An existing closer, or the next thread that can be started, will close it.
                 Err(error) => tracing::warn!("no thread to close descriptors: {error}"),
             }
         }
@@ -105,7 +105,7 @@ pub fn close(uid: u32, fd: OwnedFd) {
     }
 }
 
-/// Whether more may be taken in of a user: not while too many of its descriptors wait to be closed.
+/// Whether further descriptors of a user are accepted: not while too many of them wait to be closed.
 pub fn has_room(uid: u32) -> bool {
     all().has_room(uid)
 }
@@ -189,7 +189,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Instant;
 
-    /// A connection whose last close blocks for a minute: nobody reads what is written into it. The listener keeps it so.
+    /// A connection whose last close blocks for a minute: the peer does not read the data written into it, as long as
+    /// the listener exists.
     pub fn lingering() -> (TcpListener, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -245,7 +246,7 @@ mod tests {
             listeners.push(listener);
             close(slow, stream.into());
         }
-        // One closer is left.
+        // One closer is free.
         closes_soon(slow);
         for _ in 0..CLOSERS + 2 {
             let (listener, stream) = lingering();

@@ -23,7 +23,7 @@ pub struct Row {
     pub name: &'static str,
     /// Its arguments.
     pub arguments: &'static str,
-    /// What it does.
+    /// Description.
     pub meaning: &'static str,
     /// Kind of the command.
     pub kind: Kind,
@@ -330,13 +330,13 @@ pub fn only_looks(line: &str) -> bool {
 /// A command and the form of its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// The form, where it lists something.
+    /// Output format, if it prints a list.
     pub format: Format,
 }
 
-/// A command, understood.
+/// A parsed command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `info`
@@ -354,7 +354,7 @@ pub enum Command {
         /// Only this server, or this client process.
         pid: Option<Server>,
     },
-    /// `trace start FILE`: as the operator knows the file, which comes with the command.
+    /// `trace start FILE`: the path as given by the operator; the open file comes with the command.
     TraceStart(String),
     /// `trace stop`
     TraceStop,
@@ -364,39 +364,39 @@ pub enum Command {
     QuarantineList,
     /// `quarantine add [-uid UID] PROGRAM`
     QuarantineAdd {
-        /// Whose program; `None`: that of the user who asks.
+        /// User of the program; `None`: the requesting user.
         uid: Option<u32>,
         /// Its name.
         program: String,
     },
     /// `quarantine release [-uid UID] PROGRAM|all`
     QuarantineRelease {
-        /// Whose program; `None`: anyone's that the user who asks may release.
+        /// User of the program; `None`: every user whose programs the requesting user may release.
         uid: Option<u32>,
         /// Its name; `None`: all.
         program: Option<String>,
     },
     /// `device_query [PID] [--csv]`
     DeviceQuery {
-        /// Only this one's.
+        /// Only the devices of this server.
         server: Option<Server>,
-        /// With commas, otherwise as the table.
+        /// In comma-separated form, instead of the table.
         commas: bool,
     },
     /// `shutdown_server PID [-f]`
     ShutdownServer {
-        /// Which one.
+        /// The server.
         server: Server,
         /// Do not wait for its clients.
         force: bool,
     },
     /// `restart_server PID [-t SECONDS] [-f]`
     RestartServer {
-        /// Which one.
+        /// The server.
         server: Server,
         /// How long its clients may take to come to rest.
         patience: Duration,
-        /// End clients that cannot go on.
+        /// End clients that cannot continue.
         force: bool,
     },
     /// `terminate_client SERVER_PID CLIENT_PID`
@@ -413,7 +413,7 @@ pub enum Command {
     },
     /// `get_[default_]active_thread_percentage[_all]`
     Percentage(Whose),
-    /// `set_[default_]active_thread_percentage[_all]`; what is no percentage changes nothing.
+    /// `set_[default_]active_thread_percentage[_all]`; an invalid percentage changes nothing.
     SetPercentage(Whose, String),
     /// `get_[default_]device_pinned_mem_limit`
     MemoryLimit(Whose, String),
@@ -444,12 +444,12 @@ pub enum Command {
         server: Server,
         /// Its process id.
         client: i32,
-        /// What it shall be.
+        /// The new weight.
         weight: u32,
     },
     /// `quit`
     Quit {
-        /// How long clients are waited for; `None`: until they have gone.
+        /// Time limit for clients to end; `None`: no limit.
         patience: Option<Duration>,
     },
     /// `reopen_logs`
@@ -458,10 +458,10 @@ pub enum Command {
     Help,
 }
 
-/// Whose limits are meant.
+/// The servers whose limits a command concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// Those that a server starts with.
+    /// The defaults for new servers.
     Default,
     /// One server's.
     Server(Server),
@@ -486,7 +486,7 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// What `help` prints; also the last part of `mps-control --help`.
+/// The text of `help`; also the last part of `mps-control --help`.
 pub fn help() -> String {
     let call = |row: &Row| {
         format!("{} {}", row.name, row.arguments)
@@ -495,7 +495,7 @@ pub fn help() -> String {
     };
     let mut text = String::from("Commands:\n");
     for row in TABLE {
-        // One that is too long for its column has a line of its own.
+        // The description of a command that is too long for its column starts on a new line.
         let call = call(row);
         let gap = if call.len() > 38 {
             format!("\n{:42}", "")

@@ -35,17 +35,17 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long a connection may take to say what it is.
+/// How long a new connection may take to send its first packet.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
-/// How long no connection is accepted when descriptors have run out.
+/// How long no connection is accepted after descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// How often the length of the logs is looked at, while there is something to do at all.
+/// Interval between checks of the logs' length. The checks alone do not wake the daemon.
 const LOOK_AT_LOGS: Duration = Duration::from_secs(1);
-/// How long a log is left as it is that cannot be set aside.
+/// Pause before the next attempt after a log could not be set aside.
 const LOG_PAUSE: Duration = Duration::from_secs(60);
-/// How long those who are not heard are left alone.
+/// Interval at which peers that are not heard are checked again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
-/// Connections accepted before the others have their turn.
+/// Connections accepted in a row before other events are handled.
 const ACCEPTS_A_TURN: usize = 64;
 
 /// Why the daemon cannot start.
@@ -57,21 +57,21 @@ pub enum DaemonError {
     /// A log file.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// A server of all users has to be root's.
+    /// The server of all users must run as root.
     #[error("-M needs root, since the server of all users runs as root; start mps-control as root")]
     NotRoot,
-    /// A mode for a device that is not there, or two for one.
+    /// A mode for a missing device, or two modes for one device.
     #[error("{}={modes}: {why}", settings::MODE)]
     Modes {
         /// The modes that were asked for.
         modes: Modes,
-        /// What is wrong with them.
+        /// Description of the error.
         why: String,
     },
-    /// A limit for a device that is not there.
+    /// A limit for a missing device.
     #[error("{}: {why}", settings::PINNED_DEVICE_MEM_LIMIT)]
     Limit {
-        /// What is wrong with it.
+        /// Description of the error.
         why: String,
     },
     /// The endpoint of metrics.
@@ -82,22 +82,22 @@ pub enum DaemonError {
     Io(#[from] io::Error),
 }
 
-/// A connection that is not a client's (yet).
+/// A connection that is not a client's, or not yet.
 struct Peer {
     connection: Stranger,
     who: Credentials,
     /// Came by `control_privileged`, from the owner or root.
     privileged: bool,
-    /// `Some`: has not said what it is, and must by then. `None`: a user interface.
+    /// `Some`: its first packet is due by then. `None`: a user interface.
     silent_until: Option<Instant>,
-    /// Its first commands that change nothing.
+    /// Its first commands that change nothing, used to recognize repetitions.
     asked: Vec<String>,
-    /// It gives a command again: neither that nor the answer is logged.
+    /// Its current command is a repetition: neither the command nor the answer is logged.
     repeats: bool,
 }
 
 impl Peer {
-    /// Whether it may say something now. A user whose descriptors do not close sends no more of them.
+    /// Whether packets are read from it now: not while too many of its user's descriptors wait to be closed.
     fn is_heard(&self) -> bool {
         closers::has_room(self.who.uid)
     }
@@ -111,32 +111,32 @@ impl Peer {
 
 /// A command whose answer must wait.
 struct Awaiting {
-    /// The user interface that gave it. It is not heard until it has its answer.
+    /// The user interface that sent it. No further command is read from it before the answer.
     by: u64,
     until: Until,
 }
 
-/// What an answer waits for.
+/// The event that an answer waits for.
 enum Until {
-    /// The end of these sessions of the server with this process id, or, without any, of the server.
+    /// The end of these sessions of the server with this process id, or of the server itself if the list is empty.
     Gone(i32, Vec<u64>, Answer),
-    /// That another server has taken the place of the one with this process id, or will not.
+    /// The replacement of the server with this process id, or its failure.
     Restarted(i32),
     /// The list of the devices.
     Devices(Request),
-    /// What clients have.
+    /// The clients' usage.
     Usage(Question, Request),
-    /// That every server traces; not longer than this.
+    /// Every server traces, or this deadline.
     TraceStart(Instant),
-    /// That no server does; not longer than this.
+    /// No server traces, or this deadline.
     TraceStop(Instant),
 }
 
-/// A daemon that was told to end.
+/// A request to quit that is in progress.
 struct Quit {
     /// User interfaces that wait for it.
     asked_by: Vec<u64>,
-    /// When clients are no longer waited for.
+    /// When the servers are ended without waiting for clients.
     force_at: Option<Instant>,
 }
 
@@ -158,7 +158,7 @@ enum Source {
 /// How a daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// On its own; standard error is control.log, for the last words of a bug.
+    /// In the background; standard error is control.log, where the messages of a crash go.
     Detached,
     /// Under a supervisor or on a terminal: the log goes to standard error too, and the supervisor that set
     /// `NOTIFY_SOCKET` is notified (sd_notify).
@@ -170,7 +170,7 @@ pub struct Daemon {
     settings: Settings,
     manner: Manner,
     log: Sink,
-    /// When the logs are looked at next.
+    /// When the length of the logs is checked next.
     look_at_logs: Instant,
     directory: PipeDirectory,
     end_signal: UnixStream,
@@ -179,7 +179,7 @@ pub struct Daemon {
     servers: Servers,
     devices: Devices,
     peers: BTreeMap<u64, Peer>,
-    /// How many peers and waiting clients there may be.
+    /// Maximum number of peers and waiting clients together.
     most_connections: usize,
     next_peer: u64,
     accept_from: Option<Instant>,
@@ -263,7 +263,7 @@ impl Daemon {
         }
     }
 
-    /// Serves until told to quit; `false`: servers that cannot be made to end are left.
+    /// Serves until told to quit; `false`: servers that cannot be ended remain.
     pub fn run(mut self) -> io::Result<bool> {
         self.tell_supervisor(NotifyState::Ready);
         loop {
@@ -290,11 +290,12 @@ impl Daemon {
             quit,
             ..
         } = self;
-        // Whoever has the answer finds the trace whole and may start another daemon here.
+        // Released before the answers, so that a peer that gets its answer finds the trace complete and can start
+        // another daemon in the same directory.
         drop(directory);
         let asked_by = quit.map(|quit| quit.asked_by).unwrap_or_default();
         for peer in asked_by.iter().filter_map(|number| peers.get(number)) {
-            // One that has gone needs no answer.
+            // The peer may have disconnected.
             let _ = peer.tell(&answer);
         }
         Ok(answer.ok)
@@ -326,7 +327,7 @@ impl Daemon {
             watch(Source::Peer(*number), peer.connection.as_fd(), events);
         }
         for (number, connection) in self.servers.waiting() {
-            // Only its end matters; the server reads what it says.
+            // Only the end of the connection is watched; the server reads its packets.
             watch(Source::Waiting(number), connection, PollFlags::empty());
         }
         for server in self.servers.all() {
@@ -380,7 +381,7 @@ impl Daemon {
         match next {
             None => PollTimeout::NONE,
             Some(at) => {
-                // A millisecond more, so that the time has come when poll returns.
+                // Rounded up by a millisecond, so that the deadline has passed when poll returns.
                 let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             }
@@ -397,7 +398,7 @@ impl Daemon {
         self.accept_from.take_if(|at| *at <= now);
         self.peers.retain(|_, peer| {
             let expired = peer.silent_until.is_some_and(|at| at <= now);
-            // What was not heard could say nothing, and to close it takes room.
+            // Packets of this peer were not read, so its silence proves nothing, and closing it would need a closer.
             if expired && !peer.is_heard() {
                 peer.silent_until = Some(now + SILENCE_LIMIT);
                 return true;
@@ -426,7 +427,7 @@ impl Daemon {
             Source::LogPipe => self.read_log_pipe(),
             Source::EndSignal => {
                 drain(&self.end_signal);
-                // The second one means it.
+                // A second signal ends the servers without waiting for clients.
                 let patience = self.quit.is_some().then_some(Duration::ZERO);
                 tracing::info!("Received a signal to end");
                 self.begin_quit(None, patience);
@@ -455,7 +456,7 @@ impl Daemon {
         }
     }
 
-    /// The logs have been renamed: goes on in new files. Nothing is changed unless both can be opened.
+    /// The logs have been renamed: continues in new files. Nothing changes unless both can be opened.
     fn reopen_logs(&mut self) -> Result<(), DaemonError> {
         let directory = &self.settings.log_directory;
         let control_log = logging::open(directory, "control.log")?;
@@ -468,7 +469,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Goes on in new files where the logs have become too long. One of each is kept.
+    /// Renames logs that have grown too long and continues in new files. One old file of each is kept.
     fn set_long_logs_aside(&mut self, now: Instant) {
         self.look_at_logs = now + LOOK_AT_LOGS;
         match self.are_logs_set_aside() {
@@ -498,8 +499,8 @@ impl Daemon {
         Ok(logging::set_aside(log, directory, "server.log")? || control)
     }
 
-    /// The first process of a container inherits orphaned processes and reaps them. The daemon's own
-    /// children are left to those who know them.
+    /// The first process of a container inherits orphaned processes and must reap them. The daemon's own children are
+    /// reaped by the code that started them.
     fn reap_orphans(&self) {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         while let Ok(ended) = waitid(Id::All, look)
@@ -508,7 +509,7 @@ impl Daemon {
         {
             let raw = pid.as_raw();
             let own = self.servers.by_pid(raw).is_some() || self.devices.is_child(raw);
-            // One that has ended just now: its signal is on the way, and the next turn goes on behind it.
+            // An own child that has just ended: its signal is pending, and the next round reaps the processes after it.
             if own || waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
                 return;
             }
@@ -571,7 +572,7 @@ impl Daemon {
             return;
         };
         let _guard = limit::caused_by_user(peer.who.uid);
-        // As long as the introduction of a server may be; a command that is too long is seen to be.
+        // As long as a server's introduction may be; a longer packet is detected as too long.
         let mut buffer = vec![0; PACKET_LIMIT];
         let connection = peer.connection.as_fd();
         let received = seqpacket::receive_with_descriptor(connection, &mut buffer, peer.who.uid);
@@ -595,7 +596,7 @@ impl Daemon {
                     silent_until: Some(_),
                     ..
                 }) => {
-                    // The server reads it from here on, in whatever way it likes.
+                    // From here on the server reads it and may expect a blocking socket.
                     if let Err(error) = seqpacket::set_nonblocking(&connection, false) {
                         return tracing::error!("Client {}: {error}", who.pid);
                     }
@@ -634,7 +635,7 @@ impl Daemon {
                     status.0
                 );
                 let refusal = greeting::refusal(status);
-                // A peer that has gone needs no answer.
+                // The peer may have disconnected.
                 let _ = seqpacket::send(peer.connection.as_fd(), refusal.as_bytes(), None);
                 self.forget(number);
             }
@@ -707,7 +708,7 @@ fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devic
                 device::find(found, &device).map_err(|why| DaemonError::Limit { why })?;
             }
         }
-        // A server may find them yet, and says in its log what is wrong.
+        // A server may still find them; if not, its log explains the error.
         Ok(None) => {}
         Err(error) => tracing::error!("{error}"),
     }

@@ -9,17 +9,17 @@ use mpsshim_proto::limits::of_devices;
 /// Limits for servers that are started from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Defaults {
-    /// What is known.
+    /// Limits of devices with known ordinals, and limits that do not depend on a device.
     pub limits: Limits,
     /// Memory limits in bytes of devices whose ordinals are not known yet.
     pub by_uuid: Vec<(String, u64)>,
 }
 
 impl Defaults {
-    /// Those that `get` knows, and what could not be understood in the environment.
+    /// The defaults from the values that `get` returns, and warnings about invalid values in the environment.
     ///
     /// # Errors
-    /// What could not be understood in the file.
+    /// A value in the file is invalid.
     pub fn from_given(
         get: impl Fn(&'static str) -> Option<Given>,
     ) -> Result<(Defaults, Vec<String>), String> {

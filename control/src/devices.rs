@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 /// How long `mps-server --list-devices` may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Poll interval of callers that wait for it.
+/// Poll interval of callers that wait for the result.
 const LOOK: Duration = Duration::from_millis(5);
-/// More than any machine's devices take to describe, bytes.
+/// Maximum output, bytes; more than the description of any machine's devices.
 const OUTPUT_LIMIT: usize = 64 * 1024;
 
-/// What is known of the devices.
+/// The daemon's knowledge of the devices.
 #[derive(Default)]
 pub struct Devices {
     found: Option<Vec<DeviceInfo>>,
@@ -39,14 +39,14 @@ impl Devices {
         self.found.as_deref()
     }
 
-    /// A server has said what it serves.
+    /// A server has reported its devices.
     pub fn learn(&mut self, devices: &[DeviceInfo]) {
         if self.found.is_none() && !devices.is_empty() {
             self.found = Some(devices.to_owned());
         }
     }
 
-    /// Begins to look, unless that is going on.
+    /// Starts a search, unless one is running.
     ///
     /// # Errors
     /// When the program cannot be run.
@@ -57,7 +57,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Looks and waits for it. `None`: nothing was found, and [`Devices::failure`] says why.
+    /// Searches and waits for the result. `None`: nothing was found, and [`Devices::failure`] says why.
     ///
     /// # Errors
     /// When the program cannot be run.
@@ -72,12 +72,12 @@ impl Devices {
         Ok(self.known())
     }
 
-    /// Whether a search is going on.
+    /// Whether a search is running.
     pub fn is_searching(&self) -> bool {
         self.search.is_some()
     }
 
-    /// Whether that process is the search.
+    /// Whether this process is the running search.
     pub fn is_child(&self, pid: i32) -> bool {
         let search = self.search.as_ref();
         search.is_some_and(|search| search.child.id() == pid as u32)
@@ -88,7 +88,7 @@ impl Devices {
         &self.failure
     }
 
-    /// What to watch while a search is going on.
+    /// Output of the running search, to be watched.
     pub fn output(&self) -> Option<BorrowedFd<'_>> {
         Some(self.search.as_ref()?.output.as_ref()?.as_fd())
     }
@@ -129,7 +129,7 @@ impl Devices {
         }
     }
 
-    /// Ends a search that was given its time.
+    /// Ends a search that has exceeded its time limit.
     pub fn expire(&mut self, now: Instant) {
         if self.search.take_if(|search| search.until <= now).is_some() {
             self.fail(format!("no answer within {} s", PATIENCE.as_secs()));
@@ -145,10 +145,9 @@ impl Devices {
 }
 
 impl Drop for Search {
-    /// Nobody waits for what it might find. It may hang in the driver; when it has ended, it is waited for as an orphan
-    /// is.
+    /// Does not wait for the process, which may hang in the driver; once it has ended, it is reaped like an orphan.
     fn drop(&mut self) {
-        // Fails only for a process that has ended.
+        // Fails only if the process has ended already.
         let _ = self.child.kill();
     }
 }
@@ -167,7 +166,7 @@ impl Search {
         })
     }
 
-    /// Takes what is there.
+    /// Reads the output available so far.
     fn read(&mut self) {
         let mut buffer = [0; 4096];
         while let Some(output) = &mut self.output {
@@ -177,7 +176,7 @@ impl Search {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The end, or nothing that is worth reading on.
+                // The end, an error, or too much output.
                 _ => self.output = None,
             }
         }
@@ -188,7 +187,7 @@ impl Search {
         if !status.success() {
             return Err(format!("ended with {status}"));
         }
-        // A driver may print what it likes before.
+        // The driver may print other lines first.
         let text = String::from_utf8_lossy(&self.said);
         let last = text.lines().last().unwrap_or_default();
         serde_json::from_str(last).map_err(|_| "printed no list".to_owned())
@@ -238,7 +237,7 @@ mod tests {
             ("exit 3", "exit status: 3"),
             ("true", "printed no list"),
             ("echo '{'", "printed no list"),
-            // More than is read ends it.
+            // Output beyond the limit ends it.
             ("yes", "ended with"),
         ] {
             let devices = wait(search(script, minute));

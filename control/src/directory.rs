@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// Why the daemon cannot have its directory.
+/// Why the daemon cannot use its pipe directory.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     /// Another daemon holds the lock.
@@ -32,14 +32,14 @@ pub enum DirectoryError {
         /// Why.
         source: io::Error,
     },
-    /// Somebody else can put something in the place of the daemon's files.
+    /// Another user could replace the daemon's files.
     #[error(
         "the pipe directory {path} is not used: {why}; set {PIPE_DIRECTORY} to another directory"
     )]
     Untrusted {
         /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// Why the directory is not trusted.
         why: Refused,
     },
     /// A file in the directory cannot be made.
@@ -57,10 +57,10 @@ pub enum DirectoryError {
         /// Why.
         source: io::Error,
     },
-    /// Something that the daemon did not make is in the way.
+    /// A file in the way that the daemon did not create.
     #[error("{path} is in the way: {why}; remove it, or set {PIPE_DIRECTORY} to another directory")]
     InTheWay {
-        /// What is there.
+        /// Path of the file.
         path: PathBuf,
         /// Why the daemon does not use or remove it.
         why: FileError,
@@ -74,9 +74,9 @@ pub struct PipeDirectory {
     pub control: OwnedFd,
     /// Commands of the owner and root come here.
     pub privileged: OwnedFd,
-    /// The daemon before this one did not tidy up: it was killed, and its servers may go on.
+    /// The previous daemon was killed before it could clean up; its servers may still run.
     pub predecessor_died: bool,
-    /// Reading end of the pipe that others may log through. Never at its end: it is open for writing too.
+    /// Reading end of the pipe for log lines of other processes. Never at its end, since it is open for writing too.
     pub log_pipe: File,
     _lock: Flock<File>,
 }
@@ -88,10 +88,11 @@ const LOCK: &str = "control_lock";
 const CONTROL: &str = "control";
 
 impl PipeDirectory {
-    /// Takes the directory, removes what a dead daemon left, and listens.
+    /// Takes the directory, removes the files of a dead daemon, and listens.
     pub fn take(settings: &Settings) -> Result<PipeDirectory, DirectoryError> {
         let path = &settings.pipe_directory;
-        // A user's daemon serves nobody else; a directory that was named others may look at.
+        // A user's daemon serves only that user, so its default directory is private; a directory named in the settings
+        // is readable by others.
         let is_root = geteuid().is_root();
         let is_named = *path != own_pipe_directory(is_root);
         let is_private = !is_root && !is_named;
@@ -128,7 +129,7 @@ impl PipeDirectory {
         let here = directory.as_fd();
 
         let lock = take_lock(here).map_err(failed(LOCK))?;
-        // From here on every file in the directory is this process's to remove.
+        // With the lock, this process may remove every file of a daemon in the directory.
         let lock = lock.ok_or(DirectoryError::AlreadyRunning)?;
 
         let log_pipe = make_pipe(here).map_err(failed(LOG_PIPE))?;
@@ -137,7 +138,7 @@ impl PipeDirectory {
         write_pid(here).map_err(failed(PID_FILE))?;
 
         let listen = |file, mode| listen(here, file, mode).map_err(failed(file));
-        // `control` comes last: who can connect there finds a daemon that is complete.
+        // `control` comes last: when a client can connect there, the daemon is complete.
         let privileged = listen("control_privileged", 0o755)?;
         let control = listen(CONTROL, 0o666)?;
         Ok(PipeDirectory {
@@ -152,10 +153,10 @@ impl PipeDirectory {
 }
 
 impl Drop for PipeDirectory {
-    /// Pid file and log pipe go; the sockets and the lock stay, as NVIDIA's do.
+    /// Removes pid file and log pipe; the sockets and the lock stay, as with NVIDIA's daemon.
     fn drop(&mut self) {
         for name in [PID_FILE, LOG_PIPE] {
-            // Gone already, or a directory that has become read-only: the next daemon deals with it.
+            // Already removed, or the directory has become read-only: the next daemon cleans up.
             let _ = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir);
         }
     }
@@ -174,7 +175,8 @@ fn take_lock(directory: BorrowedFd<'_>) -> Result<Option<Flock<File>>, FileError
         Err((lock, Errno::EWOULDBLOCK)) => lock,
         Err((_, errno)) => return Err(errno.into()),
     };
-    // An earlier release let everybody open the file, and whoever has it open can hold a lock on it. A daemon also answers.
+    // An earlier release let all users open the lock file, and any process holding it open can lock it. A real daemon
+    // also accepts connections.
     let answers = || seqpacket::connect(&directory::path_in(directory, CONTROL)).is_ok();
     if !was_open_to_others || answers() {
         return Ok(None);
@@ -195,7 +197,7 @@ fn make_pipe(directory: BorrowedFd<'_>) -> Result<File, FileError> {
     mkfifoat(directory, LOG_PIPE, Mode::S_IRUSR | Mode::S_IWUSR)?;
     let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
     let pipe = files::open(directory, LOG_PIPE, flags, SFlag::S_IFIFO)?;
-    // Programs of all users whom root's daemon serves may write there; nobody else reads what they say.
+    // Programs of all users served by root's daemon may write there; only this daemon reads it.
     let mode = if geteuid().is_root() { 0o622 } else { 0o600 };
     fchmod(&pipe, Mode::from_bits_retain(mode))?;
     Ok(pipe)
@@ -212,7 +214,7 @@ fn listen(directory: BorrowedFd<'_>, name: &str, mode: u32) -> Result<OwnedFd, F
     files::remove(directory, name, SFlag::S_IFSOCK)?;
     let listener = seqpacket::listen(&directory::path_in(directory, name))?;
     let socket = files::find(directory, name, SFlag::S_IFSOCK)?;
-    // Through its descriptor: nothing that has come to that name meanwhile is changed.
+    // Through its descriptor, so that a file placed at that name meanwhile is not changed.
     let path = directory::path_of(socket.as_fd());
     fs::set_permissions(path, Permissions::from_mode(mode))?;
     Ok(listener)
@@ -291,7 +293,7 @@ mod tests {
         let strangers = Flock::lock(open, FlockArg::LockShared).expect("lock");
         let settings = settings(directory.path());
         let held = PipeDirectory::take(&settings).expect("take");
-        // From now on nobody can open it.
+        // From now on no other user can open it.
         let mode = fs::metadata(&path).expect("lock").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(strangers);
@@ -353,7 +355,7 @@ mod tests {
             assert!(error.contains("belongs to user 65534"), "{error}");
         }
         assert_eq!(fs::read_dir(&theirs).expect("list").count(), 0);
-        // In a directory that is open to all, nobody knows who made a link, whoever owns it now.
+        // In a world-writable directory the creator of a link is unknown, regardless of the link's owner.
         fs::set_permissions(directory.path(), Permissions::from_mode(0o1777)).expect("mode");
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("/", &link).expect("link");
@@ -393,14 +395,14 @@ mod tests {
         }
     }
 
-    /// Starts of a daemon while somebody swaps one place.
+    /// Number of daemon starts while another process swaps one path.
     const STARTS: usize = 1000;
 
-    /// Puts a file of the right kind there, or leaves the daemon's, and a symbolic link to `victim` in its place. (Hard links
-    /// are made by those only who may write what they lead to.)
+    /// Creates a file of the right kind at `place`, or leaves the daemon's there, and replaces it by a symbolic link to
+    /// `victim`. (Creating a hard link requires write access to its target.)
     fn swap_file(place: &Path, victim: &Path) {
         let link = place.with_extension("link");
-        // Some of it fails where the daemon was faster.
+        // Some calls fail if the daemon was faster.
         let _ = File::create_new(place);
         let _ = std::os::unix::fs::symlink(victim, &link);
         let _ = fs::rename(&link, place);
@@ -420,12 +422,12 @@ mod tests {
         }
     }
 
-    /// Somebody swaps files and directories for links all the time: what they lead to stays as it is.
+    /// Another process keeps swapping files and directories for links; the targets of the links do not change.
     #[test]
     fn links_that_come_between_check_and_use_lead_nowhere() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let above = tempfile::tempdir().expect("directory");
-        // As in /tmp: no link in it is followed, whoever owns it.
+        // As in /tmp: no link in it is followed, regardless of its owner.
         fs::set_permissions(above.path(), Permissions::from_mode(0o1777)).expect("mode");
         let [pipe, logs, outside] = ["pipe", "logs", "outside"].map(|name| {
             let path = above.path().join(name);

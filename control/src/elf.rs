@@ -73,7 +73,7 @@ pub fn not_preloading(program: &OsStr) -> Option<&'static str> {
     }
 }
 
-/// As `execvp` finds a program.
+/// Finds a program as `execvp` does.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let path = Path::new(program);
     if path.components().count() > 1 || path.is_absolute() {
@@ -102,7 +102,7 @@ mod tests {
         fs::write(&script, "#!/bin/sh\n").expect("write");
         assert_eq!(not_preloading(script.as_os_str()), None);
         assert_eq!(not_preloadable(&script), Some("it is not a shared library"));
-        // The same program, as if for others: class, machine.
+        // The same program, changed to another class or machine.
         let mut program = fs::read(&here).expect("read");
         for (at, byte, why) in [
             (18, 183, "it is for another kind of processor"),

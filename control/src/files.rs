@@ -10,24 +10,24 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Why a file is not used.
+/// Why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// A symbolic link, a folder, or whatever does not belong there.
+    /// A symbolic link, a directory, or another unexpected kind of file.
     #[error("it is {found}, not {expected}")]
     Kind {
-        /// What is there.
+        /// Kind of the existing file.
         found: &'static str,
-        /// What belongs there.
+        /// Expected kind.
         expected: &'static str,
     },
-    /// Not root's and not this process's user's.
+    /// Owned neither by root nor by this process's user.
     #[error("it belongs to user {0}")]
     Owner(u32),
     /// The file has further names: it may be another user's file.
     #[error("it is one of {0} hard links to a file")]
     Links(u64),
-    /// The file system does not let this process.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -65,7 +65,7 @@ fn check(found: &FileStat, expected: SFlag) -> Result<(), FileError> {
     if found.st_uid != 0 && found.st_uid != geteuid().as_raw() {
         return Err(FileError::Owner(found.st_uid));
     }
-    // On some architectures a narrower number.
+    // A narrower type on some architectures.
     #[allow(clippy::useless_conversion, reason = "not on all architectures")]
     let links = u64::from(found.st_nlink);
     if links > 1 {
@@ -74,26 +74,26 @@ fn check(found: &FileStat, expected: SFlag) -> Result<(), FileError> {
     Ok(())
 }
 
-/// What flags are always given: no link is followed, and no pipe waited for.
+/// Adds the flags of every open: symbolic links are not followed, and opening a pipe does not block.
 fn safely(flags: OFlag) -> OFlag {
     flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK
 }
 
-/// Opens what is there, if it is of that kind.
+/// Opens an existing file, if it is of the expected kind.
 pub fn open(
     directory: BorrowedFd<'_>,
     name: &str,
     flags: OFlag,
     expected: SFlag,
 ) -> Result<File, FileError> {
-    // What it is, is found out first: opening a device may do something.
+    // The kind is checked before opening, since opening a device can have side effects.
     find(directory, name, expected)?;
     let file = openat(directory, name, safely(flags), Mode::empty())?;
     check(&fstat(&file)?, expected)?;
     Ok(file.into())
 }
 
-/// A descriptor of what is there, to look at it or to change its permissions, if it is of that kind.
+/// An `O_PATH` descriptor of an existing file of the expected kind, to examine it or change its permissions.
 pub fn find(directory: BorrowedFd<'_>, name: &str, expected: SFlag) -> Result<OwnedFd, FileError> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = openat(directory, name, flags, Mode::empty())?;
@@ -101,7 +101,7 @@ pub fn find(directory: BorrowedFd<'_>, name: &str, expected: SFlag) -> Result<Ow
     Ok(file)
 }
 
-/// Makes a file that must not be there.
+/// Creates a file that must not exist.
 pub fn make(
     directory: BorrowedFd<'_>,
     name: &str,
@@ -112,7 +112,7 @@ pub fn make(
     Ok(openat(directory, name, flags, mode)?.into())
 }
 
-/// Opens a regular file, and makes it if there is none.
+/// Opens a regular file, and creates it if it does not exist.
 pub fn open_or_make(
     directory: BorrowedFd<'_>,
     name: &str,
@@ -125,14 +125,14 @@ pub fn open_or_make(
             opened => return opened,
         }
         match make(directory, name, flags, mode) {
-            // Somebody was faster.
+            // Another process created it first.
             Err(FileError::Io(error)) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => return made,
         }
     }
 }
 
-/// Removes what a process before this one has left; `false`: nothing was there.
+/// Removes a file left by a previous process; `false`: there was none.
 pub fn remove(directory: BorrowedFd<'_>, name: &str, expected: SFlag) -> Result<bool, FileError> {
     match fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(found) => check(&found, expected)?,

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 /// Option by which a daemon learns that its standard output is the pipe described above.
 pub const DETACHED_OPTION: &str = "--detached";
-/// What it says when it listens.
+/// The line that the daemon prints when it listens.
 const READY: &str = "ready";
-/// How long a daemon that someone else is starting may take to listen.
+/// How long a daemon started by another process may take to listen.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no daemon.
@@ -40,7 +40,7 @@ pub enum LaunchError {
     /// The daemon ended without a word.
     #[error("the control daemon ended while it started; see control.log in {0}")]
     Ended(PathBuf),
-    /// Somebody else could have put a daemon there.
+    /// Another user could have placed a daemon there.
     #[error(
         "the pipe directory {path} is not used: {why}; set {} to another one",
         settings::PIPE_DIRECTORY
@@ -48,10 +48,10 @@ pub enum LaunchError {
     Untrusted {
         /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// Why the directory is not trusted.
         why: Refused,
     },
-    /// A daemon holds the directory and does not listen.
+    /// A daemon holds the directory but does not listen.
     #[error(
         "a control daemon holds {0} but does not answer there; end it (its process id is in mps-control.pid)"
     )]
@@ -95,10 +95,10 @@ pub fn start_detached(
     }
 }
 
-/// In the daemon, at its start, before it has opened anything: leaves the session of whoever started it, and lets go of
-/// what it inherited, such as MPICH's pipes, by whose end mpirun knows that a rank has ended.
+/// In the daemon, at its start, before it opens any file: leaves the session of the starting process and closes
+/// inherited descriptors, such as MPICH's pipes, by whose end mpirun detects that a rank has ended.
 pub fn leave_session() {
-    // Fails for a process that leads a group already, which is as good.
+    // Fails for a process that already leads a group, which needs no change.
     let _ = nix::unistd::setsid();
     // Without /proc they stay open.
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
@@ -107,12 +107,12 @@ pub fn leave_session() {
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let inherited: Vec<RawFd> = names.filter_map(|name| name.parse().ok()).collect();
     for fd in inherited.into_iter().filter(|fd| *fd > 2) {
-        // One was the folder's and is closed.
+        // One of them belonged to the directory listing and is already closed.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// In the daemon, when it listens: tells who started it and lets go of the pipe.
+/// In the daemon, once it listens: notifies the starting process and closes the pipe.
 pub fn tell_ready() -> io::Result<()> {
     writeln!(io::stdout(), "{READY}")?;
     io::stdout().flush()?;
@@ -120,12 +120,12 @@ pub fn tell_ready() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a daemon unless one listens. Any number of processes may do so at once: one daemon comes of it.
+/// Starts a daemon unless one listens. Any number of processes may call this at once; only one daemon starts.
 pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     let path = &settings.pipe_directory;
     match directory::of_client(path, settings.pipe_directory_is_named, false) {
         Ok(_) => {}
-        // The daemon makes it.
+        // The daemon creates it.
         Err(refused) if refused.is_absent() => {}
         Err(why) => {
             let path = path.clone();
@@ -143,12 +143,12 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     let result = settings
         .hand_on(&mut command)
         .arg("-d")
-        // What this program asks for is not what every other one gets.
+        // The mode requested for this program must not become every other program's default.
         .env_remove(settings::MODE)
         .stdin(Stdio::null())
         .output();
     if let Some(bound) = bound {
-        // It was in force just now.
+        // This affinity was in force before, so it is valid.
         let _ = sched_setaffinity(Pid::from_raw(0), &bound);
     }
     let result = result.map_err(|source| LaunchError::Execute {
@@ -172,8 +172,9 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Lets this thread, and what it starts, run on every processor that the system gives it: mpirun binds a program to
-/// one, which would become every client's server's too. Returns what was in force.
+/// Lets this thread and its child processes run on every processor that the system allows: mpirun binds a program to
+/// one processor, and without this the daemon and every client's server would inherit that. Returns the previous
+/// affinity.
 fn leave_processors() -> Option<CpuSet> {
     let this = Pid::from_raw(0);
     let bound = sched_getaffinity(this).ok()?;
@@ -181,6 +182,6 @@ fn leave_processors() -> Option<CpuSet> {
     for processor in 0..CpuSet::count() {
         all.set(processor).ok()?;
     }
-    // The kernel leaves out what there is not, and what a cpuset does not have.
+    // The kernel ignores processors that do not exist or are not in the cpuset.
     sched_setaffinity(this, &all).ok().map(|()| bound)
 }

@@ -1,16 +1,17 @@
-//! The control daemon, what speaks to it, and what servers and the daemon have in common.
+//! The control daemon, the programs that talk to it, and the code shared by servers and the daemon.
 //!
-//! [`daemon`] waits on its sockets in one thread and passes on what it hears: a client to [`servers`], a command to
-//! [`commands`]. [`directory`] is its place in the file system, [`files`] opens what is there, [`greeting`] tells the first
-//! packet of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is how a command and its
-//! answer travel, [`parse`] understands a command line, [`listing`] is what some commands list, [`usage`] asks servers for
-//! what their clients have, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the other side of a command,
-//! [`target`] is the file of a trace, [`prompt`] reads commands from a terminal, [`top`] and [`metrics`] show what servers
-//! say of their clients.
+//! [`daemon`] waits on its sockets in one thread and dispatches packets: clients to [`servers`], commands to
+//! [`commands`]. [`directory`] is its pipe directory, [`files`] opens files there safely, [`greeting`] classifies the
+//! first packet of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is the format
+//! of commands and answers, [`parse`] parses command lines, [`listing`] formats the answers that are lists, [`usage`]
+//! queries servers for their clients' usage, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the
+//! client side of a command, [`target`] is the file of a trace, [`prompt`] reads commands from a terminal, [`top`] and
+//! [`metrics`] present the clients' usage.
 //!
-//! [`quarantine`] is the list of programs that get servers of their own after a fault, [`program`] what a program is.
+//! [`quarantine`] is the list of programs that get servers of their own after a fault, [`program`] identifies a
+//! program.
 //!
-//! [`link`] is what daemon and server say to each other, [`takeover`] what they say when a daemon has died.
+//! [`link`] defines the messages between daemon and server, [`takeover`] those exchanged after a daemon has died.
 
 pub mod cdi;
 pub mod cli;

@@ -24,7 +24,7 @@ pub enum LibraryError {
         /// Why.
         source: io::Error,
     },
-    /// The loader would say so in each program, and go on without it.
+    /// The loader would print an error in each program and continue without the library.
     #[error("{0} cannot be preloaded: {1}")]
     NotLoadable(PathBuf, &'static str),
     /// Not a path for `LD_PRELOAD`.

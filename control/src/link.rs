@@ -1,8 +1,8 @@
-//! What the control daemon and a server say to each other: one JSON object a packet, over a socket pair whose
-//! other end the server inherits. A client's connection travels with its [`ToServer::NewClient`].
+//! Messages between the control daemon and a server: one JSON object per packet, over a socket pair whose other end the
+//! server inherits. A client's connection travels with its [`ToServer::NewClient`].
 //!
-//! Neither side answers the other directly, so neither can wait for the other: the daemon gives orders, the
-//! server reports what has happened.
+//! Neither side answers the other directly, so neither can wait for the other: the daemon gives orders, the server
+//! reports events.
 
 use crate::closers::Stranger;
 use crate::seqpacket;
@@ -22,17 +22,17 @@ pub const LINK_VERSION: u32 = 8;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
-/// Suspects that are reported of one fault.
+/// Maximum number of suspects reported for one fault.
 pub const MOST_SUSPECTS: usize = 128;
-/// Longest name of a kernel in a report, bytes.
+/// Longest kernel name in a report, bytes.
 pub const LONGEST_KERNEL: usize = 200;
 
-/// A session that had something in flight when the context was lost.
+/// A session with work in flight when the context was lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspect {
     /// Number of the session.
     pub session: u64,
-    /// The kernel that it launched last, if the name is known.
+    /// The last kernel that it launched, if the name is known.
     pub kernel: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub enum ToServer {
         /// Number of its session.
         session: u64,
     },
-    /// What clients that come from now on may have.
+    /// New limits for future clients.
     Limits(Limits),
     /// Give a client this share of dispatch or turns.
     Weight {
@@ -71,15 +71,15 @@ pub enum ToServer {
     },
     /// Write server.log into the file that comes with this packet.
     Log,
-    /// An operator asks for the devices. Only a line for the log: the daemon knows them.
+    /// An operator has queried the devices. The server only logs this: the daemon answers the query.
     DeviceQuery,
     /// Trace into the file that comes with this packet.
     Trace,
     /// End the trace.
     StopTrace,
-    /// Report what the clients have.
+    /// Report the clients' usage.
     Usage {
-        /// To be repeated in the report.
+        /// Number of the query, repeated in the report.
         question: u64,
     },
     /// Bring all sessions to rest, leave them to the next server and end.
@@ -88,10 +88,10 @@ pub enum ToServer {
     Adopt,
 }
 
-/// What the daemon asks of a server that is to be replaced.
+/// Request to hand over all sessions to a new server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOver {
-    /// What the next server understands ([`mpsshim_proto::wire::fingerprint`]).
+    /// Fingerprint of the next server's protocol ([`mpsshim_proto::wire::fingerprint`]).
     pub fingerprint: u64,
     /// How long the sessions may take to come to rest, in milliseconds.
     pub patience_ms: u64,
@@ -102,9 +102,9 @@ pub struct HandOver {
 /// Server to daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDaemon {
-    /// Clients may come.
+    /// The server accepts clients.
     Ready {
-        /// What it serves, by ordinal.
+        /// Devices of the server, by ordinal.
         devices: Vec<DeviceInfo>,
     },
     /// A client that was handed over has a session.
@@ -116,13 +116,13 @@ pub enum ToDaemon {
         /// User id.
         uid: u32,
     },
-    /// A client that was handed over was turned away.
+    /// A client that was handed over was refused.
     Refused {
         /// Process id.
         pid: i32,
-        /// The `CUresult` that it was given.
+        /// The `CUresult` that the client received.
         status: u32,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A session is over and its resources are free.
@@ -143,12 +143,12 @@ pub enum ToDaemon {
     Fault {
         /// The `CUresult`.
         status: u32,
-        /// Sessions that had something in flight, up to [`MOST_SUSPECTS`]; one alone has caused it.
+        /// Sessions with work in flight, up to [`MOST_SUSPECTS`]; a single suspect has caused the fault.
         suspects: Vec<Suspect>,
     },
-    /// A trace goes on, or why not.
+    /// A trace has started, or failed to start.
     TraceStarted {
-        /// Why not.
+        /// The reason of the failure.
         error: Option<String>,
     },
     /// A trace has ended.
@@ -157,45 +157,45 @@ pub enum ToDaemon {
     Keeper,
     /// The server is ending as it was told to.
     Stopping,
-    /// A standby has made its context and waits for sessions.
+    /// A standby has created its context and waits for sessions.
     Standby {
-        /// What it understands ([`mpsshim_proto::wire::fingerprint`]).
+        /// Fingerprint of its protocol ([`mpsshim_proto::wire::fingerprint`]).
         fingerprint: u64,
     },
-    /// The server does not hand its sessions over, and goes on.
+    /// The server does not hand over its sessions, and continues to serve them.
     Stays {
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// All sessions are at rest, for the next server; this one ends now.
     HandsOver {
-        /// How many there are.
+        /// Number of sessions.
         sessions: usize,
     },
-    /// What clients have; several reports make one answer.
+    /// Usage of clients. The answer to one query may take several reports.
     Usage {
-        /// As it was asked.
+        /// Number of the query.
         question: u64,
         /// Some of the clients.
         clients: Vec<Usage>,
-        /// Moments with nothing in flight that the gate has opened for clients' calls.
+        /// Number of moments without work in flight that the gate has opened for clients' calls.
         #[serde(default)]
         gate_moments: Option<u64>,
-        /// No further report belongs to the question.
+        /// Whether this is the last report for the query.
         last: bool,
     },
 }
 
-/// What can go wrong on the link.
+/// Errors of the link.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The socket failed.
     #[error("the link between daemon and server failed: {0}")]
     Io(#[from] io::Error),
-    /// A packet that is no message.
+    /// A packet that is not a valid message.
     #[error("the link between daemon and server carried no valid message: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// A packet that did not fit.
+    /// A packet that is too long.
     #[error(
         "the link between daemon and server carried a packet of over {PACKET_LIMIT} bytes or descriptors too many"
     )]
@@ -212,14 +212,14 @@ impl LinkError {
     }
 }
 
-/// A client that has said hello and waits for a session.
+/// A client that has sent its hello and waits for a session.
 #[derive(Debug)]
 pub struct Arrival {
     /// Its connection.
     pub connection: Stranger,
-    /// What it said.
+    /// Its hello.
     pub hello: ClientHello,
-    /// Who it is.
+    /// Its credentials.
     pub who: Credentials,
 }
 
@@ -235,7 +235,7 @@ pub enum Order {
     },
     /// End the client with this session.
     Terminate(u64),
-    /// What clients that come from now on may have.
+    /// New limits for future clients.
     Limits(Limits),
     /// The weight of the client with this session.
     Weight(u64, u32),
@@ -247,7 +247,7 @@ pub enum Order {
     Trace(OwnedFd),
     /// End the trace.
     StopTrace,
-    /// Report what clients have, as the answer to this question.
+    /// Report the clients' usage, with this query number.
     Usage(u64),
     /// Leave the sessions to the next server.
     HandOver(HandOver),
@@ -270,13 +270,13 @@ impl AsFd for Link {
 }
 
 impl Link {
-    /// The end that this descriptor is, of a link to the daemon.
+    /// The server's end of a link to the daemon, from its descriptor.
     pub fn new(socket: OwnedFd) -> Link {
         let uid = nix::unistd::geteuid().as_raw();
         Link::to_user(Stranger::new(socket, uid), uid)
     }
 
-    /// A link to a server of this user, who may control what it sends.
+    /// The daemon's end of a link to a server that runs as this user and is not trusted beyond this user's rights.
     pub fn to_user(socket: Stranger, uid: u32) -> Link {
         Link { socket, uid }
     }
@@ -297,13 +297,13 @@ impl Link {
         Ok(seqpacket::send(self.as_fd(), &bytes, descriptor)?)
     }
 
-    /// `None`: the other end is closed.
+    /// Receives one packet. `None`: the other end is closed.
     pub(crate) fn receive<T: DeserializeOwned>(
         &self,
     ) -> Result<Option<(T, Option<Stranger>)>, LinkError> {
         let mut buffer = vec![0; PACKET_LIMIT];
         let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
-        // Said once of a peer that died before it had read everything; what it had sent is still there.
+        // A peer that dies with packets unread causes one `ECONNRESET`; packets that it sent before can still be read.
         if packet
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
@@ -343,7 +343,7 @@ impl Link {
         self.send(&ToServer::Terminate { session }, None)
     }
 
-    /// Tells the server what clients that come from now on may have.
+    /// Sends the limits of future clients to the server.
     pub fn order_limits(&self, limits: &Limits) -> Result<(), LinkError> {
         self.send(&ToServer::Limits(limits.clone()), None)
     }
@@ -358,12 +358,12 @@ impl Link {
         self.send(&ToServer::Log, Some(log))
     }
 
-    /// Has the server trace into a file.
+    /// Tells the server to trace into a file.
     pub fn order_trace(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Trace, Some(file))
     }
 
-    /// Has the server end its trace.
+    /// Tells the server to end its trace.
     pub fn order_trace_end(&self) -> Result<(), LinkError> {
         self.send(&ToServer::StopTrace, None)
     }
@@ -373,22 +373,22 @@ impl Link {
         self.send(&ToServer::DeviceQuery, None)
     }
 
-    /// Asks what the clients have; [`ToDaemon::Usage`] follows.
+    /// Queries the clients' usage; [`ToDaemon::Usage`] reports follow.
     pub fn ask_usage(&self, question: u64) -> Result<(), LinkError> {
         self.send(&ToServer::Usage { question }, None)
     }
 
-    /// Has the server leave its sessions to the next one.
+    /// Tells the server to leave its sessions to the next server.
     pub fn order_hand_over(&self, request: HandOver) -> Result<(), LinkError> {
         self.send(&ToServer::HandOver(request), None)
     }
 
-    /// Has a standby go on with the sessions of a keeper.
+    /// Tells a standby to continue the sessions of a keeper.
     pub fn order_adoption(&self, keeper: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Adopt, Some(keeper))
     }
 
-    /// Tells the daemon.
+    /// Sends a report to the daemon.
     pub fn report(&self, report: &ToDaemon) -> Result<(), LinkError> {
         self.send(report, None)
     }
@@ -447,7 +447,7 @@ impl Link {
             .map(|(report, _)| report))
     }
 
-    /// The same, with the descriptor that came along.
+    /// As [`Link::next_report`], with the descriptor sent with the report.
     pub fn next_report_with_descriptor(
         &self,
     ) -> Result<Option<(ToDaemon, Option<Stranger>)>, LinkError> {
@@ -528,7 +528,7 @@ mod tests {
             devices: Vec::new(),
         };
         server.report(&ready).expect("report");
-        // It dies with an order unread: the socket then says that the connection was reset, once.
+        // It dies with an order unread, so the socket reports a connection reset, once.
         daemon.order_shutdown(false).expect("order");
         drop(server);
         assert!(matches!(

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 
-/// The answer to a command that lists.
+/// The answer to a command that prints a list.
 #[derive(Debug, PartialEq)]
 pub struct Listing {
     /// As NVIDIA's daemon prints it.
@@ -32,7 +32,7 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// What to print.
+    /// The text in a format.
     pub fn print(&self, format: Format) -> String {
         match format {
             Format::Table => self.table.clone(),
@@ -54,7 +54,7 @@ impl Listing {
             other => other.to_string(),
         };
         let mut writer = csv::Writer::from_writer(Vec::new());
-        // Memory takes whatever is written to it, and all rows are as long as the header.
+        // Writing to memory cannot fail, and all rows are as long as the header.
         let mut written = writer.write_record(self.columns);
         for row in &self.rows {
             written = written.and_then(|()| writer.write_record(row.iter().map(field)));
@@ -63,7 +63,7 @@ impl Listing {
         String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// One value for each server or client, a line each.
+    /// A list with one value for each server or client, each on a line.
     fn of_lines(
         columns: &'static [&'static str],
         rows: Vec<Vec<Value>>,
@@ -83,7 +83,7 @@ fn user_name(uid: u32) -> Value {
 }
 
 fn number(percentage: Percentage) -> f64 {
-    // It prints as a number.
+    // A percentage is printed as a number.
     percentage.to_string().parse().unwrap_or_default()
 }
 
@@ -92,11 +92,11 @@ fn tenths(percentage: Percentage) -> String {
     format!("{:.1}", number(percentage))
 }
 
-/// What a daemon knows of itself.
+/// State of the daemon, for `info`.
 pub struct Info<'a> {
-    /// It has these directories.
+    /// Settings of the daemon, with its directories.
     pub settings: &'a Settings,
-    /// Of clients that ask for none.
+    /// Modes of clients that do not request one.
     pub modes: Modes,
     /// Whose clients one server takes.
     pub users: Users,
@@ -104,7 +104,7 @@ pub struct Info<'a> {
     pub servers: usize,
     /// How many clients they have.
     pub clients: usize,
-    /// `None`: they are not known.
+    /// `None`: not known yet.
     pub devices: Option<&'a [DeviceInfo]>,
 }
 
@@ -197,7 +197,7 @@ pub fn status(server: &Server) -> Listing {
     }
 }
 
-/// Mode and turns of a client, each `null` where there is no such thing or the server does not say.
+/// Mode and turns of a client, each `null` where it does not apply or the server does not report it.
 fn turns(usage: Option<&Usage>) -> [Value; 5] {
     let turns = usage.and_then(|usage| usage.turns);
     let times = usage.and_then(Usage::held_and_waited);
@@ -211,7 +211,7 @@ fn turns(usage: Option<&Usage>) -> [Value; 5] {
     ]
 }
 
-/// What a client has done and has to do, each `null` where there is no such thing or the server does not say.
+/// A client's operations done and queued, each `null` where it does not apply or the server does not report it.
 fn activity(usage: Option<&Usage>) -> [Value; 5] {
     let activity = usage.and_then(|usage| usage.activity);
     [
@@ -223,8 +223,8 @@ fn activity(usage: Option<&Usage>) -> [Value; 5] {
     ]
 }
 
-/// A client's time at the gate, for whom it waits there, and the context that it works in; each `null` where there
-/// is no such thing or the server does not say.
+/// A client's time at the gate, the clients that it waits for there, and the context that it works in; each `null`
+/// where it does not apply or the server does not report it.
 fn gate(usage: Option<&Usage>) -> [Value; 3] {
     let gate = usage.and_then(|usage| usage.gate.as_ref());
     let blockers = gate.map(|gate| {
@@ -239,8 +239,8 @@ fn gate(usage: Option<&Usage>) -> [Value; 3] {
     ]
 }
 
-/// Whether a client's session goes on when its server ends unexpectedly, and what it is bound by if not; each `null` where
-/// there is no such thing or the server does not say.
+/// Whether a client's session survives an unexpected end of its server, and the reasons if not; each `null` where it
+/// does not apply or the server does not report it.
 fn bonds(usage: Option<&Usage>) -> [Value; 2] {
     let bonds = usage.and_then(|usage| usage.bonds);
     [
@@ -342,7 +342,7 @@ pub fn processes<'a>(
                     "{:<10}{session:<10}{:<15}{:<26}{namespace:<15}{program}",
                     client.pid,
                     server.pid,
-                    // As much of a UUID as there is room for.
+                    // As much of the UUID as fits.
                     device.uuid.get(..22).unwrap_or(&device.uuid),
                 );
                 let mut row = vec![
@@ -456,7 +456,7 @@ pub fn devices(lists: &[(Option<i32>, &[DeviceInfo])], commas: bool) -> Listing 
     }
 }
 
-/// NVIDIA's daemon writes `0000:00.06.00` for what everything else calls `0000:00:06.0`.
+/// NVIDIA's daemon prints `0000:00.06.00` for the PCI address usually written as `0000:00:06.0`.
 fn bus_id(pci: &str) -> String {
     match pci.rsplit_once(':') {
         Some((bus, device)) => match device.split_once('.') {
@@ -556,7 +556,7 @@ pub fn weights(server: i32, client: i32, weights: &[(u64, u32)]) -> Listing {
     )
 }
 
-/// Number of a process's PID namespace; `-` where it cannot be seen.
+/// Number of a process's PID namespace; `-` if it cannot be read.
 fn namespace(pid: i32) -> String {
     let link = fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap_or_default();
     let text = link.to_string_lossy();
@@ -566,7 +566,7 @@ fn namespace(pid: i32) -> String {
     number.unwrap_or("-").to_owned()
 }
 
-/// The program as it was called; `-` where it cannot be seen. What would spoil the table is left out.
+/// The program as it was called, without characters that would garble the table; `-` if it cannot be read.
 fn program(client: &Client) -> String {
     if client.stuck {
         return "(ended; its work goes on)".into();
@@ -593,7 +593,7 @@ mod tests {
         let own = std::process::id() as i32;
         assert!(namespace(own).parse::<u64>().is_ok());
         assert_eq!(called(own), std::env::args().next().unwrap_or_default());
-        // Nobody has this number.
+        // No process has this id.
         assert_eq!((namespace(0).as_str(), called(0).as_str()), ("-", "-"));
     }
 

@@ -24,7 +24,7 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 /// Target of events that are no part of the control or server protocol: start-up, foreign lines.
 pub const OTHER: &str = "Other";
 
-/// A log file that cannot be written.
+/// A log file cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot write the log {path}: {why}; set {} to a directory that user {uid} may write",
@@ -36,7 +36,8 @@ pub struct LogError {
     why: String,
 }
 
-/// Opens a log to append to; makes its directory. Neither may be anything that another user could have put there.
+/// Opens a log for appending; creates its directory. Refuses a file or directory that another user could have put
+/// there.
 pub fn open(directory: &Path, name: &str) -> Result<File, LogError> {
     let path = directory.join(name);
     let uid = nix::unistd::geteuid().as_raw();
@@ -77,7 +78,7 @@ pub fn set_aside(log: BorrowedFd<'_>, directory: &Path, name: &str) -> io::Resul
         return Ok(false);
     }
     let directory = open_directory(directory).map_err(io::Error::other)?;
-    // It may have been renamed by somebody else, who has not said so yet.
+    // Another process may have renamed it already, and the daemon has not reopened it yet.
     match fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(there) if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) => {
             let aside = format!("{name}.{ASIDE}");
@@ -89,10 +90,10 @@ pub fn set_aside(log: BorrowedFd<'_>, directory: &Path, name: &str) -> io::Resul
     Ok(true)
 }
 
-/// Where lines go.
+/// Destination of lines.
 #[derive(Clone, Debug)]
 pub enum Sink {
-    /// Whatever standard error is when the line is written.
+    /// The current standard error.
     StandardError,
     /// A file that can be replaced while the process runs.
     File(Arc<RwLock<File>>),
@@ -137,7 +138,8 @@ impl Sink {
 
 /// Sends every event of this process to `sinks` from now on.
 ///
-/// `filter` is the value of `MPSSHIM_LOG`; without one, and for what it does not mention, `info` holds.
+/// `filter` is the value of `MPSSHIM_LOG`; the level is `info` without a filter and for targets that it does not
+/// mention.
 pub fn install(source: &'static str, sinks: Vec<Sink>, filter: Option<&str>) {
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
@@ -159,7 +161,7 @@ impl<S: Subscriber> Layer<S> for LineLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut text = Text::default();
         event.record(&mut text);
-        // That a process was started is worth a line whoever it is for.
+        // The start of a process is always logged, whichever user caused it.
         if text.as_pid.is_none() && !limit::admits(*event.metadata().level()) {
             return;
         }
@@ -327,7 +329,7 @@ mod tests {
             assert!(error.contains("link"), "{error}");
             std::fs::remove_file(&log).expect("it is still there");
         }
-        // Not the victim's either, where it is not there yet.
+        // Nor is the target of a dangling link created.
         std::os::unix::fs::symlink(directory.path().join("new"), logs.join("server.log"))
             .expect("link");
         open(&logs, "server.log").expect_err("a link to nowhere");

@@ -1,7 +1,8 @@
 //! Metrics for Prometheus: clients, users, servers and devices in the OpenMetrics text format.
 //!
-//! A thread of the daemon's process with a socket of its own. It queries the daemon like any user interface, so that the
-//! daemon's main thread neither waits for a scrape nor handles HTTP, and a scrape sees what every user may see.
+//! A thread of the daemon's process with a socket of its own. It queries the daemon like any user interface, so that
+//! the daemon's main thread neither waits for a scrape nor handles HTTP, and a scrape exposes only data that every user
+//! may see.
 
 mod http;
 
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long devices that were not found are not asked for again.
+/// How long to wait before devices that were not found are queried again.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Why there are no metrics.
@@ -42,7 +43,7 @@ impl Endpoint {
     /// Listens. Port 0 selects a free port.
     ///
     /// # Errors
-    /// The address is another's, or not this machine's.
+    /// The address is in use, or not an address of this machine.
     pub fn bind(address: SocketAddr) -> Result<Endpoint, MetricsError> {
         let failed = |source| MetricsError { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -55,11 +56,11 @@ impl Endpoint {
         self.address
     }
 
-    /// Answers scrapes from now on, in a thread of its own, with what the daemon of these settings says, and its count of
-    /// faults.
+    /// Answers scrapes from now on, in a separate thread, with the lists of the daemon of these settings and its count
+    /// of faults.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn serve(self, settings: &Settings, faults: Arc<AtomicU64>) -> io::Result<()> {
         let mut exporter = Exporter {
             settings: settings.clone(),
@@ -79,19 +80,19 @@ impl Endpoint {
 /// Names and values of labels.
 type Labels = Vec<(&'static str, String)>;
 
-/// What asks the daemon.
+/// Queries the daemon and prints the metrics.
 struct Exporter {
     settings: Settings,
-    /// Faults of servers, which the daemon counts.
+    /// Number of server faults, counted by the daemon.
     faults: Arc<AtomicU64>,
     ui: Option<Ui>,
     /// Rows of `device_query`, which do not change, once they are known.
     devices: Value,
-    /// When they were last asked for.
+    /// When they were last queried.
     asked: Option<Instant>,
 }
 
-/// What the daemon has listed, an array of rows each.
+/// Answers of the daemon's list commands, each an array of rows.
 struct Lists {
     clients: Value,
     users: Value,
@@ -120,7 +121,7 @@ impl Exporter {
         Ok(text)
     }
 
-    /// Asks for the devices; where there are none this may take long and is an error.
+    /// Queries the devices; without devices this may take long and is an error.
     fn find_devices(&mut self) {
         match self.ask("device_query") {
             Ok(devices) => self.devices = devices,
@@ -129,7 +130,7 @@ impl Exporter {
         self.asked = Some(Instant::now());
     }
 
-    /// What a command lists.
+    /// Runs a list command and returns its rows.
     fn ask(&mut self, command: &str) -> anyhow::Result<Value> {
         let line = format!("{command} --format=json");
         let mut ui = match self.ui.take() {
@@ -137,7 +138,7 @@ impl Exporter {
             None => Ui::connect(&self.settings)?,
         };
         let answer = match ui.command(&line) {
-            // The daemon may have closed an idle connection where it had too many.
+            // The daemon may have closed the idle connection to make room for others.
             Err(UiError::Gone) => {
                 ui = Ui::connect(&self.settings)?;
                 ui.command(&line)?
@@ -164,7 +165,7 @@ struct Metric {
     name: &'static str,
     unit: Option<&'static str>,
     column: &'static str,
-    /// What the column is divided by.
+    /// Divisor that converts the column's unit to the metric's.
     divisor: f64,
     help: &'static str,
 }
@@ -400,7 +401,7 @@ fn registry(lists: &Lists) -> Registry {
         [(Labels::new(), lists.faults as f64)],
     );
     let clients = rows(&lists.clients);
-    // What is a client's own is in each of its rows.
+    // Values of the client as a whole are repeated in each of its rows.
     let once = first_of_each(&clients, &["server", "id"]);
     columns(&mut registry, OF_CLIENT, &once, client);
     columns(&mut registry, OF_CLIENT_ON_DEVICE, &clients, |row| {
@@ -429,7 +430,7 @@ fn registry(lists: &Lists) -> Registry {
         &rows(&lists.servers),
         |row| [vec![("server", text(&row["pid"]))], user(row)].concat(),
     );
-    // The daemon's own come first; a server's are among them.
+    // The daemon's own devices; the servers' devices are among them.
     let devices: Vec<Value> = rows(&lists.devices)
         .into_iter()
         .filter(|row| row["server"].is_null())
@@ -440,7 +441,7 @@ fn registry(lists: &Lists) -> Registry {
     registry
 }
 
-/// What all clients together have of each device.
+/// Totals of all clients for each device.
 fn of_devices(registry: &mut Registry, devices: &[Value], clients: &[Value]) {
     let all = [devices, clients].concat();
     let devices = first_of_each(&all, &["device", "uuid"]);
@@ -504,7 +505,8 @@ fn device(row: &Value) -> Labels {
         .to_vec()
 }
 
-/// Adds these metrics of these rows. A field that is empty is left out: there is no such thing, or the server is silent.
+/// Adds these metrics for these rows. Empty fields are left out: the value does not apply, or the server did not
+/// answer.
 fn columns(
     registry: &mut Registry,
     metrics: &[Metric],

@@ -1,15 +1,15 @@
 //! No thread of a server dies alone.
 //!
-//! A thread that panics would leave the others waiting for it: clients without answers, memory that nobody frees, a
-//! daemon that goes on sending clients to half a server. So a panic on any thread is logged and ends the process; clients
-//! learn of it as of any server that dies, and the daemon starts the next one.
+//! A thread that panics would leave the others waiting for it: clients without answers, memory that is never freed, a
+//! daemon that keeps sending clients to a broken server. So a panic on any thread is logged and ends the process;
+//! clients see the end of their server as usual, and the daemon starts the next one.
 
 use std::backtrace::Backtrace;
 use std::cell::Cell;
 use std::panic::{self, PanicHookInfo};
 use std::thread;
 
-/// Status that a process ends with after a panic (`EX_SOFTWARE` of sysexits.h).
+/// Exit status of a process after a panic (`EX_SOFTWARE` of sysexits.h).
 pub const EXIT_STATUS: i32 = 70;
 
 /// How long the log may take, seconds: the thread may have panicked while it held a lock of the log's.
@@ -19,7 +19,7 @@ thread_local! {
     static SESSION: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Says whose work the calling thread does from now on.
+/// Sets the session that the calling thread works for from now on.
 #[inline]
 pub fn works_for(session: Option<u64>) {
     SESSION.set(session);

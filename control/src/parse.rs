@@ -14,7 +14,7 @@ const RESTART_PATIENCE: Duration = Duration::from_secs(10);
 /// How long they may be given at most, seconds.
 const LONGEST_PATIENCE: u64 = 3600;
 
-/// Why a line is no command.
+/// Why a line cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// No such name.
@@ -25,15 +25,15 @@ pub enum CommandError {
     Arguments {
         /// The command.
         name: &'static str,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
         /// Its arguments.
         usage: &'static str,
     },
-    /// Not for this user.
+    /// Not permitted for this user.
     #[error("{0} is reserved for root and the user who runs the daemon")]
     NotPermitted(&'static str),
-    /// Not for the daemon.
+    /// Not a command of the daemon.
     #[error("{0} is a command of mps-control, not of the daemon")]
     NotHere(&'static str),
     /// In NVIDIA's words.
@@ -87,7 +87,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// So many words.
+    /// Exactly `N` words.
     fn exactly<const N: usize>(&self, expected: &str) -> Result<[&str; N], CommandError> {
         let words = <[&str; N]>::try_from(self.words.as_slice());
         words.map_err(|_| self.wrong(format!("{expected} expected")))
@@ -124,7 +124,7 @@ impl Arguments<'_> {
     }
 
     fn user(&self, text: &str) -> Result<u32, CommandError> {
-        // The last one means none.
+        // The largest number means no user.
         let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
         uid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a user id")))
     }
@@ -303,7 +303,7 @@ impl Arguments<'_> {
             }
             "start_server" => self.start()?,
             "set_default_active_thread_percentage" => {
-                // Without one it says what is in force, as NVIDIA's does.
+                // Without an argument it prints the value in force, as NVIDIA's daemon does.
                 let value = match self.words.as_slice() {
                     [] => "",
                     _ => self.exactly::<1>("a percentage")?[0],
@@ -383,7 +383,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Understands a line. `None`: it is empty.
+/// Parses a line. `None`: it is empty.
 pub fn parse(line: &str, privileged: bool) -> Result<Option<Request>, CommandError> {
     let mut words = line.split_whitespace();
     let Some(name) = words.next() else {
@@ -562,7 +562,7 @@ mod tests {
         }
         let wrong = error("quarantine add -uid ada /a");
         assert!(wrong.contains("\"ada\" is not a user id"), "{wrong}");
-        // Whose programs a user may change is decided where he is known.
+        // Which users' programs a user may change is checked later, where the user is known.
         assert!(parse("quarantine release all", false).is_ok());
     }
 

@@ -12,7 +12,7 @@ use std::process::{Child, ExitStatus};
 pub enum Process {
     /// Started by this daemon.
     Child(Child),
-    /// Started by an earlier one. The descriptor means this process and never another that got its number.
+    /// Started by a previous daemon. The descriptor refers to this process even if its process id is reused.
     Other(OwnedFd),
 }
 
@@ -20,7 +20,7 @@ impl Process {
     /// The process at the other end of a connection.
     ///
     /// # Errors
-    /// When it has ended, or the kernel cannot tell it for certain.
+    /// It has ended, or the kernel cannot identify it reliably.
     pub fn of_peer(connection: BorrowedFd<'_>, who: Credentials) -> io::Result<Process> {
         match getsockopt(&connection, sockopt::PeerPidfd) {
             Ok(pidfd) => Ok(Process::Other(pidfd)),
@@ -41,7 +41,7 @@ impl Process {
     /// Kills it, unless it has ended.
     ///
     /// # Errors
-    /// When this process may not.
+    /// This process lacks the permission.
     pub fn kill(&mut self) -> io::Result<()> {
         let sent = match self {
             Process::Child(child) => child.kill(),
@@ -69,18 +69,18 @@ impl Process {
         }
     }
 
-    /// Whether no thread of it executes anything any more, though the kernel may not have let go of all that it had: it has no
-    /// memory. Known of a child only.
+    /// Whether none of its threads executes code of the process any more, although the kernel may not have released all
+    /// its resources yet: its memory is gone. Only known for a child.
     pub fn is_exiting(&self) -> bool {
         let Process::Child(child) = self else {
             return false;
         };
-        // Its number is nobody else's before it is waited for.
+        // The process id cannot be reused before this process waits for the child.
         let pages = fs::read_to_string(format!("/proc/{}/statm", child.id()));
         pages.is_ok_and(|pages| pages.split_whitespace().all(|pages| pages == "0"))
     }
 
-    /// Whether it has ended, and with which status, which only a child tells.
+    /// Whether it has ended, and its status, which is only known for a child.
     ///
     /// # Errors
     /// When the system cannot tell.
@@ -97,18 +97,18 @@ impl Process {
     }
 }
 
-/// By its number, which may be another process's by now: so the user must be right, to whom then no more is done
-/// than that user could do.
+/// Identifies the process by its process id, which may have been reused: the user must match, so that nothing is done
+/// to the process beyond that user's own rights.
 fn by_number(who: Credentials) -> io::Result<Process> {
     // SAFETY: a plain system call.
     let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, who.pid, 0) };
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else's; descriptors have 31 bits.
+    // SAFETY: the descriptor is new and has no other owner; descriptors have 31 bits.
     let mut process = Process::Other(unsafe { OwnedFd::from_raw_fd(raw as i32) });
     let owner = fs::metadata(format!("/proc/{}", who.pid))?.uid();
-    // Still there, so what was just read is this process's.
+    // It still runs, so the owner just read is the owner of this process.
     if owner != who.uid || process.ended()?.is_some() {
         return Err(io::Error::from(io::ErrorKind::NotFound));
     }

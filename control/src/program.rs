@@ -1,6 +1,6 @@
-//! Which program a process runs: what the list of quarantined programs is about.
+//! The program that a process runs: the unit of the quarantine list.
 //!
-//! A program is an executable of a user; of an interpreter's processes the script, module or code counts too.
+//! A program is an executable together with its user; for an interpreter, also the script, module or code.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -18,21 +18,21 @@ use std::time::Duration;
 
 /// Bytes of a command line that are read.
 const COMMAND_LINE: u64 = 4096;
-/// How long reading a command line may take: some microseconds, of a process that does not hinder it.
+/// Timeout for reading a command line; takes some microseconds for a cooperative process.
 const READ_PATIENCE: Duration = Duration::from_secs(1);
-/// Command lines that are being read at a time, at most one of each user.
+/// Maximum number of command lines being read at a time, at most one for each user.
 const MOST_READERS: usize = 64;
-/// Longest name of a program, bytes; of a longer one the end is replaced by a hash.
+/// Longest name of a program, bytes; the end of a longer name is replaced by a hash.
 pub const LONGEST: usize = 1024;
-/// Workers of Python's multiprocessing are their parents' programs: how many generations are followed.
+/// Workers of Python's multiprocessing count as their parents' program; number of generations followed.
 const GENERATIONS: usize = 4;
 
 /// A program of a user.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Program {
-    /// Whose processes.
+    /// User of the processes.
     pub uid: u32,
-    /// Path of the executable; of an interpreter, what it runs behind it.
+    /// Path of the executable; for an interpreter, followed by the script, module or code.
     pub name: String,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// As an operator names it, without what would spoil a terminal or a table.
+    /// A program as named by an operator, without characters that would garble a terminal or a table.
     pub fn named(uid: u32, name: &str) -> Program {
         let words = name.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut name: String = words.chars().filter(|c| !c.is_control()).collect();
@@ -57,22 +57,22 @@ impl Program {
         Program { uid, name }
     }
 
-    /// Whether [`Program::named`] can have made it.
+    /// Whether it can be a result of [`Program::named`].
     pub fn is_sound(&self) -> bool {
         !self.name.is_empty() && *self == Program::named(self.uid, &self.name)
     }
 
-    /// What a process of this user runs; `None` where that cannot be seen.
+    /// The program of a process of this user; `None` if it cannot be determined.
     pub fn of_process(pid: i32, uid: u32) -> Option<Program> {
         let mut pid = pid;
         for _ in 0..GENERATIONS {
             let folder = format!("/proc/{pid}");
-            // The number may be another process's by now.
+            // The process id may have been reused for another user's process.
             let is_theirs = pid > 0 && fs::metadata(&folder).ok()?.uid() == uid;
             is_theirs.then_some(())?;
             let executable = fs::read_link(format!("{folder}/exe")).ok()?;
             let executable = executable.to_string_lossy().into_owned();
-            // The executable of anything else is all that is asked about.
+            // For any other executable the arguments are not needed.
             let arguments = match interpreter(&executable).is_some() {
                 true => arguments(&command_line(&folder, uid)?),
                 false => Vec::new(),
@@ -88,8 +88,9 @@ impl Program {
     }
 }
 
-/// A command line as the daemon gets it: in `quarantine add PROGRAM`, files that are there are named by the paths that the
-/// kernel has of them, without symbolic links, and relative ones from this process's directory.
+/// A command line as sent to the daemon: in `quarantine add PROGRAM`, the executable's path is resolved to the path
+/// that the kernel reports, without symbolic links, and paths of other existing files are made absolute from this
+/// process's directory.
 pub fn with_real_paths(line: &str) -> Cow<'_, str> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let behind = match words.as_slice() {
@@ -98,7 +99,7 @@ pub fn with_real_paths(line: &str) -> Cow<'_, str> {
         _ => return Cow::Borrowed(line),
     };
     let real = |(at, word): (usize, &&str)| {
-        // The executable is looked up; of what it runs the program keeps the path as it is given.
+        // Only the executable is resolved; the name of a program keeps the path of a script as given.
         let path = match at.cmp(&behind) {
             Ordering::Less => None,
             Ordering::Equal => fs::canonicalize(word).ok(),
@@ -113,8 +114,8 @@ pub fn with_real_paths(line: &str) -> Cow<'_, str> {
     Cow::Owned(words.join(" "))
 }
 
-/// The beginning of a process's command line. The kernel reads it from the process's memory, which the process may have made
-/// so that this takes for ever: another thread reads it, for each user one at a time.
+/// The beginning of a process's command line. The kernel reads it from the process's memory, and the process can set up
+/// that memory so that the read never returns: a separate thread reads it, one at a time for each user.
 fn command_line(folder: &str, uid: u32) -> Option<Vec<u8>> {
     static READING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
     let mut reading = READING.lock().ok()?;
@@ -130,7 +131,7 @@ fn command_line(folder: &str, uid: u32) -> Option<Vec<u8>> {
         if let Ok(mut reading) = READING.lock() {
             reading.remove(&uid);
         }
-        // Nobody waits for one that has taken too long.
+        // The receiver is gone if the read took too long.
         let _ = sender.send(file.is_ok().then_some(line));
     };
     let started = thread::Builder::new().name("cmdline".into()).spawn(read);
@@ -142,7 +143,7 @@ fn command_line(folder: &str, uid: u32) -> Option<Vec<u8>> {
 }
 
 fn hash(bytes: &[u8]) -> u64 {
-    // Its result is the same in each process.
+    // Gives the same result in every process.
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
@@ -163,7 +164,7 @@ fn parent(folder: &str) -> Option<i32> {
     behind.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What distinguishes interpreters: how their options name what they run.
+/// Properties of an interpreter: the options that precede its script, module or code.
 struct Interpreter {
     /// Beginning of the executable's name, up to its version.
     name: &'static str,
@@ -299,13 +300,13 @@ fn interpreter(executable: &str) -> Option<&'static Interpreter> {
         .find(|one| file.strip_prefix(one.name).is_some_and(is_version))
 }
 
-/// What an interpreter runs.
+/// The program given to an interpreter.
 #[derive(Debug, PartialEq, Eq)]
 enum Runs<'a> {
     Script(&'a str),
     Module(&'a str),
     Code(&'a str),
-    /// What it reads from standard input, or is told.
+    /// None: it reads from standard input or interactively.
     Nothing,
 }
 
@@ -355,7 +356,7 @@ fn runs<'a>(interpreter: &Interpreter, arguments: &'a [String]) -> Runs<'a> {
     Runs::Nothing
 }
 
-/// A process that Python's multiprocessing has started anew: its code differs from one to the next.
+/// A worker started by Python's multiprocessing; its code argument differs from worker to worker.
 fn is_worker(executable: &str, arguments: &[String]) -> bool {
     let Some(interpreter) = interpreter(executable) else {
         return false;
@@ -382,7 +383,7 @@ fn identify(executable: &str, arguments: &[String], directory: &Path) -> String 
     }
 }
 
-/// Without `.` and `..`, by the text alone: nothing is looked up in a file system that may not answer.
+/// Removes `.` and `..` by text alone, without accessing a file system that may not answer.
 fn plain(path: &Path) -> String {
     use std::path::Component;
     let mut plain = std::path::PathBuf::new();
@@ -411,7 +412,7 @@ mod tests {
     fn a_compiled_program_is_its_executable() {
         assert_eq!(name(&["/opt/nbody", "-n", "7"]), "/opt/nbody");
         assert_eq!(name(&["/opt/nbody (deleted)"]), "/opt/nbody");
-        // Its name only begins as an interpreter's.
+        // Its name only starts like an interpreter's.
         assert_eq!(name(&["/opt/pythonic", "x.py"]), "/opt/pythonic");
         assert_eq!(name(&["/opt/Render", "x"]), "/opt/Render");
     }

@@ -17,7 +17,7 @@ const PROMPT: &str = "mps> ";
 /// Lines kept of the history.
 const HISTORY: usize = 1000;
 
-/// What reads lines from a terminal.
+/// Reads command lines from a terminal.
 pub struct Prompt {
     editor: Editor<Commands, FileHistory>,
     history: Option<PathBuf>,
@@ -37,13 +37,13 @@ impl Prompt {
         editor.set_helper(Some(Commands));
         let history = history_file(|name| std::env::var_os(name));
         if let Some(path) = &history {
-            // There is none the first time, and a session without the past is as good.
+            // There is no history the first time, and the prompt works without one.
             let _ = editor.load_history(path);
         }
         Ok(Prompt { editor, history })
     }
 
-    /// The next line; `None`: the end. A line that is broken off with Ctrl-C is empty.
+    /// The next line; `None`: the end of input. A line interrupted with Ctrl-C is empty.
     ///
     /// # Errors
     /// Those of the terminal.
@@ -64,7 +64,7 @@ impl Prompt {
         let Some(path) = self.history.as_ref().filter(|_| kept) else {
             return;
         };
-        // A history that cannot be written is none.
+        // A history that cannot be written is skipped.
         let _ = path
             .parent()
             .map(|folder| DirBuilder::new().recursive(true).mode(0o700).create(folder));
@@ -84,10 +84,10 @@ fn history_file(lookup: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     Some(state.join("mpsshim/history"))
 }
 
-/// Completes names of commands, and formats where there are any.
+/// Completes names of commands, and formats for commands that print lists.
 struct Commands;
 
-/// What may stand where the last word of `line` begins.
+/// Completions for the last word of `line`, and the offset where that word begins.
 fn candidates(line: &str) -> (usize, Vec<String>) {
     let start = line.rfind(char::is_whitespace).map_or(0, |at| at + 1);
     let (before, word) = line.split_at(start);

@@ -1,29 +1,29 @@
-//! The list of quarantined programs: those that may have caused a fault. From their next start on they have servers of their
-//! own, so that their next fault is nobody else's.
+//! The list of quarantined programs: those that may have caused a fault. From their next start on they have servers of
+//! their own, so that their next fault affects no other program.
 
 use crate::program::Program;
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
-/// Programs in the list; the oldest make room.
+/// Maximum number of programs; the oldest is removed for a new one.
 const MOST: usize = 1024;
-/// Programs of one user in it.
+/// Maximum number of programs of one user.
 const MOST_OF_USER: usize = 128;
-/// Processes of a program in a row that end without a fault before it is released.
+/// A program is released after this number of its processes in a row have ended without a fault.
 pub const CLEAN_RUNS: u32 = 3;
 
 /// Whether programs are quarantined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum QuarantinePolicy {
-    /// Those that had work in flight at a fault, and those that an operator names
+    /// Programs with work in flight at a fault, and programs that an operator names
     #[default]
     Auto,
     /// None
     Off,
 }
 
-/// What logs say of each suspect of a fault, of so many.
+/// Log text for each suspect of a fault, given the number of suspects.
 pub fn accusation(suspects: usize) -> &'static str {
     match suspects {
         1 => "alone had work in flight and has caused the fault",
@@ -34,13 +34,13 @@ pub fn accusation(suspects: usize) -> &'static str {
 /// A quarantined program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Which one.
+    /// The program.
     pub program: Program,
-    /// When it came into the list.
+    /// When it was added to the list.
     pub since: SystemTime,
-    /// Faults that it may have caused.
+    /// Number of faults that it may have caused.
     pub faults: u32,
-    /// Processes that have ended without a fault since the last one.
+    /// Number of processes that have ended without a fault since the last fault.
     pub clean: u32,
 }
 
@@ -52,7 +52,7 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// Nothing yet.
+    /// An empty list.
     pub fn new(policy: QuarantinePolicy) -> Quarantine {
         Quarantine {
             policy,
@@ -60,7 +60,7 @@ impl Quarantine {
         }
     }
 
-    /// Whether there is any.
+    /// Whether the quarantine is enabled.
     pub fn is_on(&self) -> bool {
         self.policy == QuarantinePolicy::Auto
     }
@@ -80,7 +80,7 @@ impl Quarantine {
         entries.find(|entry| entry.program == *program)
     }
 
-    /// Puts a program into the list; `false`: it is there, or there is no quarantine.
+    /// Adds a program; `false`: it is in the list already, or the quarantine is disabled.
     pub fn add(&mut self, program: Program) -> bool {
         if !self.is_on() || self.holds(&program) {
             return false;
@@ -101,7 +101,7 @@ impl Quarantine {
         true
     }
 
-    /// A program may have caused a fault; `true`: it is in the list from now on, and was not before.
+    /// A program may have caused a fault; `true`: it was added to the list.
     pub fn accuse(&mut self, program: &Program) -> bool {
         let is_new = self.add(program.clone());
         if let Some(entry) = self.entry(program) {
@@ -111,7 +111,7 @@ impl Quarantine {
         is_new
     }
 
-    /// A process of a quarantined program has ended without a fault; `true`: the program has shown itself good and is released.
+    /// A process of a quarantined program has ended without a fault; `true`: the program is released.
     pub fn note_clean_run(&mut self, program: &Program) -> bool {
         let Some(entry) = self.entry(program) else {
             return false;
@@ -124,7 +124,7 @@ impl Quarantine {
         is_good
     }
 
-    /// Takes out what is meant: the programs that were in the list.
+    /// Removes the matching programs from the list and returns them.
     pub fn release(&mut self, is_meant: impl Fn(&Program) -> bool) -> Vec<Program> {
         let released = self
             .entries

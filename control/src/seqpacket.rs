@@ -13,7 +13,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-/// Connections that wait to be accepted. A thousand clients may start at once.
+/// Maximum number of connections that wait to be accepted. A thousand clients may start at once.
 const BACKLOG: i32 = 1024;
 
 /// Repeats a call that a signal interrupted.
@@ -39,7 +39,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let raw = uninterrupted(|| accept4(listener.as_raw_fd(), flags))?;
-    // SAFETY: accept4 just returned this descriptor, so it is open and nobody else owns it.
+    // SAFETY: accept4 just returned this descriptor, so it is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
@@ -114,8 +114,8 @@ pub struct Packet {
     pub descriptor: Option<Stranger>,
 }
 
-/// Receives one packet of a process of user `uid` with at most one descriptor; more are closed and reported as `cut`. None
-/// is closed in this thread, which the close of a stranger's descriptor could keep for as long as the stranger likes.
+/// Receives one packet of a process of user `uid` with at most one descriptor; further ones are closed and reported as
+/// `cut`. This thread closes none of them, since closing a stranger's descriptor can block for any length of time.
 pub fn receive_with_descriptor(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -127,7 +127,7 @@ pub fn receive_with_descriptor(
     let descriptors: Vec<Stranger> = descriptors.collect();
     let (len, is_whole) = match received {
         Ok(len) => (len, true),
-        // What there was room for is in the buffer.
+        // The buffer is filled; the rest of the packet is lost.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => (buffer.len(), false),
         Err(error) => return Err(error),
     };

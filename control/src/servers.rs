@@ -35,13 +35,13 @@ use std::time::{Duration, Instant};
 use traces::Trace;
 use zerocopy::IntoBytes;
 
-/// Servers that may fail to start within [`FAILURE_WINDOW`] before their user's clients are refused.
+/// Number of failed starts within [`FAILURE_WINDOW`] after which clients of the user are refused.
 const FAILURE_LIMIT: usize = 3;
 const FAILURE_WINDOW: Duration = Duration::from_secs(10);
-/// Reports taken from one server before the others have their turn.
+/// Reports read from one server before the other servers are served.
 const REPORTS_A_TURN: usize = 64;
 
-/// Starts that failed lately, by user.
+/// Recent failed starts, by user.
 #[derive(Default)]
 struct Failures(Vec<(u32, Instant)>);
 
@@ -62,7 +62,7 @@ struct Waiting {
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
-    /// What the client runs, where that can be seen.
+    /// The client's program, if known.
     program: Option<Program>,
 }
 
@@ -72,22 +72,22 @@ pub struct Servers {
     defaults: Defaults,
     running: Vec<Server>,
     waiting: Vec<Waiting>,
-    /// Owners of servers that `start_server` asked for.
+    /// Owners of servers requested by `start_server`.
     wanted: Vec<Owner>,
     failures: Failures,
     next_number: u64,
-    /// Until then servers of a daemon that has died may come.
+    /// Deadline for servers of a dead daemon to connect.
     orphans_until: Option<Instant>,
     closing: bool,
     trace: Option<Trace>,
     restarts: Vec<Restart>,
     quarantine: Quarantine,
-    /// Faults of servers that there ever were.
+    /// Number of server faults so far.
     faults: Arc<AtomicU64>,
 }
 
 impl Servers {
-    /// None yet.
+    /// No servers yet.
     pub fn new(launcher: Launcher, defaults: Defaults) -> Servers {
         let quarantine = Quarantine::new(launcher.quarantine());
         Servers {
@@ -192,7 +192,7 @@ impl Servers {
         self.waiting.iter().map(|waiting| waiting.client.who.uid)
     }
 
-    /// Refuses the client of this user that came last; `false`: none waits.
+    /// Refuses this user's most recent waiting client; `false`: none waits.
     pub fn turn_away(&mut self, uid: u32) -> bool {
         let of_user = |waiting: &Waiting| waiting.client.who.uid == uid;
         let Some(index) = self.waiting.iter().rposition(of_user) else {
@@ -204,7 +204,7 @@ impl Servers {
         true
     }
 
-    /// A server for this user shall run; says why not when that is impossible.
+    /// Requests a server for this user; the error says why that is impossible.
     pub fn want(&mut self, uid: u32) -> Result<(), String> {
         if !self.launcher.serves(uid) {
             return Err(format!(
@@ -223,7 +223,7 @@ impl Servers {
     pub fn link_ready(&mut self, pid: i32) {
         if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
             server.link_full = false;
-            // It runs as its user, who may have it report whatever there is to report.
+            // The server runs as its user, and that user can make it report anything.
             let reported = limit::caused_by_user(server.uid);
             server.read_reports(REPORTS_A_TURN);
             drop(reported);
@@ -276,7 +276,7 @@ impl Servers {
 
     /// Without a status: another daemon's child.
     fn ended(&mut self, mut server: Server, status: Option<ExitStatus>) {
-        // Its last words may still be in the link.
+        // Its last reports may still be in the link.
         let reported = limit::caused_by_user(server.uid);
         server.read_reports(usize::MAX);
         drop(reported);
@@ -285,7 +285,7 @@ impl Servers {
         let pid = server.pid;
         match status {
             Some(status) => {
-                // As a shell has it: 128 and the signal.
+                // As in a shell: 128 plus the signal's number.
                 let signal = || 128 + status.signal().unwrap_or(0);
                 let code = status.code().unwrap_or_else(signal);
                 tracing::info!("Server {pid} exited with status {code}");
@@ -310,7 +310,7 @@ impl Servers {
                 );
             }
             State::Initializing if status.is_none() => {
-                // With its last client, most likely.
+                // Most likely it ended with its last client.
                 tracing::info!(
                     "Server {pid} ended as it was taken over; the next client gets a new server"
                 );
@@ -332,7 +332,8 @@ impl Servers {
         }
     }
 
-    /// The same for one that is ending, and executes nothing any more: the driver may take long to let go of its context.
+    /// As [`Servers::succeed`], already while the server's process exits: the driver may take long to destroy its
+    /// context.
     fn succeed_early(&mut self, pid: i32) {
         let ending = |server: &Server| {
             server.pid == pid && server.link.is_none() && server.process.is_exiting()
@@ -351,7 +352,7 @@ impl Servers {
         self.running.insert(at, server);
     }
 
-    /// Starts a server that goes on with the sessions of one that has ended without having been told to; whether there is one.
+    /// If a server has ended unexpectedly, starts another server that continues its sessions; returns whether it did.
     fn succeed(&mut self, server: &mut Server) -> bool {
         let is_starting = server.state == State::Initializing;
         let hands_over = server.state == State::HandedOver;
@@ -401,7 +402,7 @@ impl Servers {
             .min()
     }
 
-    /// Ends servers that were given their time.
+    /// Kills servers that have exceeded their time limit.
     pub fn expire(&mut self, now: Instant) {
         for server in self
             .running
@@ -446,7 +447,7 @@ impl Servers {
         }
     }
 
-    /// Tells a server to end the clients of a process; gives their sessions.
+    /// Tells a server to end the clients of a process; returns their sessions.
     ///
     /// # Errors
     /// Why that is impossible, in words.
@@ -486,12 +487,12 @@ impl Servers {
         self.running.iter_mut().find(|server| server.pid == pid)
     }
 
-    /// Whether no server is left, but those that cannot be made to end.
+    /// Whether all servers have ended, apart from those that cannot be ended.
     pub fn all_ended(&self) -> bool {
         self.running.iter().all(|server| server.remains.is_some())
     }
 
-    /// Brings every waiting client as far as it can go.
+    /// Advances every waiting client as far as possible.
     fn advance(&mut self) {
         self.start_standbys();
         loop {
@@ -529,7 +530,7 @@ impl Servers {
         }
     }
 
-    /// Hands clients to servers that take them.
+    /// Hands clients to servers that accept them.
     fn hand_over(&mut self) {
         let (running, quarantine) = (&mut self.running, &self.quarantine);
         self.waiting.retain_mut(|waiting| {
@@ -559,7 +560,7 @@ impl Servers {
                     true
                 }
                 Err(error) => {
-                    // It is dying; the client waits for the next one.
+                    // The server is dying; the client waits for the next one.
                     tracing::warn!("Server {}: {error}", server.pid);
                     server.close_link();
                     true
@@ -573,7 +574,7 @@ impl Servers {
         });
     }
 
-    /// The new server's process id. `program`: for this quarantined one only.
+    /// Returns the new server's process id. `program`: the quarantined program that the server is for.
     fn start(&mut self, owner: Owner, program: Option<Program>, start: Start) -> Option<i32> {
         let limits = self.limits_for(owner.uid);
         let started = (self.launcher).start((owner, program.as_ref()), &limits, &start);
@@ -642,7 +643,7 @@ fn refuse(client: &Arrival, status: CUresult, reason: &str) {
         client.who.uid,
         status.0
     );
-    // A client that has gone needs no answer.
+    // The client may have disconnected.
     let _ = seqpacket::send(
         client.connection.as_fd(),
         greeting::refusal(status).as_bytes(),

@@ -38,7 +38,7 @@ pub struct Setting {
     pub key: Option<&'static str>,
     /// Default, in words.
     pub default: &'static str,
-    /// What it does.
+    /// Description.
     pub meaning: &'static str,
 }
 
@@ -253,7 +253,7 @@ pub const TABLE: &[Setting] = &[
     },
 ];
 
-/// What can be wrong with the settings.
+/// Errors of the settings.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SettingsError {
     /// A socket in this pipe directory could not be bound or reached.
@@ -269,21 +269,21 @@ pub enum SettingsError {
         /// Bytes of the socket's path.
         length: usize,
     },
-    /// Not a number over 0.
+    /// Not a positive integer.
     #[error("{0} is not a number over 0")]
     Number(String),
-    /// No number of microseconds, or too many.
+    /// Not a number of microseconds, or too large.
     #[error("{0} is not a number from 0 to {MOST_SPIN_US}")]
     Spin(String),
-    /// No list of modes.
+    /// Not a list of modes.
     #[error("{given}: {why}")]
     Mode {
         /// The setting and its value.
         given: String,
-        /// What is wrong with it.
+        /// Description of the error.
         why: NoModes,
     },
-    /// No address.
+    /// Not an address.
     #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
     Metrics(String),
     /// Not one of the words allowed.
@@ -517,7 +517,7 @@ fn number<N: FromStr>(
 }
 
 fn flag(given: Given) -> Result<bool, SettingsError> {
-    // In the environment whatever is set and not 0 counts, as the program has it.
+    // In the environment any value other than 0 is true, as in the shim.
     match (given.value.to_str(), given.in_file) {
         (Some("0"), _) | (Some("false"), true) => Ok(false),
         (Some("1" | "true"), _) | (_, false) => Ok(true),

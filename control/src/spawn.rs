@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Why no server could be started.
+/// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// The executable cannot be run.
@@ -33,7 +33,7 @@ pub enum SpawnError {
     /// No such user.
     #[error("there is no user with id {0}")]
     NoUser(u32),
-    /// Descriptors or the like.
+    /// A system call failed, for example for lack of descriptors.
     #[error("cannot prepare a server: {0}")]
     Prepare(#[from] io::Error),
 }
@@ -56,7 +56,7 @@ pub enum Users {
     Together,
 }
 
-/// What every server is started with.
+/// Starts servers, all with the same executable, settings and log.
 pub struct Launcher {
     executable: PathBuf,
     settings: Settings,
@@ -64,14 +64,14 @@ pub struct Launcher {
     log: File,
 }
 
-/// What a server begins with.
+/// The sessions that a server starts with.
 #[derive(Debug)]
 pub enum Start {
     /// No sessions.
     Anew,
-    /// The sessions of this keeper.
+    /// The sessions held by this keeper.
     With(Stranger),
-    /// Those of the server with this process id, when it ends.
+    /// The sessions of the server with this process id, when it ends.
     Standby(i32),
 }
 
@@ -105,7 +105,7 @@ impl Launcher {
         geteuid().is_root() || geteuid().as_raw() == uid
     }
 
-    /// Whether processes of that user are believed: they could command this daemon anyway.
+    /// Whether processes of this user are trusted: the user is allowed to command this daemon anyway.
     pub fn trusts(&self, uid: u32) -> bool {
         uid == 0 || uid == geteuid().as_raw()
     }
@@ -121,7 +121,7 @@ impl Launcher {
         }
     }
 
-    /// Whom that owner's server serves, in words.
+    /// The users served by that owner's server, in words.
     pub fn served(&self, owner: Owner) -> String {
         match self.users {
             Users::OneByOne => format!("user {}", owner.uid),
@@ -149,8 +149,8 @@ impl Launcher {
         self.settings.mode.clone().unwrap_or_default()
     }
 
-    /// Starts a server and keeps the daemon's end of the link, which does not block. It is to know for which quarantined
-    /// program it is.
+    /// Starts a server and keeps the daemon's end of the link, which does not block. The server is told the quarantined
+    /// program that it is for.
     pub fn start(
         &self,
         (owner, quarantined): (Owner, Option<&Program>),
@@ -175,7 +175,7 @@ impl Launcher {
             let program = serde_json::to_string(program).map_err(io::Error::from)?;
             command.args(["--quarantined", &program]);
         }
-        // In the same way, the connection to the keeper is its standard output, until it has taken it.
+        // Likewise, the connection to the keeper is its standard output, until the server has taken it.
         match start {
             Start::With(keeper) => command
                 .args(["--keeper-fd", "1"])
@@ -184,7 +184,7 @@ impl Launcher {
             Start::Anew => command.stdout(self.log.try_clone()?),
         };
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
-            // The most hardware queues there are: clients' streams then seldom wait for each other's.
+            // The maximum number of hardware queues, so that clients' streams seldom wait for each other.
             command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         }
         if geteuid().as_raw() != owner.uid {
@@ -209,7 +209,7 @@ impl Launcher {
         self.spawn(&mut command)
     }
 
-    /// What every process of the server's executable is started with.
+    /// The command line common to all processes of the server's executable.
     fn command(&self) -> io::Result<Command> {
         let mut command = Command::new(&self.executable);
         command.stderr(self.log.try_clone()?);
@@ -218,14 +218,14 @@ impl Launcher {
         if let Some(filter) = &self.settings.log {
             command.env(settings::LOG, filter);
         }
-        // The server needs the genuine driver, whatever is preloaded here, and has its limits from the daemon.
+        // The server needs the genuine driver, regardless of LD_PRELOAD here, and gets its limits from the daemon.
         for name in [
             "LD_PRELOAD",
-            // A user's wishes for the program that mps-run starts the daemon for: the server's launches are many clients',
-            // and a tool would look at all of them.
+            // Set by the user for the program that mps-run starts the daemon for: in the server they would apply to the
+            // launches of many clients, and a tool would observe all of them.
             "CUDA_LAUNCH_BLOCKING",
             "CUDA_INJECTION64_PATH",
-            // Who watches the daemon is not to hear of its children.
+            // The daemon's supervisor must not get notifications from its children.
             "NOTIFY_SOCKET",
             settings::MODE,
             settings::ACTIVE_THREAD_PERCENTAGE,
@@ -250,7 +250,7 @@ fn group_of(uid: u32) -> Result<u32, SpawnError> {
     Ok(user.ok_or(SpawnError::NoUser(uid))?.gid.as_raw())
 }
 
-/// `stdin`, `stdout` and `stderr` of a process that shall have none.
+/// Connects `stdin`, `stdout` and `stderr` of a process to /dev/null.
 pub fn without_terminal(command: &mut Command) -> &mut Command {
     command
         .stdin(Stdio::null())

@@ -21,7 +21,7 @@ pub const MAGIC_SERVER: [u8; 4] = *b"MPSV";
 /// How often a server looks for a daemon: a refused `connect`, some microseconds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The versions that both sides must have.
+/// The versions that must be the same on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
     /// [`PROTOCOL_VERSION`]: new clients are handed to the server.
@@ -38,20 +38,20 @@ impl Versions {
     };
 }
 
-/// What a server says of itself. Whose it is and which process, the kernel says.
+/// A server's description of itself. Its user and process id come from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
-    /// The server's versions; all that is read of another version's introduction.
+    /// The server's versions; in an introduction of another version only this field is parsed.
     pub versions: Versions,
-    /// How many clients it has.
+    /// Number of its clients.
     pub clients: usize,
-    /// What clients may have that come from now on.
+    /// Limits of future clients.
     pub limits: Limits,
     /// It serves the processes of this quarantined program only.
     pub quarantined: Option<Program>,
 }
 
-/// Why an introduction is not understood.
+/// Why an introduction cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum Unknown {
     /// A server of another release.
@@ -60,7 +60,7 @@ pub enum Unknown {
         .0.protocol, .0.link, Versions::OWN.protocol, Versions::OWN.link
     )]
     Version(Versions),
-    /// No introduction at all.
+    /// Not an introduction.
     #[error("not a server's introduction: {0}")]
     Malformed(#[from] serde_json::Error),
 }
@@ -74,10 +74,10 @@ impl Introduction {
         Ok([&MAGIC_SERVER[..], &serde_json::to_vec(self)?].concat())
     }
 
-    /// What follows [`MAGIC_SERVER`].
+    /// Parses the part of the packet after [`MAGIC_SERVER`].
     ///
     /// # Errors
-    /// When it is of another version or nonsense.
+    /// It is of another version, or malformed.
     pub fn read(json: &[u8]) -> Result<Introduction, Unknown> {
         #[derive(Deserialize)]
         struct OfAnyVersion {
@@ -91,20 +91,20 @@ impl Introduction {
     }
 }
 
-/// What the daemon answers.
+/// The daemon's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// The connection is the link from here on.
     TakenOver,
-    /// The server goes on alone until its clients have gone.
+    /// The server stays without a daemon until its clients have gone.
     Refused {
         /// Why.
         reason: String,
     },
 }
 
-/// Looks for a daemon until one takes this server over. Nothing but the end of the channel comes when one refuses to:
-/// there is no use in asking it again.
+/// Looks for a daemon until one takes this server over. If a daemon refuses, the channel closes without a message,
+/// since repeating the request would not help.
 pub fn seek(control: PathBuf, introduction: &Introduction) -> io::Result<Receiver<Link>> {
     let packet = introduction.packet()?;
     let (sender, receiver) = bounded(1);
@@ -113,7 +113,7 @@ pub fn seek(control: PathBuf, introduction: &Introduction) -> io::Result<Receive
             std::thread::sleep(INTERVAL);
             match ask(&control, &packet) {
                 Ok(Some(link)) => {
-                    // Nobody waits any more when the last client has gone.
+                    // The receiver is gone if the last client has left meanwhile.
                     let _ = sender.send(link);
                     return;
                 }
@@ -138,7 +138,7 @@ fn ask(control: &Path, packet: &[u8]) -> Result<Option<Link>, String> {
     let Ok(daemon) = seqpacket::peer(connection.as_fd()) else {
         return Ok(None);
     };
-    // Who gives this server orders decides what its clients get.
+    // Orders of the daemon affect this server's clients, so only root's or this user's daemon is accepted.
     if daemon.uid != 0 && daemon.uid != nix::unistd::geteuid().as_raw() {
         return Err(format!("it is user {}'s", daemon.uid));
     }
@@ -150,7 +150,7 @@ fn ask(control: &Path, packet: &[u8]) -> Result<Option<Link>, String> {
         Ok(Some((Verdict::TakenOver, _))) => Ok(Some(link)),
         Ok(Some((Verdict::Refused { reason }, _))) => Err(reason),
         Ok(None) | Err(LinkError::Io(_)) => Ok(None),
-        // The welcome with which a daemon that knows nothing of this turns a stranger away.
+        // The welcome with which a daemon that does not know introductions refuses an unknown peer.
         Err(_) => Err("it is of another release".into()),
     }
 }
@@ -179,7 +179,7 @@ mod tests {
                 Err(Unknown::Malformed(_))
             ));
         }
-        // Of another version only the version is read.
+        // In an introduction of another version only the version is parsed.
         let other = br#"{"versions":{"protocol":77,"link":5},"people":[]}"#;
         let text = Introduction::read(other).expect_err("other").to_string();
         assert!(
@@ -187,7 +187,7 @@ mod tests {
         );
     }
 
-    /// What comes of a try at a daemon that reads the introduction and answers so.
+    /// The outcome of one attempt, at a daemon that reads the introduction and sends this answer.
     fn answered(answer: Option<&[u8]>) -> Result<Option<Link>, String> {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("control");
@@ -200,7 +200,7 @@ mod tests {
                     Err(_) => std::thread::sleep(Duration::from_millis(1)),
                 }
             };
-            // The kernel resets a connection that is closed with something unread: its answer could be lost.
+            // The kernel resets a connection that is closed with unread packets, so the answer could be lost.
             seqpacket::set_nonblocking(&connection, false).expect("blocking");
             let mut introduction = [0; 8];
             let len = seqpacket::receive(connection.as_fd(), &mut introduction);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub struct Target {
     path: PathBuf,
     file: File,
-    /// It was not there before.
+    /// Whether this process created it.
     new: bool,
 }
 
@@ -26,14 +26,14 @@ impl Target {
         (!path.is_empty()).then_some(Path::new(path))
     }
 
-    /// Opens it; what is in it stays until the trace begins.
+    /// Opens it; existing content is kept until the trace begins.
     ///
     /// # Errors
-    /// Why it cannot be written, in words.
+    /// The reason why it cannot be written, in words.
     pub fn open(path: &Path) -> Result<Target, String> {
         let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
         let path = std::path::absolute(path).map_err(failed)?;
-        // To open a pipe would wait for a reader.
+        // Opening a pipe would wait for a reader.
         if fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
             return Err(format!("{} is not a regular file", path.display()));
         }
@@ -48,7 +48,7 @@ impl Target {
         Ok(Target { path, file, new })
     }
 
-    /// Has the daemon trace into it. Where that fails, a new file is removed.
+    /// Orders the daemon to trace into it. On failure, a new file is removed.
     ///
     /// # Errors
     /// No answer.
@@ -56,7 +56,7 @@ impl Target {
         let line = format!("trace start {}", self.path.display());
         let answer = ui.command_with(&line, Some(self.file.as_fd()));
         if self.new && !answer.as_ref().is_ok_and(|answer| answer.ok) {
-            // It may have gone.
+            // It may have been removed already.
             let _ = fs::remove_file(&self.path);
         }
         Ok(answer?)

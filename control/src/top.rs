@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// What is asked. The daemon writes a line that follows itself into its log once.
+/// The command for each sample. The daemon logs a command that is repeated on a connection only once.
 const QUESTION: &str = "ps --format=json";
-/// The first rates are those of so long at most.
+/// Maximum length of the first interval, so that rates appear soon.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Shows what the clients do.
+/// Shows the activity of the clients.
 ///
 /// Runs on a terminal until q is typed; h lists the other keys. If standard output is no terminal, prints a table for each
 /// sample.
@@ -94,10 +94,10 @@ pub struct Client {
     gate_ms: Option<f64>,
     gate_blockers: Option<String>,
     device_context: Option<u32>,
-    /// Since the look before, as all that follows. A client that has just come has none.
+    /// Since the previous sample, like all fields below; `None` for a client that has just connected.
     #[serde(default)]
     launches_per_second: Option<f64>,
-    /// Of the time.
+    /// Percentage of the time.
     #[serde(default)]
     held_percentage: Option<f64>,
     #[serde(default)]
@@ -111,7 +111,7 @@ pub struct Client {
 pub struct Look {
     /// Time of the day.
     time: String,
-    /// Seconds since the look before.
+    /// Seconds since the previous sample.
     interval: f64,
     clients: Vec<Client>,
     #[serde(skip)]
@@ -119,7 +119,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// What the daemon says now; `before`: the look that rates are in relation to.
+    /// Takes a sample; `before`: the previous sample, from which the rates are computed.
     fn take(ui: &mut Ui, before: Option<&Look>) -> anyhow::Result<Look> {
         let answer = ui.command(QUESTION)?;
         anyhow::ensure!(answer.ok, "{}", answer.text.trim_end());
@@ -169,7 +169,7 @@ impl Look {
             Sort::Gate => client.gate_percentage,
             Sort::Pid => Some(-f64::from(client.pid)),
         };
-        // Stable: among equals the order of their coming stays. What is not known comes last.
+        // The sort is stable: clients with equal values stay in order of arrival. Unknown values come last.
         let value = |client: &Client| value(client).unwrap_or(f64::MIN);
         self.clients.sort_by(|a, b| value(b).total_cmp(&value(a)));
         if reversed {
@@ -178,7 +178,7 @@ impl Look {
     }
 }
 
-/// Of a client on several devices the rows of those whose memory it holds, or the first row.
+/// For a client on several devices, keeps the rows with memory in use, or else the first row.
 fn in_use(rows: Vec<Client>) -> Vec<Client> {
     let uses = |row: &Client| row.memory.is_some_and(|bytes| bytes > 0);
     let key = |row: &Client| (row.server, row.id);
@@ -187,10 +187,10 @@ fn in_use(rows: Vec<Client>) -> Vec<Client> {
     rows.into_iter().filter(shown).collect()
 }
 
-/// Shows what was asked for.
+/// Runs `top` with these options.
 ///
 /// # Errors
-/// No daemon, or one that has gone; those of the terminal.
+/// No daemon, a lost connection, or an error of the terminal.
 pub fn run(settings: &Settings, options: &Options) -> anyhow::Result<()> {
     let mut ui = Ui::connect(settings)?;
     let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
@@ -208,7 +208,7 @@ pub fn run(settings: &Settings, options: &Options) -> anyhow::Result<()> {
         look.sort(options.sort, false);
         let written = print(&look, options.json);
         match written {
-            // Whoever read it has seen enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written?,
         }

@@ -1,7 +1,8 @@
-//! Traces: what clients do, on one time line, in the JSON trace event format that Perfetto and chrome://tracing read.
+//! Traces: the activity of all clients on one time line, in the JSON trace event format that Perfetto and
+//! chrome://tracing read.
 //!
-//! Engine and arbiter say what has happened, as [`Slice`]s on [`Track`]s; a thread of the trace's own writes the file, which
-//! mps-control has opened. What it cannot keep up with is lost and counted. docs/design/0013-trace.md has the reasons.
+//! Engine and arbiter report [`Slice`]s on [`Track`]s; a separate thread writes the file, which mps-control has opened.
+//! Events that this thread cannot keep up with are dropped and counted. docs/design/0013-trace.md has the reasons.
 
 mod write;
 
@@ -16,9 +17,9 @@ use std::thread::JoinHandle;
 
 /// Events that may wait to be written; one takes about 80 bytes.
 const WAITING: usize = 1 << 16;
-/// Tracks of one client at most, the last one for all further streams.
+/// Maximum number of tracks of a client; the last one is shared by all further streams.
 const TRACKS: u64 = 4096;
-/// Above all process ids (22 bits): where a client's is not known.
+/// Above all process ids (22 bits): base of the ids of clients whose process id is unknown.
 const UNKNOWN: u64 = 1 << 22;
 
 /// A client in the trace.
@@ -40,7 +41,7 @@ impl From<&ClientInfo> for Process {
 }
 
 impl Process {
-    /// As the trace has it.
+    /// Its process id in the trace.
     fn number(self) -> u64 {
         match u64::try_from(self.pid) {
             Ok(pid @ 1..) => pid,
@@ -52,9 +53,9 @@ impl Process {
 /// A line of slices that do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Track {
-    /// Whose.
+    /// The client.
     pub process: Process,
-    /// Which of its.
+    /// Number of the track within the client.
     pub number: u64,
 }
 
@@ -65,29 +66,29 @@ impl Track {
     }
 }
 
-/// What a slice tells besides its name.
+/// Additional information of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// Nothing.
+    /// None.
     None,
     /// Bytes copied or set.
     Bytes(u64),
     /// Blocks of a kernel's grid.
     Blocks(u64),
-    /// Operations that were seen to be done at the same time.
+    /// Operations observed to complete at the same time.
     Operations(u64),
-    /// It was not over when the trace was.
+    /// It had not ended when the trace ended.
     Unfinished,
-    /// A wait at the gate: for whom, and whether it was still going on when the trace ended.
+    /// A wait at the gate: the clients waited for, and whether it was still in progress when the trace ended.
     Gate(Blockers, bool),
 }
 
-/// Clients whose long work a wait at the gate was for.
+/// Clients whose long work a wait at the gate is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Blockers {
     /// Process ids as in the trace, padded with zeros.
     processes: [u32; MOST_BLOCKERS],
-    /// Clients that have left were among them.
+    /// Whether clients that have left are among them.
     left: bool,
 }
 
@@ -102,22 +103,22 @@ impl Blockers {
     }
 }
 
-/// Something that took time.
+/// An interval of activity.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    /// Where.
+    /// Its track.
     pub track: Track,
-    /// What.
+    /// Its name.
     pub name: Arc<str>,
-    /// What sort of thing, for filters.
+    /// Its category, for filters.
     pub category: &'static str,
-    /// When it began and ended, as [`Run::now`] has it.
+    /// Begin and end, in the unit of [`Run::now`].
     pub time: (u64, u64),
-    /// And more.
+    /// Additional information.
     pub detail: Detail,
 }
 
-/// What is written.
+/// An event to be written.
 #[derive(Debug)]
 enum Event {
     Process(Process, String),
@@ -125,7 +126,7 @@ enum Event {
     Slice(Slice),
 }
 
-/// What has come of a trace.
+/// Result of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
     /// Slices written.
@@ -136,7 +137,7 @@ pub struct Totals {
     pub error: Option<String>,
 }
 
-/// A trace that goes on.
+/// A trace in progress.
 #[derive(Debug)]
 pub struct Run {
     clock: Clock,
@@ -144,17 +145,17 @@ pub struct Run {
     lost: AtomicU64,
 }
 
-/// The one who ends it.
+/// The thread that writes a trace, for the caller that ends it.
 #[derive(Debug)]
 pub struct Writer {
     thread: JoinHandle<Totals>,
 }
 
-/// Begins to write into a file, which is opened for appending. The first time in a process it takes up to 0.2 s: the
-/// processor's counter is compared with the clock.
+/// Starts a trace into a file that is open for appending. The first call in a process takes up to 0.2 s, to calibrate
+/// the processor's counter against the clock.
 ///
 /// # Errors
-/// No thread.
+/// The thread cannot be started.
 pub fn start(file: File) -> std::io::Result<(Arc<Run>, Writer)> {
     let clock = Clock::new();
     let (events, receiver) = bounded(WAITING);
@@ -171,13 +172,13 @@ pub fn start(file: File) -> std::io::Result<(Arc<Run>, Writer)> {
 }
 
 impl Run {
-    /// The time, in the processor's unit. Some nanoseconds.
+    /// The current time, in the processor's unit. Takes some nanoseconds.
     #[inline]
     pub fn now(&self) -> u64 {
         self.clock.raw()
     }
 
-    /// What [`Run::now`] looks at, for those who do not keep the trace from ending.
+    /// The clock of [`Run::now`], for callers that must not hold the `Run`, since that keeps the trace from ending.
     pub fn clock(&self) -> Clock {
         self.clock.clone()
     }
@@ -196,12 +197,12 @@ impl Run {
         self.send(Event::Track(track, name.into()));
     }
 
-    /// Writes a slice, or counts it as lost. Slices of a track come in the order of time.
+    /// Writes a slice, or counts it as lost. The slices of a track must be passed in order of time.
     pub fn slice(&self, slice: Slice) {
         self.send(Event::Slice(slice));
     }
 
-    /// So many were lost before they came here.
+    /// Counts slices that were lost before they reached the trace.
     pub fn lose(&self, count: u64) {
         self.lost.fetch_add(count, Ordering::Relaxed);
     }
@@ -214,7 +215,7 @@ impl Run {
 }
 
 impl Writer {
-    /// Ends the trace, once engine and arbiter have let go of it.
+    /// Ends the trace, once engine and arbiter have dropped their references to it.
     pub fn finish(self, run: Arc<Run>) -> Totals {
         let lost = run.lost.load(Ordering::Relaxed);
         drop(run);

@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Why a command has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum UiError {
-    /// Nobody listens in the pipe directory.
+    /// No daemon listens in the pipe directory.
     #[error("Cannot find MPS control daemon process")]
     NoDaemon,
-    /// The socket is there and may not be used.
+    /// The socket exists, but access is denied.
     #[error("cannot connect to the control daemon at {path}: {source}")]
     Connect {
         /// The socket.
@@ -21,18 +21,18 @@ pub enum UiError {
         /// Why.
         source: io::Error,
     },
-    /// Somebody else could have put the socket there.
+    /// Another user could have placed the socket there.
     #[error("the pipe directory {path} is not used: {why}")]
     Untrusted {
         /// The directory.
         path: String,
-        /// What is wrong.
+        /// Why the directory is not trusted.
         why: Refused,
     },
-    /// A line that no command can be.
+    /// The line is too long.
     #[error("a command line may have {} bytes", wire::COMMAND_LIMIT)]
     TooLong,
-    /// The connection broke before the answer was there.
+    /// The connection was lost before the answer was complete.
     #[error("the control daemon closed the connection without an answer")]
     Gone,
 }
@@ -44,10 +44,10 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// Connects as the owner, or, where this is not permitted, as anyone.
+    /// Connects to the owner's socket or, without permission for it, to the socket for all users.
     pub fn connect(settings: &Settings) -> Result<Ui, UiError> {
         let directory = &settings.pipe_directory;
-        // Root may have a look at any user's daemon that it names.
+        // Root may query any user's daemon that it names.
         let named = settings.pipe_directory_is_named;
         match directory::of_client(directory, named, named) {
             Ok(_) => {}
@@ -82,12 +82,12 @@ impl Ui {
         }
     }
 
-    /// Has one command done; waits for its answer.
+    /// Executes one command; waits for its answer.
     pub fn command(&mut self, line: &str) -> Result<Answer, UiError> {
         self.command_with(line, None)
     }
 
-    /// The same with a descriptor.
+    /// As [`Ui::command`], with a descriptor.
     pub fn command_with(
         &mut self,
         line: &str,

@@ -4,48 +4,48 @@ use mpsshim_model::limits::Usage;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a server is waited for.
+/// Time limit for the answers of the servers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What clients have, by process id of the server and session.
+/// Usage of clients, by process id of the server and session.
 pub type UsageBySession = BTreeMap<(i32, u64), Usage>;
 
-/// What servers have answered.
+/// Answers of the servers.
 #[derive(Debug, Default)]
 pub struct Answers {
-    /// What their clients have.
+    /// Usage of their clients.
     pub clients: UsageBySession,
     /// Moments that the gate has opened, by process id of the server.
     pub gate_moments: BTreeMap<i32, u64>,
 }
 
-/// Part of the answer to a question.
+/// A part of a server's answer.
 pub struct Report {
     /// Process id of the server.
     pub server: i32,
-    /// Number of the question.
+    /// Number of the query.
     pub question: u64,
-    /// What some of its clients have.
+    /// Usage of some of its clients.
     pub clients: Vec<Usage>,
-    /// Moments that its gate has opened; an older server does not say.
+    /// Moments that its gate has opened; `None` from an older server.
     pub gate_moments: Option<u64>,
-    /// Nothing follows from this server.
+    /// Whether this is the last part from this server.
     pub last: bool,
 }
 
-/// A question that was asked.
+/// A query in progress.
 pub struct Question {
     number: u64,
-    /// Servers that have not answered.
+    /// Servers that have not answered yet.
     missing: Vec<i32>,
-    /// What is known.
+    /// Answers received so far.
     pub found: Answers,
-    /// When it is not waited any longer.
+    /// Deadline of the answers.
     pub until: Instant,
 }
 
 impl Question {
-    /// A question of this number, which was sent to these servers.
+    /// A query of this number, sent to these servers.
     pub fn new(number: u64, servers: Vec<i32>) -> Question {
         Question {
             number,
@@ -55,7 +55,7 @@ impl Question {
         }
     }
 
-    /// Takes a report if it answers this question.
+    /// Adds a report, if it answers this query.
     pub fn hear(&mut self, report: &Report) {
         if report.question != self.number {
             return;
@@ -72,13 +72,13 @@ impl Question {
         }
     }
 
-    /// Servers that can answer and have not.
+    /// Servers that can still answer but have not.
     fn unanswered(&self, can_answer: impl Fn(i32) -> bool) -> impl Iterator<Item = i32> {
         let missing = self.missing.iter().copied();
         missing.filter(move |pid| can_answer(*pid))
     }
 
-    /// What to say of them besides the answer; empty where there are none.
+    /// A note that names the servers without an answer; empty if there are none.
     pub fn note(&self, can_answer: impl Fn(i32) -> bool) -> String {
         let lines = self.unanswered(can_answer).map(|pid| {
             let seconds = PATIENCE.as_secs();
@@ -89,7 +89,7 @@ impl Question {
         lines.collect()
     }
 
-    /// Whether nothing will come any more, or nothing is waited for.
+    /// Whether no further answer can come, or the deadline has passed.
     pub fn is_over(&self, can_answer: impl Fn(i32) -> bool, now: Instant) -> bool {
         now >= self.until || self.unanswered(can_answer).next().is_none()
     }

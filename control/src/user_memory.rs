@@ -24,11 +24,11 @@ struct State {
 #[derive(Debug)]
 struct User {
     table: Arc<Table>,
-    /// Places that were given, those given back included.
+    /// Number of places ever given out, including returned ones.
     used: usize,
-    /// Places given back, oldest first: a former holder that still lives may not know of it yet.
+    /// Returned places, oldest first: a former holder that still runs may not know of it yet.
     free: VecDeque<usize>,
-    /// Where memory counts that the driver still has of clients that are gone.
+    /// Place of the memory that the driver has not released yet after its clients have ended.
     rest: Weak<Place>,
 }
 
@@ -64,7 +64,7 @@ impl Table {
 }
 
 impl Users {
-    /// What users may have from now on, those with clients included.
+    /// Replaces the limits of all users; applies at once to users with clients.
     pub fn set_limits(&self, limits: &Limits) {
         let mut state = self.0.lock();
         state.limits.clone_from(&limits.user_memory);
@@ -116,20 +116,20 @@ fn place(all: &Arc<Mutex<State>>, state: &mut State, uid: u32) -> io::Result<Pla
     })
 }
 
-/// A client's place among its user's. What it holds there ends with this.
+/// A client's place in its user's table. Its charges end with it.
 #[derive(Debug)]
 pub struct Place {
     users: Arc<Mutex<State>>,
     uid: u32,
     table: Arc<Table>,
     place: usize,
-    /// Once the client is gone, where its memory counts.
+    /// After the client has ended: the place that its remaining memory is charged to.
     rest: RwLock<Option<Arc<Place>>>,
 }
 
 impl Place {
-    /// The client is gone. What the driver still has of its memory counts at one place for all such clients of the user
-    /// from now on, so that another client can have this one's.
+    /// The client has ended. Moves the charges for its memory that the driver has not released yet to one place shared
+    /// by all such clients of the user, so that another client can reuse this one's place.
     pub fn retire(&self) {
         let mut to = self.rest.write();
         if to.is_some() {
@@ -143,7 +143,7 @@ impl Place {
         let rest = match known {
             Some(rest) => rest,
             None => {
-                // Without a place for the rest this one stays taken.
+                // If no shared place is available, this place stays in use.
                 let Ok(made) = place(&self.users, &mut state, self.uid) else {
                     return;
                 };
@@ -161,7 +161,7 @@ impl Place {
         *to = Some(rest);
     }
 
-    /// Does something with the place where the memory counts.
+    /// Does something with the place that the memory is charged to.
     fn with_place<T>(&self, work: impl FnOnce(usize) -> T) -> T {
         let rest = self.rest.read();
         work(rest.as_ref().map_or(self.place, |rest| rest.place))
@@ -177,17 +177,18 @@ impl Place {
         self.place as u32
     }
 
-    /// Counts memory that is about to be allocated; `false`: the user may not have so much, and nothing is counted.
+    /// Charges memory that is about to be allocated; `false`: that would exceed the user's limit, and nothing is
+    /// charged.
     pub fn take(&self, device: usize, bytes: u64) -> bool {
         self.with_place(|place| self.table.memory().take(device, place, bytes))
     }
 
-    /// Counts memory that was freed.
+    /// Removes the charge for freed memory.
     pub fn give_back(&self, device: usize, bytes: u64) {
         self.with_place(|place| self.table.memory().sub(device, place, bytes));
     }
 
-    /// Counts so much instead of what was counted before; it is there, whatever the limit is.
+    /// Replaces a charge of `before` bytes by `now` bytes. Ignores the limit, since the memory is already allocated.
     pub fn change(&self, device: usize, before: u64, now: u64) {
         let memory = self.table.memory();
         self.with_place(|place| match now.checked_sub(before) {
@@ -201,7 +202,7 @@ impl Place {
         self.table.memory().limit(device)
     }
 
-    /// Bytes of a device that the user may still allocate, `u64::MAX`: all there is.
+    /// Bytes of a device that the user may still allocate; `u64::MAX`: no limit.
     pub fn left(&self, device: usize) -> u64 {
         self.table.memory().left(device)
     }
@@ -210,7 +211,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.rest.get_mut().is_some() {
-            // Another client may have it already.
+            // Another client may already use the place.
             return;
         }
         let mut state = self.users.lock();
@@ -224,13 +225,13 @@ impl Drop for Place {
     }
 }
 
-/// Limits by user and device that there may be: what daemon and server say to each other has to fit a packet.
+/// Maximum number of limits by user and device: messages between daemon and server must fit in a packet.
 pub const MOST_LIMITS: usize = 1000;
 
 /// Sets or removes a user's limit.
 ///
 /// # Errors
-/// There are as many as there may be; nothing is changed then.
+/// The maximum number is reached; nothing is changed.
 pub fn set_limit(
     limits: &mut Limits,
     uid: u32,
@@ -284,7 +285,7 @@ mod tests {
         assert_eq!(two.left(1), 50);
         two.change(1, 20, 0);
         two.give_back(1, 10);
-        // Those who are there already have the new limit, too.
+        // Existing clients get the new limit, too.
         users.set_limits(&limits(&[(7, 1, 50)]));
         assert_eq!(two.left(1), 30);
         users.set_limits(&Limits::default());
@@ -330,7 +331,7 @@ mod tests {
         gone[1].change(0, 1, 0);
         assert_eq!(there.left(0), 12);
         drop(gone);
-        // The last of them takes the rest along.
+        // With the last of them, the shared place ends.
         assert_eq!(there.left(0), 60);
         drop(there);
         assert!(users.0.lock().users.is_empty());

@@ -13,7 +13,7 @@ pub const COMMAND_LIMIT: usize = 4096;
 pub const PACKET_LIMIT: usize = 16 * 1024;
 const HEADER: usize = MAGIC_ANSWER.len() + 1;
 
-/// What follows a packet of an answer.
+/// How an answer continues after a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// Nothing; the command was done.
@@ -43,19 +43,19 @@ impl Mark {
     }
 }
 
-/// What a command has come to.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether the command was done.
+    /// Whether the command succeeded.
     pub ok: bool,
-    /// What to print: whole lines.
+    /// Text for standard output, in whole lines.
     pub text: String,
-    /// What to say besides, on standard error: whole lines.
+    /// Text for standard error, in whole lines.
     pub note: String,
 }
 
 impl Answer {
-    /// The command was done. The last line may come without its end.
+    /// A successful command. The last line may lack its newline.
     pub fn done(text: impl Into<String>) -> Answer {
         Answer {
             ok: true,
@@ -64,7 +64,7 @@ impl Answer {
         }
     }
 
-    /// The command was not done. The last line may come without its end.
+    /// A failed command. The last line may lack its newline.
     pub fn failed(text: impl Into<String>) -> Answer {
         Answer {
             ok: false,
@@ -88,7 +88,7 @@ fn whole_lines(mut text: String) -> String {
     text
 }
 
-/// The packet of a command line. `None`: it is too long.
+/// The packet of a command line. `None`: the line is too long.
 pub fn command_packet(line: &str) -> Option<Vec<u8>> {
     (line.len() <= COMMAND_LIMIT).then(|| [&MAGIC_UI[..], line.as_bytes()].concat())
 }
@@ -111,7 +111,7 @@ pub fn answer_packets(answer: &Answer) -> Vec<Vec<u8>> {
     }
 }
 
-/// Mark and text of one packet of an answer. `None`: it is none.
+/// Mark and text of one packet of an answer. `None`: the packet is not part of an answer.
 pub fn parse_answer(packet: &[u8]) -> Option<(Mark, &[u8])> {
     let rest = packet.strip_prefix(&MAGIC_ANSWER)?;
     let (&mark, text) = rest.split_first()?;

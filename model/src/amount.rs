@@ -1,7 +1,7 @@
 //! Amounts of memory as an operator writes and reads them: `3G`, `512MB`; a number alone is MiB, as with NVIDIA's
 //! daemon.
 
-/// Suffixes and what they stand for, the largest first.
+/// Suffixes and their factors, the largest first.
 const UNITS: &[(char, u64)] = &[
     ('T', 1 << 40),
     ('G', 1 << 30),
@@ -9,7 +9,7 @@ const UNITS: &[(char, u64)] = &[
     ('K', 1 << 10),
 ];
 
-/// Not an amount.
+/// Not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is not an amount of memory: a whole number over 0 with B, K, M, G or T, or of MiB"
@@ -19,12 +19,12 @@ pub struct NoAmount(String);
 /// Bytes.
 ///
 /// # Errors
-/// For anything but a whole number over 0 with at most a unit, and for what 64 bits do not hold.
+/// Anything but a whole number above 0 with an optional unit, and amounts of more than 64 bits.
 pub fn parse(text: &str) -> Result<u64, NoAmount> {
     mpsshim_proto::limits::bytes(text).ok_or_else(|| NoAmount(text.to_owned()))
 }
 
-/// In the largest unit that leaves no rest.
+/// Prints bytes in the largest unit without a remainder.
 pub fn print(bytes: u64) -> String {
     let unit = UNITS
         .iter()

@@ -1,4 +1,4 @@
-//! Why a session cannot be made again in another context: what binds it to the one that it is in.
+//! Reasons why a session cannot be recreated in another context: its bonds to the current one.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -7,29 +7,29 @@ macro_rules! bonds {
     ($($(#[doc = $doc:literal])* $name:ident = $bit:literal: $text:literal;)*) => {
         impl Bonds {
             $($(#[doc = $doc])* pub const $name: Bonds = Bonds(1 << $bit);)*
-            /// All of them, each with what operators read of it.
+            /// All of them, each with its name for operators.
             pub const ALL: &'static [(Bonds, &'static str)] = &[$((Bonds::$name, $text),)*];
         }
     };
 }
 
-/// A set of reasons. Without one the session is portable: what it has made can be made again in another context, and its
-/// program does not notice.
+/// A set of reasons. Without any, the session is portable: its objects can be recreated in another context, unnoticed
+/// by its program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bonds(pub u32);
 
 bonds! {
-    /// Nobody keeps its memory: there is no keeper, or it took no more.
+    /// Its memory is not kept: there is no keeper, or the keeper is full.
     UNKEPT = 0: "unkept memory";
-    /// Graphs or instances of graphs that cannot be written down; captures.
+    /// Graphs or graph instances that cannot be serialized; captures.
     GRAPHS = 1: "graphs";
-    /// Graphs or instances of graphs that have changed, and are not written down yet.
+    /// Graphs or graph instances that have changed and are not serialized yet.
     CHANGED_GRAPHS = 16: "graphs that have changed";
-    /// Variables that it has used by their addresses, and whose content is not saved.
+    /// Variables that it has used by address, and whose content is not saved.
     VARIABLES = 2: "addresses of variables";
-    /// An image in use whose kernels may have written its variables, and their content is not saved; or may store addresses of
-    /// its functions.
+    /// An image in use whose kernels may have written its variables, with content that is not saved; or may store
+    /// addresses of its functions.
     IMAGES = 6: "kernels with variables";
     /// Arrays and mipmapped arrays.
     ARRAYS = 3: "arrays";
@@ -37,31 +37,31 @@ bonds! {
     TEXTURES = 4: "textures";
     /// Memory pools, and allocations in stream order.
     POOLS = 5: "memory pools";
-    /// Memory or events that it has in common with other processes.
+    /// Memory or events shared with other processes.
     SHARED = 7: "shared memory or events";
-    /// Green contexts, resources of multiprocessors, and contexts that are confined to some.
+    /// Green contexts, resources of multiprocessors, and contexts restricted to some of them.
     PARTITIONS = 8: "partitions";
     /// Access between devices.
     PEERS = 9: "peer access";
     /// Registered host memory.
     REGISTERED = 10: "registered memory";
-    /// Events with a time that were recorded, and whose times are not written down yet.
+    /// Events with timing that were recorded, and whose times are not saved yet.
     TIMES = 12: "recorded times";
     /// Linkers.
     LINKERS = 13: "linkers";
     /// Kernels that print.
     PRINTS = 14: "device printf";
-    /// More streams, or more objects, than its description has room for.
+    /// More streams or other objects than fit in its description.
     MANY = 15: "too many objects";
 }
 
 impl Bonds {
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// These, and others if a condition holds.
+    /// Adds others to these if a condition holds.
     #[must_use]
     pub fn with(self, others: Bonds, condition: bool) -> Bonds {
         match condition {
@@ -70,7 +70,7 @@ impl Bonds {
         }
     }
 
-    /// What operators read of them.
+    /// The names for operators.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let has = move |(bond, _): &&(Bonds, &'static str)| self.0 & bond.0 != 0;
         Bonds::ALL.iter().filter(has).map(|(_, name)| *name)

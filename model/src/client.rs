@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Who is at the other end of a client's connection (`SO_PEERCRED` as the daemon read it).
+/// Identity of the process at the other end of a client's connection (`SO_PEERCRED` as the daemon read it).
 #[derive(Clone, Copy, Debug)]
 pub struct Credentials {
     /// Process id in the daemon's PID namespace.
@@ -26,14 +26,14 @@ pub struct ClientInfo {
 }
 
 impl fmt::Display for ClientInfo {
-    /// As logs name it.
+    /// As in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pid, session) = (self.pid, self.session);
         write!(f, "{{PID: {pid}, Context ID: {session}}}")
     }
 }
 
-/// What a server's parts that have sessions tell its owner of their clients.
+/// Client events reported by the engine and the arbiter.
 #[derive(Clone, Debug)]
 pub enum EngineEvent {
     /// A session was set up; its client got its descriptors.
@@ -45,22 +45,22 @@ pub enum EngineEvent {
     /// A session has ended, but its work on the device goes on for long. It keeps its memory; [`EngineEvent::Gone`] follows
     /// if the work ever ends.
     Stuck(ClientInfo),
-    /// The context is lost. Sessions that end have been told. The process must be replaced.
+    /// The context is lost. Clients of sessions that end have been notified. The process must be replaced.
     Fault {
         /// The `CUresult`.
         status: u32,
-        /// Sessions that go on in the next server.
+        /// Sessions that continue in the next server.
         going_on: usize,
-        /// Sessions that had something in flight; one alone has caused it.
+        /// Sessions with work in flight; a single one has caused the fault.
         suspects: Vec<Suspect>,
     },
 }
 
-/// A client that had something in flight when the context was lost.
+/// A client with work in flight when the context was lost.
 #[derive(Clone, Debug)]
 pub struct Suspect {
-    /// Who.
+    /// The client.
     pub client: ClientInfo,
-    /// The kernel that it launched last, if the name is known.
+    /// The last kernel that it launched, if the name is known.
     pub kernel: Option<String>,
 }

@@ -1,8 +1,8 @@
-//! Devices.
+//! Descriptions of devices.
 
 use serde::{Deserialize, Serialize};
 
-/// A device as others are told of it.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
     /// Such as `NVIDIA H200`.
@@ -16,10 +16,10 @@ pub struct DeviceInfo {
     pub memory: u64,
 }
 
-/// The ordinal of the device that is meant: by an ordinal, a UUID, or as much of one as only one device has.
+/// The ordinal of a device named by its ordinal, its UUID, or a prefix of the UUID that only this device has.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// The device is unknown or the name ambiguous, in words.
 pub fn find(devices: &[DeviceInfo], wanted: &str) -> Result<usize, String> {
     let unknown = || format!("Device {wanted} not found; device_query lists the devices");
     if !wanted.is_empty() && wanted.bytes().all(|byte| byte.is_ascii_digit()) {

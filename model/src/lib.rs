@@ -1,4 +1,4 @@
-//! What is known of clients, devices, limits and modes: plain data, without threads, sockets or a driver.
+//! Clients, devices, limits and modes as plain data, without threads, sockets or a driver.
 
 pub mod amount;
 pub mod bonds;

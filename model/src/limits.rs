@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-/// A share of a device's multiprocessors in hundredths of a percent: over 0, at most 10,000. A cap, no reservation.
+/// A share of a device's multiprocessors in hundredths of a percent: above 0, at most 10,000. A cap, not a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Percentage(u32);
 
@@ -17,7 +17,7 @@ impl Percentage {
     /// No limit.
     pub const ALL: Percentage = Percentage(10_000);
 
-    /// So many hundredths of a percent; `None` for 0 and for more than all.
+    /// A number of hundredths of a percent; `None` unless it is between 1 and 10,000.
     pub fn from_hundredths(hundredths: u32) -> Option<Percentage> {
         (1..=10_000)
             .contains(&hundredths)
@@ -29,7 +29,7 @@ impl Percentage {
         self.0
     }
 
-    /// Of `count` as many as the percentage allows, rounded down.
+    /// This share of `count`, rounded down.
     pub fn of(self, count: u32) -> u32 {
         (u64::from(count) * u64::from(self.0) / 10_000) as u32
     }
@@ -42,13 +42,13 @@ pub struct NoPercentage;
 
 impl FromStr for Percentage {
     type Err = NoPercentage;
-    /// Such as `50` or `33.3`; further digits than hundredths are cut off.
+    /// Such as `50` or `33.3`; digits beyond hundredths are cut off.
     fn from_str(text: &str) -> Result<Percentage, NoPercentage> {
         let number: f64 = text.trim().parse().map_err(|_| NoPercentage)?;
         if !(number > 0.0 && number <= 100.0) {
             return Err(NoPercentage);
         }
-        // So that 33.3, which binary fractions only come near to, is 3,330; and a trace is not nothing.
+        // Corrects for binary fractions, so that 33.3 becomes 3,330; and rounds tiny values up to 1.
         let hundredths = (number * 100.0 + 1e-6) as u32;
         Percentage::from_hundredths(hundredths.max(1)).ok_or(NoPercentage)
     }
@@ -66,18 +66,18 @@ impl fmt::Display for Percentage {
     }
 }
 
-/// How long a client in direct mode has its turn while others wait: 0.1 ms to 10 s. Microseconds.
+/// How long a client in direct mode keeps its turn while others wait: 0.1 ms to 10 s. Microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Quantum(u64);
 
 impl Quantum {
-    /// Of a server that none was set for.
+    /// Quantum of a server without a configured one.
     pub const DEFAULT: Quantum = Quantum(10_000);
     const LEAST: u64 = 100;
     const MOST: u64 = 10_000_000;
 
-    /// So many microseconds, if a quantum may have as many.
+    /// A number of microseconds; `None` if it is out of range for a quantum.
     pub fn from_microseconds(microseconds: u64) -> Option<Quantum> {
         (Quantum::LEAST..=Quantum::MOST)
             .contains(&microseconds)
@@ -121,7 +121,7 @@ impl From<Quantum> for u64 {
 
 impl FromStr for Quantum {
     type Err = NoQuantum;
-    /// Milliseconds, such as `10` or `2.5`; what is less than a microsecond is rounded.
+    /// Milliseconds, such as `10` or `2.5`; rounded to microseconds.
     fn from_str(text: &str) -> Result<Quantum, NoQuantum> {
         let milliseconds: f64 = text.trim().parse().map_err(|_| NoQuantum)?;
         if !(0.1..=10_000.0).contains(&milliseconds) {
@@ -138,20 +138,20 @@ impl fmt::Display for Quantum {
     }
 }
 
-/// What holds for clients that come from now on.
+/// Limits of future clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Active-thread percentage.
     pub threads: Percentage,
-    /// Bytes of device memory that a client may have, by the server's ordinal. A device that is not there has no limit.
+    /// Maximum bytes of device memory of a client, by the server's ordinal. Devices without an entry have no limit.
     pub memory: BTreeMap<usize, u64>,
-    /// Bytes of device memory that all clients of a user together may have, by user id and the server's ordinal. A change
-    /// is for those that are there, too.
+    /// Maximum bytes of device memory of all clients of a user together, by user id and the server's ordinal. A change
+    /// applies to connected clients, too.
     #[serde(default)]
     pub user_memory: BTreeMap<u32, BTreeMap<usize, u64>>,
     /// Client priority: 0 normal, 1 below normal.
     pub priority: u32,
-    /// How long a client in direct mode has its turn while others wait; this holds for those that are there, too.
+    /// How long a client in direct mode keeps its turn while others wait; a change applies to connected clients, too.
     #[serde(default)]
     pub quantum: Quantum,
 }
@@ -177,7 +177,7 @@ impl Default for Limits {
     }
 }
 
-/// What a client may have besides memory, for as long as it is there.
+/// Limits of a client other than memory, fixed for its lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// Active-thread percentage.
@@ -187,7 +187,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The least of what the server lets clients have and what this one asks for.
+    /// The stricter of the server's limits and the client's own request.
     pub fn new(limits: &Limits, hello: &ClientHello) -> Terms {
         let asked = Percentage::from_hundredths(hello.active_thread_centipercent);
         Terms {
@@ -197,19 +197,19 @@ impl Terms {
     }
 }
 
-/// Weight of a client that none was set for; see [`Usage::weight`].
+/// Default weight of a client; see [`Usage::weight`].
 pub const DEFAULT_WEIGHT: u32 = 100;
 
-/// What a client has and may have.
+/// A client's resources and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Number of its session.
     pub session: u64,
-    /// Active-thread percentage in force: the least of what daemon and client say.
+    /// Active-thread percentage in force: the lower of the daemon's limit and the client's request.
     pub threads: Percentage,
     /// Client priority in force.
     pub priority: u32,
-    /// Share of dispatch, or of turns, when there is not enough for all, in relation to the other clients'.
+    /// Share of dispatch, or of turns, under contention, relative to the other clients.
     pub weight: u32,
     /// Bytes of device memory it holds, by the server's ordinal.
     pub memory: BTreeMap<usize, u64>,
@@ -217,29 +217,29 @@ pub struct Usage {
     pub memory_limit: BTreeMap<usize, u64>,
     /// Bytes of pinned host memory it holds.
     pub host: u64,
-    /// How it is served.
+    /// Its mode.
     #[serde(default)]
     pub mode: Mode,
     /// Its turns, in direct mode.
     #[serde(default)]
     pub turns: Option<TurnUsage>,
-    /// Launches of kernels and graphs; in direct mode whatever it has submitted, as last told.
+    /// Launches of kernels and graphs; in direct mode all submissions, as last reported.
     #[serde(default)]
     pub launches: u64,
-    /// What it does, in proxy mode.
+    /// Its activity, in proxy mode.
     #[serde(default)]
     pub activity: Option<Activity>,
-    /// Its waits at the gate, and where it works, in proxy mode.
+    /// Its waits at the gate, and its context, in proxy mode.
     #[serde(default)]
     pub gate: Option<GateUsage>,
-    /// What binds its session to its server, in proxy mode; without any, the session goes on in the next server if this one
-    /// ends unexpectedly.
+    /// Reasons that bind its session to its server, in proxy mode; without any, the session continues in the next
+    /// server if this server ends unexpectedly.
     #[serde(default)]
     pub bonds: Option<Bonds>,
 }
 
 impl Usage {
-    /// Nanoseconds that it had its turn, in proxy mode work on the device, and that it waited for that.
+    /// Nanoseconds that it held its turn (in proxy mode: had work on the device), and that it waited for it.
     pub fn held_and_waited(&self) -> Option<(u64, u64)> {
         let turns = self.turns.map(|turns| (turns.held_ns, turns.waited_ns));
         let activity = |activity: Activity| (activity.held_ns, activity.waited_ns);
@@ -247,47 +247,47 @@ impl Usage {
     }
 }
 
-/// What a client in proxy mode has done and has to do.
+/// Activity of a client in proxy mode, done and pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Copies and memsets.
     pub copies: u64,
     /// Messages executed.
     pub messages: u64,
-    /// Operations on the device that are not known to be done, and messages that wait for the client.
+    /// Operations on the device not known to be complete, and messages that wait for the client.
     pub queued: u64,
     /// Bytes of messages in its ring.
     pub ring: u64,
     /// Nanoseconds in which it had work on the device, sampled.
     pub held_ns: u64,
-    /// Nanoseconds in which a message of it waited for dispatch, sampled.
+    /// Nanoseconds in which one of its messages waited for dispatch, sampled.
     pub waited_ns: u64,
 }
 
-/// Most clients that a wait at the gate names.
+/// Maximum number of clients named for a wait at the gate.
 pub const MOST_BLOCKERS: usize = 6;
 
 /// Waits of a client in proxy mode at the gate, where calls wait until nothing is in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateUsage {
-    /// Nanoseconds that it has waited, including a wait that goes on.
+    /// Nanoseconds that it has waited, including the current wait.
     pub waited_ns: u64,
-    /// Process ids of the clients whose long kernels it waits for now, at most [`MOST_BLOCKERS`].
+    /// Process ids of the clients whose long kernels it is waiting for, at most [`MOST_BLOCKERS`].
     pub blockers: Vec<i32>,
-    /// It also waits for kernels of clients that have left.
+    /// It is also waiting for kernels of clients that have left.
     pub blockers_left: bool,
     /// The context of its devices that it works in, from 1.
     pub device_context: u32,
 }
 
-/// What a client in direct mode has had of its devices.
+/// Turns of a client in direct mode on its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnUsage {
     /// Turns.
     pub turns: u64,
-    /// Nanoseconds that they were held, drains included.
+    /// Nanoseconds that it held turns, drains included.
     pub held_ns: u64,
-    /// Nanoseconds that they were waited for.
+    /// Nanoseconds that it waited for turns.
     pub waited_ns: u64,
     /// It was asked for its turn over a second ago and has not given it up.
     pub not_draining: bool,

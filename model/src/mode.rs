@@ -18,7 +18,7 @@ pub enum Mode {
     Direct,
 }
 
-/// A hello asks for a mode that there is not.
+/// A hello requests an unknown mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client requests mode {0}; the modes are 1 (proxy) and 2 (direct)")]
 pub struct NoMode(u32);
@@ -31,7 +31,7 @@ impl Mode {
         Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// As it is written.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Proxy => "proxy",
@@ -39,7 +39,7 @@ impl Mode {
         }
     }
 
-    /// As hello and welcome have it.
+    /// Its number in hello and welcome.
     pub fn number(self) -> u32 {
         match self {
             Mode::Proxy => direct::PROXY,
@@ -47,10 +47,10 @@ impl Mode {
         }
     }
 
-    /// What a hello asks for, `None` when it asks for nothing.
+    /// The mode that a hello requests; `None`: no particular mode.
     ///
     /// # Errors
-    /// A number that is no mode.
+    /// The number is not a mode.
     pub fn asked(number: u32) -> Result<Option<Mode>, NoMode> {
         let asked = Mode::ALL.into_iter().find(|mode| mode.number() == number);
         match number {
@@ -66,25 +66,25 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The modes of clients that ask for none, by the devices that they see: such as `direct` or `proxy,1=direct`.
+/// The modes of clients that request none, by the devices that they see: such as `direct` or `proxy,1=direct`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// Of devices that are not named.
+    /// The mode of devices that are not named.
     pub usual: Mode,
-    /// Of devices by ordinal or UUID.
+    /// The modes of devices by ordinal or UUID.
     pub devices: Vec<(String, Mode)>,
 }
 
-/// What is wrong with a list of modes.
+/// Errors in a list of modes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoModes {
-    /// Neither of the two, for all devices or one.
+    /// An entry that is neither a mode nor a device with a mode.
     #[error("\"{0}\" is neither a mode (proxy, direct) nor DEVICE=MODE")]
     Part(String),
     /// Two modes for the same devices.
     #[error("there are two modes for {0}")]
     Twice(String),
-    /// Nothing is in it.
+    /// The list is empty.
     #[error("it names no mode (proxy, direct)")]
     Empty,
 }

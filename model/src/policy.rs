@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a mark is made.
+/// How completion markers are signalled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum MarkKind {
-    /// A kernel writes the flags of clients that often wait for little, with others that do; else as `written`.
+    /// By a kernel if several clients wait often and briefly and the device has room; otherwise as `written`.
     #[default]
     Auto,
-    /// An operation of the stream writes the client's flag.
+    /// By an operation of the stream that writes the client's flag.
     Written,
-    /// A kernel writes the flag wherever it can be one graph with the launches before it; else as `written`.
+    /// By a kernel wherever it can be put into one graph with the launches before it; otherwise as `written`.
     Kernel,
 }
 
@@ -18,14 +18,15 @@ pub enum MarkKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum TurnPolicy {
-    /// Where more gets done so than with the driver's time slices, and where shares differ
+    /// Where throughput is higher with turns than with the driver's time slices, and where clients' shares differ
     #[default]
     Auto,
     /// Always
     Always,
-    /// Never: only their memory is counted
+    /// Never: only the clients' memory is counted
     Never,
 }
 
-/// Kernels of a run of launches at most: longer ones gain little, and the GPU waits for the first of them.
+/// Maximum number of kernels in a launch batch: longer batches gain little, and the GPU waits for the first kernel of
+/// each.
 pub const LAUNCH_RUN: usize = 32;

@@ -1,4 +1,5 @@
-//! Checks of new clients in both modes: version, number of clients, number of the session, and the user's totals.
+//! Admission of new clients in both modes: version check, maximum number of clients, session number, and the users'
+//! memory totals.
 
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::CUresult;
@@ -20,7 +21,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// So many clients at a time.
+    /// Admits at most `limit` clients at a time.
     pub fn new(limit: usize) -> Admission {
         Admission {
             limit,
@@ -30,12 +31,12 @@ impl Admission {
         }
     }
 
-    /// Clients at a time.
+    /// Maximum number of clients at a time.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Whose clients they are.
+    /// The users of the clients.
     pub fn users(&self) -> &Users {
         &self.users
     }
@@ -45,7 +46,7 @@ impl Admission {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// A number for a new session, unless there are as many as there may be.
+    /// The number of a new session, unless the maximum number of clients is reached.
     pub fn admit(&self) -> Option<u64> {
         let room = |alive: usize| (alive < self.limit).then_some(alive + 1);
         self.alive
@@ -82,7 +83,7 @@ pub fn check_version(hello: &ClientHello) -> Result<(), String> {
     ))
 }
 
-/// A welcome with nothing in it but who says it and this status.
+/// A welcome that contains only its header and this status.
 pub fn welcome(status: CUresult) -> Welcome {
     let mut welcome = Welcome::new_zeroed();
     welcome.magic = MAGIC_WELCOME;

@@ -1,8 +1,9 @@
 //! The arbiter of clients in direct mode: it grants turns and says how much memory each client may hold. It creates no
 //! context and makes no driver call.
 //!
-//! One thread owns everything (`thread.rs`) and waits for doorbells, ended connections, orders and the end of a quantum.
-//! Who goes first is decided in [`turns`], whether turns are taken at all in [`sharing`]; what is shared with a client is in `page.rs`.
+//! One thread owns all state (`thread.rs`) and waits for doorbells, closed connections, orders and the end of a
+//! quantum. [`turns`] decides the order of turns, [`sharing`] whether clients take turns at all; `page.rs` is the page
+//! shared with a client.
 
 mod overhead;
 mod page;
@@ -27,10 +28,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long its thread, which never blocks, may take to report the clients' resources.
+/// Time limit for its thread, which never blocks, to report the clients' resources.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the arbiter's thread is told.
+/// An order to the arbiter's thread.
 enum Order {
     Add(OwnedFd, Box<ClientHello>, Credentials),
     Overheads(Overheads),
@@ -38,7 +39,7 @@ enum Order {
     Limits(Limits),
     Weight(u64, u32),
     Usage(Sender<Vec<Usage>>),
-    /// Answered when it is so.
+    /// Answered once it is carried out.
     Trace(Option<Arc<Run>>, Sender<()>),
     End,
 }
@@ -82,13 +83,13 @@ impl Arbiter {
     }
 
     fn order(&self, order: Order) {
-        // It ends with the last `Arbiter` only.
+        // The thread ends with the last `Arbiter` only.
         let _ = self.orders.send(order);
         self.bell.ring();
     }
 
-    /// Has NVML asked what clients that come from now on hold besides what they count; `library`: NVML, when not the one
-    /// the loader finds.
+    /// Starts to query NVML for memory of future clients that they do not count themselves; `library`: path of NVML,
+    /// unless the loader finds it.
     pub fn count_overheads(&self, devices: &[[u8; 16]], library: Option<PathBuf>) {
         match Overheads::start(devices, library) {
             Ok(overheads) => self.order(Order::Overheads(overheads)),
@@ -106,7 +107,7 @@ impl Arbiter {
         self.order(Order::Terminate(session));
     }
 
-    /// What clients that come from now on may have, and the quantum of all.
+    /// Sets the limits of future clients, and the quantum of all clients.
     pub fn set_limits(&self, limits: Limits) {
         self.order(Order::Limits(limits));
     }
@@ -116,18 +117,18 @@ impl Arbiter {
         self.order(Order::Weight(session, weight));
     }
 
-    /// What the clients have, in order of their coming.
+    /// The clients' usage, in order of arrival.
     pub fn usage(&self) -> Vec<Usage> {
         let (answer, answers) = bounded(1);
         self.order(Order::Usage(answer));
         answers.recv_timeout(PATIENCE).unwrap_or_default()
     }
 
-    /// Begins or ends to trace turns; returns when all that there is has been told.
+    /// Starts or ends tracing of turns; returns when all events so far have been reported.
     pub fn trace(&self, run: Option<Arc<Run>>) {
         let (done, answer) = bounded(1);
         self.order(Order::Trace(run, done));
-        // A thread that has ended traces nothing.
+        // A thread that has ended does not trace.
         let _ = answer.recv_timeout(PATIENCE);
     }
 

@@ -1,25 +1,25 @@
-//! Locks of the CUDA driver's, as the threads of the server take them.
+//! Locks of the CUDA driver, as taken by threads of the server.
 //!
-//! The driver has one lock for all of a context's streams, held for some 2 µs a call. The C library's mutex puts a thread
-//! that finds it taken to sleep at once, which takes it 10 to 50 µs, and costs the one that has it a system call. So the
-//! server's executable has functions of these names that look on for a while first. The loader takes the executable's
-//! before the C library's, for the driver too, which needs no change. All else is left to the C library: these only ever
-//! try a lock, and wait for it as usual if that does not help.
+//! The driver has one lock for all streams of a context, held for some 2 µs per call. The C library's mutex puts a
+//! thread to sleep at once if it is taken, which costs that thread 10 to 50 µs, and costs the holder a system call. So
+//! the server's executable exports functions of the same names that first spin for a while. The loader resolves these
+//! names to the executable before the C library, for the driver too, which needs no change. The rest is left to the C
+//! library: these functions only try a lock, and then wait for it as usual.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks on, in nanoseconds.
+/// How long a thread spins, in nanoseconds.
 static SPIN: AtomicU64 = AtomicU64::new(0);
-/// Looks at a lock between two at the clock.
+/// Spin iterations between two attempts to take the lock.
 const LOOKS: u32 = 8;
 
-/// A function of the C library's that takes a lock and waits for it.
+/// A function of the C library that takes a lock and waits for it.
 type Take<T> = unsafe extern "C" fn(*mut T) -> libc::c_int;
 
-/// From now on threads look at a taken lock for so long before they sleep.
+/// From now on threads spin on a taken lock for this long before they sleep.
 pub fn spin_for(time: Duration) {
     SPIN.store(time.as_nanos() as u64, Ordering::Relaxed);
 }
@@ -75,8 +75,8 @@ pub unsafe fn lock_exclusive(lock: *mut libc::pthread_rwlock_t) -> libc::c_int {
     }
 }
 
-/// Takes a lock: by trying for a while, then as the function `name` of the C library does. What the thread has already, and
-/// any mistake with it, is that function's to say.
+/// Takes a lock: first by repeated attempts, then with the function `name` of the C library. That function also reports
+/// errors, such as a lock that the thread already holds.
 #[inline]
 unsafe fn take<T>(
     lock: *mut T,
@@ -105,7 +105,7 @@ unsafe fn take<T>(
         }
     }
     let real = real.get_or_init(|| {
-        // SAFETY: a look-up of a name; what it finds, if anything, is the C library's function of this type.
+        // SAFETY: looks up a name; the result, if any, is the C library's function of this type.
         unsafe {
             let found = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
             std::mem::transmute_copy::<*mut libc::c_void, Option<Take<T>>>(&found)
@@ -156,7 +156,7 @@ mod tests {
         }
 
         fn unlock(&self) {
-            // SAFETY: as above; the tests unlock what they have locked.
+            // SAFETY: as above; each unlock in the tests follows a lock by the same thread.
             assert_eq!(unsafe { libc::pthread_mutex_unlock(self.0.get()) }, 0);
         }
     }
@@ -256,7 +256,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(5));
                 assert!(!writer.is_finished());
                 for _ in 0..2 {
-                    // SAFETY: as above; this thread has it twice.
+                    // SAFETY: as above; this thread holds it twice.
                     assert_eq!(unsafe { libc::pthread_rwlock_unlock(lock.get()) }, 0);
                 }
             });

@@ -33,23 +33,23 @@ pub struct HostingConfig {
     pub cuda_library: Option<PathBuf>,
     /// NVIDIA's management library, when not the one the loader finds.
     pub nvml_library: Option<PathBuf>,
-    /// Clients at a time; one more is refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
+    /// Maximum number of clients; further ones are refused with `CUDA_ERROR_MPS_MAX_CLIENTS_REACHED`.
     pub max_clients: usize,
-    /// Modes of those who ask for none.
+    /// Modes of clients that do not request one.
     pub modes: Modes,
     /// The `CUDA_VISIBLE_DEVICES` of this process.
     pub visible_devices: Option<String>,
     /// When clients in direct mode take turns.
     pub turns: TurnPolicy,
-    /// Dispatch threads of the engine; 0: chosen from the number of CPUs.
+    /// Number of dispatch threads of the engine; 0: derived from the number of CPUs.
     pub dispatch_threads: usize,
-    /// How streams tell the engine and its clients that they got to a point.
+    /// How streams signal completion markers to the engine and its clients.
     pub marks: MarkKind,
-    /// Kernels of a run at most.
+    /// Maximum number of kernels in a launch batch.
     pub launch_run: usize,
-    /// How long an idle dispatch thread of the engine looks for calls before it sleeps, at most.
+    /// How long an idle dispatch thread of the engine polls for calls before it sleeps, at most.
     pub max_spin: Duration,
-    /// How long a device keeps a further context that no client uses.
+    /// How long an unused further context of a device is kept.
     pub further_context: Duration,
 }
 
@@ -68,18 +68,18 @@ impl HostingConfig {
 /// A client that waits for the engine.
 type Arrival = (OwnedFd, ClientHello, Credentials);
 
-/// How far the engine is.
+/// State of the engine.
 enum Proxy {
-    /// No client has asked for it.
+    /// No client has needed it yet.
     Absent(Box<OpenDriver>),
-    /// A thread makes its contexts; these wait.
+    /// A thread is creating its contexts; these clients wait.
     Starting(Vec<Arrival>),
     Running(Engine),
-    /// Why there will be none.
+    /// Why it cannot start.
     Failed(String),
 }
 
-/// Engine and arbiter, each from its first client on.
+/// Engine and arbiter, each started for its first client.
 struct Parts {
     proxy: Proxy,
     arbiter: Option<Arbiter>,
@@ -100,12 +100,13 @@ pub struct Hosting {
 }
 
 impl Hosting {
-    /// Where proxy mode is that of the first device, the engine is started too, which makes the context of that one and takes
-    /// some hundred milliseconds on a GPU; else nothing has a context until a client gets that mode. The sessions that the
-    /// keeper holds of a server before go on; without one, sessions end with this server.
+    /// If proxy mode is the mode of the first device, the engine is started too: it creates that device's context,
+    /// which takes some hundred milliseconds on a GPU. Otherwise no context is created until a client gets proxy mode.
+    /// Sessions of a previous server that the keeper holds are continued; without a keeper, sessions end with this
+    /// server.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// The driver fails.
     pub fn start(
         opened: OpenDriver,
         config: HostingConfig,
@@ -148,7 +149,7 @@ impl Hosting {
         })
     }
 
-    /// What the engine keeps for sessions to come.
+    /// Objects that the engine keeps for future sessions.
     pub fn kept(&self) -> Kept {
         match &self.parts.lock().proxy {
             Proxy::Running(engine) => engine.kept(),
@@ -156,7 +157,7 @@ impl Hosting {
         }
     }
 
-    /// Has the engine unload images that clients have left.
+    /// Unloads images that are no longer used by a client.
     pub fn unload_images(&self) {
         if let Proxy::Running(engine) = &self.parts.lock().proxy {
             engine.unload_images();
@@ -216,7 +217,7 @@ impl Hosting {
         }
     }
 
-    /// On a thread of its own: clients in direct mode, and the daemon, do not wait for it.
+    /// Runs on a separate thread: clients in direct mode and the daemon do not wait for it.
     fn start_engine(&self, opened: OpenDriver) {
         let (config, parts) = (self.config.engine(), Arc::clone(&self.parts));
         let (admission, events) = (Arc::clone(&self.admission), self.events.clone());
@@ -233,7 +234,7 @@ impl Hosting {
     }
 }
 
-/// The engine has started, or not: those who waited for it learn of it.
+/// Ends the start of the engine, successful or not, for the clients that waited for it.
 fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<EngineEvent>) {
     let (proxy, why) = match started {
         Ok(engine) => (Proxy::Running(engine), String::new()),
@@ -390,7 +391,7 @@ impl Host for Hosting {
             let mut parts = self.parts.lock();
             let trace = parts.trace.take()?;
             if let Proxy::Running(engine) = &parts.proxy {
-                // Only a start can fail.
+                // Only the start of a trace can fail.
                 let _ = engine.trace(None);
             }
             if let Some(arbiter) = &parts.arbiter {
@@ -401,7 +402,7 @@ impl Host for Hosting {
         Some(writer.finish(run))
     }
 
-    /// First the arbiter's clients, who need nothing but to be told.
+    /// Ends the arbiter first: its clients only need a notification.
     fn shutdown(self) {
         let mut parts = self.parts.lock();
         if let Some(arbiter) = parts.arbiter.take() {

@@ -1,9 +1,9 @@
-//! The keeper: a process that holds descriptors for a server, so that what is behind them outlives it. Device memory, pinned
-//! memory, segments, connections and descriptions of sessions are there for the next server when one is killed, crashes, or
-//! loses its context.
+//! The keeper: a process that holds descriptors for a server, so that the objects behind them outlive it. Device
+//! memory, pinned memory, segments, connections and descriptions of sessions remain available to the next server when a
+//! server is killed, crashes, or loses its context.
 //!
-//! It does nothing else, touches no driver, and ends when nobody has its connection any more: the server has one, and the
-//! daemon has one for the next server. Nothing else can ask it for a descriptor.
+//! It does nothing else, does not use the driver, and ends when the last copy of its connection is closed: the server
+//! has one, and the daemon has one for the next server. No other process can request a descriptor.
 
 use mpsshim_control::seqpacket;
 use mpsshim_proto::shm;
@@ -20,14 +20,14 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// The option that makes an mps-server a keeper; its connection is its standard input.
 pub const OPTION: &str = "--keeper";
-/// What the process is called.
+/// Name of the process.
 const NAME: &std::ffi::CStr = c"mps-keeper";
-/// How long a keeper may keep a server waiting.
+/// Time limit for the keeper to accept or answer a packet.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Descriptors that the process needs for itself.
 const OWN: usize = 32;
 
-/// What a descriptor is of.
+/// The object behind a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Kind {
@@ -60,28 +60,28 @@ impl Kind {
         Kind::Content,
         Kind::Physical,
     ];
-    /// Those of which a session has one each.
+    /// Kinds of which each session has exactly one.
     pub const OF_SESSION: [Kind; 4] = [Kind::Description, Kind::Segment, Kind::Bell, Kind::Socket];
 }
 
 /// The name of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
-    /// What it is of.
+    /// Kind of its object.
     pub kind: Kind,
     /// A number, or a hash.
     pub id: [u8; 32],
 }
 
 impl Name {
-    /// With a number.
+    /// A name with a number.
     pub fn numbered(kind: Kind, number: u64) -> Name {
         let mut id = [0; 32];
         id[..8].copy_from_slice(&number.to_le_bytes());
         Name { kind, id }
     }
 
-    /// The number that it was made with.
+    /// The number given to [`Name::numbered`].
     pub fn number(&self) -> u64 {
         let mut number = [0; 8];
         number.copy_from_slice(&self.id[..8]);
@@ -89,17 +89,17 @@ impl Name {
     }
 }
 
-/// What is asked of the keeper, and what it says.
+/// Requests to the keeper, and its answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Verb {
-    /// Holds the descriptor that comes along.
+    /// Hold the descriptor sent with this packet.
     Hold = 1,
-    /// Closes one.
+    /// Close a descriptor.
     Drop = 2,
-    /// Sends all; an [`Verb::End`] follows the last. In the answer: one of them.
+    /// Send all descriptors, then an [`Verb::End`]. In the answer: one of the descriptors.
     List = 3,
-    /// Says [`Verb::End`].
+    /// Answer with [`Verb::End`].
     Settle = 4,
     /// The answer is complete.
     End = 5,
@@ -112,7 +112,7 @@ struct Packet {
     verb: u32,
     kind: u32,
     id: [u8; 32],
-    /// Number of the question, and of its answers.
+    /// Number of the request, repeated in its answers.
     question: u64,
 }
 
@@ -147,22 +147,22 @@ impl Packet {
 #[derive(Debug)]
 pub struct Keeper {
     socket: OwnedFd,
-    /// It has failed: nothing is kept any more.
+    /// It has failed, and holds nothing any more.
     lost: AtomicBool,
-    /// Descriptors that it may hold.
+    /// Maximum number of descriptors that it can hold.
     most: usize,
-    /// Another server had it.
+    /// It was started by another server.
     is_old: bool,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What it holds, and how often that was asked for.
+    /// The descriptors that it holds, and how often each was held.
     held: BTreeMap<Name, usize>,
-    /// Something was dropped since it was last waited for.
+    /// A descriptor was dropped since the last [`Keeper::settle`].
     dropped: bool,
-    /// Number of the last question: no server before has asked one with it.
+    /// Number of the last request, different from the numbers used by previous servers.
     question: u64,
 }
 
@@ -177,7 +177,7 @@ impl Keeper {
         command
             .arg0(NAME.to_str().unwrap_or_default())
             .arg(OPTION)
-            // What ends the server's group is not to end this.
+            // A signal to the server's process group must not end the keeper.
             .process_group(0)
             .stdin(Stdio::from(others))
             .stdout(Stdio::null());
@@ -189,10 +189,10 @@ impl Keeper {
         })
     }
 
-    /// On a connection to a keeper that another server had.
+    /// Uses a connection to a keeper that was started by another server.
     ///
     /// # Errors
-    /// When it takes no limit of time.
+    /// The time limit cannot be set.
     pub fn on(socket: OwnedFd) -> io::Result<Keeper> {
         use nix::sys::socket::{setsockopt, sockopt};
         use nix::sys::time::TimeVal;
@@ -212,17 +212,17 @@ impl Keeper {
         })
     }
 
-    /// Whether it may have sessions of a server before.
+    /// Whether it may hold sessions of a previous server.
     pub fn has_sessions(&self) -> bool {
         self.is_old
     }
 
-    /// For the daemon.
+    /// Its connection, for the daemon.
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether it takes descriptors.
+    /// Whether it still accepts descriptors.
     pub fn is_there(&self) -> bool {
         !self.lost.load(Ordering::Relaxed)
     }
@@ -238,7 +238,8 @@ impl Keeper {
         sent.is_ok()
     }
 
-    /// It has failed. The connection is closed for all who have it, so that the keeper ends, and nobody waits for what it held.
+    /// Records a failure. Shuts the connection down in all processes that share it, so that the keeper ends and the
+    /// objects that it held are released.
     fn give_up(&self, error: &io::Error) {
         use nix::sys::socket::{Shutdown, shutdown};
         if !self.lost.swap(true, Ordering::Relaxed) {
@@ -247,8 +248,8 @@ impl Keeper {
         }
     }
 
-    /// Has it hold a descriptor, until it was released as often as it was held; of the same name twice, the second one. Whether
-    /// it does.
+    /// Makes the keeper hold a descriptor until it has been released as often as it was held; with a name already in
+    /// use, the new descriptor replaces the old one. Returns whether the descriptor is held.
     #[must_use]
     pub fn hold(&self, name: Name, fd: BorrowedFd<'_>) -> bool {
         let mut state = self.state.lock();
@@ -262,7 +263,7 @@ impl Keeper {
         sent
     }
 
-    /// Has it close a descriptor, if it holds it.
+    /// Releases a descriptor once; the keeper closes it at the last release. Unknown names are ignored.
     pub fn release(&self, name: Name) {
         let mut state = self.state.lock();
         let Some(times) = state.held.get_mut(&name) else {
@@ -275,7 +276,7 @@ impl Keeper {
         }
     }
 
-    /// Waits until what was released is closed: then its memory is the driver's.
+    /// Waits until released descriptors are closed, so that their memory has returned to the driver.
     pub fn settle(&self) {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.dropped) {
@@ -283,7 +284,7 @@ impl Keeper {
         }
         state.question += 1;
         let question = Packet::new(Verb::Settle, None).of(state.question);
-        // Nobody else reads: the lock is held.
+        // The lock is held, so no other thread reads.
         if self.send(question, None)
             && let Err(error) = self.receive(state.question)
         {
@@ -291,7 +292,8 @@ impl Keeper {
         }
     }
 
-    /// The next packet of the answer to a question. Of those to earlier ones, another server may have left some unread.
+    /// The next packet of the answer to a request. Answers to earlier requests, possibly left unread by another server,
+    /// are skipped.
     fn receive(&self, question: u64) -> io::Result<(Packet, Vec<OwnedFd>)> {
         loop {
             let mut packet = Packet::new_zeroed();
@@ -305,7 +307,7 @@ impl Keeper {
         }
     }
 
-    /// All that it holds: what another server has left.
+    /// All descriptors that it holds, left by a previous server.
     ///
     /// # Errors
     /// It has failed, and holds nothing any more.
@@ -401,10 +403,10 @@ mod tests {
         drop((first.1, second.1));
         keeper.release(name(1));
         keeper.settle();
-        // Its last writer is closed.
+        // The last writing end is closed.
         let mut rest = Vec::new();
         File::from(first.0).read_to_end(&mut rest).expect("its end");
-        // As the next server: the other's connection, with an answer that it did not read.
+        // As the next server does: uses the other server's connection, with an unread answer in it.
         assert!(keeper.send(Packet::new(Verb::Settle, None).of(1), None));
         let copy = keeper.connection().try_clone_to_owned().expect("a copy");
         drop(keeper);

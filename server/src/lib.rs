@@ -1,4 +1,4 @@
-//! The server: the engine that executes clients' calls in proxy mode, the arbiter of those in direct mode.
+//! The server: the engine, which executes calls of clients in proxy mode, and the arbiter of clients in direct mode.
 
 pub mod admission;
 pub mod arbiter;

@@ -1,17 +1,17 @@
-//! NVIDIA's management library, as far as it says how much device memory a process holds.
+//! NVIDIA's management library, reduced to queries of the device memory of processes.
 
 use libloading::Library;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
-/// What a loader finds it as.
+/// File name of the library.
 const NAME: &str = "libnvidia-ml.so.1";
 const SUCCESS: c_int = 0;
 const INSUFFICIENT_SIZE: c_int = 7;
-/// What NVML writes where it does not know.
+/// Value that NVML writes if it does not know the memory of a process.
 const NOT_AVAILABLE: u64 = u64::MAX;
-/// More processes than a device ever has.
+/// Maximum number of processes, above the number on any device.
 const MOST: usize = 16 * 1024;
 
 type Handle = *mut c_void;
@@ -30,7 +30,7 @@ struct Process {
     compute_instance: c_uint,
 }
 
-/// Why it does not say anything.
+/// Why NVML is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlError {
     /// It cannot be loaded, or lacks a function.
@@ -88,7 +88,7 @@ impl Nvml {
     /// The device with this UUID, `GPU-…` or `MIG-…`.
     ///
     /// # Errors
-    /// NVML knows none.
+    /// NVML does not know the device.
     pub fn device(&self, uuid: &str) -> Result<Device, NvmlError> {
         const NAME: &str = "nvmlDeviceGetHandleByUUID";
         let text = CString::new(uuid).map_err(|_| NvmlError::Status(NAME, -1))?;
@@ -102,13 +102,13 @@ impl Nvml {
     /// Bytes that each process holds of a device, by process id as NVML sees it.
     ///
     /// # Errors
-    /// NVML's.
+    /// NVML fails.
     pub fn held(&self, device: Device) -> Result<HashMap<u32, u64>, NvmlError> {
         const NAME: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
         let mut processes = vec![Process::default(); 64];
         loop {
             let mut count = processes.len() as c_uint;
-            // SAFETY: as many places as `count` says.
+            // SAFETY: the array has `count` elements.
             let status = unsafe { (self.processes)(device.0, &mut count, processes.as_mut_ptr()) };
             if status == INSUFFICIENT_SIZE && processes.len() < MOST {
                 // There may be more by the next call.

@@ -1,8 +1,8 @@
-//! What mps-server does besides executing calls: it takes orders from the control daemon, reports what happens
-//! to its clients, and writes server.log.
+//! The duties of mps-server besides executing calls: it takes orders from the control daemon, reports events of its
+//! clients, and writes server.log.
 //!
-//! It ends when it is told to, when its context is lost, and when the daemon has gone and no client is left: a
-//! daemon that dies takes no running program with it, and the next one in its place takes the server over.
+//! It ends when ordered to, when its context is lost, and when the daemon has gone and no client is left: the death of
+//! a daemon ends no running program, and the next daemon takes the server over.
 
 use crate::engine::Rested;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
@@ -29,10 +29,10 @@ use std::time::{Duration, Instant};
 /// How long clients have to see the error of a lost context before the process ends.
 const FAULT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Clients described in one report: with limits for all devices each takes up to 1.5 KiB.
+/// Maximum number of clients in one report: with limits for all devices each takes up to 1.5 KiB.
 const USAGE_A_REPORT: usize = 32;
 
-/// What serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
+/// Serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
 pub trait Host {
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
     fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials);
@@ -44,52 +44,53 @@ pub trait Host {
     }
     /// Ends a session; an event reports its end. Unknown sessions are ignored.
     fn terminate(&self, session: u64);
-    /// What clients that come from now on may have.
+    /// Sets the limits of future clients.
     fn set_limits(&self, limits: Limits);
     /// Sets a client's weight. Unknown sessions are ignored.
     fn set_weight(&self, session: u64, weight: u32);
-    /// What the clients have.
+    /// The clients' usage.
     fn usage(&self) -> Vec<Usage>;
-    /// How many moments the gate has opened.
+    /// Number of moments that the gate has opened.
     fn gate_moments(&self) -> u64;
-    /// Begins to trace into this file.
+    /// Starts a trace into this file.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     fn start_trace(&self, file: File) -> io::Result<()>;
-    /// Ends the trace; `None`: there is none.
+    /// Ends the trace; `None`: no trace was running.
     fn stop_trace(&self) -> Option<Totals>;
     /// The connection to the keeper of the sessions, if there is one.
     fn keeper(&self) -> Option<OwnedFd> {
         None
     }
-    /// Brings all sessions to rest, so that the next server can go on with them.
+    /// Brings all sessions to rest, so that the next server can continue them.
     fn hand_over(&self, _patience: Duration, _force: bool) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
     }
-    /// Calls that off: the sessions go on here.
+    /// Calls the hand-over off: the sessions continue here.
     fn go_on(&self) {}
     /// Ends every session.
     fn shutdown(self);
 }
 
-/// How serving has ended.
+/// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As ordered, or because no client was left.
+    /// On order, or because no client was left.
     Orderly,
-    /// The context is lost; nothing in this process that concerns the device can be relied upon any more.
+    /// The context is lost; no state of this process that concerns the device is reliable any more.
     Fault,
-    /// The next server goes on with the sessions; nothing of them is to be touched any more.
+    /// The next server continues the sessions; this process must not touch them any more.
     HandedOver,
-    /// Work of clients that have ended goes on; only the process's end ends it, and the driver would wait for it.
+    /// Work of ended clients still runs; only the end of the process stops it, and the driver's cleanup would wait for
+    /// it.
     Unfinished,
 }
 
-/// Serves until the end, with these limits at first; `quarantined`: only processes of that program. `events` are the host's; at
-/// `control` another daemon may listen when the one behind `link` has gone.
+/// Serves until the end, initially with these limits; `quarantined`: the program whose processes are the only clients.
+/// `events` are the host's; another daemon may listen at `control` after the daemon behind `link` has gone.
 pub fn serve<H: Host>(
     link: Link,
     host: H,
@@ -148,16 +149,16 @@ pub fn serve<H: Host>(
         }
         Err(lost) => {
             serving.fault(&lost, events);
-            // A lost context may not even be destroyed without hanging; the process's end does it.
+            // Destroying a lost context can hang; the end of the process releases it.
             std::mem::forget(serving.host);
             End::Fault
         }
     }
 }
 
-/// Why a server has nothing to do any more.
+/// Why a server ends.
 enum Finish {
-    /// It was told to end, or nobody needs it.
+    /// It was ordered to end, or is not needed any more.
     Over,
     /// The next server has its sessions.
     HandedOver,
@@ -166,9 +167,9 @@ enum Finish {
 /// The context is lost.
 struct Lost {
     status: u32,
-    /// Sessions that go on in the next server.
+    /// Sessions that continue in the next server.
     going_on: usize,
-    /// Those that had something in flight.
+    /// Sessions with work in flight.
     suspects: Vec<Suspect>,
 }
 
@@ -202,22 +203,22 @@ struct Serving<H> {
     link: Option<Arc<Link>>,
     control: PathBuf,
     host: H,
-    /// In force for clients that come now.
+    /// The limits of future clients.
     limits: Limits,
-    /// For whom it is, as the next daemon is told.
+    /// The program that it serves, for the introduction to the next daemon.
     quarantined: Option<Program>,
     clients: BTreeMap<u64, ClientInfo>,
-    /// Those that have ended and whose work goes on. Without other clients the server ends, and their work with it.
+    /// Ended clients whose work still runs. Without other clients the server ends, and their work with it.
     stuck: BTreeMap<u64, ClientInfo>,
     /// Clients given to the host whose outcome is not known yet.
     expected: usize,
     /// Ends with the last client.
     stopping: bool,
-    /// It is to be replaced, as soon as the clients that it was given are connected.
+    /// A hand-over that begins as soon as the expected clients are connected.
     hand_over: Option<HandOver>,
-    /// The host brings its sessions to rest.
+    /// The host is bringing its sessions to rest.
     hands_over: bool,
-    /// What came of that.
+    /// Receives the result of bringing the sessions to rest.
     rested: Receiver<Rested>,
 }
 
@@ -262,7 +263,7 @@ impl<H: Host> Serving<H> {
             }
         }
         tracing::info!("Server Priority set to {priority}");
-        // NVIDIA's has none: of the usual one nothing is said.
+        // NVIDIA's server has no such line: the default quantum is not logged.
         if *quantum != Quantum::DEFAULT {
             tracing::info!("Quantum of direct mode set to {quantum} ms");
         }
@@ -306,7 +307,7 @@ impl<H: Host> Serving<H> {
 
     fn report(&self, report: &ToDaemon) {
         let Some(link) = &self.link else { return };
-        // A daemon that has gone is noticed where its orders are read.
+        // The loss of the daemon is detected where orders are read.
         if let Err(error) = link.report(report) {
             tracing::debug!("{error}");
         }
@@ -343,7 +344,7 @@ impl<H: Host> Serving<H> {
                         self.announce_limits();
                     }
                     Some(Order::Weight(session, weight)) => self.host.set_weight(session, weight),
-                    // What the process itself writes on standard error is in server.log as well.
+                    // The process's own output on standard error goes to server.log as well.
                     Some(Order::Log(log)) => match nix::unistd::dup2_stderr(log) {
                         Ok(()) => tracing::info!("Continuing in this file"),
                         Err(error) => tracing::error!("Cannot change to another log: {error}"),
@@ -356,7 +357,7 @@ impl<H: Host> Serving<H> {
                     Some(Order::Trace(file)) => self.start_trace(file),
                     Some(Order::StopTrace) => self.stop_trace(),
                     Some(Order::HandOver(request)) => self.hand_over = Some(request),
-                    // Only a standby waits for sessions.
+                    // Only a standby receives this order.
                     Some(Order::Adopt(_)) => {}
                     None => {
                         orders = never();
@@ -365,7 +366,7 @@ impl<H: Host> Serving<H> {
                 },
                 recv(next_daemon) -> link => {
                     next_daemon = never();
-                    // None comes from one that refuses.
+                    // If the daemon refuses, the channel closes without a link.
                     if let Ok(link) = link {
                         orders = self.taken_over(link);
                     }
@@ -380,7 +381,7 @@ impl<H: Host> Serving<H> {
                 }
                 recv(events) -> event => match event {
                     Ok(event) => self.note(event)?,
-                    // The engine has ended by itself, which only a lost context can explain.
+                    // The engine has ended without an order, which only a lost context can explain.
                     Err(_) => {
                         let status = mpsshim_api::cuda::CUDA_ERROR_UNKNOWN.0;
                         return Err(Lost { status, going_on: 0, suspects: Vec::new() });
@@ -391,7 +392,7 @@ impl<H: Host> Serving<H> {
         Ok(Finish::Over)
     }
 
-    /// Brings the sessions to rest, once those that are being made are there.
+    /// Brings the sessions to rest, once all expected clients are connected.
     fn begin_hand_over(&mut self) {
         if self.expected > 0 {
             return;
@@ -409,7 +410,7 @@ impl<H: Host> Serving<H> {
         self.hands_over = true;
     }
 
-    /// The sessions go on here after all: nobody waits for them any more.
+    /// The sessions continue here after all: no server is waiting for them any more.
     fn call_off_hand_over(&mut self) {
         let is_asked = self.hand_over.take().is_some();
         if std::mem::take(&mut self.hands_over) || is_asked {
@@ -424,7 +425,7 @@ impl<H: Host> Serving<H> {
         self.report(&ToDaemon::Stays { why });
     }
 
-    /// The sessions are at rest, or not; whether this server ends now.
+    /// The sessions are at rest, or could not be; returns whether this server ends now.
     fn leave(&self, rested: Rested) -> bool {
         match rested {
             Ok(sessions) => {
@@ -460,7 +461,7 @@ impl<H: Host> Serving<H> {
     fn daemon_gone(&mut self) -> Receiver<Link> {
         tracing::info!("The control daemon has gone");
         self.call_off_hand_over();
-        // Nobody would end it.
+        // Without a daemon there is no way to end the trace.
         self.stop_trace();
         self.link = None;
         if !self.has_clients() {
@@ -479,8 +480,8 @@ impl<H: Host> Serving<H> {
         })
     }
 
-    /// Tells the new daemon what the old one knew; the clients first, so that a server that is ready is known to have
-    /// them.
+    /// Repeats the reports of the old daemon's time to the new daemon; the clients first, so that a server that is
+    /// ready is known to have them.
     fn taken_over(&mut self, link: Link) -> Receiver<Option<Order>> {
         tracing::info!("Taken over by another control daemon");
         let link = Arc::new(link);
@@ -578,7 +579,8 @@ impl<H: Host> Serving<H> {
         Ok(())
     }
 
-    /// Tells the daemon, then waits until the clients have seen the error and gone, or their time is over.
+    /// Reports the fault to the daemon, then waits until the clients have seen the error and left, or the time limit
+    /// has passed.
     fn fault(&mut self, lost: &Lost, events: &Receiver<EngineEvent>) {
         let Lost {
             status, going_on, ..
@@ -592,7 +594,7 @@ impl<H: Host> Serving<H> {
             status,
             suspects: name_suspects(&lost.suspects),
         });
-        // Those wait, and the others have been told in their segments.
+        // Sessions that continue are waiting, and all other clients have been told in their segments.
         if going_on > 0 {
             return;
         }
@@ -600,7 +602,7 @@ impl<H: Host> Serving<H> {
         while !self.clients.is_empty() {
             match events.recv_deadline(until) {
                 Ok(EngineEvent::Fault { .. }) => {}
-                // Nothing but a fault is an error here.
+                // Errors other than a fault do not occur here.
                 Ok(event) => self.note(event).unwrap_or_default(),
                 Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => {
@@ -613,11 +615,11 @@ impl<H: Host> Serving<H> {
     }
 }
 
-/// Notes in the log who may have caused a fault; what the daemon is told of them.
+/// Logs the suspects of a fault, and returns the report about them for the daemon.
 fn name_suspects(suspects: &[Suspect]) -> Vec<link::Suspect> {
     for Suspect { client, kernel } in suspects {
         let program = Program::of_process(client.pid, client.uid);
-        // One that has left the daemon knows.
+        // The daemon knows the program of a client that has ended.
         let program = program.map_or_else(|| "it has ended".to_owned(), |program| program.name);
         let what = quarantine::accusation(suspects.len());
         let kernel = kernel.as_deref().unwrap_or("unknown");

@@ -1,11 +1,12 @@
-//! A standby: a server that has its context and waits for the sessions of another one, which then notice a shorter pause.
+//! A standby: a server that has created its context and waits for the sessions of another server, to shorten their
+//! pause.
 
 use crate::keeper::Keeper;
 use mpsshim_control::link::{Link, LinkError, Order, ToDaemon};
 use mpsshim_model::limits::Limits;
 use mpsshim_proto::wire;
 
-/// Waits for sessions; `None`: it is not needed any more. `limits` become those in force by then.
+/// Waits for sessions; `None`: the standby is not needed any more. Updates `limits` to those in force by then.
 ///
 /// # Errors
 /// The link has failed, or the connection to the keeper takes no limit of time.
@@ -23,7 +24,7 @@ pub fn wait(link: &Link, limits: &mut Limits) -> anyhow::Result<Option<Keeper>> 
             Ok(Some(Order::Adopt(keeper))) => return Ok(Some(Keeper::on(keeper)?)),
             Ok(Some(Order::Limits(new))) => *limits = new,
             Ok(Some(Order::Log(log))) => nix::unistd::dup2_stderr(log)?,
-            // The others concern clients.
+            // Other orders concern clients.
             Ok(Some(_)) => {}
             Err(LinkError::Io(error)) => return Err(error.into()),
             Err(error) => tracing::error!("{error}"),

@@ -135,7 +135,7 @@ fn see_also(roff: &mut Roff, program: &str) {
     roff.text(words);
 }
 
-/// The completion script for a shell; that of mps-control completes the daemon's commands and their options.
+/// The completion script for a shell; for mps-control it also completes the daemon's commands and their options.
 pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
     let name = program.get_name().to_owned();
     let mut described = program.clone();
@@ -145,7 +145,7 @@ pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
             .args(options.cloned())
             .version(env!("CARGO_PKG_VERSION"))
             .disable_version_flag(true)
-            // Options say that they exclude it.
+            // Options refer to this group in their conflicts.
             .group(ArgGroup::new("command"))
             .disable_help_subcommand(true)
             .subcommands(program.get_subcommands().cloned())

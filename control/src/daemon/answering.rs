@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 
 /// How long servers may take to begin or end a trace.
 const TRACE_PATIENCE: Duration = Duration::from_secs(10);
-/// Commands of a connection that are logged once, however often they are given.
+/// Number of commands of a connection that are remembered, to log each only once.
 const REMEMBERED: usize = 8;
 
 /// Result of a command that completes at once; the error is the answer to a command that fails.
 type Outcome = Result<Answer, Answer>;
 
 impl Daemon {
-    /// `descriptor`: what came with the command.
+    /// `descriptor`: the descriptor sent with the command.
     pub(super) fn command(&mut self, number: u64, line: &str, descriptor: Option<Stranger>) {
         let Some(peer) = self.peers.get_mut(&number) else {
             return;
@@ -62,7 +62,7 @@ impl Daemon {
         }
     }
 
-    /// Does what can be done now and waits for the rest.
+    /// Executes a command as far as possible now; the rest waits for its event.
     fn serve(&mut self, by: u64, request: Request, descriptor: Option<Stranger>) {
         let outcome = match &request.command {
             Command::Quit { patience } => return self.begin_quit(Some(by), *patience),
@@ -100,7 +100,7 @@ impl Daemon {
                     Err(error) => Err(Answer::failed(error.to_string())),
                 }
             }
-            // It has more to say than what the devices are, which may not be found.
+            // `info` also prints other rows, so it is answered even if the devices are not found.
             Command::Info if self.devices.known().is_none() => {
                 match self.devices.search(self.servers.launcher()) {
                     Ok(()) => Ok(Until::Devices(request)),
@@ -166,7 +166,7 @@ impl Daemon {
         Question::new(number, asked)
     }
 
-    /// The server that is meant.
+    /// The server that the command names.
     fn find(&self, wanted: &commands::Server) -> Result<&Server, Answer> {
         let found = self.servers.iter().find(|server| wanted.is(server.pid));
         found.ok_or_else(|| Answer::failed(format!("Server {wanted} not found")))
@@ -176,7 +176,7 @@ impl Daemon {
         Ok(self.find(wanted)?.pid)
     }
 
-    /// Answers commands whose time has come.
+    /// Answers commands whose event has occurred.
     pub(super) fn settle(&mut self) {
         let ready = self.servers.iter().find(|server| {
             !server.devices.is_empty() && self.servers.launcher().trusts(server.uid)
@@ -237,13 +237,13 @@ impl Daemon {
                 Until::TraceStop(_) => match self.servers.finish_trace() {
                     Some((true, text)) => Answer::done(text),
                     Some((false, text)) => Answer::failed(text),
-                    // Another command has ended it.
+                    // Another command has ended the trace.
                     None => Answer::done(""),
                 },
                 Until::Usage(question, request) => {
                     let note = question.note(|pid| self.servers.is_linked(pid));
                     let answer = self.perform(&request, &question.found);
-                    // One that fails says why by itself.
+                    // A failed command contains its own explanation.
                     if answer.ok {
                         answer.with_note(note)
                     } else {
@@ -255,7 +255,7 @@ impl Daemon {
         }
     }
 
-    /// Does a command for which everything is there.
+    /// Executes a command whose data is complete.
     fn perform(&mut self, request: &Request, found: &Answers) -> Answer {
         let usage = &found.clients;
         let print = |listing: Listing| Answer::done(listing.print(request.format));
@@ -327,7 +327,7 @@ impl Daemon {
             },
             Command::Help => Ok(Answer::done(commands::help())),
             Command::QuarantineList => Ok(print(listing::quarantine(self.servers.quarantined()))),
-            // These depend on who asks, or wait for what they cause.
+            // These depend on the requesting user, or wait for their effect.
             Command::QuarantineAdd { .. }
             | Command::QuarantineRelease { .. }
             | Command::Quit { .. }
@@ -340,7 +340,7 @@ impl Daemon {
         outcome.unwrap_or_else(|answer| answer)
     }
 
-    /// Users who do not run the daemon change what is their own.
+    /// Users other than root and the daemon's own may change only their own entries.
     fn change_quarantine(&mut self, by: u64, command: Command) -> Outcome {
         let Some(who) = self.peers.get(&by).map(|peer| peer.who) else {
             return Ok(Answer::done(""));
@@ -439,7 +439,7 @@ impl Daemon {
         let theirs = servers
             .iter()
             .map(|server| (Some(server.pid), server.devices.as_slice()));
-        // The daemon's own come first whether a server is named or not, as with NVIDIA's.
+        // The daemon's own list comes first, with or without a server in the command, as with NVIDIA's daemon.
         let lists: Vec<_> = std::iter::once(own).chain(theirs).collect();
         Ok(listing::devices(&lists, commas))
     }
@@ -479,7 +479,7 @@ impl Daemon {
         Ok(listing::percentage(server, limits))
     }
 
-    /// As NVIDIA's it answers with what is in force; what is no percentage changes nothing.
+    /// Prints the value in force, as NVIDIA's daemon does; an invalid percentage changes nothing.
     fn set_percentage(&mut self, whose: &Whose, value: &str) -> Outcome {
         let number = value.strip_suffix('%').unwrap_or(value);
         let changed = match number.parse::<Percentage>() {
@@ -524,7 +524,7 @@ impl Daemon {
         Ok(listing::user_memory_limit(uid, limits, device))
     }
 
-    /// A user may have clients at several servers, and at those to come: all of them are told.
+    /// Applies to all servers, running and future, since a user may have clients at several.
     fn set_user_memory_limit(&mut self, uid: u32, device: &str, limit: Option<u64>) -> Outcome {
         let (ordinal, info) = self.device(device)?;
         if limit.is_some_and(|bytes| info.memory > 0 && bytes > info.memory) {
@@ -562,14 +562,14 @@ impl Daemon {
             return;
         };
         let _guard = limit::caused_by_user(peer.who.uid);
-        // As NVIDIA's; what is long and can be asked for again would only fill the log.
+        // Logged as NVIDIA's daemon does, except long and repeated answers, which would only fill the log.
         if !peer.repeats && answer.text.len() <= wire::COMMAND_LIMIT {
             for line in answer.text.lines() {
                 tracing::info!("{line}");
             }
         }
         if peer.tell(answer).is_err() {
-            // It does not read its answers, or has gone.
+            // It does not read its answers, or has disconnected.
             self.forget(number);
         }
     }

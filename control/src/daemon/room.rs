@@ -1,14 +1,14 @@
-//! Room for connections: when descriptors run out, a connection of the user who has the most is closed.
+//! Room for connections: when descriptors run out, a connection of the user with the most connections is closed.
 
 use super::Daemon;
 use crate::logging::limit;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 
-/// Descriptors that are kept for what is no connection: sockets, logs, servers that run or start.
+/// Descriptors reserved for other purposes: sockets, logs, servers that run or start.
 const KEPT: u64 = 48;
 
-/// Connections that there is room for. A thousand clients may wait at once, one descriptor each.
+/// Maximum number of connections. A thousand clients may wait at once, one descriptor each.
 pub(super) fn most_connections() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -24,15 +24,15 @@ pub(super) fn most_connections() -> usize {
 }
 
 impl Daemon {
-    /// Closes connections beyond those that there is room for.
+    /// Closes connections beyond the maximum number.
     pub(super) fn keep_room(&mut self) {
         while self.peers.len() + self.servers.waiting().count() > self.most_connections
             && self.make_room()
         {}
     }
 
-    /// Closes one connection of the user who has the most: the oldest that has said nothing, or else the oldest of those
-    /// that wait for nothing, or else the client that waits for the shortest time. `false`: there is none.
+    /// Closes one connection of the user with the most: the oldest that has sent nothing, or else the oldest that waits
+    /// for no answer, or else the most recent waiting client. `false`: there is none.
     pub(super) fn make_room(&mut self) -> bool {
         let mut count = BTreeMap::new();
         let peers = self.peers.values().map(|peer| peer.who.uid);

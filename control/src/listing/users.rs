@@ -7,7 +7,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// What is added up for a user.
+/// Totals of a user.
 #[derive(Default)]
 struct Sum {
     clients: usize,
@@ -15,7 +15,7 @@ struct Sum {
     /// Bytes of device memory by UUID of the device.
     memory: BTreeMap<String, u64>,
     pinned: u64,
-    /// What a client has is not known: its server does not answer.
+    /// The usage of some client is unknown: its server does not answer.
     unknown: bool,
 }
 
@@ -68,7 +68,7 @@ pub fn users<'a>(
                 name.as_str().unwrap_or("-"),
                 sum.clients,
                 sum.waiting,
-                // As much of a UUID as there is room for.
+                // As much of the UUID as fits.
                 device.map_or("-", |uuid| uuid.get(..22).unwrap_or(uuid)),
                 mebibytes(memory),
                 mebibytes(pinned)
@@ -129,7 +129,7 @@ mod tests {
         let none = UsageBySession::new();
         let listed = |waiting: &[u32]| users(std::iter::empty(), waiting.iter().copied(), &none);
         assert_eq!(listed(&[]).print(Format::Table), "");
-        // Nobody has these numbers.
+        // No user has these ids.
         let both = listed(&[4_000_000_001, 4_000_000_000, 4_000_000_001]);
         let table = both.print(Format::Table);
         let words = |line: usize| -> Vec<&str> {

@@ -1,7 +1,7 @@
-//! How many lines strangers may cause in the logs. Whoever can connect to the daemon could otherwise fill its disk.
+//! Limits the number of log lines per user. Otherwise any user who can connect to the daemon could fill its disk.
 //!
-//! What a thread logs while it holds a [`Guard`] is that user's doing and counts. Lines of root and of the user who runs this
-//! process are never suppressed, nor is what nobody in particular has caused.
+//! Lines that a thread logs while it holds a [`Guard`] count against the guard's author. Lines of root are never
+//! suppressed, nor, outside of servers, lines of the user running this process and lines without an author.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -12,25 +12,25 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::Level;
 
-/// Lines at once: of a thousand clients that start together nothing is suppressed.
+/// Burst allowance: when a thousand clients start together, no line is suppressed.
 const BURST: u32 = 1000;
-/// A line more each time this has passed: 20 a second, at most 10 KiB.
+/// Interval after which one more line is allowed: 20 lines a second, at most 10 KiB.
 const PER_LINE: Duration = Duration::from_millis(50);
 /// Longest text of such a line, bytes.
 const LONGEST: usize = 512;
 /// How long lines are suppressed before the log says how many.
 const TELL_AFTER: Duration = Duration::from_secs(1);
-/// Those that are told apart; all others share what one may have.
+/// Maximum number of authors with a separate allowance; all others share one.
 const MOST: usize = 1024;
 
-/// Who causes a line.
+/// The originator of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Author {
     /// A process of this user.
     User(u32),
     /// All writers to the pipe `log`.
     LogPipe,
-    /// Users beyond those that are told apart, and those that are not known.
+    /// Users without a separate allowance, and unknown users.
     Others,
 }
 
@@ -52,7 +52,7 @@ static LIMITER: Mutex<Limiter> = Mutex::new(Limiter {
     authors: BTreeMap::new(),
 });
 
-/// While it lives, what this thread logs is its author's doing.
+/// While it exists, the lines of this thread count against its author.
 pub struct Guard {
     before: Option<Author>,
     of_this_thread: PhantomData<*const ()>,
@@ -64,15 +64,16 @@ impl Drop for Guard {
     }
 }
 
-/// Whether this process serves clients: then its own user is limited like others, and so are warnings without an author.
+/// Whether this process is a server: then its own user is limited like any other, and so are warnings without an
+/// author.
 static SERVES: AtomicBool = AtomicBool::new(false);
 
-/// This process is a server: its user is the clients', not the one who keeps the log.
+/// Marks this process as a server: its user is a client's user, not the owner of the log.
 pub fn serve_clients() {
     SERVES.store(true, Ordering::Relaxed);
 }
 
-/// What this thread logs from now on is this author's doing.
+/// Counts the lines of this thread against this author, until the guard is dropped.
 pub fn caused_by(author: Author) -> Guard {
     let own = || {
         !SERVES.load(Ordering::Relaxed) && author == Author::User(nix::unistd::geteuid().as_raw())
@@ -84,7 +85,7 @@ pub fn caused_by(author: Author) -> Guard {
     }
 }
 
-/// What this thread logs from now on is this user's doing.
+/// Counts the lines of this thread against this user, until the guard is dropped.
 pub fn caused_by_user(uid: u32) -> Guard {
     caused_by(Author::User(uid))
 }
@@ -99,7 +100,7 @@ pub(super) fn admits(level: Level) -> bool {
     })
 }
 
-/// As much of a line's text as this thread may write.
+/// Cuts a line's text to the length that this thread may write.
 pub(super) fn shortened(mut text: String) -> String {
     if CURRENT.get().is_some() && text.len() > LONGEST {
         let all = text.len();
@@ -119,7 +120,7 @@ pub fn deadline() -> Option<Instant> {
     limiter.deadline()
 }
 
-/// Says in the log how many lines were suppressed lately, if any.
+/// Logs how many lines were suppressed lately, if any.
 pub fn tell(now: Instant) {
     let mut limiter = LIMITER.lock().unwrap_or_else(PoisonError::into_inner);
     let due = limiter.due(now);
@@ -135,7 +136,7 @@ struct Limiter {
 }
 
 struct Account {
-    /// When as many lines as possible may be written at once again.
+    /// When the full burst allowance is available again.
     full_at: Instant,
     /// Suppressed lines that have not been reported, and when to report them.
     suppressed: u64,

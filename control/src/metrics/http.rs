@@ -1,5 +1,6 @@
-//! As much of HTTP as a scrape needs: one request a connection, so many connections at a time, none for long. Whoever does not
-//! send or read gives its connection up when others come, and a scrape waits for nothing but the scrapes before it.
+//! The part of HTTP that scrapes need: one request per connection, a limited number of connections, each for a limited
+//! time. A connection whose peer does not send or read is closed to make room for others, and a scrape waits only for
+//! earlier scrapes.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause when no connection can be accepted.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Connections at a time, a thread each.
+/// Maximum number of connections, one thread each.
 const MOST: usize = 16;
 /// Longest request, bytes, and lines of its header.
 const REQUEST_LIMIT: usize = 8 << 10;
@@ -30,12 +31,13 @@ struct Connections(Mutex<BTreeMap<u64, Connection>>);
 
 struct Connection {
     stream: TcpStream,
-    /// Its request is being answered, and waits at most for those before it.
+    /// Its request is being answered, or waits for earlier scrapes.
     scrapes: bool,
 }
 
 impl Connections {
-    /// Whether there is room for one more. The oldest that does not scrape is closed for it; its thread then ends.
+    /// Whether there is room for another connection. If needed, closes the oldest that does not scrape; its thread then
+    /// ends.
     fn add(&self, number: u64, stream: TcpStream) -> bool {
         let mut connections = self.0.lock();
         if connections.len() >= MOST {
@@ -60,7 +62,7 @@ impl Connections {
     }
 }
 
-/// Answers requests for `/metrics` with what `scrape` says, for ever.
+/// Answers requests for `/metrics` with the text that `scrape` returns, forever.
 pub fn serve(
     listener: &TcpListener,
     scrape: impl FnMut() -> anyhow::Result<String> + Send + 'static,
@@ -75,7 +77,7 @@ pub fn serve(
     }
 }
 
-/// Attends to one more connection, in a thread of its own.
+/// Handles the next connection in a separate thread.
 fn take(
     listener: &TcpListener,
     number: u64,
@@ -124,7 +126,7 @@ fn attend(
     stream.shutdown(Shutdown::Write)
 }
 
-/// Writes all of it, unless the peer takes too long to read.
+/// Writes all bytes, unless the peer takes too long to read.
 fn write(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     let until = Instant::now() + PATIENCE;
     while !bytes.is_empty() {
@@ -143,7 +145,7 @@ fn write(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The bytes of a request up to the empty line behind its header, or as many as there may be.
+/// Reads a request up to the empty line after its header, or up to the maximum length.
 fn read(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let until = Instant::now() + PATIENCE;
     let mut request = Vec::new();
@@ -232,7 +234,7 @@ mod tests {
     fn who_neither_sends_nor_reads_holds_nobody_up() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
-        // More than the sockets between take.
+        // More than the socket buffers hold.
         let long = "x".repeat(64 << 20);
         std::thread::spawn(move || serve(&listener, move || Ok(long.clone())));
         let idle = || TcpStream::connect(address).expect("connect");
@@ -245,7 +247,7 @@ mod tests {
             }
             held.push(stream);
         }
-        // Once those that were answered have had their time at most.
+        // Until all answered connections have timed out, at most.
         let until = Instant::now() + Duration::from_secs(60);
         let mut asked = 0;
         loop {

@@ -1,4 +1,4 @@
-//! The limits of servers: those they start with, and changes of running ones.
+//! The limits of servers: the defaults at their start, and changes while they run.
 
 use super::{Server, Servers};
 use crate::usage::Report;
@@ -7,17 +7,17 @@ use mpsshim_model::device::{self, DeviceInfo};
 use mpsshim_model::limits::Limits;
 
 impl Servers {
-    /// What servers start with from now on.
+    /// Default limits of new servers.
     pub fn default_limits(&self) -> &Limits {
         &self.defaults.limits
     }
 
-    /// Changes what servers start with from now on.
+    /// Changes the default limits of new servers.
     pub fn change_defaults(&mut self, change: impl FnOnce(&mut Limits)) {
         change(&mut self.defaults.limits);
     }
 
-    /// Changes what a server's clients may have that come from now on.
+    /// Changes a server's limits for future clients.
     ///
     /// # Errors
     /// Why that is impossible, in words; nothing is changed then.
@@ -33,7 +33,7 @@ impl Servers {
         server.order_limits(limits)
     }
 
-    /// Sets what all clients of a user together may have of a device, `None`: no limit, at every server.
+    /// Limits the device memory of all clients of a user together, at every server. `None`: no limit.
     ///
     /// # Errors
     /// There are too many such limits; nothing is changed then.
@@ -48,7 +48,8 @@ impl Servers {
         Ok(())
     }
 
-    /// What a server of this user starts with: a trusted user's is told everyone's limits, another one its own user's.
+    /// The limits that a new server of this user gets: for a trusted user those of all users, otherwise only its own
+    /// user's.
     pub(super) fn limits_for(&self, uid: u32) -> Limits {
         if self.launcher.trusts(uid) {
             self.defaults.limits.clone()
@@ -73,8 +74,8 @@ impl Servers {
         }
     }
 
-    /// Takes over what the daemon before this one had set for users, where nothing was set since. The limits are those of
-    /// an introduction that was checked.
+    /// Adopts the user limits set at the previous daemon, except where a limit has been set since. `limits` must come
+    /// from an introduction that has been checked.
     pub(super) fn adopt_user_limits(&mut self, limits: &Limits) {
         for (uid, devices) in &limits.user_memory {
             for (device, bytes) in devices {
@@ -107,13 +108,13 @@ impl Servers {
         Ok(())
     }
 
-    /// Asks a server what its clients have; `false`: it will not say.
+    /// Queries the clients' usage of a server; `false`: the query could not be sent.
     pub fn ask_usage(&self, pid: i32, question: u64) -> bool {
         let link = self.by_pid(pid).and_then(|server| server.link.as_ref());
         link.is_some_and(|link| link.ask_usage(question).is_ok())
     }
 
-    /// What servers have said to such questions since this was called last.
+    /// Takes the usage reports received since the last call.
     pub fn take_usage(&mut self) -> Vec<Report> {
         self.running
             .iter_mut()
@@ -121,7 +122,8 @@ impl Servers {
             .collect()
     }
 
-    /// A server has said what its devices are. A trusted user's is believed; any other only for its own clients.
+    /// A server has reported its devices. A trusted user's report applies to all servers, any other only to the server
+    /// itself.
     pub(super) fn learn_devices_of(&mut self, pid: i32, devices: &[DeviceInfo]) {
         let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) else {
             return;
@@ -152,7 +154,7 @@ impl Servers {
             let ordinal = match device::find(devices, &uuid) {
                 Ok(ordinal) => ordinal,
                 Err(why) => {
-                    // It was looked for when the daemon started, and not found because nothing was.
+                    // The lookup at the daemon's start did not report this mistake, since it found no devices at all.
                     tracing::error!("A device memory limit matches no device: {why}");
                     continue;
                 }
@@ -172,7 +174,7 @@ impl Servers {
 impl Server {
     /// Makes the server log a query of the devices, as NVIDIA's does.
     pub fn log_device_query(&self) {
-        // A server that is ending, or has no room for this, has more important things to note.
+        // Errors are ignored: a server that is ending or has no room in its link has more important messages to handle.
         let _ = self.link.as_ref().map(|link| link.tell_device_query());
     }
 

@@ -14,16 +14,16 @@ use mpsshim_proto::handshake::MAX_DEVICES;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// How long no server is started after a daemon has died: its servers look for the next one ten times a second.
+/// How long no server is started after a daemon has died: its servers look for the next daemon ten times a second.
 const GRACE: Duration = Duration::from_millis(500);
 
 impl Servers {
-    /// The daemon before this one has died: what clients want may be there already.
+    /// The previous daemon has died: the servers that clients need may already run.
     pub fn expect_orphans(&mut self) {
         self.orphans_until = Some(Instant::now() + GRACE);
     }
 
-    /// A server has introduced itself whose daemon has died. `devices`: how many the daemon knows, if it does.
+    /// A server of a dead daemon has introduced itself. `devices`: the number of devices, if known.
     pub fn meet(
         &mut self,
         connection: Stranger,
@@ -52,7 +52,7 @@ impl Servers {
             Ok(found) => found,
             Err(reason) => {
                 tracing::warn!("Server {pid} of user {uid} not taken over: {reason}");
-                // One that has gone needs no answer.
+                // The server may have disconnected.
                 let _ = link.send(&Verdict::Refused { reason }, None);
                 return;
             }
@@ -61,12 +61,12 @@ impl Servers {
             return tracing::warn!("Server {pid} of user {uid} not taken over: {error}");
         }
         tracing::info!("Server {pid} of user {uid} taken over with {clients} clients");
-        // It reports its clients, then that it is ready. Its log may have been renamed while there was no daemon.
+        // It reports its clients, then that it is ready. Its log may have been renamed while no daemon ran.
         let trusted = self.launcher.trusts(uid);
         let mut server = Server::new((pid, uid), trusted, process, link, limits.clone());
         server.hand_log(self.launcher.log());
         if let Some(program) = &quarantined {
-            // The daemon before this one had it in its list.
+            // The previous daemon had it in its list.
             self.quarantine.add(program.clone());
         }
         server.quarantined = quarantined;
@@ -74,14 +74,14 @@ impl Servers {
         self.adopt_user_limits(&limits);
     }
 
-    /// Whether this process may serve its user's clients from now on.
+    /// Whether this process may serve its user's clients.
     fn may_take_over(
         &self,
         connection: BorrowedFd<'_>,
         who: Credentials,
         quarantined: Option<&Program>,
     ) -> Result<Process, String> {
-        // A server serves whom it runs as: nobody gets another user's clients.
+        // A server serves the user it runs as, so that no server gets another user's clients.
         if !self.launcher.serves(who.uid) || self.launcher.owner(who.uid, None).uid != who.uid {
             return Err("this daemon has no servers of that user".into());
         }

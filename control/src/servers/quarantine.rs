@@ -18,18 +18,18 @@ pub const MOST_APART: usize = 8;
 /// A client on its way to its server.
 #[derive(Debug)]
 pub struct Coming {
-    /// Who.
+    /// Its credentials.
     pub who: Credentials,
-    /// What it runs.
+    /// Its program, if known.
     pub program: Option<Program>,
 }
 
-/// What the reports of a server say of programs.
+/// Findings about programs in a server's reports.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Quarantined programs of which a process has ended without a fault.
+    /// Quarantined programs with a process that ended without a fault.
     worked: Vec<Program>,
-    /// The context is lost.
+    /// The loss of the context.
     fault: Option<Fault>,
 }
 
@@ -38,7 +38,7 @@ struct Fault {
     server: (i32, u32),
     /// The program whose processes were the only clients.
     quarantined: Option<Program>,
-    /// Clients that had something in flight.
+    /// Clients with work in flight.
     suspects: Vec<Accused>,
 }
 
@@ -50,7 +50,7 @@ struct Accused {
     kernel: Option<String>,
 }
 
-/// What a client runs. Contexts of clients in direct mode are their own: they are not quarantined.
+/// The program of a client; `None` in direct mode, where each client has a context of its own and is not quarantined.
 pub fn program_of(client: &Arrival) -> Option<Program> {
     let is_direct = matches!(Mode::asked(client.hello.mode), Ok(Some(Mode::Direct)));
     let Credentials { pid, uid, .. } = client.who;
@@ -60,13 +60,13 @@ pub fn program_of(client: &Arrival) -> Option<Program> {
 }
 
 impl Quarantine {
-    /// The program that a client's server must be for, `None`: the user's usual server serves it.
+    /// The quarantined program that a client needs a server for; `None`: the user's usual server serves it.
     pub(super) fn needs<'a>(&self, program: Option<&'a Program>) -> Option<&'a Program> {
         program.filter(|program| self.holds(program))
     }
 }
 
-/// Whether a real server can have reported this. Kernels' names are shown on operators' terminals.
+/// Whether this is a plausible report. Kernel names are shown on operators' terminals.
 fn check(suspects: &[Suspect]) -> Result<(), String> {
     if suspects.len() > MOST_SUSPECTS {
         return Err(format!("it reports {} suspects", suspects.len()));
@@ -104,7 +104,7 @@ impl Server {
             quarantined: self.quarantined.clone(),
             suspects: suspects.into_iter().filter_map(accuse).collect(),
         };
-        // A server has one at most.
+        // Only the first report counts: a server has one fault at most.
         self.findings.fault.get_or_insert(fault);
         Ok(())
     }
@@ -155,10 +155,10 @@ impl Servers {
         Arc::clone(&self.faults)
     }
 
-    /// Quarantines a program from its next start on; nothing is changed if it is quarantined already.
+    /// Quarantines a program from its next start on; no change if it is quarantined already.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason of a failure, in words.
     pub fn quarantine_program(&mut self, program: Program) -> Result<(), String> {
         if !self.quarantine.is_on() {
             return Err("the quarantine is off (MPSSHIM_QUARANTINE)".into());
@@ -170,7 +170,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Releases programs: they get the usual server from their next start on. How many there were.
+    /// Releases programs: they get the usual server from their next start on. Returns the number of released programs.
     pub fn release_programs(&mut self, is_meant: impl Fn(&Program) -> bool) -> usize {
         let released = self.quarantine.release(is_meant);
         for program in &released {
@@ -180,12 +180,12 @@ impl Servers {
         released.len()
     }
 
-    /// Whether this user may release his own programs: where servers are one user's, the next fault is only his own.
+    /// Whether each user may release its own programs: with one server per user, the next fault affects only that user.
     pub fn users_are_apart(&self) -> bool {
         self.launcher.users() == Users::OneByOne
     }
 
-    /// Brings the list up to date.
+    /// Updates the list.
     pub(super) fn weigh(&mut self, found: Findings) {
         for program in found.worked {
             if self.quarantine.note_clean_run(&program) {
@@ -211,7 +211,7 @@ impl Servers {
                 one.uid
             );
         }
-        // What a quarantined program's server ran was that program, whoever was in flight.
+        // The fault of a quarantined program's server is that program's, whichever session had work in flight.
         let suspects = fault.suspects.into_iter().filter_map(|one| one.program);
         let mut programs: Vec<Program> = suspects.chain(fault.quarantined).collect();
         programs.sort();
@@ -225,8 +225,8 @@ impl Servers {
         }
     }
 
-    /// The first waiting client, or user of `start_server`, for whom there is no server that accepts clients, and for which
-    /// quarantined program it must be; one whose server can be started comes first.
+    /// The first waiting client, or user of `start_server`, without a server that accepts clients, and the quarantined
+    /// program that its server must be for. Prefers a client whose server can be started.
     pub(super) fn without_server(&self) -> Option<(Owner, Option<Program>)> {
         let clients = self.waiting.iter();
         let clients = clients.map(|waiting| (waiting.owner, self.needed_by(waiting)));
@@ -266,7 +266,7 @@ impl Servers {
             .running
             .iter()
             .filter(|server| server.quarantined.is_some() && server.standby_of.is_none());
-        // Each user gets one, however many others have.
+        // Each user gets one, regardless of the number of other users' servers.
         let has_room = |program: &Program| {
             let is_users = |server: &&Server| {
                 let theirs = server.quarantined.as_ref();

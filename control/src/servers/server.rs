@@ -18,26 +18,26 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// How long a server that has lost its context or closed its link may take to end.
+/// How long a server may take to end after it has lost its context or closed its link.
 const END_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a server may take to end that was told to do so at once.
+/// How long a server may take to end after a forced shutdown.
 const FORCED_END_PATIENCE: Duration = Duration::from_secs(1);
-/// Clients that a server can have, and clients on their way to it: more than any real one takes. A process that only says
-/// that it is a server could have the daemon remember clients without end.
+/// Maximum number of clients of a server, and of clients on their way to it, above the number of any real server.
+/// Without a limit, a process posing as a server could make the daemon store clients without end.
 const MOST_CLIENTS: usize = 65_536;
 /// Longest text in a description of a device, bytes.
 const LONGEST_NAME: usize = 256;
 
-/// How far a server is.
+/// State of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its contexts are being made.
+    /// It creates its contexts.
     Initializing,
-    /// It takes clients.
+    /// It accepts clients.
     Active,
     /// It brings its sessions to rest for the next server.
     HandingOver,
-    /// They are at rest, and it is ending.
+    /// Its sessions are at rest, and it is ending.
     HandedOver,
     /// Its context is lost.
     Fault,
@@ -46,7 +46,7 @@ pub enum State {
 }
 
 impl fmt::Display for State {
-    /// As `get_server_status` prints it. NVIDIA's has no word for a server that is ending.
+    /// As `get_server_status` prints it. NVIDIA's daemon has no word for a server that is ending.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             State::Initializing => "INITIALIZING",
@@ -64,7 +64,7 @@ pub struct Client {
     pub uid: u32,
     /// It has ended, but its work on the device goes on.
     pub stuck: bool,
-    /// What it runs, where that can be seen.
+    /// Its program, if known.
     pub program: Option<Program>,
 }
 
@@ -74,7 +74,7 @@ pub struct Server {
     pub pid: i32,
     /// Whose clients it serves.
     pub uid: u32,
-    /// How far it is.
+    /// Its state.
     pub state: State,
     pub(super) process: Process,
     /// `None`: closed by the server.
@@ -82,51 +82,51 @@ pub struct Server {
     /// The link had no room; the daemon waits until it has.
     pub(super) link_full: bool,
     pub(super) sessions: BTreeMap<u64, Client>,
-    /// server.log is another file now, and it has not been handed over.
+    /// server.log has been replaced, and the new file is not handed over yet.
     pub(super) log_pending: bool,
-    /// What it serves, once it is ready.
+    /// Its devices, by ordinal; empty until it is ready.
     pub devices: Vec<DeviceInfo>,
-    /// What clients may have that come from now on.
+    /// Limits of future clients.
     pub limits: Limits,
-    /// Limits that name devices by their UUIDs were looked up among [`Server::devices`].
+    /// Limits that name devices by UUID have been resolved to ordinals of [`Server::devices`].
     pub(super) knows_uuids: bool,
-    /// Whether the daemon trusts its user, so that it may get clients of any user.
+    /// Whether the daemon trusts its user, so that the server may get clients of any user.
     trusted: bool,
-    /// What it has said of its clients' share and the daemon has not looked at.
+    /// Its usage reports that the daemon has not processed yet.
     pub(super) usage: Vec<Report>,
     /// Clients handed over whose fate is not reported yet.
     pub(super) handed_over: Vec<Coming>,
     pub(super) kill_at: Option<Instant>,
-    /// What came of killing it, until it is given up.
+    /// Result of the kill, until the daemon gives up on ending the server.
     killed: Option<io::Result<()>>,
-    /// Why it is there for good, with what to do, in words.
+    /// Why it cannot be ended, and the remedy, in words.
     pub(super) remains: Option<String>,
-    /// What it has to do with the trace.
+    /// Its part in the operator's trace.
     pub(super) part: Part,
-    /// Another goes on with its sessions already.
+    /// Another server already continues its sessions.
     pub(super) succeeded: bool,
     /// It is the standby of the server with this process id.
     pub(super) standby_of: Option<i32>,
-    /// It has made its context, and understands sessions with this fingerprint.
+    /// The fingerprint of its protocol, once it has created its context as a standby.
     pub(super) stands_by: Option<u64>,
     /// It has had a standby.
     pub(super) had_standby: bool,
-    /// Why it has not handed its sessions over.
+    /// The reason that it gave for not handing over its sessions.
     pub(super) stays: Option<String>,
-    /// It was told to end when its clients have gone, while it handed them over.
+    /// Received while it handed over its clients: an order to end once they have gone.
     pub(super) stops_later: bool,
-    /// The connection to the keeper of its sessions: the next server goes on with them.
+    /// The connection to the keeper of its sessions, with which the next server continues them.
     pub(super) keeper: Option<Stranger>,
     /// It serves the processes of this quarantined program only.
     pub quarantined: Option<Program>,
-    /// What its reports say of programs and the daemon has not looked at.
+    /// Findings about programs in its reports that the daemon has not processed yet.
     pub(super) findings: Findings,
     /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
 }
 
 impl Server {
-    /// `trusted`: its user could command the daemon.
+    /// `trusted`: its user is allowed to command the daemon.
     pub(super) fn new(
         (pid, uid): (i32, u32),
         trusted: bool,
@@ -224,7 +224,7 @@ impl Server {
     }
 
     pub(super) fn stop(&mut self, force: bool) {
-        // It calls the hand-over off, or the next server is told.
+        // If a hand-over is in progress, either it is called off or the next server gets the order.
         match self.state {
             State::HandingOver | State::HandedOver if !force => self.stops_later = true,
             _ => self.state = State::Stopping,
@@ -243,14 +243,14 @@ impl Server {
         self.remains = None;
     }
 
-    /// Why it cannot be made to end, with what to do, in words.
+    /// Why it cannot be ended, and the remedy, in words; `None` for any other server.
     pub fn remains(&self) -> Option<&str> {
         self.remains.as_deref()
     }
 
     pub(super) fn hand_log(&mut self, log: BorrowedFd<'_>) {
         match self.link.as_ref().map(|link| link.hand_log(log)) {
-            // When there is room.
+            // Retried when the link has room.
             Some(Err(error)) if error.would_block() => {
                 self.log_pending = true;
                 self.link_full = true;
@@ -271,7 +271,7 @@ impl Server {
         self.kill_at = Some(Instant::now() + END_PATIENCE);
     }
 
-    /// It has not ended in the time that it was given.
+    /// It has not ended in time.
     pub(super) fn overdue(&mut self) {
         let (pid, uid) = (self.pid, self.uid);
         let Some(outcome) = self.killed.take() else {
@@ -321,7 +321,7 @@ impl Server {
                 if self.sessions.len() >= MOST_CLIENTS {
                     return Err(format!("it reports over {MOST_CLIENTS} clients"));
                 }
-                // One of a server before this one came without being handed over.
+                // A client of a previous server was not handed over by this daemon, so its program is looked up now.
                 let program = match self.settle(client) {
                     Some(coming) => coming.program,
                     None => Program::of_process(client, uid),
@@ -362,7 +362,7 @@ impl Server {
                     tracing::info!("Server {pid} ended client {client}: {reason}");
                 }
             }
-            // Said once.
+            // Reported already.
             ToDaemon::Fault { .. } if self.state == State::Fault => {}
             ToDaemon::Fault { status, suspects } => {
                 self.note_suspects(suspects)?;
@@ -395,7 +395,7 @@ impl Server {
             ToDaemon::TraceStarted { error } => self.note_trace_start(error),
             ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),
             ToDaemon::Stopping => self.state = State::Stopping,
-            // It came without the connection.
+            // The connection was missing in the packet.
             ToDaemon::Keeper => {}
             ToDaemon::Usage {
                 question,
@@ -413,7 +413,7 @@ impl Server {
         Ok(())
     }
 
-    /// The fate of a client is known.
+    /// The outcome of handing over a client is known.
     fn settle(&mut self, client: i32) -> Option<Coming> {
         let is_it = |coming: &Coming| coming.who.pid == client;
         let index = self.handed_over.iter().position(is_it)?;
@@ -445,7 +445,7 @@ impl Server {
     }
 }
 
-/// Whether this can be a machine's devices. Their names are shown on operators' terminals.
+/// Whether this is a plausible list of devices. Their names are shown on operators' terminals.
 fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
     if devices.len() > MAX_DEVICES {
         return Err(format!("it reports {} devices", devices.len()));

@@ -1,7 +1,7 @@
-//! Standbys, and servers that are replaced while their clients go on.
+//! Standbys, and the replacement of servers with running clients.
 //!
-//! A standby is a server that has made its context and waits. When the server that it belongs to ends unexpectedly, or hands
-//! its sessions over, it goes on with them, so that clients do not wait for a context to be made.
+//! A standby is a server that has created its context and waits. When its server ends unexpectedly, or hands over its
+//! sessions, the standby continues them, so that clients need not wait for the creation of a context.
 
 use super::server::{Server, State};
 use super::{Servers, Start};
@@ -10,43 +10,43 @@ use crate::link::HandOver;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// How long a standby may take to make its context.
+/// How long a standby may take to create its context.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// How much longer than its clients may take to come to rest a server may take to answer.
+/// How long a server may take to answer, in addition to the time its clients may take to come to rest.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 
-/// A server that is to be replaced.
+/// A server that is being replaced.
 #[derive(Debug)]
 pub struct Restart {
     /// Its process id.
     server: i32,
     patience: Duration,
     force: bool,
-    /// How long what goes on may take.
+    /// Deadline of the current step.
     until: Instant,
     step: Step,
 }
 
 #[derive(Debug)]
 enum Step {
-    /// The standby makes its context.
+    /// The standby creates its context.
     Prepares,
     /// The sessions are being brought to rest.
     Rests,
-    /// The server with this process id goes on with them.
+    /// The server with this process id is continuing them.
     Adopts(i32),
-    /// Process id of the new server, or why there is none, in words.
+    /// Process id of the new server, or the reason of the failure, in words.
     Over(Result<i32, String>),
 }
 
 impl Servers {
-    /// Begins to replace a server by a new one that goes on with its clients. They may take `patience` to come to rest; with
-    /// `force`, those that cannot go on are ended.
+    /// Begins to replace a server by a new server that continues its sessions. The clients may take `patience` to come
+    /// to rest; with `force`, clients that cannot continue are ended.
     ///
     /// # Errors
     /// Why that is impossible, in words.
     pub fn restart(&mut self, pid: i32, patience: Duration, force: bool) -> Result<(), String> {
-        // Nobody has waited for those that are over.
+        // Drops results of earlier restarts that were never fetched.
         self.restarts
             .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
         let server = self.by_pid(pid);
@@ -82,17 +82,17 @@ impl Servers {
         Ok(())
     }
 
-    /// Whether that is over.
+    /// Whether the restart of this server is over.
     pub fn is_restarted(&self, pid: i32) -> bool {
         let of_server = |restart: &&Restart| restart.server == pid;
         let restart = self.restarts.iter().find(of_server);
         restart.is_none_or(|restart| matches!(restart.step, Step::Over(_)))
     }
 
-    /// Process id of the server that has taken a server's place, or why there is none, in words. It is told once.
+    /// Process id of the server that has replaced a server, or the reason of the failure, in words. Returned only once.
     ///
     /// # Errors
-    /// The same words.
+    /// The reason of the failure.
     pub fn restarted(&mut self, pid: i32) -> Result<i32, String> {
         let at = self
             .restarts
@@ -113,7 +113,7 @@ impl Servers {
         self.running.iter().position(is_its)
     }
 
-    /// Takes each restart as far as it can go.
+    /// Advances each restart as far as possible.
     pub(super) fn advance_restarts(&mut self) {
         for at in 0..self.restarts.len() {
             let Restart {
@@ -148,7 +148,7 @@ impl Servers {
         waiting.map(|restart| restart.until).min()
     }
 
-    /// Gives up standbys that do not start, and servers that do not answer.
+    /// Gives up on standbys that do not start and servers that do not answer.
     pub(super) fn expire_restarts(&mut self, now: Instant) {
         for at in 0..self.restarts.len() {
             let restart = &mut self.restarts[at];
@@ -164,7 +164,7 @@ impl Servers {
             let hangs = matches!(restart.step, Step::Rests);
             tracing::warn!("Server {server} is not restarted: {why}");
             restart.step = Step::Over(Err(why));
-            // The next server goes on with what is at rest.
+            // The next server continues the sessions that are at rest.
             if hangs && let Some(server) = self.by_pid_mut(server) {
                 server.kill();
             }
@@ -225,7 +225,8 @@ impl Servers {
         }
     }
 
-    /// Has the standby of a server go on with the sessions of its keeper; its process id, or the keeper if there is none.
+    /// Orders the standby of a server to continue the sessions of its keeper. Returns the standby's process id, or the
+    /// keeper if there is no standby.
     pub(super) fn use_standby(&mut self, pid: i32, keeper: Stranger) -> Result<i32, Stranger> {
         let standby = self.standby_of(pid).map(|at| &mut self.running[at]);
         let Some(standby) = standby.filter(|standby| standby.stands_by.is_some()) else {
@@ -247,7 +248,7 @@ impl Servers {
         Ok(standby.pid)
     }
 
-    /// The server `next` takes the place of another one, with what was set for that.
+    /// Records that `next` replaces `server`, and passes on the limits set for `server`.
     pub(super) fn note_successor(&mut self, server: &Server, next: i32) {
         let limits = server.limits.clone();
         if let Some(next) = self.by_pid_mut(next)
@@ -270,7 +271,7 @@ impl Servers {
         }
     }
 
-    /// Starts standbys for servers with clients, if that is set.
+    /// Starts standbys for servers with clients, if enabled.
     pub(super) fn start_standbys(&mut self) {
         if !self.launcher.keeps_standbys() || self.closing {
             return;
@@ -283,7 +284,7 @@ impl Servers {
         };
         while let Some(at) = self.running.iter().position(needs) {
             let server = &mut self.running[at];
-            // If it fails once it fails again: memory is short, most likely.
+            // Only one attempt: a failure most likely means lack of memory, and would repeat.
             server.had_standby = true;
             let (pid, uid, program) = (server.pid, server.uid, server.quarantined.clone());
             if self.standby_of(pid).is_none() {

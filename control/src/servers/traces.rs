@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 
-/// How far a server is with a trace.
+/// State of a server's part in a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Part {
-    /// It has nothing to do with one.
+    /// It has no part in a trace.
     #[default]
     None,
     /// It was told to begin.
@@ -24,12 +24,12 @@ pub enum Part {
     Over,
 }
 
-/// A trace that goes on.
+/// A trace in progress.
 pub struct Trace {
     file: File,
     path: String,
     totals: Totals,
-    /// What has gone wrong.
+    /// Problems so far.
     troubles: Vec<String>,
     ending: bool,
 }
@@ -55,10 +55,10 @@ impl Server {
 }
 
 impl Servers {
-    /// Begins a trace into a file that is opened for appending; `path`: as the operator knows it.
+    /// Begins a trace into a file that is open for appending; `path`: the path as given by the operator.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason of a failure, in words.
     pub fn start_trace(&mut self, mut file: File, path: &str) -> Result<(), String> {
         if let Some(trace) = &self.trace {
             let other = &trace.path;
@@ -91,7 +91,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Tells servers that do not know of the trace.
+    /// Orders servers that have not been told yet to trace.
     pub(super) fn order_traces(&mut self) {
         let Some(trace) = self.trace.as_mut().filter(|trace| !trace.ending) else {
             return;
@@ -141,20 +141,20 @@ impl Servers {
         Ok(())
     }
 
-    /// Whether every server has done what it was told.
+    /// Whether every server has carried out its order.
     pub fn is_tracing_settled(&self) -> bool {
         let waits = |server: &Server| matches!(server.part, Part::Ordered | Part::Ends);
         !self.running.iter().any(waits)
     }
 
-    /// Takes what servers have said of their part.
+    /// Collects the reports of the servers about their parts.
     pub fn collect_traces(&mut self) {
         for server in &mut self.running {
             collect(&mut self.trace, server);
         }
     }
 
-    /// A server has ended, and what it has said is heard.
+    /// A server has ended, and all its reports have been read.
     pub(super) fn end_trace_of(&mut self, server: &mut Server) {
         collect(&mut self.trace, server);
         if let Some(trace) = &mut self.trace
@@ -167,13 +167,13 @@ impl Servers {
         }
     }
 
-    /// What is wrong with the trace that goes on.
+    /// Problems of the current trace.
     pub fn trace_troubles(&self) -> Vec<String> {
         let trace = self.trace.as_ref();
         trace.map_or_else(Vec::new, |trace| trace.troubles.clone())
     }
 
-    /// Writes the last line. What has come of the trace, in words, and whether all is well; `None`: there was none.
+    /// Writes the last line. Returns whether the trace is complete, and a summary in words; `None`: there was no trace.
     pub fn finish_trace(&mut self) -> Option<(bool, String)> {
         let mut trace = self.trace.take()?;
         for server in &mut self.running {

@@ -1,4 +1,4 @@
-//! The file that settings can be in, TOML: a line `key = value` for each, with the keys of [`TABLE`].
+//! The TOML file for settings: a line `key = value` for each, with the keys of [`TABLE`].
 
 use super::{Given, SettingsError, TABLE};
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use toml::de::{DeTable, DeValue};
 /// The file that is read when none is named.
 pub const DEFAULT_FILE: &str = "/etc/mpsshim/config.toml";
 
-/// What a file says, by the variable that each setting otherwise is.
+/// Values of a file, by the environment variable of each setting.
 pub type Values = BTreeMap<&'static str, Given>;
 
 /// Reads the file that was named, or [`DEFAULT_FILE`], which need not be there.
 ///
 /// # Errors
-/// The file cannot be read, is not TOML, or has a key that is none or stands for no text or number. The text begins with
-/// `FILE:LINE:`.
+/// The file cannot be read, is not TOML, has an unknown key, or a value that is neither text nor a number. The error
+/// begins with `FILE:LINE:`.
 pub fn read(named: Option<&Path>) -> Result<Values, SettingsError> {
     let path = named.unwrap_or(Path::new(DEFAULT_FILE));
     match fs::read_to_string(path) {
@@ -104,7 +104,7 @@ mod tests {
                 "config.toml:3: unknown key max_client; there are pipe_directory, ",
             ),
             ("clients = 1", "config.toml:1: unknown key clients; "),
-            // What is not for the file.
+            // Settings that a file cannot contain.
             ("disable = 1", "config.toml:1: unknown key disable; "),
             (
                 "log = [\"debug\"]",

@@ -9,7 +9,7 @@ pub const WHOLE: usize = 200;
 struct Column {
     head: &'static str,
     width: usize,
-    /// Left out where a line has fewer columns of characters.
+    /// Smallest line width at which the column is shown.
     from: usize,
     text: fn(&Client) -> String,
 }
@@ -105,7 +105,7 @@ fn time(milliseconds: Option<f64>) -> String {
     }
 }
 
-/// Without the folder, which would leave no room for the name.
+/// The program's file name; its directory would leave no room for that.
 fn program(client: &Client) -> &str {
     let name = client.command.rsplit('/').next().unwrap_or_default();
     if name.is_empty() {
@@ -115,7 +115,7 @@ fn program(client: &Client) -> &str {
     }
 }
 
-/// The whole table for lines of so many characters, header first.
+/// The table for lines of `width` characters, header first.
 pub fn table(look: &Look, width: usize) -> Vec<String> {
     let columns: Vec<&Column> = COLUMNS
         .iter()
@@ -140,7 +140,7 @@ pub fn table(look: &Look, width: usize) -> Vec<String> {
         .collect()
 }
 
-/// Numbers to the right, names to the left. What is too long is cut, so that columns stay where they are.
+/// Aligns numbers right and names left. Text that is too long is cut, so that the columns stay aligned.
 fn cell(column: &Column, text: &str) -> String {
     let width = column.width;
     let text: String = text.chars().take(width).collect();

@@ -12,7 +12,7 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use std::time::Duration;
 
-/// How long a key may wait while nothing else happens, and a look until it is shown.
+/// Maximum delay until a key is handled, and until a new sample is shown, while nothing else happens.
 const PAUSE: Duration = Duration::from_millis(50);
 
 const HELP: &[&str] = &[
@@ -33,10 +33,10 @@ const HELP: &[&str] = &[
     "BLOCKERS: the clients whose long kernels a call waits for.",
 ];
 
-/// What is on the screen.
+/// State of the screen.
 struct View {
     look: Option<Look>,
-    /// Why there is nothing new.
+    /// Why there is no new sample.
     trouble: Option<String>,
     sort: Sort,
     reversed: bool,
@@ -45,7 +45,7 @@ struct View {
     page: usize,
 }
 
-/// What a key asks for besides another view.
+/// Action requested by a key, apart from changing the view.
 #[derive(Debug, PartialEq, Eq)]
 enum Wish {
     Nothing,
@@ -61,7 +61,7 @@ impl View {
         match key.code {
             KeyCode::Char('c') if control => return Wish::End,
             KeyCode::Char('q') => return Wish::End,
-            // It closes the help, or the program.
+            // Closes the help if it is open, otherwise the program.
             KeyCode::Esc if !help => return Wish::End,
             KeyCode::Char('h' | '?') => self.help = !help,
             KeyCode::Char(' ') => return Wish::Look,
@@ -121,7 +121,7 @@ impl View {
     }
 }
 
-/// Until q is typed.
+/// Runs until q is typed.
 pub fn run(ui: Ui, settings: &Settings, options: &Options) -> anyhow::Result<()> {
     let (looks, found) = bounded(1);
     let (now, wishes) = bounded(1);
@@ -146,7 +146,7 @@ pub fn run(ui: Ui, settings: &Settings, options: &Options) -> anyhow::Result<()>
         match wait(&mut view, &found) {
             Ok(Wish::Nothing) => {}
             Ok(Wish::Look) => {
-                // One is enough.
+                // A pending request is enough.
                 let _ = now.try_send(());
             }
             Ok(Wish::End) => break Ok(()),
@@ -157,7 +157,7 @@ pub fn run(ui: Ui, settings: &Settings, options: &Options) -> anyhow::Result<()>
     outcome
 }
 
-/// Waits for a key, a look, or another size of the terminal.
+/// Waits for a key, a sample, or a change of the terminal's size.
 fn wait(view: &mut View, found: &Receiver<Result<Look, String>>) -> anyhow::Result<Wish> {
     loop {
         if event::poll(PAUSE)? {
@@ -178,7 +178,7 @@ fn wait(view: &mut View, found: &Receiver<Result<Look, String>>) -> anyhow::Resu
     }
 }
 
-/// Takes samples until the receiver is gone. A daemon that has ended may start again.
+/// Takes samples until the receiver is gone. Reconnects if the daemon ends and another one starts.
 fn keep_looking(
     ui: Ui,
     settings: &Settings,

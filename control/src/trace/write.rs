@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are written together.
 const CHUNK: usize = 64 << 10;
-/// How long a line may wait for others.
+/// Maximum delay of a line that waits for others.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// From the processor's counter to microseconds of `CLOCK_MONOTONIC`, which is the same in all processes.
+/// Converts the processor's counter to microseconds of `CLOCK_MONOTONIC`, which is the same in all processes.
 pub struct Timeline {
     clock: Clock,
     counter: u64,
@@ -23,7 +23,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// By what both show now.
+    /// Calibrates by reading both clocks now.
     pub fn new(clock: Clock) -> Timeline {
         let counter = clock.raw();
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
@@ -36,7 +36,7 @@ impl Timeline {
     }
 
     fn nanoseconds(&self, time: u64) -> u64 {
-        // What began before the trace begins with it.
+        // A slice that began before the trace starts with the trace.
         self.nanoseconds + self.clock.delta_as_nanos(self.counter, time)
     }
 }
@@ -54,7 +54,7 @@ pub fn run(mut file: File, events: &Receiver<Event>, time: &Timeline) -> Totals 
         };
         if let Some(event) = event {
             totals.written += u64::from(matches!(event, Event::Slice(_)));
-            // Memory takes whatever is written to it.
+            // Writing to memory cannot fail.
             let _ = line(&mut lines, &event, time);
         }
         if lines.len() >= CHUNK || flushed.elapsed() >= PATIENCE {
@@ -66,7 +66,7 @@ pub fn run(mut file: File, events: &Receiver<Event>, time: &Timeline) -> Totals 
     totals
 }
 
-/// Once writing has failed nothing more is written: a part of a line may be there.
+/// After an error nothing more is written, since the last line may be incomplete.
 fn flush(file: &mut File, lines: &mut Vec<u8>, totals: &mut Totals) {
     if totals.error.is_none()
         && let Err(error) = file.write_all(lines)
@@ -94,7 +94,7 @@ fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
     serde_json::to_writer(&mut *out, &value)?;
     out.write_all(b",\n")?;
     if let Event::Track(track, _) = event {
-        // Otherwise sorted by name.
+        // Without an index, tracks would be sorted by name.
         let (process, thread) = (track.process.number(), track.thread());
         let mut order = metadata("thread_sort_index", process, thread, "");
         order["args"] = json!({"sort_index": track.number});

@@ -1,17 +1,17 @@
-//! The modes of a server's devices, and so of a client by the devices that it sees.
+//! The modes of a server's devices, and the resulting mode of a client from the devices that it sees.
 
 use super::{Mode, Modes};
 use crate::device::{self, DeviceInfo};
 use std::collections::BTreeSet;
 
-/// How the ordinals in a client's `CUDA_VISIBLE_DEVICES`, which are the machine's, become the server's.
+/// How the machine's ordinals in a client's `CUDA_VISIBLE_DEVICES` map to the server's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Numbering {
     /// The server sees all devices.
     Same,
-    /// It sees these.
+    /// The server sees these ordinals.
     Listed(Vec<usize>),
-    /// It sees some by their UUIDs.
+    /// The server sees some devices by UUID.
     Unknown,
 }
 
@@ -20,7 +20,7 @@ impl Numbering {
         let Some(list) = visible else {
             return Numbering::Same;
         };
-        // A list that is wrong ends there, as CUDA has it.
+        // CUDA ignores a list from its first invalid entry on.
         let entries = list
             .split(',')
             .map(str::trim)
@@ -30,7 +30,7 @@ impl Numbering {
     }
 }
 
-/// Whether this can be an entry of `CUDA_VISIBLE_DEVICES`; the first one that is none ends the list.
+/// Whether this is a valid entry of `CUDA_VISIBLE_DEVICES`; the first invalid entry ends the list.
 fn names_device(entry: &str) -> bool {
     let by_uuid = ["GPU-", "MIG-"]
         .iter()
@@ -48,8 +48,8 @@ pub struct DeviceModes {
 }
 
 impl DeviceModes {
-    /// Finds the devices that are named, and what is wrong, in words: a device that is not there is left out, and one
-    /// with two modes has direct mode. `visible`: the `CUDA_VISIBLE_DEVICES` that the server was started with.
+    /// Resolves the named devices and returns errors, in words: a missing device is ignored, and a device with two
+    /// modes gets direct mode. `visible`: the `CUDA_VISIBLE_DEVICES` that the server was started with.
     pub fn new(
         modes: &Modes,
         devices: &[DeviceInfo],
@@ -86,8 +86,8 @@ impl DeviceModes {
         self.devices.first().map_or(self.usual, |(_, mode)| *mode)
     }
 
-    /// The mode of a client that asks for none and has this `CUDA_VISIBLE_DEVICES`: direct if one of the devices that it
-    /// sees is set to that, since in proxy mode it would share a context there.
+    /// The mode of a client that requests none and has this `CUDA_VISIBLE_DEVICES`: direct if any device that it sees
+    /// has direct mode, since in proxy mode it would share a context there.
     pub fn of_client(&self, visible: Option<&str>) -> Mode {
         let all = || (0..self.devices.len()).collect();
         let seen: BTreeSet<usize> = visible.and_then(|list| self.seen(list)).unwrap_or_else(all);
@@ -99,7 +99,7 @@ impl DeviceModes {
         }
     }
 
-    /// The devices in a client's list; `None`: it cannot be told.
+    /// The devices in a client's list; `None`: they cannot be determined.
     fn seen(&self, list: &str) -> Option<BTreeSet<usize>> {
         let mut seen = BTreeSet::new();
         for entry in list.split(',').map(str::trim) {
@@ -111,7 +111,7 @@ impl DeviceModes {
                 let of_that_name = self.devices.iter().enumerate();
                 let of_that_name = of_that_name.filter(|(_, (uuid, _))| uuid.starts_with(entry));
                 seen.extend(of_that_name.map(|(device, _)| device));
-                // A part of some device.
+                // A MIG partition of some device.
                 if entry.starts_with("MIG-") && seen.len() == before {
                     return None;
                 }
@@ -164,9 +164,9 @@ mod tests {
             (Some("0,-1,1"), Mode::Proxy),
             (Some("0,x,1"), Mode::Proxy),
             (Some("0,7,GPU-cc,1"), Mode::Direct),
-            // It may be a part of either.
+            // It may belong to either device.
             (Some("MIG-123"), Mode::Direct),
-            // None of ours.
+            // None of the server's devices.
             (Some(""), Mode::Proxy),
             (Some("7"), Mode::Proxy),
             (Some("99999999999999999999999"), Mode::Proxy),
@@ -196,7 +196,7 @@ mod tests {
         ] {
             assert_eq!(modes.of_client(Some(visible)), mode, "{visible}");
         }
-        // Of UUIDs nobody knows what numbers they have.
+        // The ordinals of devices given by UUID are unknown.
         let modes = two("1=direct", Some("GPU-aa,GPU-bb"));
         assert_eq!(modes.of_client(Some("0")), Mode::Direct);
         assert_eq!(modes.of_client(Some("GPU-aa")), Mode::Proxy);

@@ -1,7 +1,7 @@
-//! Device memory of clients in direct mode that they do not count themselves: contexts, code, memory kept by pools. NVML
-//! reports what a process holds; the client's own count is subtracted, and the rest is written into its page.
+//! Device memory of clients in direct mode beyond their own counts: contexts, code, memory kept by pools. NVML reports
+//! the total memory of a process; the client's own count is subtracted, and the difference is written into its page.
 //!
-//! This has a thread of its own, since NVML can be slow. The thread polls the pages, which costs almost nothing, and
+//! This runs in a separate thread, since NVML can be slow. The thread polls the pages, which costs almost nothing, and
 //! queries NVML only for clients whose pages have changed.
 
 use super::page::{Counts, SharedPage};
@@ -16,21 +16,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the pages.
+/// Interval between checks of the pages.
 const LOOK: Duration = Duration::from_millis(250);
-/// Between two questions about a client whose count has changed; one that uses another device is asked about at once.
+/// Interval between queries about a client whose count has changed; a client that uses another device is queried at
+/// once.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// A client. It may end at any time.
+/// A client, which may have ended.
 #[derive(Debug)]
 struct Client {
-    /// As the server sees it.
+    /// Process id as the server sees it.
     pid: i32,
     page: Weak<SharedPage>,
     place: Weak<Place>,
 }
 
-/// One that has not ended.
+/// A client that has not ended.
 struct Present {
     session: u64,
     pid: i32,
@@ -49,7 +50,7 @@ fn forget_ended(state: &mut State) {
     state.clients.retain(|_, client| is_there(client));
 }
 
-/// The thread. It ends with this.
+/// The thread, which ends when this is dropped.
 pub struct Overheads {
     shared: Arc<(Mutex<State>, Condvar)>,
 }
@@ -73,10 +74,10 @@ impl Overheads {
         Ok(Overheads { shared })
     }
 
-    /// A client has come. It is forgotten when its page is dropped.
+    /// Adds a client. It is forgotten when its page is dropped.
     pub fn add(&self, session: u64, pid: i32, page: &Arc<SharedPage>, place: &Arc<Place>) {
         if pid <= 0 {
-            // Of a PID namespace that cannot be seen from here.
+            // A process in a PID namespace that is not visible from here.
             return;
         }
         let client = Client {
@@ -100,18 +101,18 @@ impl Drop for Overheads {
     }
 }
 
-/// What is known of a client.
+/// Results of the last query about a client.
 #[derive(Default)]
 struct Seen {
     counts: Counts,
     asked: Option<Instant>,
     overhead: [u64; MAX_DEVICES],
-    /// Two answers in a row were the same.
+    /// Two results in a row were the same.
     settled: bool,
 }
 
 impl Seen {
-    /// Whether NVML is to be asked, now that the page says this.
+    /// Whether NVML must be queried, given these counts in the page.
     fn is_due(&self, counts: &Counts, now: Instant) -> bool {
         if counts.devices == 0 || (self.settled && self.counts == *counts) {
             return false;
@@ -120,7 +121,7 @@ impl Seen {
         other_devices || self.asked.is_none_or(|asked| now - asked >= INTERVAL)
     }
 
-    /// Takes what a process holds, of each device that it uses.
+    /// Takes the total memory of the process on each device that it uses.
     fn take(&mut self, counts: Counts, held: impl Fn(usize) -> u64) {
         let overhead = std::array::from_fn(|device| match counts.devices >> device & 1 {
             0 => 0,
@@ -158,7 +159,7 @@ impl Looking {
         }
     }
 
-    /// The clients, after a while; waits for one if there is none. `None`: the end.
+    /// Waits for the polling interval, or for the first client, and returns the clients. `None`: the thread must end.
     fn next(&mut self) -> Option<Vec<Present>> {
         let (state, changed) = &*self.shared;
         let mut state = state.lock();
@@ -224,7 +225,7 @@ impl Looking {
             };
             seen.asked = Some(now);
             if client.page.counts(self.uuids.len()) != counts {
-                // Who knows which of both NVML has seen.
+                // It is unknown which of the two counts NVML's result includes.
                 seen.settled = false;
                 continue;
             }
@@ -244,7 +245,7 @@ impl Looking {
     }
 }
 
-/// A device by its UUID as the driver has it: a whole one, or a part of one.
+/// Finds a device by its UUID as reported by the driver: a whole device or a MIG device.
 fn find(nvml: &Nvml, uuid: &[u8; 16]) -> Option<Device> {
     let name = CUuuid(*uuid).to_string();
     let part = name.replacen("GPU-", "MIG-", 1);
@@ -279,7 +280,7 @@ mod tests {
         let soon = now + Duration::from_millis(500);
         assert!(!seen.is_due(&counts(1, 100), soon), "not so often");
         assert!(seen.is_due(&counts(3, 100), soon), "another device");
-        // Until it says the same twice.
+        // Until the result is the same twice.
         let later = now + INTERVAL;
         assert!(seen.is_due(&counts(1, 0), later));
         seen.take(counts(1, 0), |_| 300);
@@ -292,7 +293,7 @@ mod tests {
         let mut seen = Seen::default();
         seen.take(counts(1, 100), |_| 350);
         assert_eq!(seen.overhead[0], 250);
-        // Less than it counts, or nothing at all.
+        // A total below its own count, or no total at all.
         seen.take(counts(1, 100), |_| 50);
         assert_eq!(seen.overhead[0], 0);
         seen.take(counts(1, u64::MAX), |_| 50);

@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 
 use super::turns::{Account, Asked, DeviceSet};
 
-/// What a client uses and holds.
+/// A client's devices and memory, by its own count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Devices in use, a bit each.
+    /// Devices that it uses, one bit each.
     pub devices: DeviceSet,
-    /// Bytes by ordinal.
+    /// Bytes of memory that it holds, by ordinal.
     pub held: [u64; MAX_DEVICES],
 }
 
@@ -25,7 +25,7 @@ pub struct SharedPage {
 }
 
 impl SharedPage {
-    /// A new page, all zero, and the descriptor that the client maps it by.
+    /// A new zeroed page, and the descriptor with which the client maps it.
     ///
     /// # Errors
     /// No memory, no descriptors.
@@ -36,17 +36,17 @@ impl SharedPage {
     }
 
     fn page(&self) -> &Page {
-        // SAFETY: the mapping has PAGE_LEN bytes, at least a Page's, starts at a page, and lives as long as self; Page is
-        // all atomics, so that whatever the client does to it at whatever time is a value.
+        // SAFETY: the mapping has PAGE_LEN bytes, at least a Page's, starts at a page, and lives as long as self; Page
+        // consists of atomics only, so that any concurrent write by the client leaves valid values.
         unsafe { &*self.mapping.base().cast::<Page>() }
     }
 
-    /// Where the client says that it is; pairs with its release.
+    /// The state that the client reports; pairs with its release.
     pub fn state(&self) -> u32 {
         self.page().turn.state.0.load(Ordering::Acquire)
     }
 
-    /// Submissions that the client says it has made up to the last turn it gave up.
+    /// Submissions that the client reports to have made by the end of its last turn.
     pub fn submissions(&self) -> u64 {
         self.page().turn.submissions.load(Ordering::Relaxed)
     }
@@ -56,7 +56,7 @@ impl SharedPage {
         shm::futex_wake(&self.page().turn.asked.0);
     }
 
-    /// The devices that it uses, of those that there are; all when it names none.
+    /// The devices that it reports to use, of `count` existing ones; all if it names none.
     pub fn devices(&self, count: usize) -> DeviceSet {
         let all = (1u32 << count) - 1;
         match self.page().turn.devices.load(Ordering::Relaxed) & all {
@@ -65,12 +65,12 @@ impl SharedPage {
         }
     }
 
-    /// Bytes that the client says it holds of a device.
+    /// Bytes of a device that the client reports to hold.
     pub fn held(&self, device: usize) -> u64 {
         self.page().memory[device].held.load(Ordering::Relaxed)
     }
 
-    /// What the client says that it uses and holds of so many devices.
+    /// The client's reported use of `count` devices and of their memory.
     pub fn counts(&self, count: usize) -> Counts {
         let devices = self.page().turn.devices.load(Ordering::SeqCst);
         let held = |device: usize| match device < count {
@@ -83,38 +83,38 @@ impl SharedPage {
         }
     }
 
-    /// Bytes that it holds besides.
+    /// Bytes of a device that it holds in addition to its own count.
     pub fn overhead(&self, device: usize) -> u64 {
         self.page().memory[device].overhead.load(Ordering::Relaxed)
     }
 
-    /// Tells the client what it holds besides.
+    /// Tells the client how many bytes it holds in addition to its own count.
     pub fn set_overhead(&self, device: usize, bytes: u64) {
         let memory = &self.page().memory[device];
         memory.overhead.store(bytes, Ordering::Relaxed);
     }
 
-    /// What it may hold of a device.
+    /// Sets its limit of device memory, bytes.
     pub fn set_limit(&self, device: usize, bytes: u64) {
         let memory = &self.page().memory[device];
         memory.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// The client takes no turns.
+    /// Exempts the client from turns.
     pub fn set_free(&self) {
         self.page().turn.free.store(1, Ordering::Relaxed);
     }
 
-    /// Tells the client its place among its user's.
+    /// Tells the client its place in its user's table.
     pub fn set_place(&self, place: u32) {
         self.page().place.store(place, Ordering::Relaxed);
     }
 
-    /// Gives the client the turn; `false`: it does not wait for one any more.
+    /// Grants the turn; `false`: the client does not wait for one any more.
     pub fn grant(&self, asked: Asked) -> bool {
         self.ask(asked);
         let state = &self.page().turn.state.0;
-        // The client's acquire of HELD sees what was written before.
+        // Releases the writes above to the client's acquire of HELD.
         let granted = state.compare_exchange(
             direct::WANTS,
             direct::HELD,
@@ -125,7 +125,7 @@ impl SharedPage {
         granted.is_ok()
     }
 
-    /// Asks the client for its turn, or takes that back.
+    /// Asks the client for its turn, or withdraws the request.
     pub fn ask(&self, asked: Asked) {
         let value = match asked {
             Asked::Not => direct::NOT_ASKED,
@@ -139,16 +139,16 @@ impl SharedPage {
         }
     }
 
-    /// Ends the session: what the client submits from now on is refused.
+    /// Ends the session: later submissions of the client are refused.
     pub fn terminate(&self) {
         let state = &self.page().turn.state.0;
         state.store(direct::TERMINATED, Ordering::SeqCst);
         shm::futex_wake(state);
-        // The thread that gives turns up looks at the state when it is asked for something.
+        // The client's thread that gives up turns reads the state when it is asked for its turn.
         self.ask(Asked::Now);
     }
 
-    /// Writes what the client has had.
+    /// Writes the client's account of turns.
     pub fn write(&self, account: &Account) {
         let turn = &self.page().turn;
         turn.turns.store(account.turns, Ordering::Relaxed);

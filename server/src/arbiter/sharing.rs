@@ -1,50 +1,51 @@
 //! Whether turns pay: one client at a time on a device, or all at once with the driver's own time slices.
 //!
-//! Either can be better by a multiple. Clients that wait for each small kernel lose most of a device to the driver's
-//! context switches, and nothing when they take turns. Clients that are slow to submit leave a device idle in their turn,
-//! which others could use meanwhile. Therefore both are tried: from time to time the clients of a device are served the
-//! other way for a moment, and their progress is compared, each client's with its own. Progress is measured in
-//! submissions; each measured stretch begins and ends with nothing in flight, so that all submissions have completed.
+//! Either can be better by a large factor. Clients that wait for each small kernel lose most of a device to the
+//! driver's context switches, and lose nothing when they take turns. Clients that are slow to submit leave a device
+//! idle during their turns, while others could use it. Therefore both kinds are tried: from time to time the clients of
+//! a device are briefly served the other way, and each client's progress is compared with its own usual progress.
+//! Progress is measured in submissions; each measured interval begins and ends with nothing in flight, so that all
+//! submissions have completed.
 
 use super::turns::Nanoseconds;
 use std::collections::BTreeMap;
 
 const MS: Nanoseconds = 1_000_000;
 
-/// How long clients share a device as usual before the other way is tried: what they get done then is what the trial is
-/// compared with.
+/// How long the usual progress is measured before a trial; the trial is compared with this measurement.
 const USUAL: Nanoseconds = 100 * MS;
-/// How long the other way is tried at least. A time slice of the driver takes a few milliseconds.
+/// Minimum length of a trial. A time slice of the driver takes a few milliseconds.
 const TRIAL: Nanoseconds = 20 * MS;
-/// How long turns are in a trial.
+/// Quantum of turns during a trial.
 pub const TRIAL_QUANTUM: Nanoseconds = 3 * MS;
-/// How long is waited until every client has had its turn, before the comparison goes on without it.
+/// How long a measurement waits for every client to have a turn, before the comparison ignores the missing clients.
 const ROUND: Nanoseconds = 3_000 * MS;
-/// Between two trials: after one that has changed something, which may have been chance; after the next; and at most, after
-/// trials that have changed nothing.
+/// Intervals between trials: after a trial that has changed the kind, possibly by chance; the shortest after a trial
+/// that has changed nothing; and the longest, after repeated trials that have changed nothing.
 const DOUBTFUL_INTERVAL: Nanoseconds = USUAL;
 const LEAST_INTERVAL: Nanoseconds = 500 * MS;
 const GREATEST_INTERVAL: Nanoseconds = 8_000 * MS;
-/// How often is looked whether clients go on as before, while they have the device together, and in turns.
+/// Intervals between checks of the clients' pace, while they hold the device together, and in turns.
 const LOOK_TOGETHER: Nanoseconds = 100 * MS;
 const LOOK_IN_TURNS: Nanoseconds = 1_000 * MS;
-/// As many turns everybody is to have had between two looks.
+/// Minimum number of turns of each client between two checks of the pace.
 const TURNS_TO_COMPARE: u64 = 4;
-/// By this factor their pace has to change to be a reason for another trial.
+/// The factor by which the pace must change to cause another trial.
 const OTHER_PACE: f64 = 2.0;
-/// A trial may keep clients waiting for those who drain as long as this part of the interval, and at least so long.
+/// Before a trial, clients may be kept waiting for others to drain for this fraction of the interval, and at least for
+/// `LEAST_PATIENCE`.
 const PATIENCE: u64 = 32;
 const LEAST_PATIENCE: Nanoseconds = 100 * MS;
-/// Clients that drain for this part of their turns have so much in flight that they kept the device busy before that too.
+/// Clients that drain for this part of their turns have enough in flight to keep the device busy all the time.
 const BUSY: f64 = 0.4;
-/// By so much the other way has to be better.
+/// Minimum gain for which the other kind is adopted.
 const WORTH: f64 = 1.03;
-/// A trial that gets done less than that is so clear, and so dear, that the next one comes still later.
+/// Below this gain a trial is so clear and so costly that the next one is delayed even more.
 const MUCH_WORSE: f64 = 0.5;
-/// By how much at most one client counts for or against it.
+/// Limit of a single client's factor in the gain, in both directions.
 const MOST: f64 = 8.0;
 
-/// Who may hold a device.
+/// Number of clients that may hold a device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One client.
@@ -62,43 +63,44 @@ impl Kind {
     }
 }
 
-/// A client of the device, as it stands.
+/// The current state of a client of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct User {
     /// Its number.
     pub client: u64,
-    /// What it has submitted in its life, as far as known: exact whenever it holds no turn.
+    /// Total number of its submissions, as far as known: exact whenever it holds no turn.
     pub done: u64,
     /// When its last turn ended, drained.
     pub rested: Nanoseconds,
     /// Turns it has had.
     pub turns: u64,
-    /// How long it held those that have ended.
+    /// Total length of its completed turns.
     pub held: Nanoseconds,
-    /// How long of that it drained because others waited: so long the device was certainly busy with it.
+    /// How long it drained in those turns because others waited: during this time the device was certainly busy with
+    /// its work.
     pub drained: Nanoseconds,
     /// It waits for a turn.
     pub waits: bool,
-    /// It has one.
+    /// It holds one.
     pub holds: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// As usual, up to the next trial.
+    /// The usual kind, until the next trial.
     Usual,
-    /// The other way is tried.
+    /// The other kind is tried.
     Trial,
-    /// Turns are given up, none granted, since then.
+    /// Since this time turns are being given up and none are granted.
     Closing {
         since: Nanoseconds,
         trial_is_over: bool,
     },
-    /// As before, so that another kind can begin, which somebody has asked for.
+    /// The same, before a change to another kind that the caller has requested.
     Changing,
 }
 
-/// What a client had done when a stretch began.
+/// A client's counters at the beginning of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     done: u64,
@@ -119,18 +121,18 @@ impl Start {
     }
 }
 
-/// What a client got done in a stretch.
+/// A client's progress during a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     done: u64,
     time: Nanoseconds,
 }
 
-/// How fast the clients went on between the last two looks.
+/// The clients' pace between the last two checks.
 #[derive(Debug, Default)]
 struct Pace {
     looked: Nanoseconds,
-    /// What each had done then.
+    /// Their counters at the last check.
     starts: BTreeMap<u64, Start>,
     rates: BTreeMap<u64, Rate>,
 }
@@ -144,7 +146,7 @@ impl Pace {
         }
     }
 
-    /// Whether there have been so few turns that one more or less makes a difference.
+    /// Whether there have been so few turns that a single one would make a difference.
     fn is_early(&self, users: &[User]) -> bool {
         users.iter().any(|user| {
             let start = self.starts.get(&user.client);
@@ -153,7 +155,7 @@ impl Pace {
         })
     }
 
-    /// Looks; whether they go on much faster or slower than before.
+    /// Checks the pace; returns whether clients have become much faster or slower.
     fn look(&mut self, now: Nanoseconds, users: &[User]) -> bool {
         let time = now.saturating_sub(self.looked).max(1);
         let rate = |user: &User| {
@@ -174,12 +176,12 @@ pub struct Sharing {
     kind: Kind,
     stage: Stage,
     began: Nanoseconds,
-    /// When the stretch ends, unless somebody has not had a turn in it.
+    /// When the measurement ends, unless some client has not had a turn in it.
     ends: Nanoseconds,
     interval: Nanoseconds,
-    /// What is got done in this stretch counts for nothing: it is long, or somebody has come in it.
+    /// The progress in this interval is not comparable: the interval is too long, or a client has joined in it.
     stale: bool,
-    /// More than one client had something to do in this stretch.
+    /// More than one client had work in this interval.
     contended: bool,
     starts: BTreeMap<u64, Start>,
     pace: Pace,
@@ -204,27 +206,27 @@ impl Default for Sharing {
 }
 
 impl Sharing {
-    /// Who may hold the device.
+    /// Whether one client or all may hold the device.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Nobody is granted a turn, and who has one is to give it up.
+    /// Whether no turns are granted, and clients that hold one must give it up.
     pub fn is_closing(&self) -> bool {
         matches!(self.stage, Stage::Closing { .. } | Stage::Changing)
     }
 
-    /// The other way is tried.
+    /// Whether the other kind is being tried.
     pub fn is_trial(&self) -> bool {
         self.stage == Stage::Trial
     }
 
-    /// Several hold the device, and what they submit is to be known.
+    /// Whether several clients hold the device, so that their submissions must be reported.
     pub fn is_watched(&self) -> bool {
         self.kind == Kind::Together && self.contended && self.starts.len() > 1
     }
 
-    /// Something has happened, or the [`Sharing::deadline`] has come. `kind`: the one that it has to be.
+    /// Call this after every event, and at the [`Sharing::deadline`]. `kind`: the required kind, if any.
     pub fn review(&mut self, now: Nanoseconds, kind: Option<Kind>, users: &[User]) {
         let in_use = users.iter().any(|user| user.holds);
         if let Some(kind) = kind {
@@ -233,21 +235,21 @@ impl Sharing {
             return;
         }
         if users.len() < 2 {
-            // Whoever comes begins with turns: from those it is not far to a trial, whatever is in flight.
+            // The next client begins with turns, since from turns a trial can start soon, whatever is in flight.
             self.kind = Kind::InTurns;
             self.stage = Stage::Usual;
             self.starts.clear();
             return;
         }
         if self.stage == Stage::Changing {
-            // Nobody asks for it any more.
+            // The kind is no longer required.
             self.stage = Stage::Usual;
         }
         self.welcome(now, users);
         let was_contended = self.contended;
         self.contended |= is_contended(users);
         match self.stage {
-            // There is nothing to compare, or only from now on.
+            // There is nothing to compare, or measuring starts only now.
             Stage::Usual if !was_contended => {
                 self.interval = LEAST_INTERVAL;
                 self.begin_usual(now, USUAL, users);
@@ -267,7 +269,7 @@ impl Sharing {
                 since,
                 trial_is_over: false,
             } if self.kind == Kind::Together && now - since >= self.patience() => {
-                // Turns end by themselves; time slices do not, and nobody shall wait long for a mere trial.
+                // Turns end by themselves, time slices do not, and clients must not wait long for a mere trial.
                 self.lengthen();
                 self.begin_usual(now, self.interval, users);
             }
@@ -275,7 +277,7 @@ impl Sharing {
         }
     }
 
-    /// Who goes on differently than before is to be tried anew, from here on.
+    /// If the clients' pace has changed, starts a new measurement soon, for another trial.
     fn look(&mut self, now: Nanoseconds, users: &[User]) {
         let early = self.kind == Kind::InTurns && self.pace.is_early(users);
         if now >= self.next_look() && !early && self.pace.look(now, users) {
@@ -302,7 +304,7 @@ impl Sharing {
         self.interval = LEAST_INTERVAL;
     }
 
-    /// A client that is new here makes what was found out doubtful.
+    /// If a client is new on the device, the earlier results are doubtful.
     fn welcome(&mut self, now: Nanoseconds, users: &[User]) {
         let begins = self.starts.is_empty();
         let is_new = |user: &User| !self.starts.contains_key(&user.client);
@@ -324,7 +326,7 @@ impl Sharing {
         }
     }
 
-    /// Whether somebody waits who has not had a turn in this stretch.
+    /// Whether a waiting client has not had a turn in this measurement.
     fn misses_turns(&self, now: Nanoseconds, users: &[User]) -> bool {
         let misses = |user: &User| {
             let start = self.starts.get(&user.client);
@@ -333,8 +335,8 @@ impl Sharing {
         now < self.ends + ROUND && users.iter().any(misses)
     }
 
-    /// Whether clients in turns have so much in flight that they hardly leave the device idle. There is nothing to gain then:
-    /// contexts never use it at the same time.
+    /// Whether clients in turns have so much in flight that they hardly leave the device idle. Then a trial could gain
+    /// nothing, since contexts never use the device at the same time.
     fn kept_busy(&self, users: &[User]) -> bool {
         let sum = |of: fn(&User, &Start) -> Nanoseconds| -> Nanoseconds {
             let since = |user: &User| Some(of(user, self.starts.get(&user.client)?));
@@ -356,7 +358,7 @@ impl Sharing {
         }
     }
 
-    /// Nothing is in flight: a stretch is over, the next one begins.
+    /// Nothing is in flight: ends a measurement and begins the next one.
     fn next(&mut self, now: Nanoseconds, trial_is_over: bool, users: &[User]) {
         if self.stale && !trial_is_over {
             return self.begin_usual(now, USUAL, users);
@@ -370,7 +372,7 @@ impl Sharing {
         let gain = gain(&self.usual, &rates);
         tracing::debug!("Tried {:?} on a device: gain {gain:?}", self.kind);
         match gain {
-            // It stays, and is to stand the test soon.
+            // The new kind stays, and is checked again soon.
             Some(gain) if gain > WORTH => self.interval = DOUBTFUL_INTERVAL,
             Some(gain) => {
                 self.kind = self.kind.other();
@@ -404,7 +406,8 @@ impl Sharing {
         (self.interval / PATIENCE).max(LEAST_PATIENCE)
     }
 
-    /// What each client got done since the stretch began. Together, the time of each ends when it has drained.
+    /// Each client's progress since the measurement began. If clients hold the device together, each one's time ends
+    /// when it has drained.
     fn rates(&self, now: Nanoseconds, users: &[User]) -> BTreeMap<u64, Rate> {
         let closed = match self.stage {
             Stage::Closing { since, .. } => since,
@@ -413,7 +416,7 @@ impl Sharing {
         let rate = |user: &User| {
             let start = self.starts.get(&user.client)?;
             if self.kind == Kind::InTurns && user.waits && start.turns == user.turns {
-                // It has not had its turn yet, which says nothing about turns.
+                // It has not had its turn yet, so its progress says nothing about turns.
                 return None;
             }
             let until = match self.kind {
@@ -429,14 +432,14 @@ impl Sharing {
         users.iter().filter_map(rate).collect()
     }
 
-    /// When [`Sharing::review`] is to be called although nothing has happened.
+    /// When [`Sharing::review`] must be called next even without an event.
     pub fn deadline(&self, now: Nanoseconds) -> Option<Nanoseconds> {
         if self.starts.len() < 2 {
             return None;
         }
         match self.stage {
             Stage::Usual if !self.contended => None,
-            // In turns something happens all the time.
+            // In turns, events occur all the time.
             Stage::Usual if now < self.ends && self.kind == Kind::Together => {
                 Some(self.ends.min(self.next_look().max(now + 1)))
             }
@@ -454,14 +457,15 @@ impl Sharing {
     }
 }
 
-/// Whether more than one of them has something to do.
+/// Whether more than one client waits or holds.
 fn is_contended(users: &[User]) -> bool {
     let busy = users.iter().filter(|user| user.waits || user.holds);
     busy.count() > 1
 }
 
-/// By which factor the clients got more done in the trial: the geometric mean. One submission more on both sides keeps
-/// those who submit seldom from deciding it. `None`: nobody has submitted anything.
+/// The factor by which the clients made more progress in the trial: the geometric mean over the clients. One submission
+/// is added on both sides, so that clients with few submissions do not dominate. `None`: no client has submitted
+/// anything.
 fn gain(usual: &BTreeMap<u64, Rate>, trial: &BTreeMap<u64, Rate>) -> Option<f64> {
     let of = |(client, trial): (&u64, &Rate)| {
         let usual = usual.get(client)?;
@@ -496,7 +500,7 @@ mod tests {
     #[test]
     fn each_client_is_compared_with_itself() {
         let usual = [(10_000, 10 * MS), (10, 10 * MS)];
-        // One is twice as fast, the other half as fast.
+        // One client is twice as fast, the other half as fast.
         let trial = [(20_001, 10 * MS), (4, 10 * MS)];
         assert!((factor(&usual, &trial) - 0.95).abs() < 0.01);
         assert!(factor(&usual, &[(10_000, 5 * MS), (10, 5 * MS)]) > 1.8);
@@ -508,7 +512,7 @@ mod tests {
         assert!((factor(&usual, &usual) - 1.0).abs() < 1e-9);
         assert_eq!(gain(&BTreeMap::new(), &rates(&usual)), None);
         assert_eq!(gain(&rates(&[(0, MS)]), &rates(&[(0, MS)])), None);
-        // One submission more or less says little, however short the trial.
+        // One submission more or less makes little difference, however short the trial.
         assert!(factor(&[(3, 1000 * MS)], &[(0, 30 * MS)]) > 0.9);
     }
 

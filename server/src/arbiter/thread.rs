@@ -1,4 +1,4 @@
-//! The arbiter's thread: from descriptors to the policy and back.
+//! The arbiter's thread: connects descriptors and the turn policy.
 
 use super::Order;
 use super::overhead::Overheads;
@@ -30,14 +30,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// A client below normal priority has this part of the share it would have otherwise; as seldom it is dispatched in proxy
-/// mode while others are busy.
+/// Divisor of a client's share if its priority is below normal: the same ratio at which such a client is dispatched in
+/// proxy mode while others are busy.
 const BELOW_NORMAL: u64 = crate::engine::LOW_TURN as u64;
 
-/// What has happened, as the number that epoll gives back: sessions from 1 on, each with two.
+/// Numbers registered with epoll, which identify the source of an event; each session, from 1 on, has two numbers.
 const ORDERS: u64 = 0;
 const TIMER: u64 = 1;
-/// Events taken at a time.
+/// Maximum number of events taken at a time.
 const BATCH: usize = 64;
 
 fn bell_of(session: u64) -> u64 {
@@ -55,7 +55,7 @@ struct Client {
     terms: Terms,
     weight: u32,
     memory_limit: BTreeMap<usize, u64>,
-    /// What it holds of its user's memory ends with this.
+    /// Dropping it removes the client's charges to its user's memory.
     place: Arc<Place>,
 }
 
@@ -69,7 +69,7 @@ impl Client {
     }
 }
 
-/// What the thread owns.
+/// State of the thread.
 pub struct Arbiting {
     devices: Vec<[u8; 16]>,
     admission: Arc<Admission>,
@@ -83,7 +83,7 @@ pub struct Arbiting {
     limits: Limits,
     clients: BTreeMap<u64, Client>,
     turns: Turns,
-    /// Who finds out what clients hold besides what they count.
+    /// Determines the device memory of clients beyond their own counts.
     overheads: Option<Overheads>,
     traced: Option<Traced>,
     ending: bool,
@@ -124,7 +124,7 @@ impl Arbiting {
         })
     }
 
-    /// Until it is told to end.
+    /// Runs until it is ordered to end.
     pub fn run(mut self) {
         let mut happened = [EpollEvent::empty(); BATCH];
         while !self.ending {
@@ -141,7 +141,7 @@ impl Arbiting {
                     ORDERS => self.obey(),
                     TIMER => {
                         self.armed_for = None;
-                        // Non-blocking: only so that it is not readable any more.
+                        // Reading clears the readiness; it does not block.
                         let _ = self.timer.wait();
                     }
                     number if number % 2 == 0 => self.rung(number / 2),
@@ -162,7 +162,7 @@ impl Arbiting {
     }
 
     fn tell(&self, event: EngineEvent) {
-        // Whoever listened ends too.
+        // The receiver may have ended too.
         let _ = self.events.send(event);
     }
 
@@ -189,7 +189,7 @@ impl Arbiting {
                     }
                 }
                 Order::Usage(answer) => {
-                    // Whoever asked may have given up.
+                    // The caller may have timed out.
                     let _ = answer.send(self.usage());
                 }
                 Order::Trace(run, done) => {
@@ -197,7 +197,7 @@ impl Arbiting {
                         traced.end();
                     }
                     self.traced = run.map(Traced::new);
-                    // Whoever asked may have given up.
+                    // The caller may have timed out.
                     let _ = done.send(());
                 }
                 Order::End => self.ending = true,
@@ -218,7 +218,7 @@ impl Arbiting {
             return self.refuse(&socket, who, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED, why);
         };
         let made = || -> io::Result<(SharedPage, OwnedFd, Doorbell, Place)> {
-            // A client that takes no packets must not hold up the others.
+            // A client that does not read packets must not block the others.
             seqpacket::set_nonblocking(&socket, true)?;
             let (page, fd) = SharedPage::new()?;
             let bell = Doorbell::new()?;
@@ -305,7 +305,7 @@ impl Arbiting {
         )
     }
 
-    /// A client has changed its state.
+    /// A client has changed its state in the shared page.
     fn rung(&mut self, session: u64) {
         let now = self.now();
         let Some(client) = self.clients.get(&session) else {
@@ -342,7 +342,7 @@ impl Arbiting {
         }
     }
 
-    /// Does what the policy says.
+    /// Carries out the decisions of the policy.
     fn pass_on(&mut self) {
         if self.turns.wants_reports() {
             for (session, client) in &self.clients {
@@ -358,7 +358,7 @@ impl Arbiting {
                         let Some(client) = self.clients.get(&session) else {
                             continue;
                         };
-                        // Before the client has the turn: it may look at once.
+                        // Before the client has the turn, since it may read the account at once.
                         client.page.write(&self.turns.account(session, now));
                         if !client.page.grant(asked) {
                             self.turns.ungrant(session);
@@ -395,7 +395,7 @@ impl Arbiting {
         }
     }
 
-    /// Sees to it that the thread wakes when something has to be decided.
+    /// Sets the timer for the next decision.
     fn arm(&mut self) {
         let now = self.now();
         let next = self.turns.deadline(now);
@@ -405,7 +405,7 @@ impl Arbiting {
         let set = match next {
             None => self.timer.unset(),
             Some(at) => {
-                // 0 would disarm it.
+                // 0 would disarm the timer.
                 let left = Duration::from_nanos(at.saturating_sub(now).max(1));
                 let once = Expiration::OneShot(TimeSpec::from(left));
                 self.timer.set(once, TimerSetTimeFlags::empty())
@@ -417,7 +417,7 @@ impl Arbiting {
         }
     }
 
-    /// A client has gone, or is to go.
+    /// Ends a session; `why`: the reason if the server ends it.
     fn end(&mut self, session: u64, why: Option<String>) {
         let Some(client) = self.clients.remove(&session) else {
             return;
@@ -442,7 +442,7 @@ impl Arbiting {
         let now = self.now();
         let of = |(session, client): (&u64, &Client)| {
             let account = self.turns.account(*session, now);
-            // What it has told since the last question: were it asked first, it might have told or not.
+            // The count reported since the last query. Querying the client first would race with its report.
             let launches = client.page.submissions();
             client.page.want_count();
             let held = (0..self.devices.len()).map(|device| {

@@ -6,20 +6,20 @@ use mpsshim_model::client::ClientInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The one track of a client.
+/// Number of a client's only track.
 const TURNS: u64 = 0;
 
-/// A client as it was at the last look.
+/// A client's state at the last check.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     process: Process,
     standing: Standing,
-    /// Turns it had had: one may end and the next begin between two looks.
+    /// Number of its turns so far: one may end and the next begin between two checks.
     turns: u64,
     since: u64,
 }
 
-/// A trace that goes on.
+/// A trace in progress.
 #[derive(Debug)]
 pub struct Traced {
     run: Arc<Run>,
@@ -27,7 +27,7 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// What is told to `run` from now on.
+    /// Reports to `run` from now on.
     pub fn new(run: Arc<Run>) -> Traced {
         Traced {
             run,
@@ -35,9 +35,9 @@ impl Traced {
         }
     }
 
-    /// Tells what has changed since the last look.
+    /// Reports the changes since the last check.
     pub fn look<'a>(&mut self, clients: impl Iterator<Item = &'a ClientInfo>, turns: &Turns) {
-        // One time for all: what ends for one begins for another.
+        // The same time for all clients: the end of one client's turn is the beginning of another's.
         let now = self.run.now();
         for client in clients {
             let session = client.session;
@@ -79,7 +79,7 @@ impl Traced {
         }
     }
 
-    /// Tells what goes on when the trace ends.
+    /// Reports the intervals still in progress when the trace ends.
     pub fn end(self) {
         let now = self.run.now();
         for seen in self.clients.values() {

@@ -1,79 +1,80 @@
 //! The policy of turns, without clocks and descriptors of its own.
 //!
-//! Virtual time, as in start-time fair queueing. A client has a clock for each device that goes on by the time it held a
-//! turn there over its share. The waiting client that is least ahead of its devices' [`Turns::floor`] goes first. The
-//! floor is the least clock of the clients that wait or hold there: it only rises, and a client that begins to wait is
-//! lifted to it, so that idle clients save up nothing. Clocks are by device because demand differs between devices: where
-//! a single client uses a device, its clock runs at full speed, and would mean nothing on another device.
+//! Virtual time, as in start-time fair queueing. Each client has a clock for each device, which advances by the time it
+//! held a turn there, divided by its share. The waiting client that is least ahead of its devices' [`Turns::floor`]
+//! goes first. The floor is the least clock of the clients that wait or hold there: it only rises, and a client that
+//! begins to wait is lifted to it, so that idle clients do not save up time. Clocks are per device because demand
+//! differs between devices: on a device with a single client, its clock runs at full speed, and would mean nothing on
+//! another device.
 //!
-//! If turns do not pay (see [`super::sharing`]), all clients that wait for a device are granted it at once, and keep it.
+//! If turns do not pay (see [`super::sharing`]), all clients that wait for a device get it at once and keep it.
 
 use super::sharing::{Kind, Sharing, TRIAL_QUANTUM, User};
 use mpsshim_model::policy::TurnPolicy;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 
-/// Time since some moment, or how long, nanoseconds.
+/// A point in time since some fixed moment, or a duration, nanoseconds.
 pub type Nanoseconds = u64;
 
-/// Devices, a bit each by the server's ordinal.
+/// A set of devices, one bit each by the server's ordinal.
 pub type DeviceSet = u32;
 
-/// Share of a client of the usual weight and all of the active threads: its clock then shows nanoseconds.
+/// Share of a client with the default weight and all active threads: its clock advances by one per nanosecond.
 pub const FULL_SHARE: u64 = 100 * 10_000;
 
-/// How long a client may take to give a turn up until it is said that it does not.
+/// How long a client may take to give up a turn before it is reported as not draining.
 pub const DRAIN_PATIENCE: Nanoseconds = 1_000_000_000;
 
-/// What is slept at least until a holder's clock has come up with a waiter's.
+/// Minimum sleep until a holder's clock has caught up with a waiter's.
 const LEAST_SLEEP: Nanoseconds = 50_000;
 
 /// How urgently a holder is asked for its turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Asked {
-    /// Nobody waits for it.
+    /// Not asked: no client waits for it.
     #[default]
     Not,
-    /// When it has nothing to do.
+    /// Give it up when idle.
     WhenIdle,
-    /// Now.
+    /// Give it up now.
     Now,
-    /// Not at all, but others have theirs too: what it submits is to be told now and then.
+    /// Not asked to give it up, but others hold the device too: report submissions from time to time.
     Report,
 }
 
-/// What is to be told to a client.
+/// A message for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It has the turn. [`Turns::ungrant`] if it does not want it any more.
+    /// It gets the turn. Call [`Turns::ungrant`] if it does not want the turn any more.
     Grant(u64, Asked),
-    /// It is asked for its turn like this from now on.
+    /// It is asked for its turn in this way from now on.
     Ask(u64, Asked),
-    /// It was asked [`DRAIN_PATIENCE`] ago. Told once.
+    /// It was asked [`DRAIN_PATIENCE`] ago and still holds its turn. Decided once per turn.
     NotDraining(u64),
 }
 
-/// What a client has had.
+/// A client's turns so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Turns.
+    /// Number of turns.
     pub turns: u64,
-    /// How long they were held.
+    /// Total time of holding turns.
     pub held: Nanoseconds,
-    /// How long they were waited for.
+    /// Total time of waiting for turns.
     pub waited: Nanoseconds,
-    /// It was asked for the turn it has long ago.
+    /// It was asked long ago for the turn that it holds.
     pub not_draining: bool,
 }
 
-/// Where a client stands.
+/// State of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Wants nothing.
+    /// Wants no turn.
     Idle,
     /// Waits for a turn.
     Waits,
-    /// Has it.
+    /// Holds a turn.
     Holds,
 }
 
@@ -91,16 +92,16 @@ enum Phase {
 struct Hold {
     devices: DeviceSet,
     since: Nanoseconds,
-    /// Up to then its clocks have gone on.
+    /// The time up to which its clocks have been advanced.
     charged_to: Nanoseconds,
     asked: Asked,
-    /// Since when it is asked for it now.
+    /// Since when it has been asked in this way.
     asked_since: Nanoseconds,
     not_draining: bool,
 }
 
 impl Hold {
-    /// For how long it has been asked for now.
+    /// How long it has been asked with `Asked::Now`.
     fn drains(&self, now: Nanoseconds) -> Nanoseconds {
         match self.asked {
             Asked::Now => now.saturating_sub(self.asked_since),
@@ -117,11 +118,11 @@ struct Client {
     account: Account,
     /// The devices it has ever wanted.
     used: DeviceSet,
-    /// What it has submitted, as far as it has said.
+    /// Number of its submissions, as last reported.
     done: u64,
     /// When its last turn ended.
     rested: Nanoseconds,
-    /// How long it took, since it was asked, to end those it has had.
+    /// Total time from being asked until the end, over its turns.
     drained: Nanoseconds,
 }
 
@@ -135,7 +136,7 @@ impl Client {
         }
     }
 
-    /// A clock as it is now.
+    /// The current value of a clock.
     fn clock(&self, device: usize, now: Nanoseconds) -> u128 {
         let running = match self.phase {
             Phase::Holds(hold) if hold.devices & (1 << device) != 0 => {
@@ -146,12 +147,12 @@ impl Client {
         self.clocks[device] + running
     }
 
-    /// What so much time is on its clocks.
+    /// Converts a duration to an advance of its clocks.
     fn passed(&self, time: Nanoseconds) -> u128 {
         u128::from(time) * u128::from(FULL_SHARE) / u128::from(self.share)
     }
 
-    /// How long it takes its clocks to go on by that much.
+    /// The time in which its clocks advance by this amount.
     fn time(&self, passed: u128) -> Nanoseconds {
         let time = (passed * u128::from(self.share)).div_ceil(u128::from(FULL_SHARE));
         Nanoseconds::try_from(time).unwrap_or(Nanoseconds::MAX)
@@ -171,7 +172,7 @@ fn each(devices: DeviceSet) -> impl Iterator<Item = usize> {
     (0..MAX_DEVICES).filter(move |device| devices & (1 << device) != 0)
 }
 
-/// All clients, and who of them has a turn.
+/// All clients, and which of them hold a turn.
 #[derive(Debug)]
 pub struct Turns {
     quantum: Nanoseconds,
@@ -182,7 +183,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Nobody yet.
+    /// Without clients.
     pub fn new(quantum: Nanoseconds, policy: TurnPolicy) -> Turns {
         Turns {
             quantum,
@@ -193,12 +194,12 @@ impl Turns {
         }
     }
 
-    /// How long a turn is held while others wait.
+    /// Sets how long a turn is held while others wait.
     pub fn set_quantum(&mut self, quantum: Nanoseconds) {
         self.quantum = quantum;
     }
 
-    /// A client has come. `share`: its weight times its percentage, [`FULL_SHARE`] where none was set.
+    /// Adds a client. `share`: its weight times its percentage, [`FULL_SHARE`] by default.
     pub fn join(&mut self, client: u64, share: u64) {
         let new = Client {
             share: share.max(1),
@@ -213,15 +214,15 @@ impl Turns {
         self.clients.insert(client, new);
     }
 
-    /// A client has gone, and its turn with it.
+    /// Removes a client, together with its turn.
     pub fn leave(&mut self, client: u64, now: Nanoseconds) {
-        // So that its clocks count where nobody else is.
+        // Its clocks must still count for the floor on devices without other clients.
         self.end_turn(client, now);
         self.raise_floor(now);
         self.clients.remove(&client);
     }
 
-    /// A client's share from now on.
+    /// Changes a client's share.
     pub fn set_share(&mut self, client: u64, share: u64, now: Nanoseconds) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.charge(now);
@@ -229,19 +230,19 @@ impl Turns {
         }
     }
 
-    /// Whether it counts now what clients that hold a turn have submitted, so that it should be told.
+    /// Whether the submissions of clients that hold a turn currently matter, so that they must be reported to this.
     pub fn wants_reports(&self) -> bool {
         self.sharing.iter().any(Sharing::is_watched)
     }
 
-    /// What a client has submitted in its life.
+    /// Sets the total number of a client's submissions.
     pub fn has_done(&mut self, client: u64, submissions: u64) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.done = submissions;
         }
     }
 
-    /// Where a client stands.
+    /// State of a client.
     pub fn standing(&self, client: u64) -> Standing {
         match self.clients.get(&client).map(|client| client.phase) {
             None | Some(Phase::Idle) => Standing::Idle,
@@ -256,7 +257,7 @@ impl Turns {
         client.map_or(0, |client| client.account.turns)
     }
 
-    /// What a client has had, what goes on included.
+    /// A client's turns so far, including the current wait or turn.
     pub fn account(&self, client: u64, now: Nanoseconds) -> Account {
         let Some(client) = self.clients.get(&client) else {
             return Account::default();
@@ -290,17 +291,17 @@ impl Turns {
         }
     }
 
-    /// A client has given its turn up, or waits no longer.
+    /// A client has given up its turn, or no longer waits.
     pub fn rests(&mut self, client: u64, now: Nanoseconds) {
         self.end_turn(client, now);
     }
 
-    /// A client has given its turn up and waits for the next one.
+    /// A client has given up its turn and waits for the next one.
     pub fn wants_again(&mut self, client: u64, devices: DeviceSet, now: Nanoseconds) {
         let held = self.clients.get(&client).map_or(0, Client::devices);
         self.end_turn(client, now);
         if let Some(client) = self.clients.get_mut(&client) {
-            // It was never idle: its clocks stay where they are.
+            // It was never idle, so its clocks are not lifted.
             client.phase = Phase::Waits {
                 devices: devices & held,
                 since: now,
@@ -341,20 +342,20 @@ impl Turns {
             let present = self.clients.values();
             let present = present.filter(|client| client.devices() & (1 << device) != 0);
             let least = present.map(|client| client.clock(device, now)).min();
-            // Where nobody is, everyone begins anew.
+            // On a device without waiting or holding clients, all start equal.
             let all = self.clients.values().map(|client| client.clocks[device]);
             let least = least.or_else(|| all.max()).unwrap_or(0);
             self.floor[device] = self.floor[device].max(least);
         }
     }
 
-    /// How far a client is ahead where it is most.
+    /// A client's lead on the device where it is greatest.
     fn lead(&self, client: &Client, now: Nanoseconds) -> u128 {
         let lead = |device: usize| client.clock(device, now).saturating_sub(self.floor[device]);
         each(client.devices()).map(lead).max().unwrap_or(0)
     }
 
-    /// Those who wait: first who is to go first.
+    /// The waiting clients, in the order in which they get turns.
     fn waiting(&self, now: Nanoseconds) -> Vec<Waiting> {
         let waits = |(number, client): (&u64, &Client)| match client.phase {
             Phase::Waits { devices, since } => Some(Waiting {
@@ -370,7 +371,7 @@ impl Turns {
         waiting
     }
 
-    /// Passes free turns on and finds out who is to be asked for theirs.
+    /// Grants free turns and determines which holders are asked for theirs.
     pub fn decide(&mut self, now: Nanoseconds) -> Vec<Decision> {
         self.review(now);
         self.raise_floor(now);
@@ -388,7 +389,7 @@ impl Turns {
             };
             let closing = hold.devices & closing != 0;
             let shared = hold.devices & shared != 0;
-            // Who is behind those who wait would only get the turn back.
+            // A holder that is behind the waiting clients would get the turn right back.
             let quantum = quantum_of(self.quantum, hold.devices & trials);
             let over = least
                 .is_some_and(|least| now.saturating_sub(hold.since) >= quantum && lead >= least);
@@ -418,18 +419,18 @@ impl Turns {
         decisions
     }
 
-    /// The devices of which it is so.
+    /// The set of devices for which `is_so` holds.
     fn devices_that(&self, is_so: impl Fn(&Sharing) -> bool) -> DeviceSet {
         let of = |(device, sharing)| DeviceSet::from(is_so(sharing)) << device;
         self.sharing.iter().enumerate().map(of).sum()
     }
 
-    /// The devices that only one client may hold.
+    /// The devices that only one client at a time may hold.
     fn exclusive(&self) -> DeviceSet {
         self.devices_that(|sharing| sharing.kind() == Kind::InTurns)
     }
 
-    /// Sees whether it is time for the clients of a device to share it in another way.
+    /// Checks for each device whether its clients should share it in another way.
     fn review(&mut self, now: Nanoseconds) {
         for device in 0..MAX_DEVICES {
             let uses = |client: &&Client| client.used & (1 << device) != 0;
@@ -457,9 +458,9 @@ impl Turns {
         }
     }
 
-    /// Gives turns to those whose devices are all free, in order. A waiter that nobody who shares a device with it is
-    /// before keeps its devices from those behind it, so that those who want one device do not for ever overtake one that
-    /// wants several.
+    /// Grants turns, in order, to clients whose devices are all free. A waiting client reserves its devices if no
+    /// client before it wants any of them, so that clients of one device do not forever overtake a client that wants
+    /// several.
     fn grant(&mut self, waiting: &mut Vec<Waiting>, now: Nanoseconds) -> Vec<u64> {
         let holds = |client: &Client| matches!(client.phase, Phase::Holds(_));
         let held = self.clients.values().filter(|client| holds(client));
@@ -499,7 +500,8 @@ impl Turns {
         granted
     }
 
-    /// Who has a turn: with the least lead of those who wait for it, if any, and its own.
+    /// The holders, each with the least lead among the clients waiting for one of its devices, if any, and its own
+    /// lead.
     fn holders(&self, waiting: &[Waiting], now: Nanoseconds) -> Vec<(u64, Option<u128>, u128)> {
         let exclusive = self.exclusive();
         let holders = self.clients.iter();
@@ -517,7 +519,7 @@ impl Turns {
         holders.map(with_waiter).collect()
     }
 
-    /// When [`Turns::decide`] is to be called although nothing has happened. To be asked right after it.
+    /// When [`Turns::decide`] must be called next even without an event. Call this right after it.
     pub fn deadline(&self, now: Nanoseconds) -> Option<Nanoseconds> {
         let waiting = self.waiting(now);
         let trials = self.devices_that(Sharing::is_trial);
@@ -547,7 +549,7 @@ impl Turns {
     }
 }
 
-/// How long a turn is held: in a trial everybody is to have had one soon.
+/// How long a turn is held; short in a trial, so that every client gets a turn soon.
 fn quantum_of(quantum: Nanoseconds, trials: DeviceSet) -> Nanoseconds {
     match trials {
         0 => quantum,
@@ -555,7 +557,7 @@ fn quantum_of(quantum: Nanoseconds, trials: DeviceSet) -> Nanoseconds {
     }
 }
 
-/// One who waits; sorted by who is to go first.
+/// A waiting client; sorted by the order of turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Waiting {
     lead: u128,

@@ -1,4 +1,4 @@
-//! The control daemon of mpsshim, and the way to give it commands.
+//! The control daemon of mpsshim, and the program that sends it commands.
 
 use anyhow::Context;
 use clap::Parser;
@@ -19,7 +19,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The command that this program does itself.
+/// The command executed by this program itself.
 const TOP: &str = "top";
 
 fn main() -> ExitCode {
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) if options.detached => {
-            // Standard output is the pipe to whoever started this daemon.
+            // Standard output is the pipe to the process that started this daemon.
             println!("{error:#}");
             ExitCode::FAILURE
         }
@@ -69,7 +69,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
     }
     settings.mode = options.mode.clone().or(settings.mode);
     settings.metrics = options.metrics.or(settings.metrics);
-    // A scrape does not wait for them.
+    // So that scrapes do not wait for the devices.
     let ready_devices = options.ready_devices || settings.metrics.is_some();
     if options.detached {
         launch::leave_session();
@@ -114,7 +114,7 @@ fn generate(settings: &Settings, output: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-/// As NVIDIA's: a command that fails says so and does not end the session, and the exit status is 0.
+/// As with NVIDIA's: a failed command prints an error and does not end the session, and the exit status is 0.
 fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Result<()> {
     let mut ui = Ui::connect(settings)?;
     if io::stdin().is_terminal() && io::stdout().is_terminal() {
@@ -141,7 +141,7 @@ fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Re
     Ok(())
 }
 
-/// Has a line done and prints the answer; `false`: there is nobody left to give commands to.
+/// Executes a line and prints the answer; `false`: the daemon has gone.
 fn obey(ui: &mut Ui, line: &str, settings: &Settings, format: Format) -> anyhow::Result<bool> {
     let line = line.trim_end_matches(['\n', '\r']);
     let Some(name) = line.split_whitespace().next() else {
@@ -166,7 +166,7 @@ fn obey(ui: &mut Ui, line: &str, settings: &Settings, format: Format) -> anyhow:
     }
 }
 
-/// `top` among other commands: what is wrong with it is its answer.
+/// Runs `top` among other commands: its error is printed as the answer.
 fn show(line: &str, settings: &Settings) -> io::Result<()> {
     let outcome = match top::Options::try_parse_from(line.split_whitespace()) {
         Ok(options) => top::run(settings, &options).map_err(|error| error.to_string()),
@@ -178,7 +178,7 @@ fn show(line: &str, settings: &Settings) -> io::Result<()> {
     }
 }
 
-/// Has a command done.
+/// Sends a command.
 fn give(ui: &mut Ui, line: &str) -> anyhow::Result<Answer> {
     match Target::of(line) {
         None => Ok(ui.command(&with_real_paths(line))?),

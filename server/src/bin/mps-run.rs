@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let options = match Run::try_parse() {
         Ok(options) => options,
         Err(told) => {
-            // Help and version are no failure. Where standard error is closed nobody can be told.
+            // Help and version are not failures. If standard error is closed, the message is lost.
             let _ = told.print();
             return ExitCode::from(if told.use_stderr() { RUN_FAILURE } else { 0 });
         }
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     run(command)
 }
 
-/// Becomes the program; returns only when that is impossible.
+/// Replaces this process by the program; returns only on failure.
 fn run(mut command: Command) -> ExitCode {
     let error = command.exec();
     eprintln!(
@@ -104,7 +104,8 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     }
     let mut command = Command::new(program);
     command.args(arguments);
-    // Paths are absolute, wherever the program goes. What else the file says is not for programs.
+    // Absolute paths, independent of the program's working directory. Other settings of the file do not apply to
+    // programs.
     command.env(settings::PIPE_DIRECTORY, &settings.pipe_directory);
     for (name, value) in [
         (settings::CONFIG, settings.config.as_deref()),
@@ -128,7 +129,7 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// The shim first: its symbols must win.
+/// Puts the shim first: its symbols must take precedence.
 fn preload(shim: &Path, present: Option<&OsStr>) -> OsString {
     let mut value = shim.as_os_str().to_owned();
     if let Some(present) = present.filter(|present| !present.is_empty()) {

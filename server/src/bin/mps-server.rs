@@ -1,4 +1,4 @@
-//! The server of mpsshim. The control daemon starts it; nobody else has a use for it.
+//! The server of mpsshim, started by the control daemon and not meant to be started by hand.
 
 use anyhow::{Context, ensure};
 use clap::Parser;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         // SAFETY: as below.
         Ok(End::Unfinished | End::HandedOver) => unsafe { nix::libc::_exit(0) },
         Ok(End::Fault) => {
-            // No destructor, no exit handler of the driver: after a fault they may hang.
+            // Neither destructors nor the driver's exit handlers run: after a fault they may hang.
             // SAFETY: _exit ends the process and touches nothing of it.
             unsafe { nix::libc::_exit(1) }
         }
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what there is to know without serving; `false`: nothing was asked for.
+/// Prints requested information instead of serving; `false`: none was requested.
 fn describe(options: &Server) -> anyhow::Result<bool> {
     if !options.list_devices {
         return Ok(documents::print::<Server>(&options.documents)?);
@@ -68,20 +68,20 @@ fn describe(options: &Server) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// The connection is standard input.
+/// The keeper's connection is standard input.
 fn run_keeper() -> anyhow::Result<()> {
     let connection = std::io::stdin().as_fd().try_clone_to_owned()?;
     nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
     Ok(keeper::run(connection)?)
 }
 
-/// Link, settings and log: what is wrong until here is said on standard error.
+/// Sets up link, settings and log; errors up to here go to standard error.
 fn prepare(options: &Server) -> anyhow::Result<(Link, Settings)> {
     let by_hand = "mps-server is started by the control daemon with a link to it; start `mps-control -d`, \
                    or run a program with `mps-run`";
     let link = take_link(options.link_fd.context(by_hand)?).context(by_hand)?;
     let settings = Settings::from_env()?;
-    // The daemon has opened server.log, which this user may not be able to do, as standard error.
+    // Standard error is server.log, opened by the daemon, since this user may not be permitted to open it.
     let sinks = vec![Sink::StandardError];
     logging::limit::serve_clients();
     logging::install("Server", sinks, settings.log.as_deref());
@@ -136,7 +136,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     Ok(serve(link, host, &receiver, terms, &control))
 }
 
-/// The connection to the keeper of the server before: standard output, which is the log from then on.
+/// The connection to the previous server's keeper: standard output, which is the log from then on.
 fn take_keeper(fd: RawFd) -> anyhow::Result<Keeper> {
     ensure!(fd == 1, "descriptor {fd} is not the keeper's");
     let connection = std::io::stdout().as_fd().try_clone_to_owned()?;
@@ -144,7 +144,7 @@ fn take_keeper(fd: RawFd) -> anyhow::Result<Keeper> {
     Ok(Keeper::on(connection)?)
 }
 
-/// The link as an own descriptor that children do not inherit.
+/// Duplicates the link into a descriptor that children do not inherit.
 fn take_link(fd: RawFd) -> anyhow::Result<Link> {
     use nix::sys::socket::{SockType, getsockopt, sockopt};
     ensure!(
@@ -168,7 +168,7 @@ fn take_link(fd: RawFd) -> anyhow::Result<Link> {
     Ok(Link::new(link))
 }
 
-// What the driver finds instead of the C library's functions: the loader looks at the executable first.
+// These replace the C library's functions for the driver: the loader searches the executable first.
 
 /// # Safety
 /// As of POSIX's.

@@ -1,4 +1,4 @@
-//! What a server does as its clients, its daemon and its device come and go.
+//! Behaviour of a server as its clients, its daemon and its device come and go.
 
 use super::*;
 use crossbeam_channel::Sender;
@@ -158,10 +158,10 @@ impl Running {
         assert_eq!(self.report(), ToDaemon::from(&info(session)));
     }
 
-    /// The daemon dies, and another one that listens is spoken to; what the server says first.
+    /// Ends the daemon and answers the server's introduction as the next daemon; returns that introduction.
     fn next_daemon(&mut self, verdict: &Verdict) -> Vec<u8> {
         let control = self.directory.path().join("control");
-        // What a dead daemon leaves is in nobody's way.
+        // Removes the socket of the dead daemon.
         std::fs::remove_file(&control).unwrap_or_default();
         let (unused, _) = seqpacket::pair().expect("pair");
         drop(std::mem::replace(&mut self.daemon, Link::new(unused)));
@@ -181,7 +181,7 @@ impl Running {
         buffer
     }
 
-    /// The next report is that this client has gone.
+    /// Expects the next report to say that this client has gone.
     #[track_caller]
     fn is_gone(&self, session: u64) {
         let report = self.report();
@@ -274,7 +274,7 @@ fn another_daemon_takes_the_server_over_as_often_as_need_be() {
     running.daemon.order_shutdown(false).expect("order");
     running.leave(2);
     running.is_gone(2);
-    // It was told to end, and the next daemon hears of it.
+    // The order to end is reported to the next daemon.
     running.next_daemon(&Verdict::TakenOver);
     assert_eq!(running.report(), ToDaemon::from(&info(1)));
     assert_eq!(running.report(), ToDaemon::from(&info(3)));

@@ -7,11 +7,11 @@ const QUANTUM: Nanoseconds = 10 * MS;
 struct Simulation {
     turns: Turns,
     now: Nanoseconds,
-    /// By number: devices, drain.
+    /// By number: devices, and time to drain.
     clients: BTreeMap<u64, (DeviceSet, Nanoseconds)>,
-    /// When those that were asked give up.
+    /// When clients that were asked give up their turns.
     giving: BTreeMap<u64, Nanoseconds>,
-    /// What a client does in a millisecond, when it holds a device alone and beside others.
+    /// A client's progress per millisecond, when it holds a device alone and together with others.
     speeds: BTreeMap<u64, (f64, f64)>,
     done: BTreeMap<u64, f64>,
 }
@@ -37,7 +37,7 @@ impl Simulation {
         }
     }
 
-    /// One that works at these speeds on the first device.
+    /// Adds a client that works at these speeds on the first device.
     fn add_worker(&mut self, client: u64, alone: f64, together: f64) {
         self.speeds.insert(client, (alone, together));
         self.add(client, FULL_SHARE, 1, MS / 5);
@@ -54,7 +54,7 @@ impl Simulation {
         self.now += time;
     }
 
-    /// What all get done in that time.
+    /// Total progress of all clients in this time.
     fn work(&mut self, time: Nanoseconds) -> f64 {
         let before: f64 = self.done.values().sum();
         self.run(time);
@@ -86,7 +86,7 @@ impl Simulation {
         decisions
     }
 
-    /// No device that turns are taken on is held twice.
+    /// No exclusive device is held twice.
     fn check(&self) {
         let mut held = 0;
         let exclusive = self.turns.exclusive();
@@ -158,7 +158,7 @@ fn shares_are_kept_with_few_turns() {
     simulation.run(10_000 * MS);
     about(simulation.held(1), 7_500 * MS, 1);
     about(simulation.held(2), 2_500 * MS, 1);
-    // Who would only get it back is not asked to give it up.
+    // A holder that would get the turn right back is not asked to give it up.
     let turns = simulation.turns.account(1, simulation.now).turns;
     about(turns, simulation.turns.account(2, simulation.now).turns, 2);
 }
@@ -199,7 +199,7 @@ fn who_was_idle_has_saved_nothing_up() {
     simulation.clients.insert(2, (1, 0));
     simulation.run(1_000 * MS);
     about(simulation.held(2), 500 * MS, 3);
-    // Nor does one that was alone owe anything to one that comes when nobody is there.
+    // Nor does the time that a client spent alone count against it when another client joins while none is active.
     let now = simulation.now;
     for client in [1, 2] {
         simulation.turns.rests(client, now);
@@ -225,7 +225,7 @@ fn a_lone_client_is_never_asked_and_needs_no_timer() {
         (turns.decide(QUANTUM * 9), turns.deadline(QUANTUM * 9)),
         (vec![], None)
     );
-    // Nor do those disturb it that use other devices.
+    // Nor do clients of other devices disturb it.
     turns.wants(2, 2, QUANTUM * 10);
     assert_eq!(turns.decide(QUANTUM * 10), [Decision::Grant(2, Asked::Not)]);
     assert_eq!(turns.deadline(QUANTUM * 10), None);
@@ -242,7 +242,7 @@ fn a_holder_is_asked_at_once_and_again_when_its_quantum_is_over() {
     assert_eq!(turns.deadline(0), Some(QUANTUM));
     assert_eq!(turns.decide(QUANTUM - 1), []);
     assert_eq!(turns.decide(QUANTUM), [Decision::Ask(1, Asked::Now)]);
-    // It does not drain: that is said once, and nobody else has the turn.
+    // It does not drain: this is reported once, and no other client gets the turn.
     assert_eq!(turns.deadline(QUANTUM), Some(QUANTUM + DRAIN_PATIENCE));
     let late = QUANTUM + DRAIN_PATIENCE;
     assert_eq!(turns.decide(late), [Decision::NotDraining(1)]);
@@ -283,7 +283,7 @@ fn a_turn_whose_holder_is_gone_is_passed_on() {
         turns.wants(client, 1, client);
     }
     turns.decide(3);
-    // One that waits, the holder, one that was just asked.
+    // A waiting client, the holder, and a client that was just asked.
     turns.leave(2, 4);
     assert_eq!(turns.decide(4), []);
     turns.leave(1, 5);
@@ -309,7 +309,7 @@ fn a_turn_that_is_not_wanted_any_more_is_the_next_ones() {
 #[test]
 fn who_wants_several_devices_is_not_overtaken_for_ever() {
     let mut simulation = Simulation::new();
-    // Each device has two clients of its own that never leave it free at the same time as the other.
+    // Each device has two clients of its own, so that the two devices are never free at the same time.
     simulation.add(1, FULL_SHARE, 0b01, 0);
     simulation.add(2, FULL_SHARE, 0b01, 0);
     simulation.run(5 * MS);
@@ -361,9 +361,9 @@ fn the_smallest_share_overflows_nothing() {
     assert!(simulation.held(1) >= QUANTUM);
 }
 
-/// Small kernels that are waited for: beside others, a client does a thirtieth of what it does alone.
+/// Clients that wait for each small kernel: together with others, each makes a thirtieth of its progress alone.
 const SMALL: (f64, f64) = (20.0, 0.7);
-/// Slow to submit: beside others, a client does nearly what it does alone.
+/// Clients that are slow to submit: together with others, each makes nearly the same progress as alone.
 const SLOW: (f64, f64) = (20.0, 12.0);
 
 #[test]
@@ -372,7 +372,7 @@ fn turns_are_taken_where_they_pay() {
     for client in 0..8 {
         simulation.add_worker(client, SMALL.0, SMALL.1);
     }
-    // From the beginning on no more than a few hundredths are lost to trials.
+    // From the start, at most a few percent are lost to trials.
     let done = simulation.work(5_000 * MS);
     assert!(done > 0.97 * 5_000.0 * SMALL.0, "{done}");
     for client in 0..8 {
@@ -406,7 +406,7 @@ fn what_was_found_out_is_found_out_anew() {
     for speed in simulation.speeds.values_mut() {
         *speed = SMALL;
     }
-    // Another client is a reason to look soon.
+    // A new client causes a trial soon.
     simulation.add_worker(4, SMALL.0, SMALL.1);
     simulation.run(2_000 * MS);
     assert_eq!(simulation.turns.exclusive() & 1, 1);
@@ -444,7 +444,7 @@ fn a_trial_does_not_wait_long_for_who_does_not_drain() {
     }
     simulation.run(3_000 * MS);
     assert_eq!(simulation.turns.exclusive() & 1, 0);
-    // From now on one takes ten seconds to drain.
+    // From now on one client takes ten seconds to drain.
     simulation.clients.insert(2, (1, 10_000 * MS));
     let before = simulation.done[&1];
     simulation.run(20_000 * MS);
@@ -479,7 +479,7 @@ fn clients_without_work_need_no_timer() {
     simulation.giving.clear();
     simulation.run(20_000 * MS);
     assert_eq!(simulation.turns.deadline(simulation.now), None);
-    // What they did long ago is not compared with what they do now.
+    // Their progress long ago is not compared with their progress now.
     for speed in simulation.speeds.values_mut() {
         *speed = SMALL;
     }
@@ -497,7 +497,7 @@ fn who_begins_to_work_is_looked_at_soon() {
         simulation.add_worker(client, SLOW.0, SLOW.1);
     }
     simulation.run(10_000 * MS);
-    // They hold the device together and do nothing.
+    // They hold the device together and submit nothing.
     for speed in simulation.speeds.values_mut() {
         *speed = (0.0, 0.0);
     }
@@ -511,7 +511,7 @@ fn who_begins_to_work_is_looked_at_soon() {
 
 #[test]
 fn turns_that_take_long_to_drain_are_compared_too() {
-    // Time slices cost these clients a third, or a fifteenth.
+    // Time slices cost these clients a third or a fifteenth of their progress.
     for together in [4.5, 6.2] {
         let mut simulation = Simulation::with(TurnPolicy::Auto);
         for client in 0..3 {
@@ -547,7 +547,7 @@ fn the_next_clients_begin_anew() {
 #[test]
 fn what_was_before_they_began_does_not_count() {
     let mut simulation = Simulation::with(TurnPolicy::Auto);
-    // Each has its context and does something, alone. The last one keeps its turn.
+    // All have contexts and work alone, one after the other. The last one keeps its turn.
     for client in 0..8 {
         for before in 0..client {
             simulation.turns.rests(before, simulation.now);
