@@ -19,11 +19,13 @@ mod description;
 mod devices;
 mod dispatch;
 mod driver;
+mod events;
 mod fairness;
 mod families;
 mod files;
 mod flag_kernel;
 mod footprint;
+mod functions;
 mod gate;
 mod gpu;
 mod graph_templates;
@@ -38,8 +40,10 @@ mod images;
 mod instances;
 mod jit;
 mod keeping;
+mod links;
 mod marks;
 mod memory_file;
+mod moment;
 mod moving;
 mod open;
 #[cfg(test)]
@@ -52,6 +56,7 @@ mod patience;
 mod pools;
 mod portable;
 mod printing;
+mod progress;
 mod quiet;
 mod ranges;
 mod rations;
@@ -75,6 +80,7 @@ mod undertaker;
 mod variables;
 mod virtual_arena;
 mod virtual_memory;
+mod waits;
 mod watcher;
 
 // Public for the fuzz target.
@@ -83,6 +89,7 @@ pub use images::is_whole;
 
 use crate::admission::Admission;
 use crate::keeper::Keeper;
+use bounds::STACK;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use fairness::Fairness;
 use gate::Gate;
@@ -121,10 +128,6 @@ use std::time::{Duration, Instant};
 use trace::Traces;
 use undertaker::{Buried, Graves};
 use virtual_arena::VirtualArena;
-
-/// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
-/// program of their own. Taken only as far as it is used.
-const STACK: usize = 64 << 20;
 
 /// Objects of the driver's that no session has and the next one may get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -353,7 +356,7 @@ impl Engine {
         )?;
         spawn(
             "snapshots".into(),
-            Box::new(move |shared| snapshot::run(shared, &resting)),
+            Box::new(move |shared| snapshot::session::run(shared, &resting)),
         )?;
         spawn(
             "undertaker".into(),

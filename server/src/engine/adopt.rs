@@ -6,6 +6,7 @@
 //! the context that is lost, ends as if its server had ended.
 
 use super::account::{Account, Memory};
+use super::bounds::STACK;
 use super::call_error::CallError;
 use super::description::{Description, Kind, Record};
 use super::host::Segment;
@@ -15,7 +16,7 @@ use super::portable::{Client, Place};
 use super::session::{Session, SessionShared};
 use super::side::{self, Side};
 use super::virtual_memory::VirtualMemory;
-use super::{STACK, Shared, calls, dispatch, slow};
+use super::{Shared, calls, dispatch, slow};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
@@ -327,7 +328,7 @@ fn realise(
     left: &mut Left,
     spent: &mut Spent,
 ) -> Result<(), Lost> {
-    session.moment = Some(super::gate::Moment::endless());
+    session.moment = Some(super::moment::Moment::endless());
     // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
     let stage = |record: &&Record| match record.kind {
         Kind::Leaves => 0,

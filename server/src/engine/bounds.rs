@@ -175,6 +175,10 @@ fn amount(bytes: u64) -> String {
     }
 }
 
+/// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
+/// program of their own. Taken only as far as it is used.
+pub const STACK: usize = 64 << 20;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,9 +9,8 @@
 //! client whose clock is ahead of the last one's who has work waits (virtual time, as in weighted fair queueing). A client
 //! that waits for the GPU, or has nothing to do, holds nobody up.
 
-use super::Shared;
-use super::session::{Session, SessionShared};
-use mpsshim_api::cuda::*;
+mod session;
+
 use mpsshim_model::limits::DEFAULT_WEIGHT;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -116,83 +115,6 @@ impl Fairness {
     pub fn set_weight(&self, standing: &Standing, weight: u32) {
         standing.weight.store(weight, Ordering::Relaxed);
         self.weighted.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Shared {
-    /// Whether a session may be visited now.
-    #[inline]
-    pub fn may_go(&self, session: &SessionShared) -> bool {
-        let fairness = &self.fairness;
-        !fairness.is_weighted()
-            || session
-                .standing
-                .may_go(fairness.floor.load(Ordering::Relaxed))
-    }
-
-    /// Notes what a visit has dispatched.
-    #[inline]
-    pub fn note_dispatched(&self, session: &SessionShared, messages: u64) {
-        if self.fairness.is_weighted() {
-            let floor = self.fairness.floor.load(Ordering::Relaxed);
-            session.standing.note(messages, floor);
-        }
-    }
-
-    /// Looks at all clocks, every now and then.
-    #[inline]
-    pub fn look_at_clocks(&self, round: u32) {
-        if !self.fairness.is_weighted() || !round.is_multiple_of(LOOK) {
-            return;
-        }
-        let sessions = self.sessions.lock();
-        let working = sessions
-            .values()
-            .filter(|session| session.standing.has_work.load(Ordering::Relaxed));
-        let last = working
-            .map(|session| session.standing.clock.load(Ordering::Relaxed))
-            .min();
-        if let Some(last) = last {
-            self.fairness.floor.fetch_max(last, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Session {
-    /// The driver's priority for one that the client gives.
-    pub fn raw_priority(&self, priority: i32) -> i32 {
-        match self.classed {
-            true => in_class(self.shared.terms.priority, priority),
-            false => priority,
-        }
-    }
-
-    /// The client's priority for one of the driver's.
-    pub fn own_priority(&self, raw: i32) -> i32 {
-        match self.classed {
-            true => (raw + 1).clamp(GREATEST, LEAST),
-            false => raw,
-        }
-    }
-
-    /// Has the priorities of its streams tell it from clients of the other priority, from now on.
-    pub fn join_class(&mut self, shared: &Shared) {
-        self.enter();
-        self.classed = true;
-        let client = self.shared.terms.priority;
-        for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
-            let raw = in_class(client, stream.priority);
-            if shared.gpu.devices[stream.device]
-                .make_current(&shared.gpu.driver)
-                .is_ok()
-            {
-                stream.set_attribute(
-                    &shared.gpu,
-                    CU_STREAM_ATTRIBUTE_PRIORITY,
-                    &raw.to_ne_bytes(),
-                );
-            }
-        }
     }
 }
 

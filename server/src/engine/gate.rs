@@ -9,29 +9,30 @@
 //! Nothing is held back beside a kernel of which nobody knows when it ends: it may be waiting for what its own program submits
 //! next, and those who wait here would wait for it anyway. They go to another side of the devices ([`super::moving`]).
 
-mod wait;
-
 use super::Shared;
 use super::devices::Device;
 use super::dispatch::{self, Step};
 use super::host::SCRATCH;
+use super::moment::{Moment, SHORT_LOOK, Want};
 use super::ordinal::Ordinal;
 use super::pace::VERY_LONG;
 use super::session::{Session, SessionShared};
 use super::side::{self, Side};
 use super::slow::SlowTask;
 use super::undertaker::Buried;
+use super::waits::{Blockers, LEFT};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_control::panics;
+use mpsshim_model::client::ClientInfo;
+use mpsshim_model::limits::MOST_BLOCKERS;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ops::Gate as Condition;
 use mpsshim_proto::ring::Message;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-pub use wait::{LEFT, Wait, Waits};
 
 /// How long all are held back for what is in flight to end, when it is tried first; then longer and longer.
 const FIRST_MOMENT: Duration = Duration::from_millis(1);
@@ -41,14 +42,10 @@ const LONGEST_MOMENT: Duration = Duration::from_millis(128);
 const AFTER_VAIN: u32 = 9;
 /// The same after one in which calls were made: whoever loads all the time must not keep the others from their work.
 const AFTER_CALLS: u32 = 4;
-/// How long all are held back for the calls themselves. One that takes longer, since it compiles, goes on beside them.
-const CALLS: Duration = Duration::from_millis(20);
 /// A moment that took longer is in the log.
 const LONG_MOMENT: Duration = Duration::from_millis(5);
 /// Pause between two looks whether anything long is left.
 const LOOK: Duration = Duration::from_micros(100);
-/// The same in a moment.
-const SHORT_LOOK: Duration = Duration::from_micros(20);
 /// Nobody knows when something ends that has taken longer, and longer than ever before.
 const UNSURE: Duration = Duration::from_millis(250);
 /// Who has waited longer goes to another side, if something in flight goes on for as long.
@@ -79,53 +76,6 @@ struct Waiting {
     stayed: Option<Instant>,
     /// The log has it.
     told: bool,
-}
-
-/// What a launch needs that can only be had while nothing is in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// So many bytes of local memory for each thread of the device.
-    Local(Ordinal, u32),
-    /// The function of this handle, with the attributes that the session set: no instance has it.
-    Function(u64),
-}
-
-/// A moment for some sessions' calls.
-#[derive(Debug)]
-pub struct Moment {
-    /// Sessions that have not made theirs.
-    left: AtomicUsize,
-    /// Nobody begins any more.
-    closed: AtomicBool,
-}
-
-impl Moment {
-    /// One that does not end: nobody else is there yet.
-    pub fn endless() -> Arc<Moment> {
-        Moment::of(0)
-    }
-
-    fn of(count: usize) -> Arc<Moment> {
-        Arc::new(Moment {
-            left: AtomicUsize::new(count),
-            closed: AtomicBool::new(false),
-        })
-    }
-
-    /// Waits until all calls are made, for [`CALLS`] at most; whether they are.
-    fn await_calls(&self) -> bool {
-        let began = Instant::now();
-        while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < CALLS {
-            std::thread::sleep(SHORT_LOOK);
-        }
-        self.closed.store(true, Ordering::Release);
-        self.left.load(Ordering::Acquire) == 0
-    }
-
-    /// Nobody begins anything any more.
-    pub fn is_over(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
 }
 
 impl Gate {
@@ -564,6 +514,42 @@ impl Shared {
             all.push(LEFT.into());
         }
         all.join(", ")
+    }
+}
+
+impl Session {
+    /// Begins a wait at the gate, or continues the one that goes on.
+    pub fn begin_wait(&mut self, shared: &Shared) {
+        let next = self.consumer.next_op().and_then(Op::from_u16);
+        let op = match self.wants_moment {
+            // Of deferred messages only launches and new streams come to the gate.
+            true if self.wants.is_none() => Op::StreamCreate,
+            true => Op::Launch,
+            false => next.unwrap_or(Op::Launch),
+        };
+        let traced = self.trace_point(shared);
+        self.shared.waits.begin(op, traced);
+    }
+
+    /// Ends the wait at the gate, if there is one.
+    pub fn end_wait(&mut self, shared: &Shared) {
+        if let Some(wait) = self.shared.waits.end() {
+            self.record_wait(shared, &wait);
+        }
+    }
+}
+
+impl Shared {
+    /// Clients whose long work is in the way of those at a side's gate.
+    pub fn blockers(&self, side: Side) -> Blockers {
+        let busy = self
+            .sessions_of(side)
+            .filter(|session| session.long_work(&self.gpu).is_some());
+        let mut clients: Vec<ClientInfo> = busy.map(|session| session.info.clone()).collect();
+        clients.sort_by_key(|client| client.session);
+        clients.truncate(MOST_BLOCKERS);
+        let left = self.gpu.calm(side).dying_for() > VERY_LONG;
+        Blockers { clients, left }
     }
 }
 

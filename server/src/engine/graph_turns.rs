@@ -5,6 +5,8 @@
 //! has such graphs in flight, and before the next one has its turn `cuDeviceGraphMemTrim` gives what is unused back to the
 //! driver, which clears what it hands out. That takes 0.1 ms, and 2.3 ms for 1 GiB. A session that is alone keeps its turn.
 
+mod session;
+
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 

@@ -6,12 +6,12 @@
 
 use super::account::{Account, Charge, Memory};
 use super::awaited::Awaited;
+use super::events::Event;
 use super::gpu::Gpu;
 use super::graph_templates::{Size, Template};
 use super::instances::Image;
 use super::ordinal::Ordinal;
 use super::pace::Length;
-use super::session::Event;
 use super::{bounds, pools};
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;

@@ -7,10 +7,11 @@
 //! arrays or textures.
 
 use super::Shared;
-use super::gate::Moment;
+use super::events::Event;
 use super::instances::{self, Image, Instance};
+use super::moment::Moment;
 use super::pace::Length;
-use super::session::{Event, Session};
+use super::session::Session;
 use super::side::{self, Side};
 use super::streams::Stream;
 use mpsshim_api::cuda::{

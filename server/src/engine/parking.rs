@@ -21,13 +21,6 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// Sessions of a dispatch thread.
 pub type Sessions = Vec<Box<Session>>;
 
-/// How long a session has been quiet.
-#[derive(Debug, Default)]
-pub struct Quiet {
-    dispatched: u64,
-    counts: u32,
-}
-
 /// The sessions of a thread that are parked.
 pub struct Parked {
     /// Of their bells. `None`: there are no descriptors left, and nobody is parked.
@@ -146,7 +139,7 @@ impl Parked {
 }
 
 fn unparked(shared: &Shared, mut session: Box<Session>) -> Box<Session> {
-    session.quiet = Quiet::default();
+    session.quiet = Default::default();
     awake(shared, &session);
     session
 }

@@ -1,9 +1,10 @@
 //! What a session writes down about itself while it works, so that it can be made again in another context
 //! ([`super::adopt`]): docs/design/0017-portable-sessions.md.
 
-use super::description::{Description, Kind, Record, STREAMS};
+use super::description::{Kind, Record, STREAMS};
 use super::devices::{self, Grant};
 use super::ordinal::Ordinal;
+use super::progress::Progress;
 use super::session::{Session, SessionShared};
 use super::{Shared, bounds};
 use crate::keeper::{self, Name};
@@ -19,7 +20,6 @@ use mpsshim_proto::segment::reached;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
 /// Bytes of an image from which on it takes longer to look into it than to write down what was found.
 const LONG: usize = 32 << 10;
@@ -46,65 +46,6 @@ pub struct Place {
     pub device: u32,
     /// It counts as device memory: managed memory.
     pub managed: bool,
-}
-
-/// Where a stream notes how far it is.
-#[derive(Debug)]
-pub struct Progress {
-    description: Arc<Description>,
-    stream: usize,
-    begun: bool,
-}
-
-impl Progress {
-    /// Of the stream at this position, which has nothing in flight.
-    pub fn new(description: &Arc<Description>, stream: usize) -> Progress {
-        description.settle(stream);
-        Progress {
-            description: description.clone(),
-            stream,
-            begun: false,
-        }
-    }
-
-    /// Something is about to be submitted.
-    #[inline]
-    pub fn begin(&mut self) {
-        if !self.begun {
-            self.begun = true;
-            self.description.begin(self.stream);
-        }
-    }
-
-    /// A flag of the client's covers everything that was submitted.
-    #[inline]
-    pub fn cover(&mut self, slot: u32, value: u32) {
-        self.begun = false;
-        self.description.cover(self.stream, slot, value);
-    }
-
-    /// Nothing was submitted after all.
-    pub fn take_back(&mut self) {
-        if std::mem::take(&mut self.begun) {
-            self.description.take_back(self.stream);
-        }
-    }
-
-    /// Nothing is in flight.
-    #[inline]
-    pub fn settle(&mut self) {
-        if self.begun {
-            self.begun = false;
-            self.description.settle(self.stream);
-        }
-    }
-}
-
-impl Drop for Progress {
-    /// The stream is destroyed: the session says whether it has work.
-    fn drop(&mut self) {
-        self.description.settle(self.stream);
-    }
 }
 
 impl Shared {

@@ -8,6 +8,8 @@
 //! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory file,
 //! which the driver goes on writing to while the session has work in flight: [`Printing::contain`].
 
+mod session;
+
 use super::assertions::flush;
 use super::bounds::PRINTED;
 use parking_lot::Mutex;

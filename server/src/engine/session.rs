@@ -1,46 +1,43 @@
 //! One client as the server sees it.
 
-mod graph_turns;
-mod printing;
-
 use super::account::{Account, Charge, Memory};
-use super::activity::{Counts, Published};
+use super::activity::{Counts, Published, Quiet};
 use super::arrays::{Array, Objects, Reference};
 use super::call_error::CallError;
-use super::calls::{LinkThread, Prepared};
+use super::calls::Prepared;
 use super::context_limits::RaisedLimits;
 use super::description::Description;
 use super::devices::Grant;
+use super::events::Event;
 use super::fairness::Standing;
 use super::files::FileRegistration;
-use super::gate::{Moment, Waits, Want};
+use super::functions::{Function, Global};
 use super::gpu::Gpu;
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
 use super::host::{HostBlock, Segment};
 use super::images::Sent;
-use super::instances::{Image, Instance, Key};
-use super::jit::JitOptions;
+use super::instances::{Image, Instance};
+use super::links::Link;
 use super::marks::Marks;
+use super::moment::{Moment, Want};
 use super::ordinal::Ordinal;
-use super::pace::Length;
-use super::parking::Quiet;
 use super::partition::Place;
 use super::pools::Pools;
 use super::printing::Printed;
 use super::rations::Holder;
 use super::runs::Planned;
-use super::shared_events::SharedEvent;
 use super::shares::Sharing;
-use super::side::Side;
+use super::side::{self, Side};
 use super::slots::Slots;
 use super::snapshot::Saved;
 use super::streams::{Point, Stream};
 use super::suspects::Launched;
-use super::times::{Time, Times};
+use super::times::Times;
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
+use super::waits::Waits;
 use super::{Shared, bounds};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
@@ -53,7 +50,6 @@ use mpsshim_proto::ring::{Consumer, Message};
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -158,7 +154,7 @@ impl SessionShared {
             turns: None,
             launches,
             activity: Some(activity),
-            gate: Some(self.gate_usage()),
+            gate: Some(self.waits.usage(self.side())),
             bonds: Some(self.description.bonds()),
         }
     }
@@ -245,111 +241,8 @@ impl SessionShared {
     }
 }
 
-/// A function of a session: in a module, or of a library's kernel on a device.
-#[derive(Debug)]
-pub struct Function {
-    /// The driver's function, loaded in the device's context.
-    pub raw: CUfunction,
-    /// The driver's function is the one to use: with the attributes that the session has set, and no others.
-    pub taken: bool,
-    /// Its name and device.
-    pub key: Key,
-    /// Bytes its parameters take when packed.
-    pub param_bytes: u32,
-    /// Handle of the module or library it is in, and dies with.
-    pub image: u64,
-    /// Server's ordinal.
-    pub device: Ordinal,
-    /// Launching it may print (see [`Image::prints`]).
-    pub prints: bool,
-    /// Launching it may write variables of its image, which another server has to be told.
-    pub keeps: bool,
-    /// It was, since variables were saved last.
-    pub launched: Cell<bool>,
-    /// It may be launched in a run with others.
-    pub in_runs: bool,
-    /// How long it takes.
-    pub length: Length,
-    /// Bytes of local memory that each of its threads takes.
-    pub local: u32,
-    /// The trace that last had its name, and its number there.
-    pub traced: (u32, u32),
-}
-
-/// A variable in a module of a session.
-#[derive(Debug)]
-pub struct Global {
-    /// Bytes.
-    pub len: u64,
-    /// Handle of the module or library it is in, and dies with.
-    pub image: u64,
-    /// Server's ordinal.
-    pub device: Ordinal,
-    /// It was named by its address since variables were saved last.
-    pub used: Cell<bool>,
-}
-
 /// Positions that linkers may have; fewer of them are taken at a time.
 const LINK_PLACES: usize = 1 << 10;
-
-/// A linker of a session (`CUlinkState`).
-#[derive(Debug)]
-pub struct Link {
-    /// The driver's.
-    pub raw: CUlinkState,
-    /// The only one that may touch it.
-    pub thread: LinkThread,
-    /// The options it was made with, which the driver keeps and writes to.
-    pub options: JitOptions,
-    /// What it made.
-    pub cubin: Option<Vec<u8>>,
-}
-
-/// An event of a session.
-#[derive(Debug)]
-pub struct Event {
-    /// The driver's event.
-    pub raw: CUevent,
-    /// Server's ordinal.
-    pub device: Ordinal,
-    /// `CU_EVENT_*` as the client gave them.
-    pub flags: u32,
-    /// Recorded at least once, by this session.
-    pub recorded: bool,
-    /// When it was recorded, as another server may need it.
-    pub time: Time,
-    /// Its last record, by this session, is of a stream that captured: whoever waits for it joins the capture.
-    pub captured: bool,
-    /// What other sessions may have of it.
-    pub shared: Option<Arc<SharedEvent>>,
-}
-
-impl Event {
-    /// Whether it may be recorded in a stream that captures, or does not.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for an event that other sessions have, in a capture: their streams would join
-    /// it.
-    pub fn may_be_recorded(&self, captured: bool) -> Result<(), CUresult> {
-        if captured && self.shared.is_some() {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
-        Ok(())
-    }
-
-    /// It was recorded.
-    pub fn note_recorded(&mut self, captured: bool) {
-        (self.recorded, self.captured) = (true, captured);
-    }
-
-    /// Whether there is a record to wait for.
-    pub fn is_recorded(&self) -> bool {
-        match &self.shared {
-            None => self.recorded,
-            Some(shared) => shared.is_recorded(),
-        }
-    }
-}
 
 /// Everything a client owns here. Belongs to one thread at a time: its dispatch thread, the slow lane while it
 /// executes a call that may block, the reaper in the end.
@@ -570,6 +463,12 @@ impl Session {
             shares: false,
             classed: false,
         }
+    }
+
+    /// From now on the calling thread works for this session.
+    #[inline]
+    pub fn enter(&self) {
+        side::enter(self.side);
     }
 
     /// Copies the struct at the beginning of a message out of the ring.

@@ -6,8 +6,8 @@
 
 use super::Shared;
 use super::driver::Driver;
+use super::events::Event;
 use super::ordinal::Ordinal;
-use super::session::Event;
 use super::side::{self, Side};
 use super::times::Time;
 use mpsshim_api::cuda::*;

@@ -7,7 +7,6 @@
 //!
 //! Whose work a thread does decides which context it uses: [`enter`] says so, once per session and not with each call.
 
-use super::session::Session;
 use std::cell::Cell;
 
 /// Sides there are. Each annex has its own kernels, and one beside them is of use only as long as those end: so there is
@@ -75,12 +74,4 @@ pub fn on_main<R>(does: impl FnOnce() -> R) -> R {
 #[inline]
 pub fn entered() -> Side {
     ENTERED.get()
-}
-
-impl Session {
-    /// From now on the calling thread works for this session.
-    #[inline]
-    pub fn enter(&self) {
-        enter(self.side);
-    }
 }

@@ -1,16 +1,17 @@
 //! The slow lane: calls that take long or wait inside the driver, and the setting up of sessions.
 
 use super::account::{Account, Memory};
+use super::bounds::STACK;
 use super::description::Description;
 use super::dispatch::{self, Step};
-use super::gate::{self, Moment};
 use super::host::{Registration, Segment};
 use super::memory_file::MemoryFile;
+use super::moment::Moment;
 use super::partition::Place;
 use super::session::{Session, SessionShared};
 use super::side::{self, Side};
 use super::undertaker::Buried;
-use super::{STACK, Shared};
+use super::{Shared, gate};
 use crate::admission;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use mpsshim_api::cuda::*;

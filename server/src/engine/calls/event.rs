@@ -2,9 +2,10 @@
 
 use super::super::Shared;
 use super::super::call_error::CallError;
+use super::super::events::Event;
 use super::super::held::Awaited;
 use super::super::ordinal::Ordinal;
-use super::super::session::{Event, Session};
+use super::super::session::Session;
 use super::super::shared_events::{Record, SharedEvent, Standing, Taken};
 use super::super::streams::Role;
 use super::super::times::Time;

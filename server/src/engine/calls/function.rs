@@ -2,10 +2,11 @@
 
 use super::super::Shared;
 use super::super::call_error::CallError;
+use super::super::functions::Function;
 use super::super::instances::{Key, Raw};
 use super::super::ordinal::Ordinal;
 use super::super::pace::Length;
-use super::super::session::{Function, Session};
+use super::super::session::Session;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;

@@ -3,7 +3,7 @@
 use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::driver::packed;
-use super::super::gate::Want;
+use super::super::moment::Want;
 use super::super::pace::Runs;
 use super::super::session::Session;
 use super::stream::{first_word, set_first_word};

@@ -4,7 +4,8 @@ use super::super::call_error::CallError;
 use super::super::host::is_affordable;
 use super::super::images::is_whole;
 use super::super::jit::JitOptions;
-use super::super::session::{Link, Session};
+use super::super::links::{Link, LinkThread};
+use super::super::session::Session;
 use super::super::{Shared, bounds};
 use super::{Logged, Reply};
 use mpsshim_api::cuda::*;
@@ -16,7 +17,6 @@ use mpsshim_proto::shm::{self, is_sealed, read_sealed};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::IntoBytes;
 
 impl Session {
@@ -137,46 +137,6 @@ impl Session {
         let link = self.links.remove(body.object)?;
         link.end(shared);
         Ok(())
-    }
-}
-
-/// Threads of linkers that the server has at a time, for all sessions.
-const THREADS: usize = 256;
-
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
-
-/// A thread for one link, from creation to destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a link's memory with the
-/// thread, and corrupts the heap when other threads that live on touch the link.
-#[derive(Debug)]
-pub struct LinkThread(rayon::ThreadPool);
-
-impl LinkThread {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are as many as may be, or no thread can be had.
-    fn new() -> Result<LinkThread, CUresult> {
-        let more = |running: usize| (running < THREADS).then_some(running + 1);
-        RUNNING
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        rayon::ThreadPoolBuilder::new()
-            .num_threads(1)
-            .thread_name(|_| "link".into())
-            .stack_size(super::super::STACK)
-            .exit_handler(|_| {
-                RUNNING.fetch_sub(1, Ordering::Relaxed);
-            })
-            .build()
-            .map(LinkThread)
-            .map_err(|_| {
-                RUNNING.fetch_sub(1, Ordering::Relaxed);
-                CUDA_ERROR_OUT_OF_MEMORY
-            })
-    }
-
-    fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.0.install(work)
     }
 }
 

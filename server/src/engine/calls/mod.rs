@@ -20,7 +20,6 @@ mod stream;
 mod tensor_map;
 mod virtual_memory;
 
-pub use link::LinkThread;
 pub use module::Prepared;
 
 use super::call_error::CallError;
@@ -123,7 +122,7 @@ pub fn execute(
     message: &Message,
 ) -> Result<(), Undone> {
     if shared.gpu.is_tracing() {
-        return trace::execute(shared, session, op, message);
+        return trace::session::execute(shared, session, op, message);
     }
     perform(shared, session, op, message)
 }

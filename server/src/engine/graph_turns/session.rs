@@ -1,8 +1,8 @@
-//! A session's turn with graphs that allocate memory ([`super::super::graph_turns`]).
+//! A session's turn with graphs that allocate memory ([`super`]).
 
 use super::super::gpu::Gpu;
-use super::super::graph_turns::Answer;
-use super::Session;
+use super::super::session::Session;
+use super::Answer;
 
 impl Session {
     /// Whether a graph or an instance allocates memory, or frees what another one has allocated.

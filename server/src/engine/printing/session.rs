@@ -1,7 +1,7 @@
-//! A session's turn to print, and its text ([`super::super::printing`]).
+//! A session's turn to print, and its text ([`super`]).
 
 use super::super::gpu::Gpu;
-use super::Session;
+use super::super::session::Session;
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use std::time::{Duration, Instant};
 

@@ -3,9 +3,7 @@
 //! `ps`, `top`, metrics and traces show them. A wait lasts from the session's arrival until its call begins, including the
 //! time that a move to another side takes.
 
-use super::super::Shared;
-use super::super::session::{Session, SessionShared};
-use super::super::side::Side;
+use super::side::Side;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::{GateUsage, MOST_BLOCKERS};
 use mpsshim_proto::message::Op;
@@ -77,7 +75,8 @@ pub struct Wait {
 }
 
 impl Waits {
-    fn begin(&self, op: Op, traced: Option<(u32, u64)>) {
+    /// Begins a wait, or continues the one that goes on.
+    pub fn begin(&self, op: Op, traced: Option<(u32, u64)>) {
         // A session that has moved, or missed its moment, is still in the same wait.
         self.0.lock().present.get_or_insert_with(|| Wait {
             since: Instant::now(),
@@ -88,7 +87,8 @@ impl Waits {
         });
     }
 
-    fn end(&self) -> Option<Wait> {
+    /// Ends the wait, if there is one.
+    pub fn end(&self) -> Option<Wait> {
         let mut state = self.0.lock();
         let wait = state.present.take()?;
         state.total += wait.since.elapsed();
@@ -117,10 +117,10 @@ impl Waits {
     }
 }
 
-impl SessionShared {
+impl Waits {
     /// Time at the gate and present blockers, for operators.
-    pub fn gate_usage(&self) -> GateUsage {
-        let state = self.waits.0.lock();
+    pub fn usage(&self, side: Side) -> GateUsage {
+        let state = self.0.lock();
         let present = state.present.as_ref();
         let so_far = present.map_or(Duration::ZERO, |wait| wait.since.elapsed());
         let blockers = present.map(|wait| wait.now.clone()).unwrap_or_default();
@@ -128,44 +128,8 @@ impl SessionShared {
             waited_ns: (state.total + so_far).as_nanos() as u64,
             blockers: blockers.clients.iter().map(|client| client.pid).collect(),
             blockers_left: blockers.left,
-            device_context: self.side().number(),
+            device_context: side.number(),
         }
-    }
-}
-
-impl Session {
-    /// Begins a wait at the gate, or continues the one that goes on.
-    pub fn begin_wait(&mut self, shared: &Shared) {
-        let next = self.consumer.next_op().and_then(Op::from_u16);
-        let op = match self.wants_moment {
-            // Of deferred messages only launches and new streams come to the gate.
-            true if self.wants.is_none() => Op::StreamCreate,
-            true => Op::Launch,
-            false => next.unwrap_or(Op::Launch),
-        };
-        let traced = self.trace_point(shared);
-        self.shared.waits.begin(op, traced);
-    }
-
-    /// Ends the wait at the gate, if there is one.
-    pub fn end_wait(&mut self, shared: &Shared) {
-        if let Some(wait) = self.shared.waits.end() {
-            self.record_wait(shared, &wait);
-        }
-    }
-}
-
-impl Shared {
-    /// Clients whose long work is in the way of those at a side's gate.
-    pub fn blockers(&self, side: Side) -> Blockers {
-        let busy = self
-            .sessions_of(side)
-            .filter(|session| session.long_work(&self.gpu).is_some());
-        let mut clients: Vec<ClientInfo> = busy.map(|session| session.info.clone()).collect();
-        clients.sort_by_key(|client| client.session);
-        clients.truncate(MOST_BLOCKERS);
-        let left = self.gpu.calm(side).dying_for() > super::VERY_LONG;
-        Blockers { clients, left }
     }
 }
 
