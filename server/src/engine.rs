@@ -13,6 +13,7 @@ pub mod bounds;
 mod call_error;
 mod calls;
 mod calm;
+mod client_segment;
 mod context_limits;
 mod cubin;
 mod description;
@@ -22,6 +23,7 @@ mod driver;
 mod events;
 mod fairness;
 mod families;
+mod fate;
 mod files;
 mod flag_kernel;
 mod footprint;
@@ -40,6 +42,8 @@ mod images;
 mod instances;
 mod jit;
 mod keeping;
+mod kept_streams;
+mod lanes;
 mod links;
 mod marks;
 mod memory_file;
@@ -55,6 +59,7 @@ mod partition;
 mod patience;
 mod pools;
 mod portable;
+mod prepared;
 mod printing;
 mod progress;
 mod quiet;
@@ -63,8 +68,10 @@ mod rations;
 mod reaper;
 mod residents;
 mod resting;
+mod roster;
 pub mod runs;
 mod session;
+mod shared;
 mod shared_events;
 mod shares;
 mod side;
@@ -92,6 +99,7 @@ use crate::keeper::Keeper;
 use bounds::STACK;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use fairness::Fairness;
+use fate::Fate;
 use gate::Gate;
 use gpu::Gpu;
 use graph_turns::GraphTurns;
@@ -99,12 +107,14 @@ use health::Health;
 use host::ServerFlags;
 use image_store::ImageStore;
 use keeping::Keeping;
+use lanes::Dispatcher;
+use lanes::Lanes;
+use lanes::Snapshots;
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
-use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
 pub use open::{OpenDriver, list_devices};
@@ -112,20 +122,20 @@ use parking_lot::{Mutex, RwLock};
 use printing::Printing;
 use rations::Rations;
 pub use resting::Rested;
-use session::{Session, SessionShared};
+use roster::Roster;
+pub use shared::EngineConfig;
+use shared::Shared;
 use shared_events::SharedEvents;
 use shares::Shares;
-use side::{SIDES, Side};
+use side::Side;
 use slow::{SlowLane, SlowTask};
-use snapshot::Snapshots;
 use spare::Spare;
-use std::collections::HashMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use trace::Traces;
+use trace::traces::Traces;
 use undertaker::{Buried, Graves};
 use virtual_arena::VirtualArena;
 
@@ -136,72 +146,6 @@ pub struct Kept {
     pub streams: usize,
     /// Parts of devices for clients with a percentage.
     pub green_contexts: usize,
-}
-
-/// Settings of an engine.
-#[derive(Clone, Debug)]
-pub struct EngineConfig {
-    /// Dispatch threads; 0: chosen from the number of CPUs.
-    pub dispatch_threads: usize,
-    /// How streams tell the server and its clients that they got to a point.
-    pub marks: MarkKind,
-    /// Kernels that are given to the driver at a time, at most; 1: each by itself.
-    pub launch_run: usize,
-    /// How long an idle dispatch thread looks for messages before it sleeps, at most.
-    pub max_spin: Duration,
-    /// How long a device keeps a further context that no client uses.
-    pub further_context: Duration,
-}
-
-/// A dispatch thread as others see it.
-struct Dispatcher {
-    inbox: Sender<Box<Session>>,
-    bell: Doorbell,
-    /// Sessions that call it home.
-    load: AtomicUsize,
-    /// How many of them have synchronized lately.
-    active: AtomicUsize,
-}
-
-/// What all threads of the engine share.
-struct Shared {
-    gpu: Arc<Gpu>,
-    images: ImageStore,
-    config: EngineConfig,
-    shares: Shares,
-    shared_events: SharedEvents,
-    events: Sender<EngineEvent>,
-    sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
-    /// Those that have ended and may have something in flight.
-    leaving: Mutex<HashMap<u64, Arc<SessionShared>>>,
-    /// For clients that come now.
-    limits: Mutex<Limits>,
-    fairness: Fairness,
-    dispatchers: Vec<Dispatcher>,
-    slow: SlowLane,
-    snapshots: Snapshots,
-    reaper: Sender<Box<Session>>,
-    undertaker: Sender<(Side, Buried)>,
-    gates: [Gate; SIDES],
-    graves: [Graves; SIDES],
-    /// Read by who moves or frees a session, written by who closes an annex.
-    moving: RwLock<()>,
-    epoll: OwnedFd,
-    watcher: OnceLock<Thread>,
-    watcher_idle: AtomicBool,
-    /// Shared with the clients of the other mode.
-    admission: Arc<Admission>,
-    cpus: usize,
-    /// More threads want to run than there are CPUs.
-    crowded: AtomicBool,
-    /// Number of the attempt to bring all sessions to rest that goes on; 0: none does.
-    resting: AtomicU64,
-    /// Such attempts that there ever were.
-    rests: AtomicU64,
-    stopping: AtomicBool,
-    /// Number of the last trace.
-    trace_number: AtomicU32,
-    traces: Traces,
 }
 
 /// A running engine.
@@ -295,34 +239,36 @@ impl Engine {
         });
         let shared = Arc::new(Shared {
             gpu,
-            config,
             images,
-            shares: Shares::default(),
-            shared_events: SharedEvents::default(),
-            events,
-            sessions: Mutex::default(),
-            leaving: Mutex::default(),
-            limits: Mutex::default(),
-            fairness: Fairness::default(),
-            dispatchers,
-            slow: SlowLane::new(),
-            snapshots: Snapshots::new(snapshots),
-            reaper,
-            undertaker,
-            gates: Default::default(),
-            graves: Side::ALL.map(Graves::new),
-            moving: RwLock::default(),
-            epoll,
-            watcher: OnceLock::new(),
-            watcher_idle: AtomicBool::new(false),
-            admission,
-            cpus,
-            crowded: AtomicBool::new(false),
-            resting: AtomicU64::new(0),
-            rests: AtomicU64::new(0),
-            stopping: AtomicBool::new(false),
-            trace_number: AtomicU32::new(0),
+            roster: Roster {
+                sessions: Mutex::default(),
+                leaving: Mutex::default(),
+                limits: Mutex::default(),
+                fairness: Fairness::default(),
+                admission,
+                shares: Shares::default(),
+                shared_events: SharedEvents::default(),
+                events,
+                epoll,
+                threads: dispatch_threads,
+                cpus,
+                crowded: AtomicBool::new(false),
+            },
+            lanes: Lanes {
+                dispatchers,
+                slow: SlowLane::new(),
+                snapshots: Snapshots::new(snapshots),
+                reaper,
+                undertaker,
+                gates: Default::default(),
+                graves: Side::ALL.map(Graves::new),
+                moving: RwLock::default(),
+                watcher: OnceLock::new(),
+                watcher_idle: AtomicBool::new(false),
+            },
+            fate: Fate::default(),
             traces: Traces::default(),
+            config,
         });
         let deciding = Arc::downgrade(&shared);
         shared.gpu.health.on_loss(move |status| {
@@ -349,7 +295,7 @@ impl Engine {
             )?;
         }
         spawn("watcher".into(), Box::new(watcher::run))?;
-        spawn("slow-watch".into(), Box::new(slow::watch))?;
+        spawn("slow-watch".into(), Box::new(slow::run::watch))?;
         spawn(
             "reaper".into(),
             Box::new(move |shared| reaper::run(shared, &ended)),
@@ -360,7 +306,7 @@ impl Engine {
         )?;
         spawn(
             "undertaker".into(),
-            Box::new(move |shared| undertaker::run(shared, &buried)),
+            Box::new(move |shared| undertaker::run::run(shared, &buried)),
         )?;
         spawn(
             "residents".into(),
@@ -368,13 +314,14 @@ impl Engine {
         )?;
         for side in Side::ALL {
             let name = format!("gate-{}", side.index());
-            spawn(name, Box::new(move |shared| gate::run(shared, side)))?;
+            spawn(name, Box::new(move |shared| gate::run::run(shared, side)))?;
         }
         spawn("sockets".into(), Box::new(watcher::run_sockets))?;
-        for _ in 0..slow::THREADS {
-            slow::start_thread(&shared)?;
+        for _ in 0..slow::run::THREADS {
+            slow::run::start_thread(&shared)?;
         }
         let _ = shared
+            .lanes
             .watcher
             .set(threads[dispatch_threads].thread().clone());
         adopt::run(&shared).context("sessions of the server before")?;
@@ -385,13 +332,14 @@ impl Engine {
     pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
         let socket = Stranger::new(socket, who.uid);
         let setup = SlowTask::Setup(socket, Box::new(hello), who);
-        self.shared.send_slow(setup);
+        self.shared.lanes.send_slow(setup);
     }
 
     /// Sessions that are alive.
     pub fn clients(&self) -> Vec<ClientInfo> {
         let mut clients: Vec<ClientInfo> = self
             .shared
+            .roster
             .session_list()
             .iter()
             .map(|session| session.info.clone())
@@ -403,7 +351,7 @@ impl Engine {
     /// Ends a session: its client's calls return `CUDA_ERROR_MPS_CLIENT_TERMINATED` from now on, what it had is freed
     /// when its work on the device is done. [`EngineEvent::Gone`] follows. Unknown sessions are ignored.
     pub fn terminate(&self, session: u64) {
-        if let Some(session) = self.shared.session(session) {
+        if let Some(session) = self.shared.roster.session(session) {
             session.terminated.store(true, Ordering::SeqCst);
             session.hung_up.store(true, Ordering::SeqCst);
             session.bell.ring();
@@ -412,13 +360,16 @@ impl Engine {
 
     /// What clients that come from now on may have.
     pub fn set_limits(&self, limits: Limits) {
-        *self.shared.limits.lock() = limits;
+        *self.shared.roster.limits.lock() = limits;
     }
 
     /// Sets a client's weight. Unknown sessions are ignored.
     pub fn set_weight(&self, session: u64, weight: u32) {
-        if let Some(session) = self.shared.session(session) {
-            self.shared.fairness.set_weight(&session.standing, weight);
+        if let Some(session) = self.shared.roster.session(session) {
+            self.shared
+                .roster
+                .fairness
+                .set_weight(&session.standing, weight);
             session.description.set_weight(weight);
         }
     }
@@ -427,6 +378,7 @@ impl Engine {
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage: Vec<Usage> = self
             .shared
+            .roster
             .session_list()
             .iter()
             .map(|session| session.usage())
@@ -437,7 +389,7 @@ impl Engine {
 
     /// Moments with nothing in flight that the gate has opened for clients' calls.
     pub fn gate_moments(&self) -> u64 {
-        self.shared.gates.iter().map(Gate::opened).sum()
+        self.shared.lanes.gates.iter().map(Gate::opened).sum()
     }
 
     /// What the engine has of the driver for sessions to come, by kind: it is nobody's, and stays.
@@ -464,135 +416,60 @@ impl Engine {
         self.shared.trace(run)
     }
 
+    /// Brings all sessions to rest within `patience` and sends how many there are. From then on nothing is executed: the
+    /// process has to end. With `force`, sessions that cannot go on elsewhere are ended; without, clients that cannot be
+    /// handed over are what is sent, with reasons, in words, and everything goes on.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn hand_over(
+        &self,
+        patience: Duration,
+        force: bool,
+        outcome: Sender<Rested>,
+    ) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let started = std::thread::Builder::new()
+            .name("hand-over".into())
+            .spawn(move || {
+                // Whoever asked has gone if this fails.
+                let _ = outcome.send(shared.come_to_rest(patience, force));
+            });
+        started.map(drop)
+    }
+
+    /// Calls that off: everything goes on.
+    pub fn go_on(&self) {
+        self.shared.fate.resting.store(0, Ordering::SeqCst);
+        self.shared.lanes.wake_dispatchers();
+    }
+
     /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and
     /// stops the threads that touch them. The contexts go with the process.
     pub fn shutdown(mut self) {
         let shared = &self.shared;
-        shared.stopping.store(true, Ordering::SeqCst);
-        for dispatcher in &shared.dispatchers {
+        shared.fate.stopping.store(true, Ordering::SeqCst);
+        for dispatcher in &shared.lanes.dispatchers {
             dispatcher.bell.ring();
         }
-        for thread in self.threads.drain(..shared.dispatchers.len()) {
+        for thread in self.threads.drain(..shared.lanes.dispatchers.len()) {
             let _ = thread.join();
         }
-        shared.wake_watcher();
+        shared.lanes.wake_watcher();
         let patience = Instant::now() + Duration::from_secs(2);
-        while shared.admission.alive() > 0 && Instant::now() < patience {
+        while shared.roster.admission.alive() > 0 && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
 impl Shared {
-    fn gate(&self, side: Side) -> &Gate {
-        &self.gates[side.index()]
-    }
-    fn graves(&self, side: Side) -> &Graves {
-        &self.graves[side.index()]
-    }
-    fn send_slow(&self, task: SlowTask) {
-        self.slow.send(task);
-    }
-    fn send_reaper(&self, session: Box<Session>) {
-        let _ = self.reaper.send(session);
-    }
-    fn bury(&self, object: Buried) {
-        let _ = self.undertaker.send((object.side(), object));
-    }
-    fn tell(&self, event: EngineEvent) {
-        let _ = self.events.send(event);
-    }
-    /// Gives a session (back) to its dispatch thread.
-    fn send_home(&self, session: Box<Session>) {
-        let dispatcher = &self.dispatchers[session.home];
-        let _ = dispatcher.inbox.send(session);
-        dispatcher.bell.ring();
-    }
-
-    fn least_loaded(&self) -> usize {
-        let load = |at: &usize| self.dispatchers[*at].load.load(Ordering::Relaxed);
-        let home = (0..self.dispatchers.len()).min_by_key(load).unwrap_or(0);
-        self.dispatchers[home].load.fetch_add(1, Ordering::Relaxed);
-        home
-    }
-    fn remember(&self, session: &Arc<SessionShared>) {
-        self.sessions
-            .lock()
-            .insert(session.info.session, session.clone());
-        self.update_crowded();
-    }
-    fn forget(&self, session: &SessionShared) {
-        // A socket that stays hung up would keep the thread that waits for such awake.
-        self.unwatch_socket(session);
-        self.sessions.lock().remove(&session.info.session);
-        self.update_crowded();
-    }
-    fn update_crowded(&self) {
-        let sessions = self.sessions.lock();
-        let crowded = sessions.len() + self.dispatchers.len().min(sessions.len()) > self.cpus;
-        self.crowded.store(crowded, Ordering::Relaxed);
-        for session in sessions.values() {
-            session
-                .header()
-                .crowded
-                .store(crowded.into(), Ordering::Relaxed);
-        }
-    }
-    fn session(&self, id: u64) -> Option<Arc<SessionShared>> {
-        self.sessions.lock().get(&id).cloned()
-    }
-    fn session_list(&self) -> Vec<Arc<SessionShared>> {
-        self.sessions.lock().values().cloned().collect()
-    }
-    fn wake_watcher(&self) {
-        if self.watcher_idle.load(Ordering::SeqCst)
-            && let Some(thread) = self.watcher.get()
-        {
-            thread.unpark();
-        }
-    }
-
-    fn epoll(&self) -> i32 {
-        self.epoll.as_raw_fd()
-    }
-    fn watch_socket(&self, session: &SessionShared) -> std::io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32,
-            u64: session.info.session,
-        };
-        // SAFETY: two open descriptors and an event that lives through the call.
-        let result = unsafe {
-            libc::epoll_ctl(
-                self.epoll(),
-                libc::EPOLL_CTL_ADD,
-                session.socket.as_raw_fd(),
-                &mut event,
-            )
-        };
-        if result < 0 {
-            Err(std::io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
-    }
-    fn unwatch_socket(&self, session: &SessionShared) {
-        // SAFETY: two open descriptors.
-        unsafe {
-            libc::epoll_ctl(
-                self.epoll(),
-                libc::EPOLL_CTL_DEL,
-                session.socket.as_raw_fd(),
-                std::ptr::null_mut(),
-            );
-        }
-    }
-
     /// A context is lost: decides which sessions go on in the next server, and ends the others.
     fn decide(&self, status: CUresult) {
         let mut going_on = 0;
         let mut ending = Vec::new();
-        let mut at_work = self.leaving_at_work();
-        for session in self.session_list() {
+        let mut at_work = self.roster.leaving_at_work();
+        for session in self.roster.session_list() {
             let is_at_rest = session.is_at_rest();
             if is_at_rest && session.description.bonds().is_empty() {
                 session.description.set_outlives();
@@ -615,7 +492,7 @@ impl Shared {
             self.gpu.keeping.forget_session(session.info.session);
         }
         self.gpu.health.set_decided();
-        self.tell(EngineEvent::Fault {
+        self.roster.tell(EngineEvent::Fault {
             status: status.0,
             going_on,
             suspects,

@@ -234,7 +234,7 @@ fn four_at_once_through_the_proxy() {
 /// Which kind of mark a server uses depends on how many clients there are; here each kind serves all.
 #[test]
 fn four_at_once_with_each_kind_of_mark() {
-    for kind in ["written", "kernel", "asked"] {
+    for kind in ["written", "kernel"] {
         four_at_once(&daemon_with(&[("MPSSHIM_MARKS", kind)]));
     }
 }

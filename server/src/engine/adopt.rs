@@ -8,15 +8,16 @@
 use super::account::{Account, Memory};
 use super::bounds::STACK;
 use super::call_error::CallError;
+use super::client_segment::Segment;
 use super::description::{Description, Kind, Record};
-use super::host::Segment;
 use super::images::Content;
 use super::memory_file::MemoryFile;
 use super::portable::{Client, Place};
 use super::session::{Session, SessionShared};
+use super::shared::Shared;
 use super::side::{self, Side};
 use super::virtual_memory::VirtualMemory;
-use super::{Shared, calls, dispatch, slow};
+use super::{calls, dispatch, slow};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
@@ -192,19 +193,19 @@ fn take_over(
     let parts = Parts::take(id, left)?;
     let (mut session, records) = open(shared, id, parts)?;
     let info = session.shared.info.clone();
-    shared.remember(&session.shared);
-    shared.tell(EngineEvent::Connected(info));
+    shared.roster.remember(&session.shared);
+    shared.roster.tell(EngineEvent::Connected(info));
     session.enter();
     let made = realise(shared, &mut session, &records, left, spent);
     let made = made.and_then(|()| {
-        let watched = shared.watch_socket(&session.shared);
+        let watched = shared.roster.watch_socket(&session.shared);
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
     });
     session.shared.description.reset();
     session.kept = true;
-    session.note_bonds(shared);
+    session.note_bonds(&shared.images);
     match made {
-        Ok(()) => shared.send_home(session),
+        Ok(()) => shared.lanes.send_home(session),
         Err(why) => {
             dispatch::end(shared, session, Some(why.clone()));
             return Err(why);
@@ -241,7 +242,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         Ok(consumer) => consumer,
         Err(why) => return Err(turn_away(parts, uid, why)),
     };
-    let account = match shared.admission.users().place(uid) {
+    let account = match shared.roster.admission.users().place(uid) {
         Ok(place) => Account::of_user(place),
         Err(error) => {
             let why = format!("its user's memory cannot be counted: {error}");
@@ -262,11 +263,11 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         }
     };
     // Where that fails, the client sees its connection closed.
-    let registration = slow::register_segment(shared, parts.segment)
+    let registration = slow::run::register_segment(shared, parts.segment)
         .map_err(|status| format!("its segment cannot be registered: {status}"))?;
-    slow::limit_memory(shared, &account, &client.memory);
-    shared.admission.readmit(id);
-    shared.fairness.admit(client.terms.priority);
+    slow::run::limit_memory(shared, &account, &client.memory);
+    shared.roster.admission.readmit(id);
+    shared.roster.fairness.admit(client.terms.priority);
     let segment = Segment {
         registration,
         file: MemoryFile::adopt(parts.segment_file),
@@ -286,8 +287,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     );
     let own = Arc::new(own);
     let weight = own.description.weight().unwrap_or(client.weight);
-    shared.fairness.set_weight(&own.standing, weight);
-    let home = shared.least_loaded();
+    shared.roster.fairness.set_weight(&own.standing, weight);
+    let home = shared.lanes.least_loaded();
     let mut session = Box::new(Session::new(own, home));
     session.consumer = consumer;
     session.places = places;

@@ -6,8 +6,6 @@
 use super::account::Charge;
 use super::gpu::Gpu;
 use super::ordinal::Ordinal;
-use super::session::Session;
-use super::undertaker::Buried;
 use mpsshim_api::cuda::*;
 use std::collections::HashMap;
 
@@ -108,19 +106,5 @@ impl Object {
             Object::Texture(object) => driver.tex_object_destroy(CUtexObject(object)),
             Object::Surface(object) => driver.surf_object_destroy(CUsurfObject(object)),
         }
-    }
-}
-
-impl Session {
-    /// What is to be destroyed when the session is over, in the order of destruction; its modules are gone by then.
-    pub fn take_arrays(&mut self, gpu: &Gpu) -> Vec<Buried> {
-        for reference in self.texture_references.drain() {
-            reference.end(gpu);
-        }
-        let objects = std::mem::take(&mut self.textures).into_iter();
-        let objects = objects.map(|(object, device)| Buried::Object(object, device));
-        let arrays = self.arrays.drain().chain(self.mipmaps.drain());
-        let arrays = arrays.chain(self.bound_arrays.drain(..));
-        objects.chain(arrays.map(Buried::Array)).collect()
     }
 }

@@ -4,6 +4,7 @@ use super::account::{Account, Charge, Memory};
 use super::driver::Driver;
 use super::flag_kernel::FlagKernel;
 use super::green::Green;
+use super::kept_streams::KeptStreams;
 use super::ordinal::Ordinal;
 use super::partition::Partition;
 use super::ranges::RangeAllocator;
@@ -13,7 +14,6 @@ use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::ops::{Deref, Index};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -32,42 +32,6 @@ const GRACE: Duration = Duration::from_micros(100);
 
 /// Local memory for kernels that are not known to be launched may take this part of a device.
 const LOCAL_AHEAD: u64 = 100;
-
-/// Streams of one priority that are kept at a time. A client may have thousands, and be gone a moment later.
-const KEPT_STREAMS: usize = 256;
-
-/// Drained streams that are kept for who needs one next, by priority.
-#[derive(Debug, Default)]
-pub struct KeptStreams(Mutex<HashMap<i32, Vec<CUstream>>>);
-
-impl KeptStreams {
-    /// One that was kept.
-    pub fn take(&self, priority: i32) -> Option<CUstream> {
-        self.0.lock().get_mut(&priority)?.pop()
-    }
-
-    /// Whether one was kept.
-    pub fn has(&self, priority: i32) -> bool {
-        let kept = self.0.lock();
-        kept.get(&priority).is_some_and(|kept| !kept.is_empty())
-    }
-
-    /// Keeps one, or gives it back where there are enough.
-    pub fn keep(&self, priority: i32, stream: CUstream) -> Option<CUstream> {
-        let mut kept = self.0.lock();
-        let kept = kept.entry(priority).or_default();
-        if kept.len() >= KEPT_STREAMS {
-            return Some(stream);
-        }
-        kept.push(stream);
-        None
-    }
-
-    /// How many are kept.
-    pub fn count(&self) -> usize {
-        self.0.lock().values().map(Vec::len).sum()
-    }
-}
 
 /// A mapping of device memory at an address of the device arena.
 #[derive(Debug)]

@@ -6,14 +6,16 @@
 //! looks at the context's health every millisecond, since a fault would otherwise go unnoticed while clients wait for
 //! flags.
 
-use super::calls::{self, Undone};
+use super::calls::Undone;
 use super::fairness;
 use super::held::Order;
+use super::lanes::Dispatcher;
 use super::parking::{self, Parked, Sessions};
 use super::patience::{Next, Patience};
 use super::session::Session;
+use super::shared::Shared;
 use super::slow::SlowTask;
-use super::{Dispatcher, Shared};
+use super::trace::session::execute;
 use crossbeam_channel::Receiver;
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_control::panics;
@@ -65,7 +67,7 @@ pub fn run_ahead() {
 
 /// The body of dispatch thread `me`.
 pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
-    let dispatcher = &shared.dispatchers[me];
+    let dispatcher = &shared.lanes.dispatchers[me];
     run_ahead();
     let mut sessions = Sessions::new();
     let mut parked = Parked::new();
@@ -91,17 +93,20 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         }
         parked.take_rung(shared, &mut sessions, false);
         sessions.extend(inbox.try_iter());
-        if shared.gpu.is_lost() || shared.is_resting() || shared.stopping.load(Ordering::Relaxed) {
+        if shared.gpu.is_lost()
+            || shared.fate.is_resting()
+            || shared.fate.stopping.load(Ordering::Relaxed)
+        {
             parked.take_all(shared, &mut sessions);
         }
-        if shared.stopping.load(Ordering::Relaxed) {
+        if shared.fate.stopping.load(Ordering::Relaxed) {
             for session in sessions.drain(..) {
                 end(shared, session, Some("the server is shutting down".into()));
             }
             return;
         }
         let (mut worked, mut full) = (false, false);
-        let classes = shared.fairness.has_classes();
+        let classes = shared.roster.fairness.has_classes();
         if classes {
             // Stable: among equals the order stays.
             sessions.sort_by_key(|session| session.shared.terms.priority);
@@ -119,7 +124,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                     break;
                 }
             }
-            if !shared.is_resting() && !shared.may_go(&session.shared) {
+            if !shared.fate.is_resting() && !shared.may_go(&session.shared) {
                 // Others are behind; this one has something to do.
                 worked = true;
                 at += 1;
@@ -134,12 +139,12 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 Visit::Full => full = true,
                 Visit::Slow => {
                     let session = sessions.swap_remove(at);
-                    shared.send_slow(SlowTask::Serve(session));
+                    shared.lanes.send_slow(SlowTask::Serve(session));
                     worked = true;
                     continue;
                 }
                 Visit::Snapshot => {
-                    shared.snapshots.send(sessions.swap_remove(at));
+                    shared.lanes.snapshots.send(sessions.swap_remove(at));
                     worked = true;
                     continue;
                 }
@@ -160,7 +165,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             probed = now;
             shared.gpu.probe();
         }
-        let crowded = shared.crowded.load(Ordering::Relaxed);
+        let crowded = shared.roster.crowded.load(Ordering::Relaxed);
         let next = match patience.next(now, crowded, full) {
             _ if sessions.is_empty() => Next::Sleep,
             next => next,
@@ -221,7 +226,7 @@ fn sleep(
     let pauses = |session: &Session| [session.held.pause(), session.snapshot_pause()];
     let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
     if inbox.is_empty()
-        && !shared.stopping.load(Ordering::Relaxed)
+        && !shared.fate.stopping.load(Ordering::Relaxed)
         && !sessions.iter().any(|session| session.wants_attention())
     {
         let poll = |fd: i32| libc::pollfd {
@@ -284,7 +289,7 @@ impl Shared {
     /// Adds up how many sessions synchronize.
     fn count_synchronizing(&self) {
         let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
-        let active: usize = self.dispatchers.iter().map(active).sum();
+        let active: usize = self.lanes.dispatchers.iter().map(active).sum();
         self.gpu.synchronizing.store(active, Ordering::Relaxed);
     }
 }
@@ -319,7 +324,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             return Visit::Slow;
         }
     }
-    if shared.is_resting() {
+    if shared.fate.is_resting() {
         return session.come_to_rest(shared);
     }
     let mut count = 0;
@@ -340,7 +345,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         return Visit::Worked;
     }
     if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
-        shared.wake_watcher();
+        shared.lanes.wake_watcher();
     }
     session.stop_printing(&shared.gpu);
     session.end_graph_turn(&shared.gpu);
@@ -353,7 +358,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
         session.say_whether_at_work(&shared.gpu);
     }
-    if session.is_due_for_snapshot(shared) && shared.snapshots.reserve() {
+    if session.is_due_for_snapshot(shared) && shared.lanes.snapshots.reserve() {
         return Visit::Snapshot;
     }
     Visit::Idle
@@ -385,7 +390,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         return Step::Full;
     }
     // What was on its way to the slow lane, or to the gate, is done there.
-    if !on_slow_lane && shared.is_resting() {
+    if !on_slow_lane && shared.fate.is_resting() {
         return Step::Full;
     }
     let message = match session.consumer.peek() {
@@ -455,7 +460,7 @@ fn perform(
             Err(violation) => return Step::Violation(violation.to_string()),
         }
     }
-    match calls::execute(shared, session, op, message) {
+    match execute(shared, session, op, message) {
         Ok(()) => {
             if session.held.any() {
                 session.shared.description.set_deferred(true);
@@ -491,11 +496,11 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     shared.gpu.calm(session.side).begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
-    shared.note_leaving(&session.shared);
-    shared.forget(&session.shared);
-    shared.dispatchers[session.home]
+    shared.roster.note_leaving(&session.shared);
+    shared.roster.forget(&session.shared);
+    shared.lanes.dispatchers[session.home]
         .load
         .fetch_sub(1, Ordering::Relaxed);
     session.fault = why;
-    shared.send_reaper(session);
+    shared.lanes.send_reaper(session);
 }

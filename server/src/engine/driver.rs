@@ -6,23 +6,8 @@
 use mpsshim_api::cuda::*;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
-use thiserror::Error;
-
-/// Why there is no driver to serve with.
-#[derive(Debug, Error)]
-pub enum DriverError {
-    /// No library could be opened.
-    #[error(
-        "cannot open the CUDA driver {0}: {1}; set MPSSHIM_CUDA_LIBRARY to the genuine libcuda.so.1"
-    )]
-    Open(String, String),
-    /// It lacks a function.
-    #[error("the CUDA driver {0} has no {1}: it is too old")]
-    Missing(String, &'static str),
-    /// A preloaded mpsshim answered instead.
-    #[error("{0} is mpsshim itself, not a CUDA driver; unset LD_PRELOAD for the server")]
-    Shim(String),
-}
+pub use symbols::DriverError;
+use symbols::{Find, symbol, unsupported};
 
 /// Functions that a driver may lack (an older one, or a small one); calls of them are refused.
 const OPTIONAL: &[&str] = &[
@@ -37,52 +22,8 @@ const OPTIONAL: &[&str] = &[
     "cuFuncGetName",
 ];
 
-/// Stands in for a missing function of any signature: in the C ABI the caller cleans up the arguments.
-extern "C" fn unsupported() -> CUresult {
-    CUDA_ERROR_NOT_SUPPORTED
-}
-
-macro_rules! functions {
-    ($(#[$meta:meta])* $table:ident, $optional:expr; $($(#[$doc:meta])* $method:ident = $symbol:literal ( $($arg:ident : $ty:ty),* $(,)? );)*) => {
-        $(#[$meta])*
-        #[derive(Debug)]
-        pub struct $table {
-            $($method: unsafe extern "C" fn($($ty),*) -> CUresult,)*
-        }
-        impl $table {
-            pub(super) fn load(handle: *mut c_void, path: &str) -> Result<$table, DriverError> {
-                Ok($table {
-                    $($method: {
-                        let mut address = symbol(handle, $symbol);
-                        if address.is_null() {
-                            if !$optional($symbol) { return Err(DriverError::Missing(path.to_owned(), $symbol)); }
-                            address = unsupported as *mut c_void;
-                        }
-                        // SAFETY: the exported function of this name has this C signature (cuda.h, CUDA 13.0).
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> CUresult>(address) }
-                    },)*
-                })
-            }
-            /// Names and signatures of all of them.
-            #[cfg(test)]
-            pub(super) fn signatures() -> Vec<mpsshim_signatures::Named> {
-                vec![$(($symbol, mpsshim_signatures::signature!($($ty),*))),*]
-            }
-            $(
-                $(#[$doc])*
-                #[doc = concat!("`", $symbol, "`.")]
-                #[inline]
-                #[allow(clippy::too_many_arguments, reason = "the driver has them")]
-                pub fn $method(&self $(, $arg: $ty)*) -> Result<(), CUresult> {
-                    // SAFETY: references are valid for the call; host addresses are checked by the callers, see the
-                    // module's documentation; handles and device addresses are checked by the driver.
-                    unsafe { (self.$method)($($arg),*) }.ok()
-                }
-            )*
-        }
-    };
-}
-
+#[macro_use]
+mod symbols;
 mod array;
 mod context;
 mod graph;
@@ -190,12 +131,6 @@ functions! {
     pointer_get_attribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: CUpointer_attribute, pointer: CUdeviceptr);
 }
 
-fn symbol(handle: *mut c_void, name: &str) -> *mut c_void {
-    let name = CString::new(name).expect("symbol names have no NUL");
-    // SAFETY: an open handle and a NUL-ended name.
-    unsafe { libc::dlsym(handle, name.as_ptr()) }
-}
-
 fn open(path: &Path) -> Result<Driver, DriverError> {
     let text = path.display().to_string();
     let name = CString::new(path.as_os_str().as_encoded_bytes())
@@ -219,16 +154,7 @@ fn open(path: &Path) -> Result<Driver, DriverError> {
     if !symbol(handle, "mpsshim_version").is_null() {
         return Err(DriverError::Shim(text));
     }
-    Ok(Driver {
-        core: Core::load(handle, &text)?,
-        array: array::ArrayFunctions::load(handle, &text)?,
-        context: context::ContextFunctions::load(handle, &text)?,
-        graph: graph::GraphFunctions::load(handle, &text)?,
-        image: image::ImageFunctions::load(handle, &text)?,
-        memory: memory::MemoryFunctions::load(handle, &text)?,
-        stream: stream::StreamFunctions::load(handle, &text)?,
-        path: text,
-    })
+    Driver::of(&|name| symbol(handle, name), &text)
 }
 
 impl Driver {
@@ -238,6 +164,22 @@ impl Driver {
     /// See [`DriverError`].
     pub fn open(path: Option<&Path>) -> Result<Driver, DriverError> {
         open(path.unwrap_or(&PathBuf::from("libcuda.so.1")))
+    }
+    /// The driver whose functions `find` gives; `path` is for errors.
+    ///
+    /// # Errors
+    /// [`DriverError::Missing`].
+    pub fn of(find: &Find<'_>, path: &str) -> Result<Driver, DriverError> {
+        Ok(Driver {
+            core: Core::load(find, path)?,
+            array: array::ArrayFunctions::load(find, path)?,
+            context: context::ContextFunctions::load(find, path)?,
+            graph: graph::GraphFunctions::load(find, path)?,
+            image: image::ImageFunctions::load(find, path)?,
+            memory: memory::MemoryFunctions::load(find, path)?,
+            stream: stream::StreamFunctions::load(find, path)?,
+            path: path.to_owned(),
+        })
     }
     /// What was opened.
     pub fn path(&self) -> &str {

@@ -5,9 +5,8 @@
 //! different ones; CUDA has no call that would take one off.
 
 use super::bounds;
-use super::devices::KeptStreams;
 use super::driver::Driver;
-use super::gpu::Gpu;
+use super::kept_streams::KeptStreams;
 use super::ordinal::Ordinal;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::Resource;
@@ -182,7 +181,7 @@ impl Resources {
     /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when there are too many ways.
     pub fn describe(
         &mut self,
-        gpu: &Gpu,
+        driver: &Driver,
         tokens: Vec<u32>,
         device: Ordinal,
     ) -> Result<usize, CUresult> {
@@ -197,7 +196,7 @@ impl Resources {
         if self.descriptions.len() >= bounds::RESOURCES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let description = description(&gpu.driver, resources)?;
+        let description = description(driver, resources)?;
         self.descriptions.push((tokens, description, device));
         Ok(self.descriptions.len() - 1)
     }

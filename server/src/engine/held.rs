@@ -8,10 +8,10 @@
 
 mod session;
 
+use super::client_segment::Segment;
 use super::gpu::Gpu;
 use super::host::Flag;
 use super::ordinal::Ordinal;
-use super::session::SessionShared;
 use super::shared_events::{Record, Taken};
 use super::slots::Slots;
 use super::streams::{Role, Stream};
@@ -269,9 +269,9 @@ impl Held {
         (message.offset == REPLAY).then_some(&self.replay)
     }
     /// Whether a host function has returned that a stream waits for.
-    pub fn is_released(&self, session: &SessionShared) -> bool {
+    pub fn is_released(&self, segment: &Segment) -> bool {
         self.holds.iter().any(|hold| match hold.awaited {
-            Awaited::Returned { flag, value } => reached(session.flag(flag), value),
+            Awaited::Returned { flag, value } => reached(segment.flag(flag), value),
             _ => false,
         })
     }

@@ -76,15 +76,6 @@ impl Registration {
     }
 }
 
-/// A session's segment.
-#[derive(Debug)]
-pub struct Segment {
-    /// The mapping, registered from [`mpsshim_proto::segment::REGISTERED`] on.
-    pub registration: Registration,
-    /// The memory file.
-    pub file: MemoryFile,
-}
-
 /// Whether the machine has this much memory to spare (`MemAvailable`): the pages of a mapping are taken at once,
 /// and a client that asks for more than there is must not have the kernel end the server. Unknown counts as yes.
 pub fn is_affordable(bytes: u64) -> bool {

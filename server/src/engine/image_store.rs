@@ -3,8 +3,8 @@
 use super::cubin::{self, Leaves};
 use super::families::{Families, Family};
 use super::gpu::Gpu;
-use super::images::{Content, Findings, ImageCache};
-use super::instances::{Image, Instance, Raw};
+use super::images::{Content, Findings, ImageCache, Raw};
+use super::instances::{Image, Instance};
 use super::jit::JitOptions;
 use super::residents::Residents;
 use super::variables::{self, KnownVariables, Variables};

@@ -132,6 +132,15 @@ impl Content {
     }
 }
 
+/// The driver's object of an image.
+#[derive(Debug, Clone, Copy)]
+pub enum Raw {
+    /// `cuModuleLoadData`.
+    Module(CUmodule),
+    /// `cuLibraryLoadData`.
+    Library(CUlibrary),
+}
+
 /// What was found out about images, by SHA-256.
 #[derive(Debug)]
 pub struct Findings<T> {

@@ -11,7 +11,7 @@ use super::account::Charge;
 use super::cubin;
 use super::families::Family;
 use super::image_store::{ImageStore, Unloading};
-use super::images::Content;
+use super::images::{Content, Raw};
 use super::jit::JitOptions;
 use super::ordinal::Ordinal;
 use super::residents::Counted;
@@ -24,15 +24,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Which kind of object an image became.
-#[derive(Debug, Clone, Copy)]
-pub enum Raw {
-    /// `cuModuleLoadData`.
-    Module(CUmodule),
-    /// `cuLibraryLoadData`.
-    Library(CUlibrary),
-}
 
 /// A longer image is not loaded before something of it is wanted, bytes: large libraries have many, and use few.
 const AHEAD_MOST: usize = 1 << 20;

@@ -6,12 +6,12 @@
 //! whose client may know addresses of variables, whose kernels could have left addresses in memory, or that has graphs,
 //! arrays or textures.
 
-use super::Shared;
 use super::events::Event;
 use super::instances::{self, Image, Instance};
 use super::moment::Moment;
 use super::pace::Length;
 use super::session::Session;
+use super::shared::Shared;
 use super::side::{self, Side};
 use super::streams::Stream;
 use mpsshim_api::cuda::{
@@ -37,12 +37,12 @@ impl Shared {
 
     /// Ends an annex if nobody has anything there, and nobody would go there now. The undertaker's.
     pub fn close_unused_annex(&self, side: Side, nothing_comes: impl Fn() -> bool) {
-        let Some(_nobody_moves) = self.moving.try_write() else {
+        let Some(_nobody_moves) = self.lanes.moving.try_write() else {
             return;
         };
-        let used = self.sessions_of(side).next().is_some()
+        let used = self.roster.sessions_of(side).next().is_some()
             || !self.gpu.calm(side).is_still()
-            || self.shared_events.any_of(side)
+            || self.roster.shared_events.any_of(side)
             || self.is_blocked(Side::MAIN, Duration::ZERO);
         // What is given up goes first.
         if used || self.images.assesses() || self.images.give_up_residents_of(side) {
@@ -51,11 +51,13 @@ impl Shared {
         // Sessions of other sides may have images here still.
         if self.images.families.alive(side) > 0
             || !nothing_comes()
-            || !self.graves(side).are_empty()
+            || !self.lanes.graves(side).are_empty()
         {
             return;
         }
-        self.shared_events.clear_spare(&self.gpu.driver, side);
+        self.roster
+            .shared_events
+            .clear_spare(&self.gpu.driver, side);
         for device in self.gpu.devices.iter().filter(|device| device.has(side)) {
             device.close_annex(&self.gpu.driver, side);
         }
@@ -111,7 +113,7 @@ impl Session {
     /// The driver's; the session is then where it was.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
         self.forget_offer(shared);
-        let _annex_stays = shared.moving.read();
+        let _annex_stays = shared.lanes.moving.read();
         let (streams, events) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
         for (stream, raw) in self.streams.iter_mut().zip(streams) {

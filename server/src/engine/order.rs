@@ -1,7 +1,4 @@
 //! Holds the order of the engine's modules: each has a layer and imports from its own layer and from lower ones.
-//!
-//! The engine grew without that order. The two numbers below say how far it is from it: a change may lower them, never raise
-//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,13 +6,12 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemUse, UseTree};
 
-/// Pairs of modules in which the first imports from the second, a higher one.
-const UPWARD_IMPORTS: usize = 71;
-/// Modules in the largest set in which each one depends on each other one, by way of others or directly.
-const LARGEST_CIRCLE: usize = 53;
+/// Modules in the largest set in which each one depends on each other one, by way of others or directly. May be lowered, not
+/// raised.
+const LARGEST_CIRCLE: usize = 4;
 
 /// From the bottom up. A name stands for the module and for its submodules that are not named elsewhere.
-const LAYERS: [(&str, &[&str]); 8] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     (
         "memory and driver types",
         &[
@@ -46,6 +42,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
     (
         "device",
         &[
+            "client_segment",
             "context_limits",
             "cubin",
             "devices",
@@ -54,6 +51,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
             "gpu",
             "green",
             "host",
+            "kept_streams",
             "open",
             "partition",
             "spare",
@@ -67,6 +65,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
             "image_store",
             "images",
             "instances",
+            "prepared",
             "residents",
             "variables",
         ],
@@ -102,7 +101,6 @@ const LAYERS: [(&str, &[&str]); 8] = [
         "session",
         &[
             "activity/session",
-            "fairness/session",
             "graph_turns/session",
             "marks/session",
             "pace/session",
@@ -111,8 +109,20 @@ const LAYERS: [(&str, &[&str]); 8] = [
             "quiet",
             "session",
             "streams/session",
-            "suspects/session",
             "times/session",
+        ],
+    ),
+    (
+        "what the threads share",
+        &[
+            "fate",
+            "gate",
+            "lanes",
+            "roster",
+            "shared",
+            "slow",
+            "trace/traces",
+            "undertaker",
         ],
     ),
     ("calls", &["calls", "runs/session", "snapshot/session"]),
@@ -120,18 +130,21 @@ const LAYERS: [(&str, &[&str]); 8] = [
         "scheduling",
         &[
             "adopt",
+            "awaited/release",
             "dispatch",
-            "gate",
+            "fairness/session",
+            "gate/run",
             "held/session",
             "moving",
             "parking",
             "patience",
             "reaper",
             "resting",
-            "slow",
+            "slow/run",
+            "suspects/session",
             "trace/collect",
             "trace/session",
-            "undertaker",
+            "undertaker/run",
             "watcher",
         ],
     ),
@@ -221,7 +234,10 @@ impl<'a> Visit<'a> for Paths {
             .segments
             .iter()
             .map(|segment| segment.ident.to_string());
-        self.0.push(names.collect());
+        // A single name is a local one.
+        if path.segments.len() > 1 {
+            self.0.push(names.collect());
+        }
         visit::visit_path(self, path);
     }
 }
@@ -337,7 +353,7 @@ fn each_module_has_a_layer() {
 }
 
 #[test]
-fn imports_against_the_order_become_fewer() {
+fn no_module_imports_from_a_higher_layer() {
     let modules = modules();
     let mut upward = Vec::new();
     for (from, targets) in imports(&modules) {
@@ -351,23 +367,18 @@ fn imports_against_the_order_become_fewer() {
             }
         }
     }
-    assert!(
-        upward.len() == UPWARD_IMPORTS,
-        "{} imports lead to a higher layer, not {UPWARD_IMPORTS}. If there are fewer, lower UPWARD_IMPORTS:\n{}",
-        upward.len(),
-        upward.join("\n")
-    );
+    assert!(upward.is_empty(), "{}", upward.join("\n"));
 }
 
 #[test]
-fn the_largest_circle_becomes_smaller() {
+fn circles_are_small() {
     let modules = modules();
     let imports = imports(&modules);
     let circles = imports.keys().map(|module| circle(&imports, module));
     let largest = circles.max_by_key(BTreeSet::len).expect("modules");
     assert!(
-        largest.len() == LARGEST_CIRCLE,
-        "{} modules are in a circle, not {LARGEST_CIRCLE}. If there are fewer, lower LARGEST_CIRCLE: {largest:?}",
+        largest.len() <= LARGEST_CIRCLE,
+        "{} modules are in a circle, more than {LARGEST_CIRCLE}: {largest:?}",
         largest.len()
     );
 }

@@ -3,18 +3,15 @@
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::fmt;
 
-/// Ordinal of an existing device; always a valid index into [`Devices`]. A client's number becomes one only in
-/// [`Devices::get`], which checks it.
-///
-/// [`Devices`]: super::devices::Devices
-/// [`Devices::get`]: super::devices::Devices::get
+/// Ordinal of an existing device; always a valid index into `Devices`. A client's number becomes one only in
+/// `Devices::get`, which checks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ordinal(u8);
 
 const _: () = assert!(MAX_DEVICES <= u8::MAX as usize);
 
 impl Ordinal {
-    /// The ordinal of a device that exists: for [`super::devices::Devices`], which counts them.
+    /// The ordinal of a device that exists: for `Devices`, which counts them.
     pub fn of_device(number: u8) -> Ordinal {
         Ordinal(number)
     }

@@ -4,8 +4,8 @@
 //! thread, a client's launch and wait took 6 µs longer. With many on a thread those that send nothing are parked: told, as before a sleep, that
 //! their doorbell has to be rung, and only those bells are asked about, all at once and now and then.
 
-use super::Shared;
 use super::session::Session;
+use super::shared::Shared;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
@@ -149,7 +149,7 @@ pub fn awake(shared: &Shared, session: &Session) {
     let header = session.shared.header();
     header.server_sleeps.0.store(0, Ordering::Relaxed);
     if header.sleeping.0.load(Ordering::Relaxed) != 0 {
-        shared.wake_watcher();
+        shared.lanes.wake_watcher();
     }
 }
 
@@ -179,7 +179,7 @@ impl Session {
     /// Whether there is something to do for it.
     pub fn wants_attention(&self) -> bool {
         self.consumer.has_message() && !self.held.is_stalled()
-            || self.held.is_released(&self.shared)
+            || self.held.is_released(&self.shared.segment)
             || self.shared.hung_up.load(Ordering::Relaxed)
     }
 }

@@ -1,12 +1,14 @@
 //! What a session writes down about itself while it works, so that it can be made again in another context
 //! ([`super::adopt`]): docs/design/0017-portable-sessions.md.
 
+use super::bounds;
 use super::description::{Kind, Record, STREAMS};
 use super::devices::{self, Grant};
+use super::image_store::ImageStore;
+use super::keeping::Keeping;
 use super::ordinal::Ordinal;
 use super::progress::Progress;
 use super::session::{Session, SessionShared};
-use super::{Shared, bounds};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::{CUmemAccessDesc, CUmemGenericAllocationHandle, CUresult};
 use mpsshim_model::bonds::Bonds;
@@ -48,22 +50,20 @@ pub struct Place {
     pub managed: bool,
 }
 
-impl Shared {
+impl SessionShared {
     /// Has the keeper hold what every session has; whether it does.
-    pub fn keep_session(&self, session: &SessionShared) -> bool {
-        let id = session.info.session;
+    pub fn keep(&self, keeping: &Keeping) -> bool {
+        let id = self.info.session;
         let parts = [
-            (keeper::Kind::Description, session.description.file()),
-            (keeper::Kind::Segment, session.segment.file.as_fd()),
-            (keeper::Kind::Bell, session.bell.fd()),
-            (keeper::Kind::Socket, session.socket()),
+            (keeper::Kind::Description, self.description.file()),
+            (keeper::Kind::Segment, self.segment.file.as_fd()),
+            (keeper::Kind::Bell, self.bell.fd()),
+            (keeper::Kind::Socket, self.socket()),
         ];
         let mut parts = parts.into_iter();
-        parts.all(|(kind, fd)| self.gpu.keeping.keep(Name::numbered(kind, id), fd))
+        parts.all(|(kind, fd)| keeping.keep(Name::numbered(kind, id), fd))
     }
-}
 
-impl SessionShared {
     /// Whether nothing of it is in flight, by what it has noted: the driver need not be asked, which has lost the context.
     pub fn is_at_rest(&self) -> bool {
         self.description
@@ -73,17 +73,17 @@ impl SessionShared {
 
 impl Session {
     /// Has the keeper hold what the session has, and writes down whose session it is.
-    pub fn begin_description(&mut self, shared: &Shared) {
+    pub fn begin_description(&mut self, images: &ImageStore) {
         let client = Client {
             info: self.shared.info.clone(),
             terms: self.shared.terms,
             weight: self.shared.standing.weight(),
             memory: self.account.limits_of_devices(),
         };
-        self.kept = shared.keep_session(&self.shared);
+        self.kept = self.shared.keep(&images.gpu.keeping);
         let bytes = serde_json::to_vec(&client).unwrap_or_default();
         self.write_down(Kind::Client, 0, 0, bytes);
-        self.note_bonds(shared);
+        self.note_bonds(images);
     }
 
     /// Writes a record; what has no room binds the session.
@@ -111,7 +111,7 @@ impl Session {
     }
 
     /// A message was executed that changes what the session is.
-    pub fn note_change(&mut self, shared: &Shared, op: Op, message: &Message) {
+    pub fn note_change(&mut self, images: &ImageStore, op: Op, message: &Message) {
         if !self.kept {
             return;
         }
@@ -123,7 +123,7 @@ impl Session {
             Change::Sets(at) => (Kind::Sets, at),
             Change::Ends(at) => (Kind::Ends, at),
             Change::Own => return,
-            Change::Nothing | Change::Binds => return self.note_bonds(shared),
+            Change::Nothing | Change::Binds => return self.note_bonds(images),
         };
         let key = self.word(message, at);
         if key == 0 && op == Op::GetFunction {
@@ -141,18 +141,18 @@ impl Session {
         if op == Op::GetFunction
             && let Ok(body) = self.body::<GetFunction>(message)
         {
-            self.appraise_image(shared, body.parent);
+            self.appraise_image(images, body.parent);
         }
-        self.note_bonds(shared);
+        self.note_bonds(images);
     }
 
     /// Looks whether an image of which a function is used binds the session.
-    fn appraise_image(&mut self, shared: &Shared, handle: u64) {
+    fn appraise_image(&mut self, images: &ImageStore, handle: u64) {
         let Ok(image) = self.image(handle) else {
             return;
         };
         let content = image.content();
-        let (leaves, is_kept) = (shared.images.leaves(content), content.is_kept());
+        let (leaves, is_kept) = (images.leaves(content), content.is_kept());
         let (hash, is_long) = (*content.hash(), content.len() > LONG);
         self.binding_images |= leaves.addresses;
         self.unkept_memory |= !is_kept;
@@ -162,20 +162,20 @@ impl Session {
     }
 
     /// Whether kernels of an image may write variables that another server has to be told of. Where none comes, nobody looks.
-    pub fn keeps_variables(&self, shared: &Shared, handle: u64) -> bool {
+    pub fn keeps_variables(&self, images: &ImageStore, handle: u64) -> bool {
         let image = self.image(handle);
-        let looks = shared.gpu.keeping.is_on();
-        looks && image.is_ok_and(|image| shared.images.leaves(image.content()).variables)
+        let looks = images.gpu.keeping.is_on();
+        looks && image.is_ok_and(|image| images.leaves(image.content()).variables)
     }
 
     /// Memory was given to it.
-    pub fn describe_memory(&mut self, shared: &Shared, grant: &Grant) {
+    pub fn describe_memory(&mut self, images: &ImageStore, grant: &Grant) {
         if !self.kept {
             return;
         }
-        if !shared.gpu.keep_grant(grant) {
+        if !images.gpu.keep_grant(grant) {
             self.unkept_memory = true;
-            return self.note_bonds(shared);
+            return self.note_bonds(images);
         }
         let place = Place {
             len: grant.len,
@@ -186,23 +186,23 @@ impl Session {
     }
 
     /// Pinned memory was given to it.
-    pub fn describe_host(&mut self, shared: &Shared, start: u64, place: Place) {
+    pub fn describe_host(&mut self, images: &ImageStore, start: u64, place: Place) {
         if !self.kept {
             return;
         }
         let name = Name::numbered(keeper::Kind::Host, start);
         let block = self.host.get(&start);
-        if !block.is_some_and(|block| shared.gpu.keeping.keep(name, block.file.as_fd())) {
+        if !block.is_some_and(|block| images.gpu.keeping.keep(name, block.file.as_fd())) {
             self.unkept_memory = true;
-            return self.note_bonds(shared);
+            return self.note_bonds(images);
         }
         self.describe_with(Kind::Host, start, &place);
     }
 
     /// Pinned memory was taken from it.
-    pub fn describe_host_end(&mut self, shared: &Shared, start: u64) {
+    pub fn describe_host_end(&mut self, images: &ImageStore, start: u64) {
         self.describe_end(Kind::HostEnds, start);
-        shared
+        images
             .gpu
             .keeping
             .forget(Name::numbered(keeper::Kind::Host, start));
@@ -230,7 +230,7 @@ impl Session {
     /// Physical memory was made.
     pub fn describe_physical(
         &mut self,
-        shared: &Shared,
+        images: &ImageStore,
         key: u64,
         raw: CUmemGenericAllocationHandle,
         (len, device, exportable): (u64, Ordinal, bool),
@@ -238,20 +238,20 @@ impl Session {
         if !self.kept {
             return;
         }
-        let exported = devices::export(&shared.gpu.driver, raw);
+        let exported = devices::export(&images.gpu.driver, raw);
         let name = self.name_of_physical(key);
-        if !exported.is_ok_and(|fd| shared.gpu.keeping.keep(name, fd.as_fd())) {
+        if !exported.is_ok_and(|fd| images.gpu.keeping.keep(name, fd.as_fd())) {
             self.unkept_memory = true;
-            return self.note_bonds(shared);
+            return self.note_bonds(images);
         }
         let device = u32::from(device);
         self.describe_with(Kind::Physical, key, &(len, device, exportable));
     }
 
     /// Nothing is left of it.
-    pub fn describe_physical_end(&mut self, shared: &Shared, key: u64) {
+    pub fn describe_physical_end(&mut self, images: &ImageStore, key: u64) {
         self.describe_end(Kind::PhysicalEnds, key);
-        shared.gpu.keeping.forget(self.name_of_physical(key));
+        images.gpu.keeping.forget(self.name_of_physical(key));
     }
 
     /// What the keeper calls physical memory of the session's.
@@ -363,16 +363,16 @@ impl Session {
     }
 
     /// Notes what binds the session to its context now.
-    pub fn note_bonds(&mut self, shared: &Shared) {
-        let bonds = self.bonds(shared);
+    pub fn note_bonds(&mut self, images: &ImageStore) {
+        let bonds = self.bonds(images);
         if bonds != self.shared.description.bonds() {
             self.shared.description.set_bonds(bonds);
         }
     }
 
     /// What cannot be made again.
-    fn bonds(&self, shared: &Shared) -> Bonds {
-        let keeper = shared.gpu.keeping.keeper();
+    fn bonds(&self, images: &ImageStore) -> Bonds {
+        let keeper = images.gpu.keeping.keeper();
         let keeps = keeper.is_some_and(|keeper| keeper.is_there());
         let arrays = self.arrays.len() + self.mipmaps.len() + self.bound_arrays.len();
         let references = self.texture_references.len() + self.surface_references.len();
@@ -398,12 +398,12 @@ impl Session {
     }
 
     /// A stream was made at this position: it notes there how far it is.
-    pub fn begin_progress(&mut self, shared: &Shared, index: usize) -> Result<(), CUresult> {
+    pub fn begin_progress(&mut self, images: &ImageStore, index: usize) -> Result<(), CUresult> {
         let description = self.shared.description.clone();
         self.streams.at_mut(index)?.progress = Some(Progress::new(&description, index));
         if index >= STREAMS && !self.far_streams {
             self.far_streams = true;
-            self.note_bonds(shared);
+            self.note_bonds(images);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! The driver writes the text to the standard output of the process that owns the context, when a stream is
 //! synchronized or a kernel launched, without a word on which kernel printed it. So the server's standard output
 //! is a memory file, and one session at a time has printing kernels in flight: whatever is in the file when its
-//! streams are idle is its own. Sessions whose images have no code that names `vprintf` ([`super::cubin::prints`]) are not concerned.
+//! streams are idle is its own. Sessions whose images have no code that names `vprintf` (`cubin::prints`) are not concerned.
 //!
 //! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory file,
 //! which the driver goes on writing to while the session has work in flight: [`Printing::contain`].

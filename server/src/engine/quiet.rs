@@ -1,27 +1,10 @@
 //! Whether sessions have work in flight, and may submit more ([`super::calm`]).
 
-use super::Shared;
 use super::gpu::Gpu;
 use super::session::{Session, SessionShared};
-use super::side::Side;
 use super::streams::Point;
 use mpsshim_proto::segment::reached;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-
-impl Shared {
-    /// Whether nothing is in flight, as far as the sessions have said.
-    pub fn is_quiet(&self, side: Side) -> bool {
-        let works = |session: &Arc<SessionShared>| session.is_at_work(&self.gpu);
-        self.gpu.calm(side).is_still() && !self.sessions_of(side).any(|session| works(&session))
-    }
-
-    /// The sessions of a side.
-    pub fn sessions_of(&self, side: Side) -> impl Iterator<Item = Arc<SessionShared>> {
-        let all = self.session_list().into_iter();
-        all.filter(move |session| session.side() == side)
-    }
-}
 
 impl SessionShared {
     /// Whether it has work in flight, or may have.

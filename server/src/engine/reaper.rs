@@ -7,10 +7,10 @@
 //! only be ended with the whole context. Its session stays, with all its memory, which nobody gets before that; others are
 //! freed as ever, and it does not count as a client any more.
 
-use super::Shared;
-use super::awaited::Release;
+use super::awaited::release::Release;
 use super::instances::Image;
-use super::session::{Session, SessionShared};
+use super::session::Session;
+use super::shared::Shared;
 use super::side::Side;
 use super::undertaker::Buried;
 use crate::keeper::{self, Name};
@@ -76,10 +76,10 @@ impl Dying {
         self.stuck = true;
         if uncounted < MOST_STUCK {
             self.uncounted = true;
-            shared.admission.retract();
+            shared.roster.admission.retract();
         }
         let info = self.session.shared.info.clone();
-        shared.tell(EngineEvent::Stuck(info));
+        shared.roster.tell(EngineEvent::Stuck(info));
     }
 }
 
@@ -103,7 +103,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
             // Nothing can be freed any more; the process is about to be replaced.
             for mut one in dying.drain(..) {
                 let why = one.session.fault.take();
-                shared.gone(&one.session.shared, one.uncounted, why);
+                shared.roster.gone(&one.session.shared, one.uncounted, why);
                 std::mem::forget(one);
             }
             continue;
@@ -113,7 +113,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
             if dying[at].is_over(shared) {
                 let over = dying.swap_remove(at);
                 // An annex stays until all that was in it is buried.
-                let _annex_stays = shared.moving.read();
+                let _annex_stays = shared.lanes.moving.read();
                 shared.gpu.calm(over.session.side).end_dying();
                 release(shared, *over.session, over.uncounted);
                 continue;
@@ -138,7 +138,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
 fn is_drained(shared: &Shared, session: &Session) -> bool {
     // A graph that waits for the client's functions goes on without them.
     for slot in &session.graphs.waits {
-        session.shared.set_flag(slot + RETURNED, 1);
+        session.shared.segment.set_flag(slot + RETURNED, 1);
     }
     let mut streams = session.streams.iter().chain(&session.retired);
     streams.all(|stream| stream.is_drained(&shared.gpu))
@@ -147,7 +147,7 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
 /// Frees what an idle session owned; what would make others wait is buried.
 fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     panics::works_for(Some(session.shared.info.session));
-    shared.note_drained(&session.shared);
+    shared.roster.note_drained(&session.shared);
     session.enter();
     session.surrender_printing(&shared.gpu);
     session.leave_graph_turn(&shared.gpu);
@@ -161,10 +161,10 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     }
     for event in session.events.drain() {
         let _ = shared.gpu.devices[event.device].make_current(&shared.gpu.driver);
-        let _ = shared.end_event(event);
+        let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
     }
     let grants = std::mem::take(&mut session.grants).into_values();
-    let opened = session.sharing.clear(&shared.shares);
+    let opened = session.sharing.clear(&shared.roster.shares);
     for grant in grants.chain(opened).chain(session.releasing.drain(..)) {
         grant.left_by(&session.account);
         if let Err(status) = shared.gpu.revoke(grant) {
@@ -217,18 +217,10 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     let ended = session.shared.clone();
     // With it goes the last that holds what is buried now.
     drop(session);
-    shared.shared_events.settle(&shared.gpu.driver);
+    shared.roster.shared_events.settle(&shared.gpu.driver);
     ended.account.retire();
-    graves.into_iter().for_each(|object| shared.bury(object));
-    shared.gone(&ended, uncounted, why);
-}
-
-impl Shared {
-    /// Tells the owner that a session's resources are gone.
-    fn gone(&self, session: &SessionShared, uncounted: bool, why: Option<String>) {
-        if !uncounted {
-            self.admission.retract();
-        }
-        self.tell(EngineEvent::Gone(session.info.clone(), why));
-    }
+    graves
+        .into_iter()
+        .for_each(|object| shared.lanes.bury(object));
+    shared.roster.gone(&ended, uncounted, why);
 }

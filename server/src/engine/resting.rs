@@ -6,12 +6,10 @@
 
 use super::dispatch::Visit;
 use super::session::{Session, SessionShared};
+use super::shared::Shared;
 use super::snapshot::SAVED_AT_REST;
-use super::{Engine, Shared};
-use crossbeam_channel::Sender;
 use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
 use mpsshim_model::bonds::Bonds;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
@@ -33,55 +31,23 @@ const AT_REST: Bonds = Bonds(SAVED_AT_REST.0 | Bonds::PRINTS.0);
 /// A session that cannot be handed over, and why.
 struct Stays(Arc<SessionShared>, String);
 
-impl Engine {
-    /// Brings all sessions to rest within `patience` and sends how many there are. From then on nothing is executed: the
-    /// process has to end. With `force`, sessions that cannot go on elsewhere are ended; without, clients that cannot be
-    /// handed over are what is sent, with reasons, in words, and everything goes on.
+impl Shared {
+    /// Brings all sessions to rest within `patience`: how many there are, or the clients that stay, with reasons.
     ///
     /// # Errors
-    /// No thread.
-    pub fn hand_over(
-        &self,
-        patience: Duration,
-        force: bool,
-        outcome: Sender<Rested>,
-    ) -> io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let started = std::thread::Builder::new()
-            .name("hand-over".into())
-            .spawn(move || {
-                // Whoever asked has gone if this fails.
-                let _ = outcome.send(shared.come_to_rest(patience, force));
-            });
-        started.map(drop)
-    }
-
-    /// Calls that off: everything goes on.
-    pub fn go_on(&self) {
-        self.shared.resting.store(0, Ordering::SeqCst);
-        self.shared.wake_dispatchers();
-    }
-}
-
-impl Shared {
-    /// Whether sessions are being brought to rest, or are at rest.
-    #[inline]
-    pub fn is_resting(&self) -> bool {
-        self.resting.load(Ordering::Relaxed) != 0
-    }
-
-    fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
+    /// The reasons.
+    pub fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
         if !force {
             refuse(self.bound(AT_REST))?;
         }
         let until = Instant::now() + patience;
-        let number = self.rests.fetch_add(1, Ordering::Relaxed) + 1;
-        self.resting.store(number, Ordering::SeqCst);
+        let number = self.fate.rests.fetch_add(1, Ordering::Relaxed) + 1;
+        self.fate.resting.store(number, Ordering::SeqCst);
         let rests = |session: &Arc<SessionShared>| session.rested.load(Ordering::Acquire) == number;
         let awake = loop {
-            self.wake_dispatchers();
+            self.lanes.wake_dispatchers();
             let now = Instant::now();
-            let mut awake = self.session_list();
+            let mut awake = self.roster.session_list();
             // Before it is looked who rests: whoever has been asked either does by now, or has work.
             let asked = awake
                 .iter()
@@ -94,7 +60,7 @@ impl Shared {
                 self.end_rest(number);
                 return Err("the context is lost".into());
             }
-            if self.resting.load(Ordering::SeqCst) != number {
+            if self.fate.resting.load(Ordering::SeqCst) != number {
                 return Err("it was called off".into());
             }
             sleep(LOOK);
@@ -121,7 +87,7 @@ impl Shared {
             return Err(why);
         }
         let mut going_on = 0;
-        for session in self.session_list() {
+        for session in self.roster.session_list() {
             let is_bound = session.description.bonds() != Bonds::default();
             if rests(&session) && !is_bound && session.is_at_rest() {
                 going_on += 1;
@@ -132,21 +98,16 @@ impl Shared {
 
     /// Sessions are served again, unless another attempt goes on.
     fn end_rest(&self, number: u64) {
-        let ended = (self.resting).compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
+        let ended =
+            (self.fate.resting).compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
         if ended.is_ok() {
-            self.wake_dispatchers();
+            self.lanes.wake_dispatchers();
         }
-    }
-
-    fn wake_dispatchers(&self) {
-        self.dispatchers
-            .iter()
-            .for_each(|thread| thread.bell.ring());
     }
 
     /// Sessions bound to their context by anything but these bonds.
     fn bound(&self, but_for: Bonds) -> Vec<Stays> {
-        let sessions = self.session_list().into_iter();
+        let sessions = self.roster.session_list().into_iter();
         let bonds = sessions.map(|session| {
             let bonds = session.description.bonds().0 & !but_for.0;
             (Bonds(bonds), session)
@@ -175,7 +136,7 @@ fn refuse(mut stay: Vec<Stays>) -> Result<(), String> {
 impl Session {
     /// Does what has to be done before the session is at rest, as far as it can be done now.
     pub fn come_to_rest(&mut self, shared: &Shared) -> Visit {
-        let number = shared.resting.load(Ordering::SeqCst);
+        let number = shared.fate.resting.load(Ordering::SeqCst);
         if self.shared.rested.load(Ordering::Relaxed) == number {
             return Visit::Idle;
         }
@@ -208,7 +169,7 @@ impl Session {
             stream.settle_progress();
         }
         if self.wants_snapshot() {
-            let may = !shared.gpu.calm(self.side).is_hushed() && shared.snapshots.reserve();
+            let may = !shared.gpu.calm(self.side).is_hushed() && shared.lanes.snapshots.reserve();
             return if may { Visit::Snapshot } else { Visit::Full };
         }
         if self.shared.is_at_rest() {

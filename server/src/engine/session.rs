@@ -3,8 +3,9 @@
 use super::account::{Account, Charge, Memory};
 use super::activity::{Counts, Published, Quiet};
 use super::arrays::{Array, Objects, Reference};
+use super::bounds;
 use super::call_error::CallError;
-use super::calls::Prepared;
+use super::client_segment::Segment;
 use super::context_limits::RaisedLimits;
 use super::description::Description;
 use super::devices::Grant;
@@ -16,7 +17,7 @@ use super::gpu::Gpu;
 use super::graphs::Graphs;
 use super::green::{GreenRef, Resources};
 use super::held::Held;
-use super::host::{HostBlock, Segment};
+use super::host::HostBlock;
 use super::images::Sent;
 use super::instances::{Image, Instance};
 use super::links::Link;
@@ -25,6 +26,7 @@ use super::moment::{Moment, Want};
 use super::ordinal::Ordinal;
 use super::partition::Place;
 use super::pools::Pools;
+use super::prepared::Prepared;
 use super::printing::Printed;
 use super::rations::Holder;
 use super::runs::Planned;
@@ -38,7 +40,6 @@ use super::times::Times;
 use super::trace::Tracer;
 use super::virtual_memory::VirtualMemory;
 use super::waits::Waits;
-use super::{Shared, bounds};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_model::client::ClientInfo;
@@ -159,68 +160,16 @@ impl SessionShared {
         }
     }
     fn base(&self) -> *mut u8 {
-        self.segment.registration.mapping().base()
+        self.segment.base()
     }
     /// The segment's header.
     pub fn header(&self) -> &Header {
-        // SAFETY: the mapping has SEGMENT_LEN bytes and lives as long as self; Header is all atomics.
-        unsafe { &*self.base().cast::<Header>() }
+        self.segment.header()
     }
-    /// The ring's memory.
-    pub fn ring(&self) -> RingMemory {
-        // SAFETY: the mapping has SEGMENT_LEN bytes; a Session keeps this Arc alive as long as its consumer.
-        unsafe { RingMemory::new(self.base()) }
-    }
-    /// What the GPU wrote last into a flag (or the client: then it fools only itself). 0 outside the table.
+    /// The value of a flag: see [`Segment::flag`].
     #[inline]
     pub fn flag(&self, slot: u32) -> u32 {
-        self.flag_word(slot)
-            .map_or(0, |word| word.load(Ordering::Acquire))
-    }
-    fn flag_word(&self, slot: u32) -> Option<&AtomicU32> {
-        let offset = segment::flag_offset(slot)?;
-        // SAFETY: inside the mapping, aligned to a word.
-        Some(unsafe { &*self.base().add(offset).cast::<AtomicU32>() })
-    }
-    /// Writes a flag from here, for a mark that the GPU will not write.
-    pub fn set_flag(&self, slot: u32, value: u32) {
-        if let Some(word) = self.flag_word(slot) {
-            word.store(value, Ordering::Release);
-        }
-    }
-    /// Whether there is a slot of this number.
-    ///
-    /// # Errors
-    /// A violation when not.
-    pub fn check_slot(&self, slot: u32) -> Result<(), CallError> {
-        if slot as usize >= segment::FLAGS {
-            return Err(CallError::Violation(format!(
-                "flag slot {slot} is out of range"
-            )));
-        }
-        Ok(())
-    }
-    /// Device address of a flag.
-    ///
-    /// # Errors
-    /// A violation for a flag that is not there.
-    pub fn flag_address(&self, slot: u32) -> Result<CUdeviceptr, CallError> {
-        let offset = segment::flag_offset(slot)
-            .ok_or_else(|| CallError::Violation(format!("flag slot {slot} is out of range")))?;
-        Ok(self.segment.registration.device_address() + (offset - segment::REGISTERED) as u64)
-    }
-    /// Host address of staging memory.
-    ///
-    /// # Errors
-    /// A violation for a range outside the staging area.
-    pub fn staging_address(&self, offset: u64, len: u64) -> Result<u64, CallError> {
-        let area = segment::STAGING_LEN as u64;
-        if offset > area || len > area - offset {
-            return Err(CallError::Violation(format!(
-                "staging range {offset}+{len} is out of range"
-            )));
-        }
-        Ok(self.base() as u64 + segment::STAGING as u64 + offset)
+        self.segment.flag(slot)
     }
     /// Ends the session for the client: every further call of it returns `status`, sleepers wake.
     pub fn end(&self, status: CUresult) {
@@ -393,7 +342,7 @@ impl Session {
     pub fn new(shared: Arc<SessionShared>, home: usize) -> Session {
         let side = shared.side();
         Session {
-            consumer: Consumer::new(shared.ring()),
+            consumer: Consumer::new(shared.segment.ring()),
             account: shared.account.clone(),
             shared,
             streams: Slots::new(Kind::Stream, bounds::STREAMS),
@@ -579,26 +528,6 @@ impl Session {
             Ordering::AcqRel,
             Ordering::Relaxed,
         );
-    }
-
-    /// The function behind a handle, to be used.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`.
-    #[inline]
-    pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
-        let function = self.functions.get(handle)?;
-        if !function.taken {
-            let loads =
-                self.image(function.image)?
-                    .loads_to_take(&shared.images, &function.key, None);
-            if loads && self.moment.is_none() {
-                self.wants = Some(Want::Function(handle));
-                return Err(CallError::Alone);
-            }
-            self.take_function(shared, handle)?;
-        }
-        Ok(self.functions.get(handle)?)
     }
 
     /// Whether `[address, address + len)` is device memory the session may name in a call: inside its own

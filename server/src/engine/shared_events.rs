@@ -4,7 +4,6 @@
 //! driver's event lives as long as any session has it. As natively, a handle can be opened when nobody has the event any
 //! more: it stands for one whose last record is what it was.
 
-use super::Shared;
 use super::driver::Driver;
 use super::events::Event;
 use super::ordinal::Ordinal;
@@ -471,16 +470,6 @@ fn random() -> Result<Token, CUresult> {
         Ok(token)
     } else {
         Err(CUDA_ERROR_OPERATING_SYSTEM)
-    }
-}
-
-impl Shared {
-    /// Ends a session's event; its device's context is current.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn end_event(&self, event: Event) -> Result<(), CUresult> {
-        self.shared_events.end(&self.gpu.driver, event)
     }
 }
 

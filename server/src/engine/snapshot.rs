@@ -12,13 +12,10 @@
 pub mod session;
 
 use super::ordinal::Ordinal;
-use super::session::Session;
-use crossbeam_channel::Sender;
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::arena;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a session is at rest before its variables are saved: longer than the pauses between the launches and the copies
@@ -38,32 +35,6 @@ pub const SAVED_AT_REST: Bonds =
 
 /// The variables of an image on a device.
 type Place = (u64, Ordinal);
-
-/// The thread that saves variables, one session's at a time: a message that comes meanwhile waits for that one at most.
-pub struct Snapshots {
-    sender: Sender<Box<Session>>,
-    busy: AtomicBool,
-}
-
-impl Snapshots {
-    /// With a thread behind `sender` that runs [`run`].
-    pub fn new(sender: Sender<Box<Session>>) -> Snapshots {
-        Snapshots {
-            sender,
-            busy: AtomicBool::new(false),
-        }
-    }
-
-    /// Reserves the thread, if it has nothing to do.
-    pub fn reserve(&self) -> bool {
-        !self.busy.swap(true, Ordering::AcqRel)
-    }
-
-    /// Has a session's variables saved. The thread is reserved.
-    pub fn send(&self, session: Box<Session>) {
-        let _ = self.sender.send(session);
-    }
-}
 
 /// How a session's description is about its variables.
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 //! Registered memory without a user, kept for the next session.
 
-use super::host::{HostBlock, Segment};
+use super::client_segment::Segment;
+use super::host::HostBlock;
 use super::memory_file::MemoryFile;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

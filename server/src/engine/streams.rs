@@ -6,6 +6,7 @@
 
 mod session;
 
+use super::client_segment::Segment;
 use super::gpu::Gpu;
 use super::green::GreenRef;
 use super::host::Flag;
@@ -14,7 +15,6 @@ use super::pace::Pace;
 use super::progress::Progress;
 use super::rations::Holder;
 use super::runs::Chains;
-use super::session::SessionShared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
@@ -135,9 +135,9 @@ impl Stream {
     /// Takes notice of what the GPU has done; returns operations still in flight as far as is known. The client's
     /// own marks count: by forging one it misleads only the order of its own streams.
     #[inline]
-    pub fn in_flight(&mut self, gpu: &Gpu, session: &SessionShared) -> u64 {
+    pub fn in_flight(&mut self, gpu: &Gpu, segment: &Segment) -> u64 {
         let marked = match self.mark {
-            Some(mark) if reached(session.flag(mark.slot), mark.value) => mark.ops,
+            Some(mark) if reached(segment.flag(mark.slot), mark.value) => mark.ops,
             _ => 0,
         };
         self.ops - marked.max(self.take_notice(gpu))
@@ -193,9 +193,9 @@ impl Stream {
     }
 
     /// Whether it was given work since this was last asked, or has some.
-    pub fn was_used(&mut self, gpu: &Gpu, session: &SessionShared) -> bool {
+    pub fn was_used(&mut self, gpu: &Gpu, segment: &Segment) -> bool {
         let seen = std::mem::replace(&mut self.seen, self.ops);
-        seen != self.ops || self.in_flight(gpu, session) != 0
+        seen != self.ops || self.in_flight(gpu, segment) != 0
     }
 
     /// Whether all that the driver was given is done. It does not capture.

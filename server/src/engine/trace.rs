@@ -6,20 +6,17 @@
 
 mod collect;
 pub mod session;
+pub mod traces;
 
-use super::Shared;
-use super::session::SessionShared;
+use super::gpu::Gpu;
 use super::streams::{Point, Stream};
 use super::waits::Wait;
-use mpsshim_control::trace::{Blockers, Process, Run};
+use mpsshim_control::trace::{Blockers, Process};
 use mpsshim_proto::message::{Mark, Op};
-use parking_lot::Mutex;
 use quanta::Clock;
-use rtrb::{Consumer, Producer};
-use std::collections::HashMap;
+use rtrb::Producer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 /// Records of one session that the collector has not read.
 const RECORDS: usize = 4096;
@@ -147,93 +144,6 @@ enum Subject {
     Nothing,
 }
 
-/// A session as the collector gets to know it.
-#[derive(Debug)]
-struct Joined {
-    session: Arc<SessionShared>,
-    records: Consumer<Record>,
-}
-
-/// The engine's part of a trace.
-#[derive(Debug, Default)]
-pub struct Traces(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    /// Number of the last trace.
-    number: u32,
-    run: Option<Arc<Run>>,
-    joined: Vec<Joined>,
-    numbers: HashMap<Box<[u8]>, u32>,
-    /// By number less one.
-    names: Vec<Box<[u8]>>,
-    wanting: Arc<Wanting>,
-    /// When it began, by the run's clock.
-    began: u64,
-    collector: Option<JoinHandle<()>>,
-}
-
-impl Shared {
-    /// Begins or ends to trace; returns when all that was recorded has been told.
-    ///
-    /// # Errors
-    /// No thread.
-    pub fn trace(self: &Arc<Shared>, run: Option<Arc<Run>>) -> std::io::Result<()> {
-        let mut state = self.traces.0.lock();
-        self.gpu.tracing.store(false, Ordering::SeqCst);
-        state.run = None;
-        if let Some(collector) = state.collector.take() {
-            drop(state);
-            // It has nothing to say if it has panicked.
-            let _ = collector.join();
-            state = self.traces.0.lock();
-        }
-        let Some(run) = run else { return Ok(()) };
-        state.number += 1;
-        self.trace_number.store(state.number, Ordering::Relaxed);
-        state.joined.clear();
-        state.numbers.clear();
-        state.names.clear();
-        state.wanting = Arc::default();
-        state.began = run.clock().raw();
-        let (shared, told) = (Arc::clone(self), Arc::clone(&run));
-        let collector = std::thread::Builder::new()
-            .name("trace".into())
-            .spawn(move || collect::run(&shared, &told))?;
-        state.collector = Some(collector);
-        state.run = Some(run);
-        self.gpu.tracing.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-}
-
-impl Traces {
-    /// The number of a kernel's name; 0 for those for which there is no room.
-    fn number(&self, name: &[u8]) -> u32 {
-        let mut state = self.0.lock();
-        if let Some(number) = state.numbers.get(name) {
-            return *number;
-        }
-        if state.names.len() >= NAMES {
-            return 0;
-        }
-        state.names.push(name.into());
-        let number = state.names.len() as u32;
-        state.numbers.insert(name.into(), number);
-        number
-    }
-
-    /// Names from this number on.
-    fn names_from(&self, number: usize) -> Vec<Box<[u8]>> {
-        let state = self.0.lock();
-        state.names.get(number..).unwrap_or_default().to_vec()
-    }
-
-    fn take_joined(&self) -> Vec<Joined> {
-        std::mem::take(&mut self.0.lock().joined)
-    }
-}
-
 impl Tracer {
     /// Whether a stream may get a flag besides those that it gets anyway.
     fn may_point(&mut self, now: u64) -> bool {
@@ -255,7 +165,7 @@ impl Tracer {
     /// `may_have` that, one more.
     fn record_points(
         &mut self,
-        shared: &Shared,
+        gpu: &Gpu,
         stream: &mut Stream,
         (mark, may_have): (Option<Mark>, bool),
         (begun, ended): (u64, u64),
@@ -271,7 +181,7 @@ impl Tracer {
             self.record(begun, ended, What::Wait { slot, value });
         } else if may_have && self.may_point(ended) {
             // Where the driver refuses, the next one tells.
-            let _ = stream.checkpoint(&shared.gpu);
+            let _ = stream.checkpoint(gpu);
         }
         if let Some(point) = stream.last_point().filter(|point| point.ops == ops) {
             let what = What::Point {

@@ -9,8 +9,7 @@ use super::devices::Device;
 use super::footprint::{at_top, declarations, of_declaration, without_comments};
 use super::gpu::Gpu;
 use super::host::is_affordable;
-use super::images::{Content, Findings};
-use super::instances::Raw;
+use super::images::{Content, Findings, Raw};
 use super::ordinal::Ordinal;
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,

@@ -1,6 +1,6 @@
 //! Wakes clients that sleep until the GPU writes a flag, and notices clients that are gone.
 
-use super::Shared;
+use super::shared::Shared;
 use mpsshim_proto::segment::{SLEEPERS, reached, sleeper, state};
 use mpsshim_proto::shm::futex_wake;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ pub fn run(shared: &Arc<Shared>) {
     // SAFETY: a plain system call on the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
     let mut pause = SHORTEST;
-    while !shared.stopping.load(Ordering::Relaxed) {
-        let sessions = shared.session_list();
+    while !shared.fate.stopping.load(Ordering::Relaxed) {
+        let sessions = shared.roster.session_list();
         let (mut any, mut woke) = (false, false);
         for session in &sessions {
             let header = session.header();
@@ -50,9 +50,9 @@ pub fn run(shared: &Arc<Shared>) {
         }
         drop(sessions);
         if !any {
-            shared.watcher_idle.store(true, Ordering::SeqCst);
+            shared.lanes.watcher_idle.store(true, Ordering::SeqCst);
             std::thread::park();
-            shared.watcher_idle.store(false, Ordering::SeqCst);
+            shared.lanes.watcher_idle.store(false, Ordering::SeqCst);
             pause = SHORTEST;
             continue;
         }
@@ -68,16 +68,21 @@ pub fn run(shared: &Arc<Shared>) {
 /// The body of the thread that waits for clients' sockets to close.
 pub fn run_sockets(shared: &Arc<Shared>) {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-    while !shared.stopping.load(Ordering::Relaxed) {
+    while !shared.fate.stopping.load(Ordering::Relaxed) {
         // SAFETY: the array is as long as said.
         let count = unsafe {
-            libc::epoll_wait(shared.epoll(), events.as_mut_ptr(), events.len() as i32, -1)
+            libc::epoll_wait(
+                shared.roster.epoll(),
+                events.as_mut_ptr(),
+                events.len() as i32,
+                -1,
+            )
         };
         for event in &events[..count.max(0) as usize] {
             let id = event.u64;
-            if let Some(session) = shared.session(id) {
+            if let Some(session) = shared.roster.session(id) {
                 session.hung_up.store(true, Ordering::SeqCst);
-                shared.unwatch_socket(&session);
+                shared.roster.unwatch_socket(&session);
                 session.bell.ring();
             }
         }

@@ -18,7 +18,7 @@ impl Session {
         }
         let streams = self.streams.iter_mut().filter(|stream| !stream.capturing);
         let in_flight: u64 = streams
-            .map(|stream| stream.in_flight(gpu, &self.shared))
+            .map(|stream| stream.in_flight(gpu, &self.shared.segment))
             .sum();
         let sample = Sample {
             at: now,

@@ -2,12 +2,14 @@
 
 use super::super::account::{Charge, Memory};
 use super::super::arrays::{Array, Object, RawArray};
+use super::super::bounds;
 use super::super::call_error::CallError;
+use super::super::gpu::Gpu;
 use super::super::ordinal::Ordinal;
 use super::super::pace::Runs;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::undertaker::Buried;
-use super::super::{Shared, bounds};
 use super::Reply;
 use super::copy::Rows;
 use mpsshim_api::cuda::*;
@@ -112,7 +114,7 @@ impl Session {
             }
             Some(reached) => {
                 let host = match reached {
-                    Side::Staging => self.shared.staging_address(side.address, len)?,
+                    Side::Staging => self.shared.segment.staging_address(side.address, len)?,
                     _ => {
                         self.check_reachable(side.address, len)?;
                         side.address
@@ -185,7 +187,7 @@ impl Session {
             &mut self.arrays
         };
         if let Err((status, array)) = table.insert(body.array, array) {
-            shared.bury(Buried::Array(array));
+            shared.lanes.bury(Buried::Array(array));
             return Err(status.into());
         }
         Ok(())
@@ -239,7 +241,7 @@ impl Session {
             if let Some(charge) = &mut array.charge {
                 charge.leave();
             }
-            shared.bury(Buried::Array(array));
+            shared.lanes.bury(Buried::Array(array));
         }
         Ok(())
     }
@@ -373,4 +375,18 @@ fn info(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Vec<u8> {
         pad: 0,
     };
     info.as_bytes().to_vec()
+}
+
+impl Session {
+    /// What is to be destroyed when the session is over, in the order of destruction; its modules are gone by then.
+    pub fn take_arrays(&mut self, gpu: &Gpu) -> Vec<Buried> {
+        for reference in self.texture_references.drain() {
+            reference.end(gpu);
+        }
+        let objects = std::mem::take(&mut self.textures).into_iter();
+        let objects = objects.map(|(object, device)| Buried::Object(object, device));
+        let arrays = self.arrays.drain().chain(self.mipmaps.drain());
+        let arrays = arrays.chain(self.bound_arrays.drain(..));
+        objects.chain(arrays.map(Buried::Array)).collect()
+    }
 }

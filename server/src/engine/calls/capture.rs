@@ -1,11 +1,11 @@
 //! Stream capture. It always begins relaxed: what the other modes forbid is the client's own affair, and a prohibition of
 //! the driver's would hit every client of the server.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::graphs::{Capture, Owner};
 use super::super::ordinal::Ordinal;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::streams::Role;
 use super::Reply;
 use mpsshim_api::cuda::*;

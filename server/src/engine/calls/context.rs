@@ -1,10 +1,10 @@
 //! Contexts: attaching to a device, limits.
 
-use super::super::Shared;
 use super::super::context_limits::ContextLimit;
 use super::super::description::Kind;
 use super::super::devices::Device;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Attach, Limit};

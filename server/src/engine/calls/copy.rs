@@ -1,9 +1,9 @@
 //! Copies and memsets. All device ranges are checked against what the session owns.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::pace::Runs;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
 use mpsshim_proto::ring::Message;
@@ -169,7 +169,7 @@ impl Session {
                 return Ok(place);
             }
             Side::Host => self.check_reachable(address, len)?,
-            Side::Staging => return self.shared.staging_address(address, len),
+            Side::Staging => return self.shared.segment.staging_address(address, len),
         }
         Ok(address)
     }

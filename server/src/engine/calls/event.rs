@@ -1,11 +1,11 @@
 //! Events.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::events::Event;
 use super::super::held::Awaited;
 use super::super::ordinal::Ordinal;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::shared_events::{Record, SharedEvent, Standing, Taken};
 use super::super::streams::Role;
 use super::super::times::Time;
@@ -50,7 +50,7 @@ impl Session {
         shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
         match self.graphs.keep_event(body.object, event) {
             Ok(()) => Ok(()),
-            Err(event) => Ok(shared.end_event(event)?),
+            Err(event) => Ok(shared.roster.shared_events.end(&shared.gpu.driver, event)?),
         }
     }
 
@@ -204,8 +204,8 @@ impl Session {
             slot: body.slot,
             value: body.value,
         };
-        self.shared.check_slot(body.slot)?;
-        let address = self.shared.flag_address(body.slot)?;
+        self.shared.segment.check_slot(body.slot)?;
+        let address = self.shared.segment.flag_address(body.slot)?;
         let (event, of_several) = match self.events.get(body.event) {
             // The server's stream must not join the capture.
             Ok(event) if event.captured => {
@@ -270,7 +270,10 @@ impl Session {
         self.shares = true;
         let event = self.events.get_mut(body.event)?;
         let is_new = event.shared.is_none();
-        let token = shared.shared_events.export(event, self.shared.info.uid)?;
+        let token = shared
+            .roster
+            .shared_events
+            .export(event, self.shared.info.uid)?;
         if is_new {
             self.share_deferred(body.event);
         }
@@ -292,10 +295,13 @@ impl Session {
                 .event_create(&mut raw, flags)
                 .map(|()| raw)
         };
-        let event = shared.shared_events.import(&body.token, uid, create)?;
+        let event = shared
+            .roster
+            .shared_events
+            .import(&body.token, uid, create)?;
         if let Err((status, event)) = self.events.insert(body.event, event) {
             shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
-            let _ = shared.end_event(event);
+            let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
             return Err(status.into());
         }
         Ok(Vec::new())

@@ -1,12 +1,14 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::functions::Function;
-use super::super::instances::{Key, Raw};
+use super::super::images::Raw;
+use super::super::instances::Key;
+use super::super::moment::Want;
 use super::super::ordinal::Ordinal;
 use super::super::pace::Length;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;
@@ -61,6 +63,26 @@ const LOADS_AHEAD: Duration = Duration::from_millis(5);
 const MAX_PARAMS: usize = 4096;
 
 impl Session {
+    /// The function behind a handle, to be used.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    #[inline]
+    pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
+        let function = self.functions.get(handle)?;
+        if !function.taken {
+            let loads =
+                self.image(function.image)?
+                    .loads_to_take(&shared.images, &function.key, None);
+            if loads && self.moment.is_none() {
+                self.wants = Some(Want::Function(handle));
+                return Err(CallError::Alone);
+            }
+            self.take_function(shared, handle)?;
+        }
+        Ok(self.functions.get(handle)?)
+    }
+
     /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
     /// loaded here and now, on the slow lane, so that no launch has to.
     pub fn get_function(&mut self, shared: &Shared, body: GetFunction, message: &Message) -> Reply {
@@ -97,7 +119,7 @@ impl Session {
             .unwrap_or(0);
         let mut payload = info.as_bytes().to_vec();
         payload.extend_from_slice(params.as_bytes());
-        let keeps = self.keeps_variables(shared, body.parent);
+        let keeps = self.keeps_variables(&shared.images, body.parent);
         let function = Function {
             keeps,
             launched: Cell::new(false),

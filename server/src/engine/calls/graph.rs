@@ -8,12 +8,13 @@ mod node;
 mod saved;
 mod shown;
 
+use super::super::bounds;
 use super::super::call_error::CallError;
 use super::super::graph_templates::Size;
 use super::super::graphs::Owner;
 use super::super::ordinal::Ordinal;
 use super::super::session::Session;
-use super::super::{Shared, bounds};
+use super::super::shared::Shared;
 use super::Reply;
 use super::capture::{all_nodes, take};
 use super::stream::{first_word, set_first_word};

@@ -1,11 +1,11 @@
 //! Green contexts and device resources.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::devices::Device;
 use super::super::green::{Green, GreenRef};
 use super::super::partition::Place;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::side::Side;
 use super::super::undertaker::Buried;
 use super::Reply;
@@ -112,7 +112,9 @@ impl Session {
         let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let device = self.resources.get(tokens[0])?.1;
         shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        let at = self.resources.describe(&shared.gpu, tokens, device)?;
+        let at = self
+            .resources
+            .describe(&shared.gpu.driver, tokens, device)?;
         Ok(super::value(at as u64))
     }
 
@@ -143,7 +145,7 @@ impl Session {
             .green_create(&mut raw, description, device.raw, body.flags)?;
         let green = Arc::new(Green::of_client(raw, device.ordinal));
         if let Err((status, green)) = self.greens.insert(body.green, green) {
-            shared.bury(Buried::Green(green));
+            shared.lanes.bury(Buried::Green(green));
             return Err(status.into());
         }
         Ok(Vec::new())
@@ -183,7 +185,7 @@ impl Session {
     pub fn green_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let green = self.greens.remove(body.object)?;
         self.places_of_contexts.remove(&body.object);
-        shared.bury(Buried::Green(green));
+        shared.lanes.bury(Buried::Green(green));
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
 //! `cuLaunchKernel`, `cuLaunchKernelEx`.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::driver::packed;
 use super::super::moment::Want;
 use super::super::pace::Runs;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::stream::{first_word, set_first_word};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};

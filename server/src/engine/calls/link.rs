@@ -1,12 +1,13 @@
 //! The linker.
 
+use super::super::bounds;
 use super::super::call_error::CallError;
 use super::super::host::is_affordable;
 use super::super::images::is_whole;
 use super::super::jit::JitOptions;
 use super::super::links::{Link, LinkThread};
 use super::super::session::Session;
-use super::super::{Shared, bounds};
+use super::super::shared::Shared;
 use super::{Logged, Reply};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;

@@ -1,11 +1,12 @@
 //! Device memory and pinned host memory.
 
 use super::super::account::Memory;
+use super::super::bounds;
 use super::super::call_error::CallError;
 use super::super::description::Kind as Described;
 use super::super::portable::Place;
 use super::super::session::Session;
-use super::super::{Shared, bounds};
+use super::super::shared::Shared;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
@@ -48,7 +49,7 @@ impl Session {
             }
             return Err(status.into());
         }
-        self.describe_memory(shared, &grant);
+        self.describe_memory(&shared.images, &grant);
         Ok(range.as_bytes().to_vec())
     }
 
@@ -243,7 +244,7 @@ impl Session {
             device: device.ordinal.into(),
             managed: body.flags & MANAGED != 0,
         };
-        self.describe_host(shared, range.start, place);
+        self.describe_host(&shared.images, range.start, place);
         Ok(range.as_bytes().to_vec())
     }
 
@@ -253,7 +254,7 @@ impl Session {
             .host
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.describe_host_end(shared, body.start);
+        self.describe_host_end(&shared.images, body.start);
         block.charge = None;
         self.host_spare.push(block);
         Ok(())

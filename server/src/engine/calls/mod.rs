@@ -20,12 +20,10 @@ mod stream;
 mod tensor_map;
 mod virtual_memory;
 
-pub use module::Prepared;
-
 use super::call_error::CallError;
 use super::driver::is_sticky;
 use super::session::Session;
-use super::{Shared, trace};
+use super::shared::Shared;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::{Op, Value};
@@ -95,7 +93,7 @@ macro_rules! conclude {
         if const { !matches!(Op::$name.change(), Change::Nothing) }
             && Outcome::<$kind>::is_done(&$outcome)
         {
-            $session.note_change($shared, Op::$name, $message);
+            $session.note_change(&$shared.images, Op::$name, $message);
         } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&$outcome) {
             $session.note_executed($message);
         }
@@ -111,23 +109,6 @@ macro_rules! status_only {
 }
 
 /// Executes one message and, if it is a request, answers it.
-///
-/// # Errors
-/// See [`Undone`].
-#[inline]
-pub fn execute(
-    shared: &Shared,
-    session: &mut Session,
-    op: Op,
-    message: &Message,
-) -> Result<(), Undone> {
-    if shared.gpu.is_tracing() {
-        return trace::session::execute(shared, session, op, message);
-    }
-    perform(shared, session, op, message)
-}
-
-/// The same, traced or not.
 ///
 /// # Errors
 /// See [`Undone`].

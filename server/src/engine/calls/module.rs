@@ -1,17 +1,18 @@
 //! Modules and libraries.
 
-use super::super::Shared;
-use super::super::account::{Charge, Memory};
+use super::super::account::Memory;
 use super::super::call_error::CallError;
 use super::super::description::Kind as Described;
 use super::super::families::Family;
 use super::super::footprint::footprint;
 use super::super::functions::{Function, Global};
-use super::super::images::Content;
-use super::super::instances::{self, Image, Raw};
+use super::super::images::{Content, Raw};
+use super::super::instances::{self, Image};
 use super::super::jit::JitOptions;
 use super::super::ordinal::Ordinal;
+use super::super::prepared::{ImageCharge, Prepared, Ready};
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::{Logged, Reply};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::{self, Stranger};
@@ -22,45 +23,6 @@ use mpsshim_proto::ring::Message;
 use std::cell::Cell;
 use std::os::fd::AsFd;
 use zerocopy::{FromZeros, IntoBytes};
-
-/// An image that was taken in before its load, which waits at the gate.
-#[derive(Debug)]
-pub struct Prepared {
-    body: ImageLoad,
-    token: u64,
-    outcome: Result<Ready, CallError>,
-}
-
-impl Prepared {
-    fn new(body: &ImageLoad, message: &Message, outcome: Result<Ready, CallError>) -> Prepared {
-        Prepared {
-            body: *body,
-            token: message.token,
-            outcome,
-        }
-    }
-
-    fn is_for(&self, body: &ImageLoad, message: &Message) -> bool {
-        self.body == *body && self.token == message.token
-    }
-}
-
-/// What a load needs besides the driver.
-#[derive(Debug)]
-struct Ready {
-    content: Content,
-    charge: ImageCharge,
-    /// Some kernel of it calls device `printf`.
-    prints: bool,
-}
-
-/// What counts of an image.
-#[derive(Debug)]
-struct ImageCharge {
-    charge: Charge,
-    /// Its content says what it takes.
-    is_whole: bool,
-}
 
 impl Shared {
     /// Bytes free on a device.

@@ -1,7 +1,7 @@
 //! Occupancy.
 
-use super::super::Shared;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::Reply;
 use mpsshim_api::cuda::CUstream;
 use mpsshim_proto::message::{Launch, Occupancy};

@@ -3,8 +3,9 @@
 use super::super::account::Memory;
 use super::super::call_error::CallError;
 use super::super::ordinal::Ordinal;
+use super::super::pools;
 use super::super::session::Session;
-use super::super::{Shared, pools};
+use super::super::shared::Shared;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::{PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree};

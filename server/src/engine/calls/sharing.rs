@@ -4,8 +4,9 @@ use super::super::account::Memory;
 use super::super::call_error::CallError;
 use super::super::ordinal::Ordinal;
 use super::super::session::Session;
+use super::super::shared::Shared;
+use super::super::side;
 use super::super::undertaker::Buried;
-use super::super::{Shared, side};
 use super::Reply;
 use super::virtual_memory::may_be_exported_memory;
 use mpsshim_api::cuda::*;
@@ -38,13 +39,15 @@ impl Session {
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
         let range = (body.start, body.len);
-        let handle = self.sharing.share(&shared.shares, who, range, grant)?;
+        let handle = self
+            .sharing
+            .share(&shared.roster.shares, who, range, grant)?;
         Ok(handle.to_vec())
     }
 
     /// The allocation at an address is freed.
     pub fn ipc_forget(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        self.sharing.forget(&shared.shares, body.object);
+        self.sharing.forget(&shared.roster.shares, body.object);
         Ok(())
     }
 
@@ -55,9 +58,9 @@ impl Session {
         let mut handle = [0; 64];
         handle.copy_from_slice(body.handle.as_bytes());
         let who = self.who();
-        let (start, len, grant) = self
-            .sharing
-            .open(&shared.shares, who, &self.account, &handle)?;
+        let (start, len, grant) =
+            self.sharing
+                .open(&shared.roster.shares, who, &self.account, &handle)?;
         if grant.device != user.ordinal
             && let Err(status) = user.may_use(&shared.gpu.driver, &grant)
         {
@@ -205,7 +208,7 @@ impl Session {
             .files
             .remove(&body.object)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        shared.bury(Buried::File(file));
+        shared.lanes.bury(Buried::File(file));
         Ok(())
     }
 

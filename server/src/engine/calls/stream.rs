@@ -1,9 +1,9 @@
 //! Streams and marks.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::held::{Awaited, Phase, Word};
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::streams::{Role, Stream};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
@@ -75,7 +75,7 @@ impl Session {
         if let Role::Blocking(legacy) = role {
             self.streams.at_mut(legacy)?.members.push(index);
         }
-        Ok(self.begin_progress(shared, index)?)
+        Ok(self.begin_progress(&shared.images, index)?)
     }
 
     /// `cuStreamDestroy`: what is queued still runs.
@@ -111,7 +111,7 @@ impl Session {
             let stream = &mut self.retired[at];
             let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
             if !stream.capturing
-                && stream.in_flight(&shared.gpu, &self.shared) == 0
+                && stream.in_flight(&shared.gpu, &self.shared.segment) == 0
                 && shared.gpu.driver.stream_query(stream.raw).is_ok()
             {
                 self.retired.swap_remove(at).release(&shared.gpu);
@@ -126,7 +126,7 @@ impl Session {
 
     /// Writes a client's flag when its stream gets here.
     pub fn mark(&mut self, shared: &Shared, body: Mark) -> Result<(), CallError> {
-        self.shared.check_slot(body.slot)?;
+        self.shared.segment.check_slot(body.slot)?;
         let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&body, error),
@@ -145,7 +145,7 @@ impl Session {
     /// `cuLaunchHostFunc`, `cuStreamAddCallback`: tells the client when the stream is here, and holds back what
     /// follows until the function has returned.
     pub fn host_function(&mut self, shared: &Shared, body: HostFunction) -> Result<(), CallError> {
-        self.shared.check_slot(body.slot)?;
+        self.shared.segment.check_slot(body.slot)?;
         let mark = Mark {
             stream: body.stream,
             slot: body.slot + ARRIVED,
@@ -305,7 +305,7 @@ impl Session {
     pub fn mark_failed(&mut self, body: &Mark, error: CallError) -> Result<(), CallError> {
         if let CallError::Status(status) = &error {
             self.post_error(*status);
-            self.shared.set_flag(body.slot, body.value);
+            self.shared.segment.set_flag(body.slot, body.value);
         }
         Err(error)
     }

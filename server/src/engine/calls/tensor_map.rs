@@ -1,8 +1,8 @@
 //! Tensor maps. The driver makes them on the host, but only with a context.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::Reply;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::array::{

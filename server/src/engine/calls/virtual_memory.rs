@@ -1,12 +1,12 @@
 //! Reservations, physical memory, mappings.
 
-use super::super::Shared;
 use super::super::account::Memory;
 use super::super::call_error::CallError;
 use super::super::description::Kind as Described;
 use super::super::files::Looked;
 use super::super::ordinal::Ordinal;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::virtual_memory::{Physical, VirtualMemory};
 use super::Reply;
 use mpsshim_api::cuda::*;
@@ -119,7 +119,7 @@ impl Session {
                 let _ = shared.gpu.driver.mem_release(raw);
             })?;
         let what = (body.len, device.ordinal, exportable);
-        self.describe_physical(shared, body.handle, raw, what);
+        self.describe_physical(&shared.images, body.handle, raw, what);
         Ok(Vec::new())
     }
 
@@ -128,7 +128,7 @@ impl Session {
         shared.gpu.use_any_device();
         let gone = self.virtual_memory.release(&shared.gpu, body.object)?;
         match gone {
-            Some(key) => self.describe_physical_end(shared, key),
+            Some(key) => self.describe_physical_end(&shared.images, key),
             None => self.describe_end(Described::Released, body.object),
         }
         Ok(())
@@ -162,7 +162,7 @@ impl Session {
             self.describe_end(Described::MappingEnds, start);
         }
         for key in gone.physical {
-            self.describe_physical_end(shared, key);
+            self.describe_physical_end(&shared.images, key);
         }
         Ok(Vec::new())
     }

@@ -1,6 +1,6 @@
 //! Arrays, textures, surfaces, two- and three-dimensional copies.
 
-use super::{DriverError, symbol, unsupported};
+use super::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_int, c_void};
 

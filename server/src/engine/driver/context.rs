@@ -1,6 +1,6 @@
 //! Green contexts, peers, device-wide settings.
 
-use super::{DriverError, symbol, unsupported};
+use super::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::c_void;
 

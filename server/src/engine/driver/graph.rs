@@ -1,6 +1,6 @@
 //! Graphs and stream capture.
 
-use super::{DriverError, symbol, unsupported};
+use super::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_void};
 

@@ -1,6 +1,6 @@
 //! The linker and what else concerns code.
 
-use super::{DriverError, symbol, unsupported};
+use super::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_void};
 

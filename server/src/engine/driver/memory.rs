@@ -1,6 +1,6 @@
 //! Pools, virtual memory, managed, shared and registered memory.
 
-use super::{DriverError, symbol, unsupported};
+use super::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::{c_int, c_void};
 

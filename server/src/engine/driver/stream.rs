@@ -1,6 +1,6 @@
 //! Stream memory operations, stream attributes, host functions.
 
-use super::{DriverError, symbol, unsupported};
+use super::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::c_void;
 

@@ -1,7 +1,7 @@
 //! Priorities and weights of sessions.
 
-use super::super::Shared;
 use super::super::session::{Session, SessionShared};
+use super::super::shared::Shared;
 use super::{GREATEST, LEAST, LOOK, in_class};
 use mpsshim_api::cuda::*;
 use std::sync::atomic::Ordering;
@@ -48,7 +48,7 @@ impl Shared {
     /// Whether a session may be visited now.
     #[inline]
     pub fn may_go(&self, session: &SessionShared) -> bool {
-        let fairness = &self.fairness;
+        let fairness = &self.roster.fairness;
         !fairness.is_weighted()
             || session
                 .standing
@@ -58,8 +58,8 @@ impl Shared {
     /// Notes what a visit has dispatched.
     #[inline]
     pub fn note_dispatched(&self, session: &SessionShared, messages: u64) {
-        if self.fairness.is_weighted() {
-            let floor = self.fairness.floor.load(Ordering::Relaxed);
+        if self.roster.fairness.is_weighted() {
+            let floor = self.roster.fairness.floor.load(Ordering::Relaxed);
             session.standing.note(messages, floor);
         }
     }
@@ -67,10 +67,10 @@ impl Shared {
     /// Looks at all clocks, every now and then.
     #[inline]
     pub fn look_at_clocks(&self, round: u32) {
-        if !self.fairness.is_weighted() || !round.is_multiple_of(LOOK) {
+        if !self.roster.fairness.is_weighted() || !round.is_multiple_of(LOOK) {
             return;
         }
-        let sessions = self.sessions.lock();
+        let sessions = self.roster.sessions.lock();
         let working = sessions
             .values()
             .filter(|session| session.standing.has_work.load(Ordering::Relaxed));
@@ -78,7 +78,10 @@ impl Shared {
             .map(|session| session.standing.clock.load(Ordering::Relaxed))
             .min();
         if let Some(last) = last {
-            self.fairness.floor.fetch_max(last, Ordering::Relaxed);
+            self.roster
+                .fairness
+                .floor
+                .fetch_max(last, Ordering::Relaxed);
         }
     }
 }

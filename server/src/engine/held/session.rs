@@ -1,10 +1,12 @@
 //! Deferral of a session's messages, and their execution later.
 
-use super::super::calls::{self, Undone};
+use super::super::bounds;
+use super::super::calls::Undone;
 use super::super::host::read_word;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::shared_events::{Record, Standing, Taken};
-use super::super::{Shared, bounds};
+use super::super::trace::session::execute;
 use super::{Awaited, Deferred, Hold, Object, Order, Phase, REPLAY, Touches, Word};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
@@ -163,7 +165,7 @@ impl Session {
                 } else {
                     self.held.replaying = true;
                     self.held.taken = next.taken.take();
-                    let outcome = calls::execute(shared, self, next.op, &next.message);
+                    let outcome = execute(shared, self, next.op, &next.message);
                     self.held.replaying = false;
                     next.taken = self.held.taken.take();
                     outcome

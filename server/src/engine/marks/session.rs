@@ -23,7 +23,7 @@ impl Session {
     fn only_used(&mut self, gpu: &Gpu) -> Option<u32> {
         let streams = self.streams.iter_mut().chain(&mut self.retired);
         let used = |stream: &mut Stream| {
-            let used = stream.was_used(gpu, &self.shared);
+            let used = stream.was_used(gpu, &self.shared.segment);
             used.then_some(stream.number)
         };
         only(streams.filter_map(used))
@@ -63,6 +63,7 @@ impl Session {
         self.marks.note();
         let address = self
             .shared
+            .segment
             .flag_address(slot)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         gpu.driver.stream_write_value32(stream, address, value, 0)

@@ -1,9 +1,9 @@
 //! Launch batches of a session.
 
-use super::super::Shared;
 use super::super::call_error::CallError;
 use super::super::pace::{Length, Runs};
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::streams::Stream;
 use super::{FOR_MARK, LENGTHS, MOST, Marking, Planned, UNBEGUN, Unfit};
 use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
@@ -134,7 +134,7 @@ impl Session {
             body,
             by: self.writer(&shared.gpu, stream, threads)?,
             context: shared.gpu.devices[stream.device].context()?,
-            address: self.shared.flag_address(body.slot).ok()?,
+            address: self.shared.segment.flag_address(body.slot).ok()?,
             end: at.behind(message),
         })
     }

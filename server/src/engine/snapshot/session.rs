@@ -1,10 +1,11 @@
 //! Saving of variables while a session is at rest.
 
+use super::super::bounds;
 use super::super::description::{Kind, Record};
 use super::super::functions::{Function, Global};
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::variables::AsLoaded;
-use super::super::{Shared, bounds};
 use super::{BUSY, Place, REST, REST_PER_SNAPSHOT, SAVED_AT_REST, decode, encode, has_address};
 use crossbeam_channel::Receiver;
 use mpsshim_api::cuda::{
@@ -14,7 +15,6 @@ use mpsshim_control::panics;
 use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl Session {
@@ -127,7 +127,7 @@ impl Session {
         }
         self.saved.took = began.elapsed();
         self.saved.rests = None;
-        self.note_bonds(shared);
+        self.note_bonds(&shared.images);
     }
 
     fn save_variables(&mut self, shared: &Shared) {
@@ -299,7 +299,7 @@ pub fn run(shared: &Arc<Shared>, sessions: &Receiver<Box<Session>>) {
         panics::works_for(Some(session.shared.info.session));
         session.enter();
         session.save(shared);
-        shared.snapshots.busy.store(false, Ordering::Release);
-        shared.send_home(session);
+        shared.lanes.snapshots.release();
+        shared.lanes.send_home(session);
     }
 }

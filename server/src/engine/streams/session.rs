@@ -72,7 +72,7 @@ impl Session {
             };
             if stream.capturing
                 || stream.ops == stream.joined
-                || stream.in_flight(gpu, &self.shared) == 0
+                || stream.in_flight(gpu, &self.shared.segment) == 0
             {
                 continue;
             }
@@ -94,7 +94,7 @@ impl Session {
         }
         let raw = stream.raw;
         let other = self.streams.at_mut(legacy)?;
-        if other.in_flight(gpu, &self.shared) != 0 {
+        if other.in_flight(gpu, &self.shared.segment) != 0 {
             let event = other.record_join(gpu)?;
             gpu.driver.stream_wait_event(raw, event, 0)?;
         }

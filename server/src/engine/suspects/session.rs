@@ -1,10 +1,10 @@
 //! Which sessions may have caused a fault, and which one its text belongs to.
 
-use super::super::Shared;
 use super::super::assertions::{self, Assertion};
 use super::super::cubin;
 use super::super::images::WeakContent;
 use super::super::session::SessionShared;
+use super::super::shared::Shared;
 use super::GRAPH;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_model::client::Suspect;
@@ -51,24 +51,6 @@ impl SessionShared {
 }
 
 impl Shared {
-    /// The client is about to leave the list of sessions; its work may go on.
-    pub fn note_leaving(&self, session: &Arc<SessionShared>) {
-        let mut leaving = self.leaving.lock();
-        leaving.insert(session.info.session, session.clone());
-    }
-
-    /// Nothing of it is in flight any more.
-    pub fn note_drained(&self, session: &SessionShared) {
-        self.leaving.lock().remove(&session.info.session);
-    }
-
-    /// Clients that have left, with something in flight.
-    pub fn leaving_at_work(&self) -> Vec<Arc<SessionShared>> {
-        let leaving = self.leaving.lock();
-        let at_work = leaving.values().filter(|session| !session.is_at_rest());
-        at_work.cloned().collect()
-    }
-
     /// The context is lost: gives clients what their kernels have printed and why they ended, as far as the driver tells.
     /// Nobody is to see the status before.
     pub fn hand_out_text(&self, status: CUresult, at_work: &[Arc<SessionShared>]) {

@@ -4,17 +4,19 @@
 //! the same look is one slice, named after its operations. It begins when the first of them was given to the driver, or the
 //! one before was done, and ends with the look. Each operation has a slice of its own on the track of submissions.
 
-use super::super::Shared;
 use super::super::dispatch::run_ahead;
 use super::super::session::SessionShared;
+use super::super::shared::Shared;
 use super::super::streams::Point;
-use super::{Joined, Kind, Record, What};
+use super::super::trace::traces::Joined;
+use super::{Kind, Record, What};
 use mpsshim_control::trace::{Detail, Process, Run, Slice, Track};
 use mpsshim_proto::message::Op;
 use mpsshim_proto::segment::reached;
 use rtrb::Consumer;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Between two looks: short while something is in flight, longer while nothing happens.
@@ -28,8 +30,42 @@ const SUBMISSIONS: u64 = 0;
 const WAITS: u64 = 1;
 const STREAMS: u64 = 2;
 
+impl Shared {
+    /// Begins or ends to trace; returns when all that was recorded has been told.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn trace(self: &Arc<Shared>, run: Option<Arc<Run>>) -> std::io::Result<()> {
+        let mut state = self.traces.state.lock();
+        self.gpu.tracing.store(false, Ordering::SeqCst);
+        state.run = None;
+        if let Some(collector) = state.collector.take() {
+            drop(state);
+            // It has nothing to say if it has panicked.
+            let _ = collector.join();
+            state = self.traces.state.lock();
+        }
+        let Some(run) = run else { return Ok(()) };
+        state.number += 1;
+        self.traces.latest.store(state.number, Ordering::Relaxed);
+        state.joined.clear();
+        state.numbers.clear();
+        state.names.clear();
+        state.wanting = Arc::default();
+        state.began = run.clock().raw();
+        let (shared, told) = (Arc::clone(self), Arc::clone(&run));
+        let collector = std::thread::Builder::new()
+            .name("trace".into())
+            .spawn(move || collect(&shared, &told))?;
+        state.collector = Some(collector);
+        state.run = Some(run);
+        self.gpu.tracing.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
 /// Until the trace ends.
-pub fn run(shared: &Arc<Shared>, run: &Arc<Run>) {
+fn collect(shared: &Arc<Shared>, run: &Arc<Run>) {
     // The kernel may otherwise delay each short sleep by 50 µs, and where all processors are busy by much more.
     // SAFETY: a plain system call on the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
@@ -40,7 +76,7 @@ pub fn run(shared: &Arc<Shared>, run: &Arc<Run>) {
     let mut pause = SHORTEST;
     loop {
         // Read before the records: what was recorded until then is told.
-        let over = !shared.gpu.is_tracing() && shared.traces.0.lock().run.is_none();
+        let over = !shared.gpu.is_tracing() && shared.traces.state.lock().run.is_none();
         let joined = shared.traces.take_joined();
         clients.extend(joined.into_iter().map(|joined| Client::new(joined, run)));
         let mut busy = false;
@@ -168,10 +204,10 @@ fn introduce(session: &SessionShared, run: &Run) -> Process {
 /// Tells who waits at the gate as the trace ends, also of clients that have done nothing else in it.
 fn tell_waiting(shared: &Shared, run: &Run, clients: &[Client]) {
     let (of, began) = {
-        let state = shared.traces.0.lock();
+        let state = shared.traces.state.lock();
         (state.number, state.began)
     };
-    for session in shared.session_list() {
+    for session in shared.roster.session_list() {
         let Some(wait) = session.waits.present() else {
             continue;
         };

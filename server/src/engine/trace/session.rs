@@ -1,12 +1,13 @@
 //! Records of a session for a trace.
 
-use super::super::Shared;
 use super::super::calls::{self, Undone};
 use super::super::runs::Planned;
 use super::super::session::Session;
+use super::super::shared::Shared;
 use super::super::streams::{Point, Stream};
+use super::super::trace::traces::Joined;
 use super::super::waits::Wait;
-use super::{Joined, Kind, RECORDS, Subject, Tracer, What};
+use super::{Kind, RECORDS, Subject, Tracer, What};
 use mpsshim_proto::message::{Launch, Mark, Memset, Op};
 use mpsshim_proto::ops::Traced;
 use mpsshim_proto::ring::{Message, Place};
@@ -19,10 +20,10 @@ impl Session {
     fn join_trace(&mut self, shared: &Shared) -> bool {
         // A trace may have ended and another begun since.
         let known = self.tracer.as_ref().map(|tracer| tracer.of);
-        if known.is_some() && known == Some(shared.trace_number.load(Ordering::Relaxed)) {
+        if known.is_some() && known == Some(shared.traces.latest.load(Ordering::Relaxed)) {
             return true;
         }
-        let mut state = shared.traces.0.lock();
+        let mut state = shared.traces.state.lock();
         let Some(run) = state.run.clone() else {
             return false;
         };
@@ -157,7 +158,7 @@ impl Session {
                 Subject::Wait(mark) => Some(mark),
                 _ => None,
             };
-            tracer.record_points(shared, stream, (mark, may_have), (begun, ended));
+            tracer.record_points(&shared.gpu, stream, (mark, may_have), (begun, ended));
         }
         self.tracer = Some(tracer);
     }
@@ -221,7 +222,7 @@ impl Session {
             tracer.record(begun + at * each, begun + (at + 1) * each, what);
         }
         if let Ok(stream) = self.streams.get_mut(first.body().stream) {
-            tracer.record_points(shared, stream, (mark, may_have), (ended, ended));
+            tracer.record_points(&shared.gpu, stream, (mark, may_have), (ended, ended));
         }
         self.tracer = Some(tracer);
     }
@@ -242,9 +243,25 @@ impl Session {
     }
 }
 
-/// [`calls::perform`], with a record of it.
-#[cold]
+/// [`calls::perform`], with a record of it while a trace goes on.
+///
+/// # Errors
+/// See [`Undone`].
+#[inline]
 pub fn execute(
+    shared: &Shared,
+    session: &mut Session,
+    op: Op,
+    message: &Message,
+) -> Result<(), Undone> {
+    if shared.gpu.is_tracing() {
+        return execute_traced(shared, session, op, message);
+    }
+    calls::perform(shared, session, op, message)
+}
+
+#[cold]
+fn execute_traced(
     shared: &Shared,
     session: &mut Session,
     op: Op,

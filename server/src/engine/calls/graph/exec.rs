@@ -1,7 +1,7 @@
 //! Instances of graphs: made, changed, launched.
 
 use super::super::super::call_error::CallError;
-use crate::engine::Shared;
+use super::super::super::shared::Shared;
 use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};

@@ -3,7 +3,7 @@
 use super::super::super::call_error::CallError;
 use super::super::super::graph_templates::Size;
 use super::super::super::ordinal::Ordinal;
-use crate::engine::Shared;
+use super::super::super::shared::Shared;
 use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::take;

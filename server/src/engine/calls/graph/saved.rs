@@ -6,7 +6,9 @@
 //! instance since.
 
 use super::super::super::call_error::CallError;
+use super::super::super::shared::Shared;
 use super::node::Described;
+use crate::engine::bounds;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::description::{Kind, Record};
 use crate::engine::graph_templates::{
@@ -16,7 +18,6 @@ use crate::engine::graphs::{Exec, Origin, Owner, Read};
 use crate::engine::pace::Length;
 use crate::engine::session::Session;
 use crate::engine::snapshot::{has_address, keeps_its_address};
-use crate::engine::{Shared, bounds};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::KernelNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

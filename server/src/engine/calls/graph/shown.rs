@@ -2,8 +2,8 @@
 
 use super::super::super::call_error::CallError;
 use super::super::super::ordinal::Ordinal;
+use super::super::super::shared::Shared;
 use super::node::{ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout};
-use crate::engine::Shared;
 use crate::engine::arrays::RawArray;
 use crate::engine::bounds::GRAPH_DEPTH;
 use crate::engine::calls::Reply;
@@ -142,9 +142,9 @@ impl Session {
         slot: u32,
         token: u32,
     ) -> Result<[[u64; 6]; HOST_OPERATIONS], CallError> {
-        self.shared.check_slot(slot)?;
-        let arrived = self.shared.flag_address(slot + ARRIVED)?;
-        let returned = self.shared.flag_address(slot + RETURNED)?;
+        self.shared.segment.check_slot(slot)?;
+        let arrived = self.shared.segment.flag_address(slot + ARRIVED)?;
+        let returned = self.shared.segment.flag_address(slot + RETURNED)?;
         let (write, wait) = (
             CU_STREAM_MEM_OP_WRITE_VALUE_32 as u64,
             CU_STREAM_MEM_OP_WAIT_VALUE_32 as u64,
@@ -169,7 +169,7 @@ impl Session {
         // SAFETY: the driver's own array of as many operations, valid as long as the node.
         let first = unsafe { *(params.operations as *const [u64; 6]) };
         // A client cannot name its flags in nodes of its own.
-        let flags = self.shared.flag_address(0).ok()?;
+        let flags = self.shared.segment.flag_address(0).ok()?;
         let len = (FLAGS * FLAG_STRIDE) as u64;
         (first[1].wrapping_sub(flags) < len).then_some(first[2] as u32)
     }
