@@ -3,113 +3,39 @@
 //! `mps-server` (the binary) owns the link to the control daemon and drives an [`Engine`]. Read on in
 //! [`dispatch`], then `calls/`.
 
-mod account;
-mod activity;
-mod adopt;
-mod arrays;
-mod assertions;
-mod awaited;
-pub mod bounds;
-mod call_error;
+mod base;
 mod calls;
-mod calm;
-mod client_segment;
-mod context_limits;
-mod cubin;
-mod description;
-mod devices;
-mod dispatch;
-mod driver;
-mod events;
-mod fairness;
-mod families;
-mod fate;
-mod files;
-mod flag_kernel;
-mod footprint;
-mod functions;
-mod gate;
 mod gpu;
-mod graph_templates;
-mod graph_turns;
-mod graphs;
-mod green;
-mod health;
-mod held;
-mod host;
-mod image_store;
 mod images;
-mod instances;
-mod jit;
-mod keeping;
-mod kept_streams;
-mod lanes;
-mod links;
-mod marks;
-mod memory_file;
-mod moment;
-mod moving;
-mod open;
+mod objects;
 #[cfg(test)]
 mod order;
-mod ordinal;
-mod pace;
-mod parking;
-mod partition;
-mod patience;
-mod pools;
-mod portable;
-mod prepared;
-mod printing;
-mod progress;
-mod quiet;
-mod ranges;
-mod rations;
-mod reaper;
-mod residents;
-mod resting;
-mod roster;
-pub mod runs;
+mod scheduling;
 mod session;
-mod shared;
-mod shared_events;
-mod shares;
-mod side;
-mod slots;
-mod slow;
-mod snapshot;
-mod spare;
-mod streams;
-mod suspects;
-mod times;
-mod trace;
-mod undertaker;
-mod variables;
-mod virtual_arena;
-mod virtual_memory;
-mod waits;
-mod watcher;
+mod threads;
 
-// Public for the fuzz target.
-pub use fairness::LOW_TURN;
-pub use images::is_whole;
+// Public for the fuzz target and tests.
+pub use base::bounds;
+pub use images::contents::is_whole;
+pub use objects::fairness::LOW_TURN;
+pub use objects::runs;
 
 use crate::admission::Admission;
 use crate::keeper::Keeper;
-use bounds::STACK;
+use base::bounds::STACK;
+use base::graph_turns::GraphTurns;
+use base::health::Health;
+use base::keeping::Keeping;
+use base::printing::Printing;
+use base::rations::Rations;
+use base::side::Side;
 use crossbeam_channel::{Sender, bounded, unbounded};
-use fairness::Fairness;
-use fate::Fate;
-use gate::Gate;
 use gpu::Gpu;
-use graph_turns::GraphTurns;
-use health::Health;
-use host::ServerFlags;
-use image_store::ImageStore;
-use keeping::Keeping;
-use lanes::Dispatcher;
-use lanes::Lanes;
-use lanes::Snapshots;
+use gpu::host::ServerFlags;
+pub use gpu::open::{OpenDriver, list_devices};
+use gpu::spare::Spare;
+use gpu::virtual_arena::VirtualArena;
+use images::ImageStore;
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::trace::Run;
@@ -117,27 +43,27 @@ use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::shm::Doorbell;
-pub use open::{OpenDriver, list_devices};
+use objects::fairness::Fairness;
+use objects::shared_events::SharedEvents;
+use objects::shares::Shares;
+use objects::trace::traces::Traces;
 use parking_lot::{Mutex, RwLock};
-use printing::Printing;
-use rations::Rations;
-pub use resting::Rested;
-use roster::Roster;
-pub use shared::EngineConfig;
-use shared::Shared;
-use shared_events::SharedEvents;
-use shares::Shares;
-use side::Side;
-use slow::{SlowLane, SlowTask};
-use spare::Spare;
+pub use scheduling::resting::Rested;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use trace::traces::Traces;
-use undertaker::{Buried, Graves};
-use virtual_arena::VirtualArena;
+use threads::fate::Fate;
+use threads::gate::Gate;
+use threads::lanes::Dispatcher;
+use threads::lanes::Lanes;
+use threads::lanes::Snapshots;
+use threads::roster::Roster;
+pub use threads::shared::EngineConfig;
+use threads::shared::Shared;
+use threads::slow::{SlowLane, SlowTask};
+use threads::undertaker::{Buried, Graves};
 
 /// Objects of the driver's that no session has and the next one may get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,7 +131,7 @@ impl Engine {
         let (reaper, ended) = unbounded();
         let (undertaker, buried) = unbounded();
         let (snapshots, resting) = unbounded();
-        let (assessor, left) = bounded(residents::MOST_ASSESSED);
+        let (assessor, left) = bounded(images::residents::MOST_ASSESSED);
         let mut inboxes = Vec::new();
         let mut dispatchers = Vec::new();
         for _ in 0..dispatch_threads {
@@ -231,7 +157,7 @@ impl Engine {
             );
             OwnedFd::from_raw_fd(raw)
         };
-        assertions::capture().context("standard error")?;
+        base::assertions::capture().context("standard error")?;
         let to_bury = undertaker.clone();
         let images = ImageStore::new(gpu.clone(), keeper, assessor, move |unloading| {
             let buried = Buried::from(unloading);
@@ -291,40 +217,43 @@ impl Engine {
         for (me, inbox) in inboxes.into_iter().enumerate() {
             spawn(
                 format!("dispatch-{me}"),
-                Box::new(move |shared| dispatch::run(shared, me, &inbox)),
+                Box::new(move |shared| scheduling::dispatch::run(shared, me, &inbox)),
             )?;
         }
-        spawn("watcher".into(), Box::new(watcher::run))?;
-        spawn("slow-watch".into(), Box::new(slow::run::watch))?;
+        spawn("watcher".into(), Box::new(scheduling::watcher::run))?;
+        spawn("slow-watch".into(), Box::new(threads::slow::run::watch))?;
         spawn(
             "reaper".into(),
-            Box::new(move |shared| reaper::run(shared, &ended)),
+            Box::new(move |shared| scheduling::reaper::run(shared, &ended)),
         )?;
         spawn(
             "snapshots".into(),
-            Box::new(move |shared| snapshot::session::run(shared, &resting)),
+            Box::new(move |shared| objects::snapshot::session::run(shared, &resting)),
         )?;
         spawn(
             "undertaker".into(),
-            Box::new(move |shared| undertaker::run::run(shared, &buried)),
+            Box::new(move |shared| threads::undertaker::run::run(shared, &buried)),
         )?;
         spawn(
             "residents".into(),
-            Box::new(move |shared| residents::run(&shared.images, &left)),
+            Box::new(move |shared| images::residents::run(&shared.images, &left)),
         )?;
         for side in Side::ALL {
             let name = format!("gate-{}", side.index());
-            spawn(name, Box::new(move |shared| gate::run::run(shared, side)))?;
+            spawn(
+                name,
+                Box::new(move |shared| threads::gate::run::run(shared, side)),
+            )?;
         }
-        spawn("sockets".into(), Box::new(watcher::run_sockets))?;
-        for _ in 0..slow::run::THREADS {
-            slow::run::start_thread(&shared)?;
+        spawn("sockets".into(), Box::new(scheduling::watcher::run_sockets))?;
+        for _ in 0..threads::slow::run::THREADS {
+            threads::slow::run::start_thread(&shared)?;
         }
         let _ = shared
             .lanes
             .watcher
             .set(threads[dispatch_threads].thread().clone());
-        adopt::run(&shared).context("sessions of the server before")?;
+        scheduling::adopt::run(&shared).context("sessions of the server before")?;
         Ok(Engine { shared, threads })
     }
 

@@ -4,148 +4,52 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, ItemUse, UseTree};
+use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
 /// Modules in the largest set in which each one depends on each other one, by way of others or directly. May be lowered, not
 /// raised.
 const LARGEST_CIRCLE: usize = 4;
 
-/// From the bottom up. A name stands for the module and for its submodules that are not named elsewhere.
+/// From the bottom up. A name stands for the module and for all modules below it that have no layer of their own.
 const LAYERS: [(&str, &[&str]); 9] = [
+    ("types without devices and sessions", &["base"]),
+    ("devices", &["gpu"]),
+    ("images", &["images"]),
+    ("objects of a session", &["objects"]),
     (
-        "memory and driver types",
+        "sessions",
         &[
-            "account",
-            "assertions",
-            "bounds",
-            "call_error",
-            "calm",
-            "description",
-            "driver",
-            "graph_templates",
-            "graph_turns",
-            "health",
-            "jit",
-            "keeping",
-            "memory_file",
-            "moment",
-            "ordinal",
-            "printing",
-            "progress",
-            "ranges",
-            "rations",
-            "side",
-            "slots",
-            "waits",
-        ],
-    ),
-    (
-        "device",
-        &[
-            "client_segment",
-            "context_limits",
-            "cubin",
-            "devices",
-            "flag_kernel",
-            "footprint",
-            "gpu",
-            "green",
-            "host",
-            "kept_streams",
-            "open",
-            "partition",
-            "spare",
-            "virtual_arena",
-        ],
-    ),
-    (
-        "images",
-        &[
-            "families",
-            "image_store",
-            "images",
-            "instances",
-            "prepared",
-            "residents",
-            "variables",
-        ],
-    ),
-    (
-        "streams and other objects",
-        &[
-            "activity",
-            "arrays",
-            "awaited",
-            "events",
-            "fairness",
-            "files",
-            "functions",
-            "graphs",
-            "held",
-            "links",
-            "marks",
-            "pace",
-            "pools",
-            "runs",
-            "shared_events",
-            "shares",
-            "snapshot",
-            "streams",
-            "suspects",
-            "times",
-            "trace",
-            "virtual_memory",
-        ],
-    ),
-    (
-        "session",
-        &[
-            "activity/session",
-            "graph_turns/session",
-            "marks/session",
-            "pace/session",
-            "portable",
-            "printing/session",
-            "quiet",
             "session",
-            "streams/session",
-            "times/session",
+            "base/graph_turns/session",
+            "base/printing/session",
+            "objects/activity/session",
+            "objects/marks/session",
+            "objects/pace/session",
+            "objects/streams/session",
+            "objects/times/session",
         ],
     ),
     (
         "what the threads share",
-        &[
-            "fate",
-            "gate",
-            "lanes",
-            "roster",
-            "shared",
-            "slow",
-            "trace/traces",
-            "undertaker",
-        ],
+        &["threads", "objects/trace/traces"],
     ),
-    ("calls", &["calls", "runs/session", "snapshot/session"]),
+    (
+        "calls",
+        &["calls", "objects/runs/session", "objects/snapshot/session"],
+    ),
     (
         "scheduling",
         &[
-            "adopt",
-            "awaited/release",
-            "dispatch",
-            "fairness/session",
-            "gate/run",
-            "held/session",
-            "moving",
-            "parking",
-            "patience",
-            "reaper",
-            "resting",
-            "slow/run",
-            "suspects/session",
-            "trace/collect",
-            "trace/session",
-            "undertaker/run",
-            "watcher",
+            "scheduling",
+            "objects/awaited/release",
+            "objects/fairness/session",
+            "objects/held/session",
+            "objects/suspects/session",
+            "objects/trace/collect",
+            "objects/trace/session",
+            "threads/gate/run",
+            "threads/slow/run",
+            "threads/undertaker/run",
         ],
     ),
     ("engine", &["engine"]),
@@ -229,6 +133,9 @@ impl<'a> Visit<'a> for Paths {
         self.expand(&[], &item.tree);
     }
 
+    /// `pub(in crate::engine)` imports nothing.
+    fn visit_visibility(&mut self, _: &'a Visibility) {}
+
     fn visit_path(&mut self, path: &'a syn::Path) {
         let names = path
             .segments
@@ -252,13 +159,6 @@ fn target<'a>(
         "engine" => Vec::new(),
         from => from.split('/').collect(),
     };
-    // Of a visibility, such as `pub(super)`.
-    if path
-        .iter()
-        .all(|name| matches!(name.as_str(), "self" | "super" | "crate"))
-    {
-        return None;
-    }
     let mut rest = path.iter().map(String::as_str).peekable();
     match rest.peek()? {
         &"crate" => {
@@ -315,8 +215,14 @@ fn imports(modules: &BTreeMap<String, PathBuf>) -> BTreeMap<&str, BTreeSet<&str>
 /// Position of a module's layer, the lowest one first.
 fn layer(module: &str) -> Option<usize> {
     let of_name = |name: &str| LAYERS.iter().position(|(_, names)| names.contains(&name));
-    let outer = module.split('/').next()?;
-    of_name(module).or_else(|| of_name(outer))
+    let mut name = Some(module);
+    while let Some(this) = name {
+        if let Some(found) = of_name(this) {
+            return Some(found);
+        }
+        name = this.rsplit_once('/').map(|(outer, _)| outer);
+    }
+    None
 }
 
 /// Modules from which a module can be reached by imports that lead back to it, itself included.

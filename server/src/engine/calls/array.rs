@@ -1,17 +1,17 @@
 //! Arrays, texture and surface objects, two- and three-dimensional copies.
 
-use super::super::account::{Charge, Memory};
-use super::super::arrays::{Array, Object, RawArray};
-use super::super::bounds;
-use super::super::call_error::CallError;
-use super::super::gpu::Gpu;
-use super::super::ordinal::Ordinal;
-use super::super::pace::Runs;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::undertaker::Buried;
 use super::Reply;
-use super::copy::Rows;
+use crate::engine::base::account::{Charge, Memory};
+use crate::engine::base::bounds;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::calls::copy::Rows;
+use crate::engine::gpu::Gpu;
+use crate::engine::objects::arrays::{Array, Object, RawArray};
+use crate::engine::objects::pace::Runs;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{

@@ -1,13 +1,13 @@
 //! Stream capture. It always begins relaxed: what the other modes forbid is the client's own affair, and a prohibition of
 //! the driver's would hit every client of the server.
 
-use super::super::call_error::CallError;
-use super::super::graphs::{Capture, Owner};
-use super::super::ordinal::Ordinal;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::streams::Role;
 use super::Reply;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::objects::graphs::{Capture, Owner};
+use crate::engine::objects::streams::Role;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{

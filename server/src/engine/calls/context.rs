@@ -1,11 +1,11 @@
 //! Contexts: attaching to a device, limits.
 
-use super::super::context_limits::ContextLimit;
-use super::super::description::Kind;
-use super::super::devices::Device;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::base::description::Kind;
+use crate::engine::gpu::context_limits::ContextLimit;
+use crate::engine::gpu::devices::Device;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Attach, Limit};
 use mpsshim_proto::ring::Message;

@@ -1,9 +1,9 @@
 //! Copies and memsets. All device ranges are checked against what the session owns.
 
-use super::super::call_error::CallError;
-use super::super::pace::Runs;
-use super::super::session::Session;
-use super::super::shared::Shared;
+use crate::engine::base::call_error::CallError;
+use crate::engine::objects::pace::Runs;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
 use mpsshim_proto::ring::Message;

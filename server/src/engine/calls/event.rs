@@ -1,15 +1,15 @@
 //! Events.
 
-use super::super::call_error::CallError;
-use super::super::events::Event;
-use super::super::held::Awaited;
-use super::super::ordinal::Ordinal;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::shared_events::{Record, SharedEvent, Standing, Taken};
-use super::super::streams::Role;
-use super::super::times::Time;
 use super::Reply;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::objects::events::Event;
+use crate::engine::objects::held::Awaited;
+use crate::engine::objects::shared_events::{Record, SharedEvent, Standing, Taken};
+use crate::engine::objects::streams::Role;
+use crate::engine::objects::times::Time;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
 use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};

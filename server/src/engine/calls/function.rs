@@ -1,15 +1,15 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
-use super::super::call_error::CallError;
-use super::super::functions::Function;
-use super::super::images::Raw;
-use super::super::instances::Key;
-use super::super::moment::Want;
-use super::super::ordinal::Ordinal;
-use super::super::pace::Length;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::moment::Want;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::images::contents::Raw;
+use crate::engine::images::instances::Key;
+use crate::engine::objects::functions::Function;
+use crate::engine::objects::pace::Length;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{

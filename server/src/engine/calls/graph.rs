@@ -8,16 +8,16 @@ mod node;
 mod saved;
 mod shown;
 
-use super::super::bounds;
-use super::super::call_error::CallError;
-use super::super::graph_templates::Size;
-use super::super::graphs::Owner;
-use super::super::ordinal::Ordinal;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
-use super::capture::{all_nodes, take};
-use super::stream::{first_word, set_first_word};
+use crate::engine::base::bounds;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::graph_templates::Size;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::calls::capture::{all_nodes, take};
+use crate::engine::calls::stream::{first_word, set_first_word};
+use crate::engine::objects::graphs::Owner;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{

@@ -1,14 +1,14 @@
 //! Green contexts and device resources.
 
-use super::super::call_error::CallError;
-use super::super::devices::Device;
-use super::super::green::{Green, GreenRef};
-use super::super::partition::Place;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::side::Side;
-use super::super::undertaker::Buried;
 use super::Reply;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::side::Side;
+use crate::engine::gpu::devices::Device;
+use crate::engine::gpu::green::{Green, GreenRef};
+use crate::engine::gpu::partition::Place;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
 use mpsshim_model::limits::Percentage;
 use mpsshim_proto::message::Object;

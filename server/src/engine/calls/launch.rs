@@ -1,12 +1,12 @@
 //! `cuLaunchKernel`, `cuLaunchKernelEx`.
 
-use super::super::call_error::CallError;
-use super::super::driver::packed;
-use super::super::moment::Want;
-use super::super::pace::Runs;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::stream::{first_word, set_first_word};
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::driver::packed;
+use crate::engine::base::moment::Want;
+use crate::engine::calls::stream::{first_word, set_first_word};
+use crate::engine::objects::pace::Runs;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
 use mpsshim_proto::ring::Message;

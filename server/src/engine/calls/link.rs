@@ -1,14 +1,14 @@
 //! The linker.
 
-use super::super::bounds;
-use super::super::call_error::CallError;
-use super::super::host::is_affordable;
-use super::super::images::is_whole;
-use super::super::jit::JitOptions;
-use super::super::links::{Link, LinkThread};
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::{Logged, Reply};
+use crate::engine::base::bounds;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::jit::JitOptions;
+use crate::engine::gpu::host::is_affordable;
+use crate::engine::images::contents::is_whole;
+use crate::engine::objects::links::{Link, LinkThread};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::Object;

@@ -1,13 +1,13 @@
 //! Device memory and pinned host memory.
 
-use super::super::account::Memory;
-use super::super::bounds;
-use super::super::call_error::CallError;
-use super::super::description::Kind as Described;
-use super::super::portable::Place;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::base::account::Memory;
+use crate::engine::base::bounds;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::Kind as Described;
+use crate::engine::session::Session;
+use crate::engine::session::portable::Place;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::context::LimitMemory;
@@ -261,7 +261,7 @@ impl Session {
     }
 
     /// Pinned memory beyond what is worth keeping, oldest first.
-    pub fn take_surplus_host(&mut self) -> Vec<super::super::host::HostBlock> {
+    pub fn take_surplus_host(&mut self) -> Vec<crate::engine::gpu::host::HostBlock> {
         let mut kept: u64 = self.host_spare.iter().map(|block| block.len()).sum();
         let mut surplus = Vec::new();
         while kept > bounds::HOST_SPARE && !self.host_spare.is_empty() {

@@ -20,10 +20,10 @@ mod stream;
 mod tensor_map;
 mod virtual_memory;
 
-use super::call_error::CallError;
-use super::driver::is_sticky;
-use super::session::Session;
-use super::shared::Shared;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::driver::is_sticky;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::{Op, Value};

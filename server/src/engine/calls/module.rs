@@ -1,19 +1,19 @@
 //! Modules and libraries.
 
-use super::super::account::Memory;
-use super::super::call_error::CallError;
-use super::super::description::Kind as Described;
-use super::super::families::Family;
-use super::super::footprint::footprint;
-use super::super::functions::{Function, Global};
-use super::super::images::{Content, Raw};
-use super::super::instances::{self, Image};
-use super::super::jit::JitOptions;
-use super::super::ordinal::Ordinal;
-use super::super::prepared::{ImageCharge, Prepared, Ready};
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::{Logged, Reply};
+use crate::engine::base::account::Memory;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::Kind as Described;
+use crate::engine::base::jit::JitOptions;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::footprint::footprint;
+use crate::engine::images::contents::{Content, Raw};
+use crate::engine::images::families::Family;
+use crate::engine::images::instances::{self, Image};
+use crate::engine::images::prepared::{ImageCharge, Prepared, Ready};
+use crate::engine::objects::functions::{Function, Global};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::{self, Stranger};
 use mpsshim_proto::handle::{Handle, Kind};

@@ -1,8 +1,8 @@
 //! Occupancy.
 
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUstream;
 use mpsshim_proto::message::{Launch, Occupancy};
 use mpsshim_proto::ring::Message;

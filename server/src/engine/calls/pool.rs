@@ -1,12 +1,12 @@
 //! Memory pools and stream-ordered allocation.
 
-use super::super::account::Memory;
-use super::super::call_error::CallError;
-use super::super::ordinal::Ordinal;
-use super::super::pools;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::base::account::Memory;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::objects::pools;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::{PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree};
 use mpsshim_proto::message::{Object, Range};

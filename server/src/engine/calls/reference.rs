@@ -1,11 +1,11 @@
 //! Texture and surface references of old modules. Their state is the driver's own.
 
-use super::super::arrays::{RawArray, RawReference, Reference};
-use super::super::call_error::CallError;
-use super::super::images::Raw;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::base::call_error::CallError;
+use crate::engine::images::contents::Raw;
+use crate::engine::objects::arrays::{RawArray, RawReference, Reference};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{

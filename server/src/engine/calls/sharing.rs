@@ -1,14 +1,14 @@
 //! Memory shared between sessions, with other programs, with files, and between devices.
 
-use super::super::account::Memory;
-use super::super::call_error::CallError;
-use super::super::ordinal::Ordinal;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::side;
-use super::super::undertaker::Buried;
 use super::Reply;
-use super::virtual_memory::may_be_exported_memory;
+use crate::engine::base::account::Memory;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::side;
+use crate::engine::calls::virtual_memory::may_be_exported_memory;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::message::memory::{

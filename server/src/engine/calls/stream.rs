@@ -1,10 +1,10 @@
 //! Streams and marks.
 
-use super::super::call_error::CallError;
-use super::super::held::{Awaited, Phase, Word};
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::streams::{Role, Stream};
+use crate::engine::base::call_error::CallError;
+use crate::engine::objects::held::{Awaited, Phase, Word};
+use crate::engine::objects::streams::{Role, Stream};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};

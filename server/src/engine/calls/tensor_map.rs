@@ -1,9 +1,9 @@
 //! Tensor maps. The driver makes them on the host, but only with a context.
 
-use super::super::call_error::CallError;
-use super::super::session::Session;
-use super::super::shared::Shared;
 use super::Reply;
+use crate::engine::base::call_error::CallError;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::array::{
     TENSOR_RANK_MAX, TensorMap, TensorMapCall as Call, TensorMapMade,

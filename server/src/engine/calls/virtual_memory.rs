@@ -1,14 +1,14 @@
 //! Reservations, physical memory, mappings.
 
-use super::super::account::Memory;
-use super::super::call_error::CallError;
-use super::super::description::Kind as Described;
-use super::super::files::Looked;
-use super::super::ordinal::Ordinal;
-use super::super::session::Session;
-use super::super::shared::Shared;
-use super::super::virtual_memory::{Physical, VirtualMemory};
 use super::Reply;
+use crate::engine::base::account::Memory;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::Kind as Described;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::objects::files::Looked;
+use crate::engine::objects::virtual_memory::{Physical, VirtualMemory};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::memory::{

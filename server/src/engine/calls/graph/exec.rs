@@ -1,13 +1,13 @@
 //! Instances of graphs: made, changed, launched.
 
-use super::super::super::call_error::CallError;
-use super::super::super::shared::Shared;
-use crate::engine::bounds::GRAPH_DEPTH;
+use crate::engine::base::bounds::GRAPH_DEPTH;
+use crate::engine::base::call_error::CallError;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
-use crate::engine::graphs::Exec;
-use crate::engine::pace::{Length, Runs};
+use crate::engine::objects::graphs::Exec;
+use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{

@@ -1,15 +1,15 @@
 //! What a node does, from the client's form to the driver's.
 
-use super::super::super::call_error::CallError;
-use super::super::super::graph_templates::Size;
-use super::super::super::ordinal::Ordinal;
-use super::super::super::shared::Shared;
-use crate::engine::bounds::GRAPH_DEPTH;
+use crate::engine::base::bounds::GRAPH_DEPTH;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::graph_templates::Size;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::take;
 use crate::engine::calls::copy::{Rows, memset_extent};
-use crate::engine::graphs::Owner;
+use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{

@@ -5,19 +5,19 @@
 //! nothing; what it does is known from the graph that it was made from, as that was then, and from what was changed in the
 //! instance since.
 
-use super::super::super::call_error::CallError;
-use super::super::super::shared::Shared;
-use super::node::Described;
-use crate::engine::bounds;
-use crate::engine::calls::capture::all_nodes;
-use crate::engine::description::{Kind, Record};
-use crate::engine::graph_templates::{
+use crate::engine::base::bounds;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::{Kind, Record};
+use crate::engine::base::graph_templates::{
     Attributes, Node, SavedExec, SavedGraph, Source, Template, decode, encode,
 };
-use crate::engine::graphs::{Exec, Origin, Owner, Read};
-use crate::engine::pace::Length;
+use crate::engine::calls::capture::all_nodes;
+use crate::engine::calls::graph::node::Described;
+use crate::engine::objects::graphs::{Exec, Origin, Owner, Read};
+use crate::engine::objects::pace::Length;
+use crate::engine::objects::snapshot::{has_address, keeps_its_address};
 use crate::engine::session::Session;
-use crate::engine::snapshot::{has_address, keeps_its_address};
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::KernelNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,15 +1,17 @@
 //! What a node does, as the client sees it; nodes that call the client.
 
-use super::super::super::call_error::CallError;
-use super::super::super::ordinal::Ordinal;
-use super::super::super::shared::Shared;
-use super::node::{ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout};
-use crate::engine::arrays::RawArray;
-use crate::engine::bounds::GRAPH_DEPTH;
+use crate::engine::base::bounds::GRAPH_DEPTH;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::all_nodes;
-use crate::engine::graphs::Owner;
+use crate::engine::calls::graph::node::{
+    ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout,
+};
+use crate::engine::objects::arrays::RawArray;
+use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{Access, BatchNode, GraphNodeIs, HostNode, KernelNode};

@@ -1,0 +1,225 @@
+//! Limits of a context (`cuCtxSetLimit`): what they take of a device, how far a session may raise them, and who pays.
+//!
+//! The context is all clients': a limit that one of them raises stays raised, and what the driver takes for it stays taken.
+//! So each limit has a bound, and a session pays for what a context of its own would have taken beyond the usual.
+
+use crate::engine::base::account::{Account, Charge, Memory};
+use crate::engine::base::bounds;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::devices::Device;
+use mpsshim_api::cuda::*;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// Device memory for each launch of a kernel by a kernel that may be pending, bytes (measured: 9,376 on an H100, driver
+/// 580.159.04).
+const PENDING_LAUNCH: u64 = 9_376;
+/// Device memory for each level at which kernels wait for those that they launched, bytes (CUDA programming guide: up to
+/// 150 MB). The driver has this limit only before compute capability 9.0.
+const SYNC_LEVEL: u64 = 150 << 20;
+
+/// A limit of a device's context, and what it should be.
+#[derive(Debug, Clone, Copy)]
+pub struct ContextLimit {
+    /// Which one.
+    pub limit: CUlimit,
+    /// What the driver makes of the value that was asked for.
+    pub value: u64,
+}
+
+impl ContextLimit {
+    /// One of the limits that take device memory; `None` for others. `value` is the client's.
+    pub fn new(limit: CUlimit, value: u64) -> Option<ContextLimit> {
+        // Measured: 580.159.04.
+        let value = match limit {
+            CU_LIMIT_STACK_SIZE => value.div_ceil(16).saturating_mul(16),
+            CU_LIMIT_PRINTF_FIFO_SIZE => value.max(512 << 10),
+            CU_LIMIT_MALLOC_HEAP_SIZE => value.max(4 << 20),
+            CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH => value,
+            CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => value.max(32),
+            _ => return None,
+        };
+        Some(ContextLimit { limit, value })
+    }
+
+    /// Whether it is within the session's bounds on this device.
+    pub fn is_within_bounds(self, device: &Device) -> bool {
+        self.fits(device.threads, device.memory)
+    }
+
+    fn fits(self, threads: u64, memory: u64) -> bool {
+        let ContextLimit { limit, value } = self;
+        match limit {
+            CU_LIMIT_STACK_SIZE => value.saturating_mul(threads) <= memory / bounds::STACKS_PART,
+            CU_LIMIT_MALLOC_HEAP_SIZE => value <= memory / bounds::HEAP_PART,
+            CU_LIMIT_PRINTF_FIFO_SIZE => value <= bounds::PRINT_BUFFER,
+            CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH => value <= bounds::SYNC_DEPTH,
+            _ => value <= bounds::PENDING_LAUNCHES,
+        }
+    }
+
+    /// Device memory that this value takes beyond that of the value `first`, bytes.
+    pub fn taken(self, first: u64, device: &Device) -> u64 {
+        self.beyond(first, device.threads)
+    }
+
+    fn beyond(self, first: u64, threads: u64) -> u64 {
+        let each = match self.limit {
+            CU_LIMIT_STACK_SIZE => threads,
+            CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH => SYNC_LEVEL,
+            CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT => PENDING_LAUNCH,
+            _ => 1,
+        };
+        self.value.saturating_sub(first).saturating_mul(each)
+    }
+}
+
+/// The limits that a session has raised beyond those that a context begins with, and what it pays for them until it ends.
+#[derive(Debug, Default)]
+pub struct RaisedLimits(BTreeMap<(Ordinal, CUlimit), Charge>);
+
+impl RaisedLimits {
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Charges the session for a limit that takes so many bytes more than at first. Who lowers a limit again goes on paying:
+    /// the context does not shrink. Returns the bytes that were paid before, for [`RaisedLimits::undo`].
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the session's memory limit; then nothing has changed.
+    pub fn pay(
+        &mut self,
+        account: &Account,
+        device: Ordinal,
+        limit: CUlimit,
+        bytes: u64,
+    ) -> Result<u64, CUresult> {
+        match self.0.entry((device, limit)) {
+            Entry::Vacant(_) if bytes == 0 => Ok(0),
+            Entry::Vacant(entry) => {
+                entry.insert(account.take(Memory::Device(device), bytes)?);
+                Ok(0)
+            }
+            Entry::Occupied(mut entry) => {
+                let before = entry.get().bytes();
+                if bytes > before {
+                    entry.get_mut().resize(bytes)?;
+                }
+                Ok(before)
+            }
+        }
+    }
+
+    /// The driver has refused: the session pays what it paid before.
+    pub fn undo(&mut self, device: Ordinal, limit: CUlimit, before: u64) {
+        if before == 0 {
+            self.0.remove(&(device, limit));
+        } else if let Some(charge) = self.0.get_mut(&(device, limit)) {
+            // Fewer bytes are never refused.
+            let _ = charge.resize(before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    /// Of an H100: 132 multiprocessors with 2,048 threads each, 80 GB.
+    const THREADS: u64 = 132 * 2048;
+    const MEMORY: u64 = 79 * GIB;
+
+    fn limit(limit: CUlimit, value: u64) -> ContextLimit {
+        ContextLimit::new(limit, value).expect("a limit that takes memory")
+    }
+
+    #[test]
+    fn memory_of_limits_is_what_was_measured() {
+        // 264 MiB for each KiB of stack, 668 - 376 MiB for 32,768 launches.
+        let stack = limit(CU_LIMIT_STACK_SIZE, 32 << 10);
+        assert_eq!(stack.beyond(1024, THREADS), 31 * (264 << 20));
+        let launches = limit(CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 65_536);
+        assert_eq!(launches.beyond(32_768, THREADS) >> 20, 293);
+        let heap = limit(CU_LIMIT_MALLOC_HEAP_SIZE, GIB);
+        assert_eq!(heap.beyond(8 << 20, THREADS), GIB - (8 << 20));
+        assert_eq!(heap.beyond(2 * GIB, THREADS), 0);
+        let depth = limit(CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 4);
+        assert_eq!(depth.beyond(2, THREADS), 300 << 20);
+        let all = limit(CU_LIMIT_STACK_SIZE, u64::MAX);
+        assert_eq!(all.beyond(1024, THREADS), u64::MAX);
+    }
+
+    #[test]
+    fn values_are_rounded_as_the_driver_does() {
+        for (of, value, rounded) in [
+            (CU_LIMIT_STACK_SIZE, 1, 16),
+            (CU_LIMIT_STACK_SIZE, 4096, 4096),
+            (CU_LIMIT_PRINTF_FIFO_SIZE, 1, 512 << 10),
+            (CU_LIMIT_MALLOC_HEAP_SIZE, 0, 4 << 20),
+            (CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 3, 3),
+            (CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 1, 32),
+        ] {
+            assert_eq!(limit(of, value).value, rounded, "{of}");
+        }
+        for other in [
+            CU_LIMIT_MAX_L2_FETCH_GRANULARITY,
+            CU_LIMIT_PERSISTING_L2_CACHE_SIZE,
+            u32::MAX,
+        ] {
+            assert!(ContextLimit::new(other, 1).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn each_limit_has_a_bound() {
+        let stack = MEMORY / bounds::STACKS_PART / THREADS / 16 * 16;
+        for (of, most, step) in [
+            (CU_LIMIT_STACK_SIZE, stack, 16),
+            (CU_LIMIT_MALLOC_HEAP_SIZE, MEMORY / bounds::HEAP_PART, 1),
+            (CU_LIMIT_PRINTF_FIFO_SIZE, bounds::PRINT_BUFFER, 1),
+            (CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, bounds::SYNC_DEPTH, 1),
+            (
+                CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT,
+                bounds::PENDING_LAUNCHES,
+                1,
+            ),
+        ] {
+            assert!(limit(of, most).fits(THREADS, MEMORY), "{of}");
+            for more in [most + step, u64::MAX] {
+                assert!(!limit(of, more).fits(THREADS, MEMORY), "{of}: {more}");
+            }
+        }
+        // What recursive programs set by hand.
+        assert!(limit(CU_LIMIT_STACK_SIZE, 64 << 10).fits(THREADS, MEMORY));
+    }
+
+    #[test]
+    fn a_session_pays_until_it_ends() {
+        let (account, device) = (Account::default(), Ordinal::of_test(0));
+        let (memory, mut limits) = (Memory::Device(device), RaisedLimits::default());
+        account.lower_limit(memory, 100);
+        let pay = |limits: &mut RaisedLimits, limit, bytes| {
+            let before = limits.pay(&account, device, limit, bytes);
+            (before, account.held(memory))
+        };
+        let (stack, heap) = (CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE);
+        assert_eq!(pay(&mut limits, stack, 0), (Ok(0), 0));
+        assert!(!limits.any());
+        assert_eq!(pay(&mut limits, stack, 60), (Ok(0), 60));
+        assert!(limits.any());
+        assert_eq!(pay(&mut limits, stack, 20), (Ok(60), 60));
+        let full = Err(CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(pay(&mut limits, stack, 101), (full, 60));
+        assert_eq!(pay(&mut limits, heap, 41), (full, 60));
+        assert_eq!(pay(&mut limits, heap, 40), (Ok(0), 100));
+        limits.undo(device, heap, 0);
+        assert_eq!(pay(&mut limits, stack, 90), (Ok(60), 90));
+        limits.undo(device, stack, 60);
+        assert_eq!(account.held(memory), 60);
+        drop(limits);
+        assert_eq!(account.held(memory), 0);
+    }
+}

@@ -1,0 +1,860 @@
+//! What the code in an image can write, and whether clients that load the same content may have one copy of it; whether
+//! it prints.
+//!
+//! The layout of a fatbin's entries is NVIDIA's own and not documented; it is as `nvcc -fatbin` of CUDA 11 to 13 writes
+//! it. What is not as expected here is not shared, so that a mistake costs memory only.
+
+use crate::engine::gpu::host::is_affordable;
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+/// The largest code that is looked into, bytes.
+const MAX_CODE: u64 = 1 << 30;
+
+/// One entry of a fatbin.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    pub kind: u16,
+    /// Compute capability, `10 * major + minor`.
+    pub arch: u32,
+    flags: u64,
+    code: &'a [u8],
+    /// Bytes when decompressed; 0 when it is not compressed.
+    whole: u64,
+}
+
+const ELF: &[u8] = b"\x7fELF";
+/// The ELF machine of a cubin.
+pub const EM_CUDA: u16 = 190;
+const FATBIN: u32 = 0xBA55_ED50;
+/// Bytes of a fatbin's header, and of an entry's, at the least: whatever an image says, each step through it is as long.
+const HEADER: usize = 16;
+const ENTRY: usize = 64;
+pub const KIND_TEXT: u16 = 1;
+pub const KIND_CUBIN: u16 = 2;
+const LZ4: u64 = 0x2000;
+const ZSTD: u64 = 0x8000;
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+/// What is scanned is counted where tests look at it.
+mod work {
+    #[cfg(test)]
+    thread_local! {
+        pub static BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    /// So many bytes were looked at.
+    #[inline]
+    pub fn count(_bytes: usize) {
+        #[cfg(test)]
+        BYTES.set(BYTES.get() + _bytes);
+    }
+}
+
+/// Bytes that may still be looked at. What an image names can overlap, and what is compressed can be far longer than the
+/// image: the scan must end in time linear in the image's length all the same.
+pub struct Budget(u64);
+
+/// Variables of an image that the log names.
+const NAMED: usize = 16;
+
+/// Bytes that count for a relocation.
+const RELOCATION: u64 = 16;
+
+impl Budget {
+    /// For names in an image: they may overlap a little.
+    pub fn of_names(image: &[u8]) -> Budget {
+        Budget(4 * image.len() as u64)
+    }
+
+    /// For code that is compressed: as much as compilers' output shrinks, and a small image may shrink more.
+    pub fn of_code(image: &[u8]) -> Budget {
+        Budget((64 << 20) + 64 * image.len() as u64)
+    }
+
+    /// `None` when it is spent.
+    pub fn spend(&mut self, bytes: u64) -> Option<()> {
+        self.0 = self.0.checked_sub(bytes)?;
+        Some(())
+    }
+}
+
+/// The entries of a fatbin, or of several behind one another.
+pub fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
+    let mut found = Vec::new();
+    while bytes.len() >= HEADER && field(bytes, 0).map(u32::from_le_bytes) == Some(FATBIN) {
+        let header = u16::from_le_bytes(field(bytes, 6)?) as usize;
+        let len = u64::from_le_bytes(field(bytes, 8)?) as usize;
+        if header < HEADER {
+            return None;
+        }
+        let mut inside = bytes.get(header..header.checked_add(len)?)?;
+        while inside.len() >= ENTRY {
+            work::count(ENTRY);
+            let head = u32::from_le_bytes(field(inside, 4)?) as usize;
+            let size = u64::from_le_bytes(field(inside, 8)?) as usize;
+            if head < ENTRY {
+                return None;
+            }
+            let compressed = u32::from_le_bytes(field(inside, 16)?) as usize;
+            let code = inside.get(head..head.checked_add(size)?)?;
+            let flags = u64::from_le_bytes(field(inside, 40)?);
+            let whole = u64::from_le_bytes(field(inside, 56)?);
+            let is_compressed = flags & (LZ4 | ZSTD) != 0;
+            found.push(Entry {
+                kind: u16::from_le_bytes(field(inside, 0)?),
+                arch: u32::from_le_bytes(field(inside, 28)?),
+                flags,
+                code: if is_compressed {
+                    code.get(..compressed)?
+                } else {
+                    code
+                },
+                whole: if is_compressed { whole } else { 0 },
+            });
+            inside = &inside[head + size..];
+        }
+        bytes = &bytes[header + len..];
+    }
+    Some(found)
+}
+
+impl<'a> Entry<'a> {
+    /// Whether it is code that a device of a compute capability (`10 * major + minor`) runs.
+    pub fn fits(&self, arch: u32) -> bool {
+        self.kind == KIND_CUBIN && self.arch / 10 == arch / 10 && self.arch <= arch
+    }
+
+    pub fn content(&self, budget: &mut Budget) -> Option<Cow<'a, [u8]>> {
+        if self.whole == 0 {
+            return Some(Cow::Borrowed(self.code));
+        }
+        budget.spend(self.whole)?;
+        if self.whole > MAX_CODE || !is_affordable(2 * self.whole) {
+            return None;
+        }
+        let whole = self.whole as usize;
+        if self.flags & ZSTD != 0 {
+            use std::io::Read;
+            let decoder = ruzstd::decoding::StreamingDecoder::new(self.code).ok()?;
+            let mut bytes = Vec::with_capacity(whole);
+            decoder.take(self.whole + 1).read_to_end(&mut bytes).ok()?;
+            (bytes.len() == whole).then_some(Cow::Owned(bytes))
+        } else {
+            let bytes = lz4_flex::block::decompress(self.code, whole).ok()?;
+            (bytes.len() == whole).then_some(Cow::Owned(bytes))
+        }
+    }
+}
+
+/// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
+/// empty objects that NVIDIA's C++ libraries define in each file that includes them.
+pub fn is_constant(name: &str, size: u64) -> bool {
+    // Literals of nvcc and of LLVM; then constants of a header that nvcc includes in each file, and of CuPy's headers.
+    const LITERALS: [&str; 7] = [
+        "$str",
+        "_$_str",
+        "__unnamed_",
+        "_ZN26__nv_atomic_triv_cp_helperI",
+        "_ZN6CArrayI",
+        "_ZN8CIndexerI",
+        "_ZN4cupy11type_traits",
+    ];
+    const TABLES: [&str; 5] = [
+        "__cudart_i2opi_",
+        "__cudart_sin_cos_coeffs",
+        "precalc_xorwow_",
+        "mrg32k3aM",
+        "__cr_lgamma_table",
+    ];
+    const NAMESPACES: [&str; 7] = [
+        "4cuda3std",
+        "4cuda3__4",
+        "4cuda9execution",
+        "6thrust",
+        "3cub",
+        "4cute",
+        "7cutlass",
+    ];
+    let begins = |with: &[&str]| with.iter().any(|start| name.starts_with(start));
+    let is_empty = || {
+        size == 1
+            && name.starts_with("_ZN")
+            && name.contains("_INTERNAL_")
+            && NAMESPACES.iter().any(|namespace| name.contains(namespace))
+    };
+    begins(&LITERALS) || begins(&TABLES) || is_empty()
+}
+
+/// Whether no kernel of a cubin can change what another kernel sees of the cubin.
+fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    if file.elf_header().e_machine(file.endian()) != EM_CUDA {
+        return Some(false);
+    }
+    let mut budget = Budget::of_names(bytes);
+    let mut writable = HashSet::new();
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        work::count(name.len());
+        budget.spend(name.len() as u64)?;
+        if name.starts_with(b".nv.global") && section.size() > 0 {
+            writable.insert(section.index());
+        }
+    }
+    let mut named = 0;
+    let mut kept = Vec::new();
+    for symbol in file.symbols() {
+        let Some(section) = symbol.section_index() else {
+            continue;
+        };
+        if !writable.contains(&section) || symbol.kind() == SymbolKind::Section {
+            continue;
+        }
+        named += 1;
+        let name = symbol.name().ok()?;
+        work::count(name.len());
+        budget.spend(name.len() as u64)?;
+        if !is_constant(name, symbol.size()) {
+            kept.push(name);
+            if kept.len() == NAMED {
+                break;
+            }
+        }
+    }
+    if !kept.is_empty() {
+        tracing::debug!(?kept, "kernels may write variables");
+        return Some(false);
+    }
+    // Variables without names would be nobody's known constants.
+    Some(writable.is_empty() || named > 0)
+}
+
+/// Whether a text for the driver's compiler declares no variable that kernels could write: `.global` that begins a
+/// statement. (`.const` is the host's to write, and behind a dot it is part of an instruction.)
+fn is_constant_text(bytes: &[u8]) -> bool {
+    let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'}' | b'{' | b'/');
+    // Up to where the text has been looked at. A declaration is known by the words at its end, so that further `.global`
+    // within it, as a comment may have any number of, say nothing new.
+    let mut seen = 0;
+    memchr::memmem::find_iter(bytes, b".global").all(|at| {
+        let before = &bytes[..at];
+        let declares =
+            before.last().is_none_or(ends) && !before.trim_ascii_end().ends_with(b".ptr");
+        if !declares || at < seen {
+            return true;
+        }
+        let Some((name, size, end)) = declared(&bytes[at..]) else {
+            return false;
+        };
+        seen = at + end;
+        is_constant(name, size)
+    })
+}
+
+/// Name and length of an array of bytes that a statement declares, and where the name ends; any other variable has
+/// length 0.
+fn declared(statement: &[u8]) -> Option<(&str, u64, usize)> {
+    let end = statement
+        .iter()
+        .position(|byte| matches!(byte, b'[' | b';' | b'='))?;
+    work::count(end);
+    let words = std::str::from_utf8(&statement[..end]).ok()?;
+    let mut words = words.split_ascii_whitespace().rev();
+    let name = words.next()?;
+    let of_bytes = matches!(words.next(), Some(".b8" | ".u8" | ".s8"));
+    let behind = statement.get(end + 1..)?;
+    let digits = behind
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
+    work::count(digits);
+    let count = std::str::from_utf8(&behind[..digits]).ok()?;
+    let array = of_bytes && statement[end] == b'[';
+    let size = if array { count.parse().ok()? } else { 0 };
+    Some((name, size, end))
+}
+
+/// Whether no kernel of a cubin can come by the address of a variable, of a function or of memory that kernels allocate, and
+/// leave it in memory for a later one: the compiler puts such addresses, those of `malloc` and of tables of virtual functions
+/// included, into constant banks 2 and 4 (as nvcc 13.0 does for sm_90).
+fn takes_no_addresses_cubin(bytes: &[u8]) -> Option<bool> {
+    const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    let mut budget = Budget::of_names(bytes);
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        budget.spend(name.len() as u64)?;
+        if section.size() > 0 && BANKS.iter().any(|bank| name.starts_with(bank)) {
+            return Some(false);
+        }
+    }
+    Some(true)
+}
+
+/// The same of a text for the driver's compiler: by the words that such code has.
+fn takes_no_addresses_text(bytes: &[u8]) -> bool {
+    const WORDS: [&[u8]; 5] = [
+        b"malloc",
+        b".callprototype",
+        b".calltargets",
+        b"cvta.const",
+        b"cvta.global",
+    ];
+    let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
+    !WORDS.iter().any(has)
+}
+
+/// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
+/// launches.
+pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
+    of_all_code(image, arch, is_constant_cubin, is_constant_text)
+}
+
+/// Whether it also cannot leave addresses of its own in memory, so that loaded elsewhere it finds what it left.
+pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
+    let of_cubin =
+        |bytes: &[u8]| Some(is_constant_cubin(bytes)? && takes_no_addresses_cubin(bytes)?);
+    let of_text = |bytes: &[u8]| is_constant_text(bytes) && takes_no_addresses_text(bytes);
+    of_all_code(image, arch, of_cubin, of_text)
+}
+
+/// Whether the kernels of a cubin leave no addresses in memory that mean something else when it is loaded elsewhere: where
+/// it has addresses of functions, as tables of virtual functions or for memory that kernels allocate, they are those of
+/// assertions and of `printf`, which the driver provides. Addresses of literals and of variables are not counted: a kernel
+/// that is launched once more takes them anew.
+fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
+    const HARMLESS: [&str; 2] = ["__assertfail", "vprintf"];
+    const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    if file.elf_header().e_machine(file.endian()) != EM_CUDA {
+        return Some(false);
+    }
+    let mut budget = Budget::of_names(bytes);
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        budget.spend(name.len() as u64)?;
+        if !BANKS.iter().any(|bank| name.starts_with(bank)) {
+            continue;
+        }
+        for (_, relocation) in section.relocations() {
+            budget.spend(RELOCATION)?;
+            let RelocationTarget::Symbol(index) = relocation.target() else {
+                tracing::debug!("an address of a section in a constant bank");
+                return Some(false);
+            };
+            let symbol = file.symbol_by_index(index).ok()?;
+            let is_data = matches!(symbol.kind(), SymbolKind::Data | SymbolKind::Section);
+            let name = symbol.name().unwrap_or_default();
+            let is_table = name.starts_with("_ZTV");
+            if is_table || !is_data && !HARMLESS.contains(&name) {
+                tracing::debug!(name, "kernels may store an address of the image");
+                return Some(false);
+            }
+        }
+    }
+    Some(true)
+}
+
+/// The same of a text for the driver's compiler, by the words that such code has.
+fn stores_nothing_text(bytes: &[u8]) -> bool {
+    const WORDS: [&[u8]; 3] = [b"malloc", b".callprototype", b".calltargets"];
+    let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
+    !WORDS.iter().any(has)
+}
+
+/// What of an image is lost when it is loaded elsewhere between two launches of its kernels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaves {
+    /// Its kernels may write its variables, whose content a new load does not have.
+    pub variables: bool,
+    /// They may store addresses of its functions, or of memory that they allocate, which nothing can translate.
+    pub addresses: bool,
+}
+
+/// What the code of an image that a device of a compute capability (`10 * major + minor`) would run leaves in it.
+pub fn leaves(image: &[u8], arch: u32) -> Leaves {
+    Leaves {
+        variables: !keeps_nothing(image, arch),
+        addresses: !of_all_code(image, arch, stores_nothing_cubin, stores_nothing_text),
+    }
+}
+
+fn of_all_code(
+    image: &[u8],
+    arch: u32,
+    of_cubin: impl Fn(&[u8]) -> Option<bool>,
+    of_text: impl Fn(&[u8]) -> bool,
+) -> bool {
+    if image.starts_with(ELF) {
+        return of_cubin(image).unwrap_or(false);
+    }
+    let Some(entries) = entries(image) else {
+        return false;
+    };
+    if entries.is_empty() {
+        return of_text(image);
+    }
+    let runs = |entry: &Entry<'_>| entry.fits(arch);
+    // The driver compiles where no cubin fits, and any may be the one it takes.
+    let compiled = !entries.iter().any(runs);
+    let mut code = entries
+        .iter()
+        .filter(|entry| {
+            if compiled {
+                entry.kind == KIND_TEXT
+            } else {
+                runs(entry)
+            }
+        })
+        .peekable();
+    let mut budget = Budget::of_code(image);
+    code.peek().is_some()
+        && code.all(|entry| {
+            let content = entry.content(&mut budget);
+            content.is_some_and(|bytes| match compiled {
+                true => of_text(&bytes),
+                false => of_cubin(&bytes).unwrap_or(false),
+            })
+        })
+}
+
+/// Whether kernels that devices of these compute capabilities (`10 * major + minor`) would run of an image may call
+/// device `printf`. Code that cannot be read, or only beyond the [`Budget`], counts as printing.
+pub fn prints(image: &[u8], archs: &[u32]) -> bool {
+    let calls = |code: &[u8]| memchr::memmem::find(code, b"vprintf").is_some();
+    if calls(image) {
+        return true;
+    }
+    if image.starts_with(ELF) {
+        return false;
+    }
+    let Some(entries) = entries(image) else {
+        return true;
+    };
+    let mut budget = Budget::of_code(image);
+    let runs = |arch: &u32| entries.iter().any(|entry| entry.fits(*arch));
+    entries.iter().any(|entry| match entry.kind {
+        // The driver may compile it even where code fits: the client can ask for that.
+        KIND_TEXT => entry
+            .content(&mut budget)
+            .is_none_or(|text| !text.is_ascii() || calls(&text)),
+        KIND_CUBIN if archs.iter().any(|arch| entry.fits(*arch)) => entry
+            .content(&mut budget)
+            .is_none_or(|code| !code.starts_with(ELF) || calls(&code)),
+        KIND_CUBIN => false,
+        // An intermediate language, which is compiled where no code fits.
+        _ => !archs.iter().all(runs),
+    })
+}
+
+/// Whether code that devices of these compute capabilities (`10 * major + minor`) would run of an image has all these
+/// strings. Code that cannot be read, or only beyond the [`Budget`], may have them.
+pub fn holds(image: &[u8], archs: &[u32], strings: &[&[u8]]) -> bool {
+    let in_text = |code: &[u8], string: &[u8]| {
+        // A literal of a text is a list of its bytes.
+        let bytes: Vec<String> = string.iter().map(u8::to_string).collect();
+        memchr::memmem::find(code, bytes.join(", ").as_bytes()).is_some()
+    };
+    let has = |code: &[u8]| {
+        strings.iter().all(|string| {
+            memchr::memmem::find(code, string).is_some()
+                || !code.starts_with(ELF) && in_text(code, string)
+        })
+    };
+    if image.starts_with(ELF) {
+        return has(image);
+    }
+    let Some(entries) = entries(image) else {
+        return true;
+    };
+    if entries.is_empty() {
+        return has(image);
+    }
+    let mut budget = Budget::of_code(image);
+    entries.iter().any(|entry| match entry.kind {
+        KIND_CUBIN if !archs.iter().any(|arch| entry.fits(*arch)) => false,
+        KIND_TEXT | KIND_CUBIN => entry
+            .content(&mut budget)
+            .is_none_or(|code| !(code.starts_with(ELF) || code.is_ascii()) || has(&code)),
+        _ => true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KERNEL: &str = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 .ptr .global .align 4 p)\n{ ld.global.u32 %r1, [%rd1]; cvta.to.global.u64 %rd1, %rd2; ret; }\n";
+
+    fn text(declaration: &str) -> bool {
+        let image = format!("{declaration}\n{KERNEL}\0");
+        keeps_nothing(image.as_bytes(), 90)
+    }
+
+    #[test]
+    fn text_with_variables_keeps_something() {
+        assert!(text(""));
+        assert!(text(".const .align 4 .b8 table[16];"));
+        assert!(text(
+            ".global .align 1 .b8 $str[6] = {105, 32, 62, 32, 48, 0};"
+        ));
+        assert!(text(
+            ".global .align 1 .b8 _ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE[1];"
+        ));
+        assert!(!text(
+            ".global .align 1 .b8 _ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE[2];"
+        ));
+        assert!(!text(".visible .global .align 4 .u32 counter;"));
+        assert!(!text(".global .align 4 .u32 counter = 5;"));
+        assert!(!text(".shared .b32 s;\t.global .align 4 .b8 buffer[400];"));
+        assert!(!text(".global"));
+    }
+
+    #[test]
+    fn code_that_takes_addresses_stays_where_it_is() {
+        assert!(takes_no_addresses(KERNEL.as_bytes(), 90));
+        for word in [
+            ".extern .func (.param .b64 r) malloc (.param .b64 n);",
+            ".global .align 1 .b8 $str[6] = {1}; // cvta.global.u64 %rd1, $str",
+            "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);",
+            ".global .u32 counter;",
+        ] {
+            let image = format!("{word}\n{KERNEL}");
+            assert!(!takes_no_addresses(image.as_bytes(), 90), "{word}");
+        }
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(!takes_no_addresses(&own, 90));
+    }
+
+    /// A fatbin with one entry of text.
+    fn fatbin(text: &[u8], flags: u64, whole: usize, kind: u16, arch: u32) -> Vec<u8> {
+        let size = text.len().next_multiple_of(8);
+        let mut bytes = vec![0; 16 + 64];
+        bytes[..4].copy_from_slice(&FATBIN.to_le_bytes());
+        bytes[6..8].copy_from_slice(&16u16.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(64 + size as u64).to_le_bytes());
+        let entry = &mut bytes[16..];
+        entry[..2].copy_from_slice(&kind.to_le_bytes());
+        entry[4..8].copy_from_slice(&64u32.to_le_bytes());
+        entry[8..16].copy_from_slice(&(size as u64).to_le_bytes());
+        entry[16..20].copy_from_slice(&(text.len() as u32).to_le_bytes());
+        entry[28..32].copy_from_slice(&arch.to_le_bytes());
+        entry[40..48].copy_from_slice(&flags.to_le_bytes());
+        entry[56..64].copy_from_slice(&(whole as u64).to_le_bytes());
+        bytes.extend_from_slice(text);
+        bytes.resize(16 + 64 + size, 0);
+        bytes
+    }
+
+    #[test]
+    fn strings_are_found_in_code() {
+        let literal = format!(".global .align 1 .b8 $str[4] = {{118, 32, 60, 0}};\n{KERNEL}");
+        assert!(holds(literal.as_bytes(), &[90], &[b"v <"]));
+        assert!(!holds(literal.as_bytes(), &[90], &[b"v <", b"v >"]));
+        let packed = lz4_flex::block::compress(literal.as_bytes());
+        let image = fatbin(&packed, LZ4, literal.len(), KIND_TEXT, 75);
+        assert!(holds(&image, &[90], &[b"v <"]) && !holds(&image, &[90], &[b"v >"]));
+        let broken = fatbin(&packed, LZ4, literal.len() + 1, KIND_TEXT, 75);
+        assert!(holds(&broken, &[90], &[b"v >"]), "it cannot be read");
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(holds(&own, &[90], &[b"strings_are_found_in_code"]));
+    }
+
+    #[test]
+    fn compressed_text_is_read() {
+        let (good, bad) = (KERNEL.to_string(), format!(".global .u32 x;\n{KERNEL}"));
+        for (text, expected) in [(good, true), (bad, false)] {
+            let packed = lz4_flex::block::compress(text.as_bytes());
+            let image = fatbin(&packed, LZ4, text.len(), KIND_TEXT, 75);
+            assert_eq!(keeps_nothing(&image, 90), expected);
+            // Of another length than it says.
+            assert!(!keeps_nothing(
+                &fatbin(&packed, LZ4, text.len() + 1, KIND_TEXT, 75),
+                90
+            ));
+            let zstd = ruzstd::encoding::compress_to_vec(
+                text.as_bytes(),
+                ruzstd::encoding::CompressionLevel::Fastest,
+            );
+            let image = fatbin(&zstd, ZSTD, text.len(), KIND_TEXT, 75);
+            assert_eq!(keeps_nothing(&image, 90), expected);
+            assert!(!keeps_nothing(
+                &fatbin(&zstd, ZSTD, text.len() - 1, KIND_TEXT, 75),
+                90
+            ));
+            let image = fatbin(text.as_bytes(), 0, 0, KIND_TEXT, 75);
+            assert_eq!(keeps_nothing(&image, 90), expected);
+        }
+    }
+
+    #[test]
+    fn printing_code_is_found_however_it_is_packed() {
+        // Parts of the name come before it, so that packed code does not have it as it is.
+        const NAME: &str = "vpri_ vprin_ rintf vprintf";
+        let text = format!("{}// {NAME} {NAME}\n", KERNEL.repeat(9));
+        let code = [ELF, NAME.as_bytes(), &[0; 600]].concat();
+        for (kind, printing) in [(KIND_TEXT, text.as_bytes()), (KIND_CUBIN, &code)] {
+            let quiet = String::from_utf8(printing.to_vec()).expect("UTF-8");
+            let quiet = quiet.replace("vprintf", "vanished");
+            for (content, expected) in [(printing, true), (quiet.as_bytes(), false)] {
+                let lz4 = lz4_flex::block::compress(content);
+                let level = ruzstd::encoding::CompressionLevel::Fastest;
+                let zstd = ruzstd::encoding::compress_to_vec(content, level);
+                for (packed, flags) in [(&content.to_vec(), 0), (&lz4, LZ4), (&zstd, ZSTD)] {
+                    let whole = if flags == 0 { 0 } else { content.len() };
+                    let plain = memchr::memmem::find(packed, b"vprintf").is_some();
+                    assert_eq!(plain, expected && flags == 0);
+                    let image = fatbin(packed, flags, whole, kind, 80);
+                    assert_eq!(prints(&image, &[86]), expected, "{kind} {flags:#x}");
+                    let behind = [fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75), image].concat();
+                    assert_eq!(prints(&behind, &[100, 86]), expected, "{kind} {flags:#x}");
+                }
+                // What no device runs prints nothing, however it is packed.
+                let other = fatbin(&lz4, LZ4, content.len(), KIND_CUBIN, 80);
+                if kind == KIND_CUBIN {
+                    assert!(!prints(&other, &[90, 75]));
+                }
+            }
+        }
+        assert!(!prints(KERNEL.as_bytes(), &[90]));
+        assert!(!prints(&[ELF, &[0; 100]].concat(), &[90]));
+    }
+
+    #[test]
+    fn code_that_cannot_be_read_counts_as_printing() {
+        let lz4 = lz4_flex::block::compress(KERNEL.as_bytes());
+        let packed = |flags, whole, kind| fatbin(&lz4, flags, whole, kind, 75);
+        assert!(!prints(&packed(LZ4, KERNEL.len(), KIND_TEXT), &[75]));
+        for unreadable in [
+            // Of another length than it says, or packed in another way.
+            packed(LZ4, KERNEL.len() - 1, KIND_TEXT),
+            packed(ZSTD, KERNEL.len(), KIND_TEXT),
+            packed(0x1000, KERNEL.len(), KIND_CUBIN),
+            packed(LZ4, 1 << 40, KIND_CUBIN),
+            // A kind that is not known.
+            packed(LZ4, KERNEL.len(), 0x10),
+            fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75)[..120].to_vec(),
+        ] {
+            assert!(prints(&unreadable, &[75]));
+        }
+        // Beyond the budget.
+        let whole = vec![b' '; 16 << 20];
+        let bomb = fatbin(
+            &lz4_flex::block::compress(&whole),
+            LZ4,
+            whole.len(),
+            KIND_TEXT,
+            75,
+        );
+        assert!(!prints(&bomb, &[75]));
+        let entries = 6 + 64 * bomb.len() * 6 / whole.len();
+        assert!(prints(&bomb.repeat(entries), &[75]));
+    }
+
+    #[test]
+    fn code_for_this_device_comes_before_text() {
+        // It is no cubin, so nothing is known of it; for another device it does not count.
+        let mut image = fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75);
+        image.extend(fatbin(b"junk", 0, 0, KIND_CUBIN, 80));
+        assert!(keeps_nothing(&image, 90));
+        assert!(!keeps_nothing(&image, 86));
+        assert!(keeps_nothing(&image, 75));
+    }
+
+    #[test]
+    fn a_file_that_is_no_cubin_is_not_shared() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(!keeps_nothing(&own, 90));
+    }
+
+    /// Bytes that are looked at to judge an image.
+    fn work_of(image: &[u8]) -> usize {
+        work::BYTES.set(0);
+        keeps_nothing(image, 90);
+        work::BYTES.get()
+    }
+
+    #[test]
+    fn an_entry_or_a_fatbin_without_length_ends_the_scan() {
+        let good = fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75);
+        let empty_entry = {
+            let mut bytes = fatbin(b"", 0, 0, KIND_TEXT, 75);
+            bytes[16 + 4..16 + 16].fill(0);
+            bytes
+        };
+        let empty_fatbin = {
+            let mut bytes = vec![0; HEADER];
+            bytes[..4].copy_from_slice(&FATBIN.to_le_bytes());
+            bytes
+        };
+        for end in [empty_entry, empty_fatbin] {
+            assert!(!keeps_nothing(&end, 90));
+            assert!(!keeps_nothing(&[good.clone(), end].concat(), 90));
+        }
+    }
+
+    #[test]
+    fn declarations_within_another_are_not_read_again() {
+        let repeated = |count: usize| {
+            let comment = "// .global".to_string() + &" .global".repeat(count);
+            format!("{comment} .b8 $str[4];\n{KERNEL}\0").into_bytes()
+        };
+        let image = repeated(1 << 17);
+        assert!(keeps_nothing(&image, 90));
+        assert!(work_of(&image) <= 2 * image.len(), "{}", work_of(&image));
+        let hidden = format!(
+            "// {}\n.global .u32 counter;\n{KERNEL}",
+            ".global ".repeat(9)
+        );
+        assert!(!keeps_nothing(hidden.as_bytes(), 90));
+    }
+
+    const NOTHING: Leaves = Leaves {
+        variables: false,
+        addresses: false,
+    };
+    const VARIABLES: Leaves = Leaves {
+        variables: true,
+        addresses: false,
+    };
+    const ADDRESSES: Leaves = Leaves {
+        variables: false,
+        addresses: true,
+    };
+
+    #[test]
+    fn variables_and_addresses_are_told_apart() {
+        let of = |words: &str| leaves(format!("{words}\n{KERNEL}").as_bytes(), 90);
+        assert_eq!(of(""), NOTHING);
+        assert_eq!(of(".const .align 4 .b8 table[16];"), NOTHING);
+        assert_eq!(of(".global .u32 counter;"), VARIABLES);
+        let call = "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);";
+        assert_eq!(of(call), ADDRESSES);
+        let both = Leaves {
+            variables: true,
+            addresses: true,
+        };
+        assert_eq!(of(&format!(".global .u32 counter;\n{call}")), both);
+        // What cannot be read may leave anything.
+        assert_eq!(leaves(b"\x7fELF but none", 90), both);
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(leaves(&own, 90), both);
+    }
+
+    /// As in cuBLAS, whose cubins have a section table at an odd offset.
+    #[test]
+    fn sections_may_be_at_any_offset() {
+        for table in 64..72 {
+            let mut image = vec![0; table + 2 * 64];
+            image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+            image[18..20].copy_from_slice(&190u16.to_le_bytes());
+            image[40..48].copy_from_slice(&(table as u64).to_le_bytes());
+            for (at, field) in [(52, 64), (58, 64), (60, 2), (62, 1u16)] {
+                image[at..at + 2].copy_from_slice(&field.to_le_bytes());
+            }
+            image[table + 64 + 4] = 3;
+            assert_eq!(leaves(&image, 90), NOTHING, "{table}");
+            // A section that kernels may write, without names.
+            let mut kept = image.clone();
+            kept.splice(40..48, (table as u64 + 16).to_le_bytes());
+            kept.splice(table..table, *b"\0.nv.global\0\0\0\0\0");
+            let section = table + 16 + 64;
+            kept[section] = 1;
+            kept[section + 24..section + 32].copy_from_slice(&(table as u64).to_le_bytes());
+            kept[section + 32..section + 40].copy_from_slice(&12u64.to_le_bytes());
+            assert_eq!(leaves(&kept, 90), VARIABLES, "{table}");
+        }
+    }
+
+    #[test]
+    fn names_that_overlap_are_not_read_without_bound() {
+        const SECTIONS: usize = 2000;
+        // One name of 64 KiB that all sections have.
+        let names = [vec![b'x'; 64 << 10], vec![0]].concat();
+        let table = 64 + names.len().next_multiple_of(8);
+        let mut image = vec![0; table + SECTIONS * 64];
+        image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        image[18..20].copy_from_slice(&190u16.to_le_bytes());
+        image[40..48].copy_from_slice(&(table as u64).to_le_bytes());
+        for (at, field) in [(52, 64), (58, 64), (60, SECTIONS as u16), (62, 1u16)] {
+            image[at..at + 2].copy_from_slice(&field.to_le_bytes());
+        }
+        image[64..64 + names.len()].copy_from_slice(&names);
+        for section in 1..SECTIONS {
+            let at = table + section * 64;
+            image[at + 4..at + 8].copy_from_slice(&3u32.to_le_bytes());
+            image[at + 24..at + 32].copy_from_slice(&64u64.to_le_bytes());
+            image[at + 32..at + 40].copy_from_slice(&(names.len() as u64).to_le_bytes());
+        }
+        assert!(
+            work_of(&image) >= 3 * image.len(),
+            "the names are read at all"
+        );
+        assert!(work_of(&image) <= 5 * image.len(), "{}", work_of(&image));
+    }
+
+    #[test]
+    fn many_small_bombs_are_not_all_unpacked() {
+        let whole = vec![b' '; 16 << 20];
+        let packed = lz4_flex::block::compress(&whole);
+        let bomb = fatbin(&packed, LZ4, whole.len(), KIND_TEXT, 75);
+        assert!(keeps_nothing(&bomb, 90));
+        let mut budget = Budget::of_code(&bomb);
+        let entry = &entries(&bomb).unwrap()[0];
+        let unpacked = (0..1000).take_while(|_| entry.content(&mut budget).is_some());
+        assert!(unpacked.count() <= 4 + 64 * bomb.len() / whole.len());
+    }
+
+    proptest! {
+        #[test]
+        fn mutated_fatbins_are_judged_in_linear_time(
+            parts in prop::collection::vec((0..3u8, 0..3u16, 0..200usize), 1..6),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),
+            zeroed in prop::collection::vec((any::<prop::sample::Index>(), 0..17usize), 0..3),
+        ) {
+            let mut image = Vec::new();
+            for (packing, kind, len) in parts {
+                let text = [KERNEL.as_bytes(), &vec![b'\n'; len]].concat();
+                let packed = match packing {
+                    0 => fatbin(&text, 0, 0, kind, 75),
+                    1 => fatbin(&lz4_flex::block::compress(&text), LZ4, text.len(), kind, 75),
+                    _ => fatbin(&text, ZSTD, text.len(), kind, 75),
+                };
+                image.extend(packed);
+            }
+            for (at, len) in zeroed {
+                let at = at.index(image.len());
+                let end = (at + len).min(image.len());
+                image[at..end].fill(0);
+            }
+            for (at, byte) in changes {
+                let at = at.index(image.len());
+                image[at] = byte;
+            }
+            // Texts are unpacked from the image and scanned once each.
+            let unpacked = 6 * (KERNEL.len() + 200);
+            let work = work_of(&image);
+            prop_assert!(work <= 8 * (image.len() + unpacked), "{work} of {}", image.len());
+        }
+
+        #[test]
+        fn nothing_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..600), magic in 0..3, len in 0u64..600) {
+            let head = fatbin(b"", LZ4 | ZSTD, 100, KIND_TEXT, 75);
+            let start: &[u8] = match magic { 0 => b"\x7fELF\x02\x01\x01", 1 => &head, _ => b"" };
+            let n = start.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&start[..n]);
+            if magic == 1 && bytes.len() >= 40 {
+                bytes[8..16].copy_from_slice(&len.to_le_bytes());
+            }
+            keeps_nothing(&bytes, 90);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Memory that both the CPU of a client and the device reach: the arena, and the driver's registrations.
+
+use crate::engine::base::account::{Account, Charge, Memory};
+use crate::engine::base::driver::Driver;
+use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::ranges::RangeAllocator;
+use crate::engine::base::rations::{Holder, Part, Ration, Rations};
+use crate::engine::gpu::devices::Device;
+use mpsshim_api::cuda::*;
+use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
+use mpsshim_proto::segment::FLAG_STRIDE;
+use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
+use parking_lot::Mutex;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's
+/// lock, so it is left to quiet moments ([`crate::engine::threads::undertaker`]): see [`Registration::unregister`].
+#[derive(Debug)]
+pub struct Registration {
+    mapping: Mapping,
+    offset: usize,
+    device: CUdeviceptr,
+    registered: bool,
+}
+
+impl Registration {
+    /// Registers a mapping from `offset` on, for all contexts.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(driver: &Driver, mapping: Mapping, offset: usize) -> Result<Registration, CUresult> {
+        let address = mapping.base() as u64 + offset as u64;
+        driver.mem_host_register(
+            address,
+            mapping.len() - offset,
+            CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
+        )?;
+        let mut this = Registration {
+            mapping,
+            offset,
+            device: 0,
+            registered: true,
+        };
+        if let Err(status) = driver.mem_host_get_device_pointer(&mut this.device, address, 0) {
+            let _ = driver.mem_host_unregister(address);
+            this.registered = false;
+            return Err(status);
+        }
+        Ok(this)
+    }
+    /// The mapping, whole.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+    /// Device address of the first registered byte.
+    pub fn device_address(&self) -> CUdeviceptr {
+        self.device
+    }
+    /// Writes zeros all over it. Nobody else may have it.
+    pub fn clear(&self) {
+        // SAFETY: the mapping has as many bytes; whoever it belonged to has let go of it.
+        unsafe { std::ptr::write_bytes(self.mapping.base(), 0, self.mapping.len()) };
+    }
+    /// Undoes the registration; may wait for all work that is queued anywhere.
+    pub fn unregister(mut self, driver: &Driver) -> Mapping {
+        let address = self.mapping.base() as u64 + self.offset as u64;
+        if self.registered
+            && let Err(status) = driver.mem_host_unregister(address)
+        {
+            tracing::debug!("cuMemHostUnregister({address:#x}): {status}");
+        }
+        self.registered = false;
+        self.mapping
+    }
+}
+
+/// Whether the machine has this much memory to spare (`MemAvailable`): the pages of a mapping are taken at once,
+/// and a client that asks for more than there is must not have the kernel end the server. Unknown counts as yes.
+pub fn is_affordable(bytes: u64) -> bool {
+    let available = || {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    available().is_none_or(|kib| bytes >> 10 < kib)
+}
+
+/// A block of the host arena: pinned memory of one client.
+#[derive(Debug)]
+pub struct HostBlock {
+    /// The registered mapping, at an address of the arena.
+    pub registration: Registration,
+    /// The memory file.
+    pub file: MemoryFile,
+    /// Device memory that managed memory counts as.
+    pub charge: Option<Charge>,
+    /// Its length; `None` while nobody has it.
+    pub host: Option<Charge>,
+    /// Its descriptor and mapping.
+    pub place: Ration,
+}
+
+impl HostBlock {
+    /// First address, the same in the client.
+    pub fn start(&self) -> u64 {
+        self.registration.mapping().base() as u64
+    }
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.registration.mapping().len() as u64
+    }
+}
+
+/// The arena's addresses in this process.
+#[derive(Debug)]
+pub struct HostArena {
+    _reservation: Reservation,
+    addresses: Mutex<RangeAllocator>,
+}
+
+impl HostArena {
+    /// Reserves the arena.
+    ///
+    /// # Errors
+    /// When the addresses are in use.
+    pub fn new() -> std::io::Result<HostArena> {
+        let reservation = Reservation::at(HOST_ARENA, HOST_ARENA_LEN)?;
+        let addresses = Mutex::new(RangeAllocator::new(HOST_ARENA, HOST_ARENA_LEN, 2 << 20));
+        Ok(HostArena {
+            _reservation: reservation,
+            addresses,
+        })
+    }
+
+    /// Makes pinned memory of at least `len` bytes.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    pub fn allocate(
+        &self,
+        driver: &Driver,
+        device: &Device,
+        (account, place): (&Account, Ration),
+        len: u64,
+    ) -> Result<HostBlock, CUresult> {
+        device.make_current(driver)?;
+        let bytes = len
+            .max(1)
+            .checked_next_multiple_of(4096)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        if !is_affordable(bytes) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let host = account.take(Memory::Host, bytes)?;
+        let (start, room) = self.take(bytes)?;
+        let made = MemoryFile::new(c"mpsshim-pinned", bytes).and_then(|file| {
+            // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
+            let mapping = unsafe { Mapping::at(start, file.as_fd(), bytes as usize) }?;
+            Ok((file, mapping))
+        });
+        let registered = made.map_err(|error| {
+            tracing::warn!("pinned memory of {bytes} bytes: {error}");
+            CUDA_ERROR_OUT_OF_MEMORY
+        });
+        match registered
+            .and_then(|(file, mapping)| Ok((file, Registration::new(driver, mapping, 0)?)))
+        {
+            Ok((file, registration)) => Ok(HostBlock {
+                registration,
+                file,
+                charge: None,
+                host: Some(host),
+                place,
+            }),
+            Err(status) => {
+                self.retire(start, room);
+                Err(status)
+            }
+        }
+    }
+
+    /// Pinned memory that another server has made, at its address.
+    ///
+    /// # Errors
+    /// As [`HostArena::allocate`]; `CUDA_ERROR_INVALID_VALUE` where no server has made any.
+    pub fn adopt(
+        &self,
+        driver: &Driver,
+        device: &Device,
+        (account, place): (&Account, Ration),
+        (start, len): (u64, u64),
+        file: OwnedFd,
+    ) -> Result<HostBlock, CUresult> {
+        device.make_current(driver)?;
+        let host = account.take(Memory::Host, len)?;
+        let room = {
+            let mut addresses = self.addresses.lock();
+            let room = addresses.round_up(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            addresses
+                .take_at(start, room)
+                .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            room
+        };
+        let file = MemoryFile::adopt(file);
+        // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
+        let mapping = unsafe { Mapping::at(start, file.as_fd(), len as usize) };
+        let mapping = mapping.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY);
+        match mapping.and_then(|mapping| Registration::new(driver, mapping, 0)) {
+            Ok(registration) => Ok(HostBlock {
+                registration,
+                file,
+                charge: None,
+                host: Some(host),
+                place,
+            }),
+            Err(status) => {
+                self.retire(start, room);
+                Err(status)
+            }
+        }
+    }
+
+    /// Unregisters a block and frees it; may wait for all work that is queued anywhere.
+    pub fn free(&self, driver: &Driver, block: HostBlock) {
+        let start = block.start();
+        let room = self
+            .addresses
+            .lock()
+            .round_up(block.len())
+            .unwrap_or(block.len());
+        block.registration.unregister(driver).retire();
+        self.retire(start, room);
+    }
+
+    /// Addresses for `len` bytes, and how many are taken.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn take(&self, len: u64) -> Result<(u64, u64), CUresult> {
+        let mut addresses = self.addresses.lock();
+        let room = addresses.round_up(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let start = addresses.take(room).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok((start, room))
+    }
+
+    /// Gives addresses back and keeps them free of anything else.
+    pub fn retire(&self, start: u64, room: u64) {
+        // The mapping was replaced by a reservation (or never made, or unmapped by its drop): reserve it again in
+        // any case, so that nothing else of this process lands in the arena.
+        let _ = Reservation::at(start, room).map(std::mem::forget);
+        self.addresses.lock().give_back(start, room);
+    }
+}
+
+/// What a word of 4 or 8 bytes in mapped memory holds now; the other process, or the GPU, may write it.
+pub fn read_word(address: u64, wide: bool) -> u64 {
+    // SAFETY: the callers have checked that a mapping of the server's holds the aligned word.
+    unsafe {
+        if wide {
+            (*(address as *const AtomicU64)).load(Ordering::Acquire)
+        } else {
+            (*(address as *const AtomicU32))
+                .load(Ordering::Acquire)
+                .into()
+        }
+    }
+}
+
+/// Writes a word of 4 or 8 bytes in mapped memory.
+pub fn write_word(address: u64, wide: bool, value: u64) {
+    // SAFETY: the callers have checked that a mapping of the server's holds the aligned word.
+    unsafe {
+        if wide {
+            (*(address as *const AtomicU64)).store(value, Ordering::Release);
+        } else {
+            (*(address as *const AtomicU32)).store(value as u32, Ordering::Release);
+        }
+    }
+}
+
+/// Completion flags that only the server and the GPU write: they bound the work in flight of each stream.
+#[derive(Debug)]
+pub struct ServerFlags {
+    registration: Registration,
+    free: Mutex<Vec<u32>>,
+    rations: Arc<Rations>,
+}
+
+/// Server flags there are.
+const SERVER_FLAGS: usize = 16 << 10;
+/// Flags for streams: a third of all for a user, a fifth for a session. Streams without one are asked about instead, so the
+/// rest is for what cannot be done otherwise.
+const FOR_STREAMS: Part = Part {
+    user: 2,
+    session: 4,
+};
+
+/// A server flag that somebody has.
+#[derive(Debug)]
+pub struct Flag {
+    /// Its number.
+    pub slot: u32,
+    _ration: Ration,
+}
+
+/// A flag that means nothing.
+pub const SCRATCH: u32 = 0;
+
+impl ServerFlags {
+    /// Makes and registers the page.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(driver: &Driver) -> Result<ServerFlags, CUresult> {
+        let len = SERVER_FLAGS * FLAG_STRIDE;
+        let mapping = sealed_memfd(c"mpsshim-flags", len as u64)
+            .and_then(|fd| Mapping::new(fd.as_fd(), len))
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let registration = Registration::new(driver, mapping, 0)?;
+        Ok(ServerFlags {
+            registration,
+            free: Mutex::new((SCRATCH + 1..SERVER_FLAGS as u32).rev().collect()),
+            rations: Rations::new(SERVER_FLAGS),
+        })
+    }
+    /// A flag for a stream, and its present value; none for a session that has many.
+    pub fn for_stream(&self, holder: &Holder) -> Option<(Flag, u32)> {
+        self.take(holder, FOR_STREAMS).ok()
+    }
+    /// A flag for a word that a session waits for, and its present value.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn for_word(&self, holder: &Holder) -> Result<(Flag, u32), CUresult> {
+        self.take(holder, Part::USUAL)
+    }
+    fn take(&self, holder: &Holder, part: Part) -> Result<(Flag, u32), CUresult> {
+        let ration = self.rations.take(holder, part)?;
+        let slot = self.free.lock().pop().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let flag = Flag {
+            slot,
+            _ration: ration,
+        };
+        Ok((flag, self.value(slot)))
+    }
+    /// Gives a flag back; nothing may write it any more. One that is dropped instead is never given to another.
+    pub fn give_back(&self, flag: Flag) {
+        self.free.lock().push(flag.slot);
+    }
+    /// What the GPU wrote last.
+    pub fn value(&self, slot: u32) -> u32 {
+        // SAFETY: slots are below SERVER_FLAGS and the mapping lives as long as self; the GPU writes whole words.
+        let word = unsafe {
+            &*self
+                .registration
+                .mapping()
+                .base()
+                .add(slot as usize * FLAG_STRIDE)
+                .cast::<AtomicU32>()
+        };
+        word.load(Ordering::Acquire)
+    }
+    /// Its address here; the line behind the flag itself is its holder's.
+    pub fn host_address(&self, slot: u32) -> u64 {
+        self.registration.mapping().base() as u64 + slot as u64 * FLAG_STRIDE as u64
+    }
+    /// Device address of a flag.
+    pub fn device_address(&self, slot: u32) -> CUdeviceptr {
+        self.registration.device_address() + slot as u64 * FLAG_STRIDE as u64
+    }
+}

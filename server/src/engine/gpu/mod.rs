@@ -1,0 +1,268 @@
+//! The devices with their contexts, and everything of the server's that belongs to them rather than to a client.
+
+pub mod client_segment;
+pub mod context_limits;
+pub mod cubin;
+pub mod devices;
+pub mod flag_kernel;
+pub mod footprint;
+pub mod green;
+pub mod host;
+pub mod kept_streams;
+pub mod open;
+pub mod partition;
+pub mod spare;
+pub mod virtual_arena;
+
+use crate::engine::base::account::{Account, Memory};
+use crate::engine::base::assertions;
+use crate::engine::base::calm::Calm;
+use crate::engine::base::driver::{Driver, is_sticky};
+use crate::engine::base::graph_turns::GraphTurns;
+use crate::engine::base::health::Health;
+use crate::engine::base::keeping::Keeping;
+use crate::engine::base::printing::Printing;
+use crate::engine::base::rations::{Holder, Part, Ration, Rations};
+use crate::engine::base::side::{self, SIDES, Side};
+use crate::engine::gpu::devices::{Device, Devices, Grant};
+use crate::engine::gpu::green::GreenRef;
+use crate::engine::gpu::host::{HostArena, HostBlock, ServerFlags};
+use crate::engine::gpu::partition::Place;
+use crate::engine::gpu::spare::Spare;
+use crate::engine::gpu::virtual_arena::VirtualArena;
+use crate::keeper::{self, Name};
+use mpsshim_api::cuda::*;
+use mpsshim_model::limits::Percentage;
+use mpsshim_model::policy::MarkKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
+/// a dispatch thread never waits inside a launch.
+pub const WINDOW: u64 = 256;
+/// The same limit while clients wait at the gate.
+const WINDOW_BESIDE_LOAD: u64 = 16;
+
+/// The devices, what the server has of the driver, and the state of the contexts.
+pub struct Gpu {
+    /// The driver's functions.
+    pub driver: Driver,
+    /// The devices, by ordinal.
+    pub devices: Devices,
+    /// Flags in host memory that devices write for the server.
+    pub flags: ServerFlags,
+    /// Addresses of pinned memory.
+    pub arena: HostArena,
+    /// Addresses of programs' reservations.
+    pub virtual_arena: VirtualArena,
+    /// Memory files that the server may hold open for sessions.
+    pub held_files: Arc<Rations>,
+    /// Registered memory without a user.
+    pub spare: Spare,
+    /// Whether the contexts are sound.
+    pub health: Health,
+    /// Descriptors kept for the next server.
+    pub keeping: Keeping,
+    /// Requests for a quiescent point, by side.
+    pub calm: [Calm; SIDES],
+    /// Text that kernels print.
+    pub printing: Printing,
+    /// The turn of graphs that allocate memory.
+    pub graph_turns: GraphTurns,
+    /// How completion markers are written.
+    pub marks: MarkKind,
+    /// Kernels that are given to the driver at a time, at most; 1: each by itself.
+    pub launch_run: usize,
+    /// Number of sessions that wait for the device often.
+    pub synchronizing: AtomicUsize,
+    /// A trace is being recorded.
+    pub tracing: AtomicBool,
+    /// Number of the next stream.
+    pub streams: AtomicU32,
+}
+
+impl Gpu {
+    /// The device of this ordinal.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_DEVICE`.
+    pub fn device(&self, ordinal: u32) -> Result<&Device, CUresult> {
+        self.devices.get(ordinal)
+    }
+
+    /// A device that has a context.
+    pub fn any_device(&self) -> Option<&Device> {
+        self.devices.iter().find(|device| device.is_attached())
+    }
+
+    /// Makes the context of some device current.
+    pub fn use_any_device(&self) {
+        if let Some(device) = self.any_device() {
+            let _ = device.make_current(&self.driver);
+        }
+    }
+
+    /// Whether an allocation failed lately for lack of device memory.
+    pub fn is_short(&self) -> bool {
+        self.devices.iter().any(Device::was_short)
+    }
+
+    /// Requests for a quiescent point of a side.
+    #[inline]
+    pub fn calm(&self, side: Side) -> &Calm {
+        &self.calm[side.index()]
+    }
+
+    /// Whether clients wait at any gate.
+    pub fn is_urgent(&self) -> bool {
+        self.calm.iter().any(Calm::is_urgent)
+    }
+
+    /// Whether a trace is being recorded.
+    #[inline]
+    pub fn is_tracing(&self) -> bool {
+        self.tracing.load(Ordering::Relaxed)
+    }
+
+    /// Operations of a stream of the current side that may be in flight.
+    pub fn window(&self) -> u64 {
+        if self.calm(side::entered()).is_urgent() {
+            WINDOW_BESIDE_LOAD
+        } else {
+            WINDOW
+        }
+    }
+
+    /// Gives device memory back if this was the last reference to it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn revoke(&self, grant: Arc<Grant>) -> Result<(), CUresult> {
+        match Arc::into_inner(grant) {
+            Some(grant) => {
+                let name = Name::numbered(keeper::Kind::Memory, grant.start);
+                self.keeping.forget(name);
+                self.devices[grant.device].revoke(&self.driver, grant)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The part of a device for an active thread percentage; `None` for all of it.
+    ///
+    /// # Errors
+    /// The driver cannot part the device.
+    pub fn place(&self, device: &Device, threads: Percentage) -> Result<Option<Place>, CUresult> {
+        if threads == Percentage::ALL {
+            return Ok(None);
+        }
+        let partition = device.partition(&self.driver)?;
+        Ok(Some(partition.place(threads.of(partition.total))))
+    }
+
+    /// Destroys a green context without other holders; returns it while a stream has it.
+    pub fn end_green(&self, green: GreenRef) -> Option<GreenRef> {
+        if green.is_lasting() {
+            return None;
+        }
+        match Arc::try_unwrap(green) {
+            Ok(green) => {
+                let _ = self.devices[green.device].make_current(&self.driver);
+                if let Err(status) = self.driver.context.green_destroy(green.raw) {
+                    tracing::warn!(%status, "cannot destroy a green context");
+                }
+                None
+            }
+            Err(green) => Some(green),
+        }
+    }
+
+    /// A place for more registered memory. Both the memory that all sessions hold and the memory that waits to be
+    /// unregistered are bounded.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn place_to_register(&self, holder: &Holder) -> Result<Ration, CUresult> {
+        if self.spare.is_full() {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.held_files.take(holder, Part::USUAL)
+    }
+
+    /// Pinned memory of `len` bytes, all zero: a spare block of the same user, or a new one.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    pub fn take_block(
+        &self,
+        (account, holder, uid): (&Account, &Holder, u32),
+        device: &Device,
+        len: u64,
+    ) -> Result<HostBlock, CUresult> {
+        let charge = account.take(Memory::Host, len)?;
+        if let Some(mut block) = self.spare.take_block(uid, len) {
+            block.host = Some(charge);
+            block.place.pass_to(holder);
+            return Ok(block);
+        }
+        drop(charge);
+        let place = self.place_to_register(holder)?;
+        let paid = (account, place);
+        side::on_main(|| self.arena.allocate(&self.driver, device, paid, len))
+    }
+
+    /// Has the keeper hold device memory for the next server. Whether it does.
+    pub fn keep_grant(&self, grant: &Grant) -> bool {
+        if !self.keeping.is_on() {
+            return false;
+        }
+        let name = Name::numbered(keeper::Kind::Memory, grant.start);
+        let exported = grant.export(&self.driver);
+        exported.is_ok_and(|fd| self.keeping.keep(name, std::os::fd::AsFd::as_fd(&fd)))
+    }
+
+    /// Gives the unused memory of graphs back to the driver, which clears what it hands out.
+    pub fn trim_graph_memory(&self) {
+        for device in self.devices.iter().filter(|device| device.is_attached()) {
+            let trimmed = device
+                .make_current(&self.driver)
+                .and_then(|()| self.driver.graph.memory_trim(device.raw));
+            if let Err(status) = trimmed {
+                self.note_status(status);
+            }
+        }
+    }
+
+    /// Whether a context is lost.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.health.is_lost()
+    }
+
+    /// The sticky status of a lost context.
+    pub fn lost_status(&self) -> Option<CUresult> {
+        self.health.lost()
+    }
+
+    /// Checks whether a status means that the context is lost; then every client is told before this returns.
+    pub fn note_status(&self, status: CUresult) {
+        if is_sticky(status) {
+            self.health.lose(status);
+        }
+    }
+
+    /// Asks the driver whether the contexts are sound.
+    pub fn probe(&self) {
+        if assertions::are_coming() {
+            return;
+        }
+        for device in self.devices.iter().filter(|device| device.is_attached()) {
+            // The main context last: it is then the one that the thread has.
+            for side in Side::ALL.into_iter().rev() {
+                if let Err(status) = side::on(side, || device.probe(&self.driver)) {
+                    self.note_status(status);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Addresses of programs' reservations (`cuMemAddressReserve`).
+
+use crate::engine::base::driver::Driver;
+use crate::engine::base::ranges::RangeAllocator;
+use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN};
+use parking_lot::{Mutex, MutexGuard};
+
+/// An arena of less is not worth having.
+const LEAST_ARENA: u64 = 64 << 30;
+/// Reservations are multiples of this many bytes, whatever the driver's unit.
+pub const UNIT: u64 = 2 << 20;
+
+/// The addresses that programs' reservations lie in.
+#[derive(Debug)]
+pub struct VirtualArena(Mutex<RangeAllocator>);
+
+impl VirtualArena {
+    /// Reserves the addresses with the driver, fewer where it refuses; all of them free.
+    pub fn new(driver: &Driver) -> VirtualArena {
+        let mut len = VIRTUAL_ARENA_LEN;
+        loop {
+            let mut reserved = 0;
+            let status =
+                driver.mem_address_reserve(&mut reserved, len as usize, 0, VIRTUAL_ARENA, 0);
+            match status {
+                Ok(()) if reserved == VIRTUAL_ARENA => break,
+                Ok(()) => {
+                    let _ = driver.memory.mem_address_free(reserved, len as usize);
+                }
+                Err(_) => {}
+            }
+            len /= 2;
+            if len < LEAST_ARENA {
+                tracing::warn!(
+                    "no addresses at {VIRTUAL_ARENA:#x} for programs' reservations; cuMemAddressReserve will fail"
+                );
+                len = 0;
+                break;
+            }
+        }
+        VirtualArena(Mutex::new(RangeAllocator::new(VIRTUAL_ARENA, len, UNIT)))
+    }
+
+    /// The allocator of the addresses.
+    pub fn lock(&self) -> MutexGuard<'_, RangeAllocator> {
+        self.0.lock()
+    }
+}

@@ -1,0 +1,389 @@
+//! Module and library images: received, checked, kept once per content.
+
+use crate::engine::base::bounds;
+use crate::engine::gpu::host::is_affordable;
+use crate::keeper::{self, Keeper, Name};
+use mpsshim_api::cuda::*;
+use mpsshim_proto::shm::{Mapping, is_sealed, read_sealed, sealed_memfd};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Content of an image; a NUL follows it.
+#[derive(Debug, Clone)]
+pub struct Content(Arc<Counted>);
+
+/// Bytes that count as those of the session that sent them, for as long as anybody uses them.
+#[derive(Debug)]
+struct Counted {
+    bytes: Mapping,
+    hash: [u8; 32],
+    /// Holds it until it is dropped.
+    keeper: Option<Arc<Keeper>>,
+    sent: Sent,
+}
+
+/// Bytes of images that a session has sent and that are still in use.
+#[derive(Debug, Clone, Default)]
+pub struct Sent(Arc<AtomicU64>);
+
+impl Sent {
+    /// Counts so many more.
+    fn add(&self, len: u64) -> Result<(), CUresult> {
+        let sum = |sent: u64| {
+            let sum = sent.checked_add(len)?;
+            (sum <= bounds::IMAGES_BYTES).then_some(sum)
+        };
+        let counted = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        counted.map(drop).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    fn remove(&self, len: u64) {
+        self.0.fetch_sub(len, Ordering::Relaxed);
+    }
+}
+
+impl Deref for Content {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl Counted {
+    /// An image of so many bytes, and a NUL, in a memory file.
+    fn new(file: BorrowedFd<'_>, len: usize, hash: &[u8; 32], sent: &Sent) -> io::Result<Counted> {
+        let bytes = Mapping::sparse(file, len + 1)?;
+        let counted = sent.add(len as u64 + 1);
+        counted.map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Counted {
+            bytes,
+            hash: *hash,
+            keeper: None,
+            sent: sent.clone(),
+        })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping lives as long as self, and nobody writes there once the image is known.
+        unsafe { std::slice::from_raw_parts(self.bytes.base(), self.bytes.len()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; nobody else has it yet.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.base(), self.bytes.len()) }
+    }
+
+    fn name(&self) -> Name {
+        Name {
+            kind: keeper::Kind::Content,
+            id: self.hash,
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.sent.remove(self.bytes.len() as u64);
+        if let Some(keeper) = &self.keeper {
+            keeper.release(self.name());
+        }
+    }
+}
+
+/// Content that may be gone.
+#[derive(Debug)]
+pub struct WeakContent(Weak<Counted>);
+
+impl WeakContent {
+    /// It, if anybody still uses it.
+    pub fn get(&self) -> Option<Content> {
+        self.0.upgrade().map(Content)
+    }
+
+    /// Whether it is this one.
+    pub fn is(&self, content: &Content) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&content.0))
+    }
+}
+
+impl Content {
+    /// It, without keeping it.
+    pub fn weak(&self) -> WeakContent {
+        WeakContent(Arc::downgrade(&self.0))
+    }
+
+    /// Its SHA-256.
+    pub fn hash(&self) -> &[u8; 32] {
+        &self.0.hash
+    }
+
+    /// Whether the keeper holds it.
+    pub fn is_kept(&self) -> bool {
+        self.0.keeper.is_some()
+    }
+}
+
+/// The driver's object of an image.
+#[derive(Debug, Clone, Copy)]
+pub enum Raw {
+    /// `cuModuleLoadData`.
+    Module(CUmodule),
+    /// `cuLibraryLoadData`.
+    Library(CUlibrary),
+}
+
+/// What was found out about images, by SHA-256.
+#[derive(Debug)]
+pub struct Findings<T> {
+    known: Mutex<HashMap<[u8; 32], T>>,
+    most: usize,
+}
+
+impl<T: Clone> Findings<T> {
+    /// Of so many images at most; with one more, all are forgotten.
+    pub fn new(most: usize) -> Findings<T> {
+        Findings {
+            known: Mutex::default(),
+            most,
+        }
+    }
+
+    /// What is known of an image, or what looking into it finds, which takes time.
+    pub fn look_up(&self, hash: &[u8; 32], find: impl FnOnce() -> T) -> T {
+        let known = self.known.lock().get(hash).cloned();
+        if let Some(known) = known {
+            return known;
+        }
+        let found = find();
+        let mut known = self.known.lock();
+        if known.len() >= self.most {
+            known.clear();
+        }
+        known.insert(*hash, found.clone());
+        found
+    }
+}
+
+/// Contents in use, by SHA-256.
+#[derive(Debug, Default)]
+pub struct ImageCache {
+    known: Mutex<HashMap<[u8; 32], Weak<Counted>>>,
+    keeper: Option<Arc<Keeper>>,
+}
+
+impl ImageCache {
+    /// An empty one, whose contents the keeper holds, if there is one.
+    pub fn new(keeper: Option<Arc<Keeper>>) -> ImageCache {
+        ImageCache {
+            known: Mutex::default(),
+            keeper,
+        }
+    }
+
+    /// The content with this hash, if some session still uses it.
+    pub fn get(&self, hash: &[u8; 32]) -> Option<Content> {
+        self.known.lock().get(hash)?.upgrade().map(Content)
+    }
+
+    /// Takes a content from the descriptor of a client that has sent so much. Its hash is computed here: a client cannot
+    /// give another one's image a false content.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_IMAGE` when it is not what the message says or is truncated; `CUDA_ERROR_OUT_OF_MEMORY` beyond
+    /// [`bounds::IMAGES_BYTES`], or when the machine has too little memory for it.
+    pub fn receive(
+        &self,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        hash: &[u8; 32],
+        sent: &Sent,
+    ) -> Result<Content, CUresult> {
+        if len == 0 || len > bounds::IMAGE || !is_sealed(fd, len) {
+            return Err(CUDA_ERROR_INVALID_IMAGE);
+        }
+        if let Some(content) = self.get(hash) {
+            return Ok(content);
+        }
+        if !is_affordable(len) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let file = sealed_memfd(c"mpsshim-image", len + 1);
+        let file = file.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let made = Counted::new(file.as_fd(), len as usize, hash, sent);
+        let mut content = made.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        // The client may change its file meanwhile, so only the copy is hashed, checked and used.
+        let bytes = &mut content.bytes_mut()[..len as usize];
+        read_sealed(fd, bytes).map_err(|_| CUDA_ERROR_INVALID_IMAGE)?;
+        let actual: [u8; 32] = Sha256::digest(&*bytes).into();
+        if actual != *hash || !is_whole(bytes) {
+            return Err(CUDA_ERROR_INVALID_IMAGE);
+        }
+        // Not the same content twice: the name would be gone with the first.
+        if let Some(content) = self.get(hash) {
+            return Ok(content);
+        }
+        let holds = |keeper: &&Arc<Keeper>| keeper.hold(content.name(), file.as_fd());
+        content.keeper = self.keeper.as_ref().filter(holds).cloned();
+        Ok(self.remember(content))
+    }
+
+    fn remember(&self, content: Counted) -> Content {
+        let content = Arc::new(content);
+        let mut cache = self.known.lock();
+        cache.retain(|_, content| content.strong_count() > 0);
+        cache.insert(content.hash, Arc::downgrade(&content));
+        Content(content)
+    }
+
+    /// A content that another server has left with the keeper, which goes on holding it.
+    ///
+    /// # Errors
+    /// Those of the system calls; `InvalidData` for what no server has left.
+    pub fn adopt(&self, file: OwnedFd, hash: &[u8; 32]) -> io::Result<Content> {
+        let file = std::fs::File::from(file);
+        let len = file.metadata()?.len() as usize;
+        let len = len.checked_sub(1).ok_or(io::ErrorKind::InvalidData)?;
+        let mut content = Counted::new(file.as_fd(), len, hash, &Sent::default())?;
+        content.keeper = self.keeper.clone();
+        Ok(self.remember(content))
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?) as u64)
+}
+fn u32_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as u64)
+}
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// Whether an image's own lengths stay inside it. The driver reads as far as they say.
+pub fn is_whole(bytes: &[u8]) -> bool {
+    let whole = || -> Option<bool> {
+        let len = bytes.len() as u64;
+        if bytes.starts_with(&0xBA55_ED50u32.to_le_bytes()) {
+            let header = u16_at(bytes, 6)?;
+            return Some(header >= 16 && header.checked_add(u64_at(bytes, 8)?)? <= len);
+        }
+        if bytes.starts_with(b"\x7fELF") {
+            let (sections, segments) = (u64_at(bytes, 0x28)?, u64_at(bytes, 0x20)?);
+            let (segment_size, segment_count) = (u16_at(bytes, 0x36)?, u16_at(bytes, 0x38)?);
+            let (section_size, section_count) = (u16_at(bytes, 0x3a)?, u16_at(bytes, 0x3c)?);
+            if section_size != 64 || (segment_count != 0 && segment_size != 56) {
+                return Some(false);
+            }
+            if sections.checked_add(section_size * section_count)? > len
+                || segments.checked_add(segment_size * segment_count)? > len
+            {
+                return Some(false);
+            }
+            for i in 0..section_count {
+                let at = (sections + i * section_size) as usize;
+                const NO_BITS: u64 = 8;
+                let (offset, size) = (u64_at(bytes, at + 24)?, u64_at(bytes, at + 32)?);
+                if u32_at(bytes, at + 4)? != NO_BITS && offset.checked_add(size)? > len {
+                    return Some(false);
+                }
+            }
+            for i in 0..segment_count {
+                let at = (segments + i * segment_size) as usize;
+                if u64_at(bytes, at + 8)?.checked_add(u64_at(bytes, at + 32)?)? > len {
+                    return Some(false);
+                }
+            }
+            return Some(true);
+        }
+        // PTX text, with or without its NUL. Anything else may be a container that the driver knows and we do not:
+        // the wrapper that programs hand in (0x466243B1), for one, leads it to any address of this process.
+        let text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+        Some(bytes.first().is_some_and(text))
+    };
+    whole().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::shm::sealed_memfd;
+    use proptest::prelude::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    fn fatbin(payload: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        bytes[..4].copy_from_slice(&0xBA55_ED50u32.to_le_bytes());
+        bytes[6..8].copy_from_slice(&16u16.to_le_bytes());
+        bytes[8..16].copy_from_slice(&payload.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_a_session_has_sent_is_bounded() {
+        let cache = ImageCache::default();
+        let text = |n: u32| format!("// {n:08}").into_bytes();
+        let send = |n: u32, sent: &Sent| {
+            let bytes = text(n);
+            let file = sealed_memfd(c"image", bytes.len() as u64).expect("a memory file");
+            (&std::fs::File::from(file.try_clone().expect("its descriptor")))
+                .write_all(&bytes)
+                .expect("written");
+            let hash = Sha256::digest(&bytes).into();
+            cache.receive(file.as_fd(), bytes.len() as u64, &hash, sent)
+        };
+        let (sent, other) = (Sent::default(), Sent::default());
+        let first = send(1, &sent).expect("the first");
+        assert_eq!(&first[..11], text(1));
+        // Room for one more, its NUL included.
+        sent.add(bounds::IMAGES_BYTES - 2 * 12).expect("room");
+        let second = send(2, &sent).expect("the second");
+        assert_eq!(send(3, &sent).err(), Some(CUDA_ERROR_OUT_OF_MEMORY));
+        // What is there already takes nothing; others have their own.
+        let again = send(1, &sent).expect("the first again");
+        let third = send(3, &other).expect("another session's");
+        drop((second, first));
+        send(4, &sent).expect("room again");
+        drop((again, third));
+        assert_eq!(
+            sent.0.load(Ordering::Relaxed),
+            bounds::IMAGES_BYTES - 2 * 12
+        );
+        assert_eq!(other.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn truncated_fatbins_are_refused() {
+        assert!(is_whole(&fatbin(100, 116)));
+        assert!(!is_whole(&fatbin(101, 116)));
+        assert!(!is_whole(&fatbin(u64::MAX, 116)));
+        assert!(!is_whole(&fatbin(100, 116)[..12]));
+    }
+
+    #[test]
+    fn a_truncated_elf_is_refused() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(is_whole(&own));
+        assert!(!is_whole(&own[..own.len() - 4096]));
+        assert!(!is_whole(&own[..40]));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..400), magic in 0..3) {
+            let start: &[u8] = match magic { 0 => b"\x7fELF", 1 => &[0x50, 0xed, 0x55, 0xba], _ => b"" };
+            let n = start.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&start[..n]);
+            is_whole(&bytes);
+        }
+    }
+}

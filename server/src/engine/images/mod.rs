@@ -1,0 +1,179 @@
+//! Everything that the server has of images: their contents, their instances in the driver, and what was found out about them.
+
+pub mod contents;
+pub mod families;
+pub mod instances;
+pub mod prepared;
+pub mod residents;
+pub mod variables;
+
+use crate::engine::base::jit::JitOptions;
+use crate::engine::gpu::Gpu;
+use crate::engine::gpu::cubin::{self, Leaves};
+use crate::engine::images::contents::{Content, Findings, ImageCache, Raw};
+use crate::engine::images::families::{Families, Family};
+use crate::engine::images::instances::{Image, Instance};
+use crate::engine::images::residents::Residents;
+use crate::engine::images::variables::{KnownVariables, Variables};
+use crate::keeper::Keeper;
+use crossbeam_channel::Sender;
+use mpsshim_api::cuda::{CUlibrary, CUmodule, CUresult};
+use mpsshim_proto::handle::Kind;
+use std::sync::Arc;
+
+/// Images of which findings are kept; with one more, all findings are forgotten.
+const MOST_KNOWN: usize = 16 << 10;
+
+/// An image, or an instance of one, that is to be unloaded at a quiescent point.
+pub enum Unloading {
+    /// A module or library of a session.
+    Image(Image),
+    /// An instance without sessions, which may be kept for others.
+    Left(Instance),
+    /// An instance without sessions, which is not kept.
+    Instance(Instance),
+}
+
+type Unload = Box<dyn Fn(Unloading) + Send + Sync>;
+
+/// The images of all sessions.
+pub struct ImageStore {
+    /// Where they are loaded.
+    pub gpu: Arc<Gpu>,
+    /// Contents by SHA-256.
+    pub cache: ImageCache,
+    /// Identical images and their instances.
+    pub families: Families,
+    /// Instances without sessions.
+    pub residents: Residents,
+    /// Takes instances about which it is to be decided whether they stay.
+    pub assessor: Sender<Arc<Instance>>,
+    /// What images leave behind that are loaded elsewhere, by SHA-256.
+    outlasting: Findings<Leaves>,
+    variables: KnownVariables,
+    /// Which images print, by SHA-256.
+    prints: Findings<bool>,
+    unload: Unload,
+}
+
+impl ImageStore {
+    /// A store without images. `unload` takes images that are to be unloaded when nothing is in flight.
+    pub fn new(
+        gpu: Arc<Gpu>,
+        keeper: Option<Arc<Keeper>>,
+        assessor: Sender<Arc<Instance>>,
+        unload: impl Fn(Unloading) + Send + Sync + 'static,
+    ) -> ImageStore {
+        ImageStore {
+            gpu,
+            cache: ImageCache::new(keeper),
+            families: Families::default(),
+            residents: Residents::default(),
+            assessor,
+            outlasting: Findings::new(MOST_KNOWN),
+            variables: KnownVariables::new(variables::MOST_KNOWN),
+            prints: Findings::new(MOST_KNOWN),
+            unload: Box::new(unload),
+        }
+    }
+
+    /// Has an image or instance unloaded when nothing is in flight.
+    pub fn bury(&self, unloading: Unloading) {
+        (self.unload)(unloading);
+    }
+
+    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of handle.
+    ///
+    /// # Errors
+    /// The driver's, beside what it has made.
+    pub fn load(
+        &self,
+        kind: Option<Kind>,
+        content: &[u8],
+        options: &mut JitOptions,
+    ) -> (Result<(), CUresult>, Raw) {
+        let (count, options, values) = match options.raw() {
+            Ok(raw) => raw,
+            Err(status) => return (Err(status), Raw::Module(CUmodule::NULL)),
+        };
+        if kind == Some(Kind::Library) {
+            let mut library = CUlibrary::NULL;
+            let none = std::ptr::null_mut();
+            let status = self.gpu.driver.library_load_data(
+                &mut library,
+                content.as_ptr(),
+                options,
+                values,
+                count,
+                none,
+                none.cast(),
+                0,
+            );
+            (status, Raw::Library(library))
+        } else {
+            let mut module = CUmodule::NULL;
+            let status = self.gpu.driver.module_load_data_ex(
+                &mut module,
+                content.as_ptr(),
+                count,
+                options,
+                values,
+            );
+            (status, Raw::Module(module))
+        }
+    }
+    /// Unloads an image that nothing of its session refers to any more.
+    pub fn discard(&self, mut image: Image) {
+        image.leave_charge();
+        self.bury(Unloading::Image(image));
+    }
+
+    /// Whether the kernels of an image keep nothing between launches, on any device that it may be loaded on.
+    pub fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
+        let bytes = &content[..content.len() - 1];
+        self.gpu.devices.iter().all(|device| {
+            let other = family.device.is_some_and(|of| of != device.ordinal);
+            other || cubin::keeps_nothing(bytes, device.capability)
+        })
+    }
+
+    /// The variables of an image. Its content is looked into once.
+    pub fn variables_of(&self, hash: &[u8; 32], content: &Content) -> Variables {
+        let devices = self.gpu.devices.iter();
+        variables::find(
+            &self.variables,
+            hash,
+            content,
+            devices.map(|one| one.capability),
+        )
+    }
+
+    /// Whether an image may print on some device. Its content is looked into once.
+    pub fn image_prints(&self, hash: &[u8; 32], content: &Content) -> bool {
+        self.prints.look_up(hash, || {
+            let archs: Vec<u32> = self.gpu.devices.iter().map(|one| one.capability).collect();
+            cubin::prints(&content[..content.len() - 1], &archs)
+        })
+    }
+
+    /// The server before has found this of the image with a hash.
+    pub fn note_leaves(&self, hash: &[u8; 32], leaves: Leaves) {
+        let _ = self.outlasting.look_up(hash, || leaves);
+    }
+
+    /// What of an image is lost when it is loaded elsewhere between two launches of its kernels. Its content is looked into
+    /// once.
+    pub fn leaves(&self, content: &Content) -> Leaves {
+        self.outlasting.look_up(content.hash(), || {
+            let bytes = &content[..content.len() - 1];
+            let devices = self.gpu.devices.iter();
+            let of_each = devices.map(|device| cubin::leaves(bytes, device.capability));
+            let leaves = of_each.fold(Leaves::default(), |all, one| Leaves {
+                variables: all.variables || one.variables,
+                addresses: all.addresses || one.addresses,
+            });
+            tracing::debug!(bytes = bytes.len(), ?leaves, "what an image leaves behind");
+            leaves
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! Images that were received before their load, which waits at the gate.
+
+use crate::engine::base::account::Charge;
+use crate::engine::base::call_error::CallError;
+use crate::engine::images::contents::Content;
+use mpsshim_proto::message::ImageLoad;
+use mpsshim_proto::ring::Message;
+
+/// An image that was taken in before its load, which waits at the gate.
+#[derive(Debug)]
+pub struct Prepared {
+    pub body: ImageLoad,
+    pub token: u64,
+    pub outcome: Result<Ready, CallError>,
+}
+
+impl Prepared {
+    pub fn new(body: &ImageLoad, message: &Message, outcome: Result<Ready, CallError>) -> Prepared {
+        Prepared {
+            body: *body,
+            token: message.token,
+            outcome,
+        }
+    }
+
+    pub fn is_for(&self, body: &ImageLoad, message: &Message) -> bool {
+        self.body == *body && self.token == message.token
+    }
+}
+
+/// What a load needs besides the driver.
+#[derive(Debug)]
+pub struct Ready {
+    pub content: Content,
+    pub charge: ImageCharge,
+    /// Some kernel of it calls device `printf`.
+    pub prints: bool,
+}
+
+/// What counts of an image.
+#[derive(Debug)]
+pub struct ImageCharge {
+    pub charge: Charge,
+    /// Its content says what it takes.
+    pub is_whole: bool,
+}

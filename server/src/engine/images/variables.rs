@@ -1,0 +1,480 @@
+//! Variables of an image, and what they held when it was loaded.
+//!
+//! What one client had for itself is as new for the next one once its variables hold again what they held then
+//! ([`crate::engine::images::residents`]): nothing needs to be loaded, which would wait until nothing is in flight. What they hold now is
+//! read for a server that comes after this one ([`crate::engine::objects::snapshot`]).
+
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::Gpu;
+use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
+use crate::engine::gpu::devices::Device;
+use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
+use crate::engine::gpu::host::is_affordable;
+use crate::engine::images::contents::{Content, Findings, Raw};
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,
+    CUresult, CUstream,
+};
+use object::read::elf::{ElfFile64, FileHeader};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// A longer image is not looked into, bytes: that would take time before each first load.
+const LONGEST: usize = 1 << 20;
+/// Variables of an image.
+const MOST: usize = 1024;
+/// Bytes of an image's variables that are kept in the server's memory: all but those that begin as zeros.
+const MOST_KEPT: u64 = 256 << 10;
+/// Bytes that are written to put everything back.
+const MOST_WRITTEN: u64 = 16 << 20;
+/// Bytes of their names: they are kept when the image has gone.
+const MOST_NAMES: usize = 64 << 10;
+/// Images whose variables are known, at most.
+pub const MOST_KNOWN: usize = 1024;
+/// What is written where a variable begins as zeros.
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+
+/// A variable that kernels or the client can write.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Variable {
+    /// Its NUL included.
+    name: Box<[u8]>,
+    len: u64,
+    /// It begins as zeros.
+    zeros: bool,
+}
+
+/// All of an image; `None` where that cannot be told, or there are too many.
+pub type Variables = Option<Arc<[Variable]>>;
+
+/// The variables of images.
+pub type KnownVariables = Findings<Variables>;
+
+/// The variables of an image on devices of these compute capabilities. Its content is looked into once.
+pub fn find(
+    known: &KnownVariables,
+    hash: &[u8; 32],
+    content: &Content,
+    archs: impl Iterator<Item = u32>,
+) -> Variables {
+    if content.len() > LONGEST {
+        return None;
+    }
+    known.look_up(hash, || {
+        let bytes = &content[..content.len() - 1];
+        let archs: HashSet<u32> = archs.collect();
+        let found: HashSet<_> = archs.iter().map(|arch| variables(bytes, *arch)).collect();
+        // A library is one object for all devices.
+        let only = match found.len() {
+            1 => found.into_iter().next().flatten(),
+            _ => None,
+        };
+        only.map(Arc::from)
+    })
+}
+
+/// The variables that the code has which a device of a compute capability (`10 * major + minor`) would run; `None` where
+/// that cannot be told for certain.
+fn variables(image: &[u8], arch: u32) -> Option<Vec<Variable>> {
+    let found = if image.starts_with(b"\x7fELF") {
+        of_cubin(image)?
+    } else {
+        let entries = entries(image)?;
+        let mut budget = Budget::of_code(image);
+        if entries.is_empty() {
+            of_text(image)?
+        } else if let Some(best) = entries
+            .iter()
+            .filter(|one| one.fits(arch))
+            .map(|one| one.arch)
+            .max()
+        {
+            let mut best = entries
+                .iter()
+                .filter(|one| one.fits(arch) && one.arch == best);
+            let (only, None) = (best.next()?, best.next()) else {
+                return None;
+            };
+            of_cubin(&only.content(&mut budget)?)?
+        } else {
+            let mut texts = entries.iter().filter(|one| one.kind == KIND_TEXT);
+            let (only, None) = (texts.next()?, texts.next()) else {
+                return None;
+            };
+            of_text(&only.content(&mut budget)?)?
+        }
+    };
+    let names: HashSet<_> = found.iter().map(|one| &one.name).collect();
+    let sum = |zeros: bool| {
+        let such = found.iter().filter(|one| one.zeros == zeros);
+        such.fold(0u64, |sum, one| sum.saturating_add(one.len))
+    };
+    let (kept, zeros) = (sum(false), sum(true));
+    let of_names: usize = found.iter().map(|one| one.name.len()).sum();
+    let fits = found.len() <= MOST
+        && of_names <= MOST_NAMES
+        && kept <= MOST_KEPT
+        && kept.saturating_add(zeros) <= MOST_WRITTEN;
+    // One name for two variables would lead to one of them only.
+    (fits && names.len() == found.len()).then_some(found)
+}
+
+fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
+    /// Section flag `SHF_WRITE`.
+    const WRITE: u64 = object::elf::SHF_WRITE as u64;
+    /// In a symbol's `st_other`: the variable is managed, and its content elsewhere.
+    const MANAGED: u8 = 4;
+    /// What the driver itself defines, without a state of the image's own.
+    const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
+    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
+    if file.elf_header().e_machine(file.endian()) != EM_CUDA {
+        return None;
+    }
+    let mut budget = Budget::of_names(bytes);
+    let mut sections = HashMap::new();
+    for section in file.sections().filter(|section| section.size() > 0) {
+        let name = section.name_bytes().unwrap_or_default();
+        budget.spend(name.len() as u64)?;
+        let SectionFlags::Elf { sh_flags } = section.flags() else {
+            return None;
+        };
+        if name.starts_with(b".nv.global") || name.starts_with(b".nv.constant3") {
+            let zeros = section.kind().is_bss();
+            sections.insert(
+                section.index(),
+                (zeros, section.size(), section.align(), Vec::new()),
+            );
+        } else if sh_flags & WRITE != 0 && !name.starts_with(b".nv.shared") {
+            return None;
+        }
+    }
+    let mut found = Vec::new();
+    for symbol in file.symbols() {
+        let Some(index) = symbol.section_index() else {
+            let name = symbol.name().ok()?;
+            budget.spend(name.len() as u64)?;
+            let known = name.is_empty() || name.starts_with(".nv.") || SYSTEM.contains(&name);
+            if symbol.is_undefined() && !known {
+                return None;
+            }
+            continue;
+        };
+        let Some((zeros, _, _, ranges)) = sections.get_mut(&index) else {
+            continue;
+        };
+        if symbol.size() == 0 {
+            continue;
+        }
+        let SymbolFlags::Elf { st_other, .. } = symbol.flags() else {
+            return None;
+        };
+        if st_other & MANAGED != 0 || found.len() > MOST {
+            return None;
+        }
+        ranges.push((symbol.address(), symbol.size()));
+        let name = symbol.name().ok()?;
+        budget.spend(name.len() as u64)?;
+        if !is_constant(name, symbol.size()) {
+            found.push(Variable {
+                name: [name.as_bytes(), b"\0"].concat().into(),
+                len: symbol.size(),
+                zeros: *zeros,
+            });
+        }
+    }
+    let whole = |(_, size, align, ranges): &mut (bool, u64, u64, Vec<(u64, u64)>)| {
+        ranges.sort_unstable();
+        // What has no name has no other place than between those that have.
+        let mut end = 0u64;
+        for (start, len) in ranges.iter() {
+            if *start > end.saturating_add(*align) {
+                return false;
+            }
+            end = end.max(start.saturating_add(*len));
+        }
+        *size <= end.saturating_add(*align)
+    };
+    sections.values_mut().all(whole).then_some(found)
+}
+
+fn of_text(bytes: &[u8]) -> Option<Vec<Variable>> {
+    let text = without_comments(bytes);
+    let mut found = Vec::new();
+    for space in [&b".global"[..], b".const"] {
+        for declaration in declarations(&text, space) {
+            let declaration = declaration?;
+            let words = std::str::from_utf8(declaration).ok()?;
+            let [variable] = at_top(words, ',')[..] else {
+                return None;
+            };
+            if words.contains(".managed") || found.len() > MOST {
+                return None;
+            }
+            let head = variable.split(['=', '[']).next()?;
+            let name = head.split_ascii_whitespace().next_back()?;
+            let len = of_declaration(declaration)?;
+            if len > 0 && !is_constant(name, len) {
+                found.push(Variable {
+                    name: [name.as_bytes(), b"\0"].concat().into(),
+                    len,
+                    zeros: !variable.contains('='),
+                });
+            }
+        }
+    }
+    Some(found)
+}
+
+/// What the variables of a loaded image held on a device before anybody could write them.
+#[derive(Debug)]
+pub struct AsLoaded {
+    variables: Arc<[Variable]>,
+    /// Where each is, and what it held.
+    held: Vec<(CUdeviceptr, Before)>,
+}
+
+#[derive(Debug)]
+enum Before {
+    Zeros(u64),
+    Bytes(Box<[u8]>),
+}
+
+impl Before {
+    /// Whether it is this.
+    fn is(&self, bytes: &[u8]) -> bool {
+        match self {
+            Before::Zeros(len) => bytes.len() as u64 == *len && bytes.iter().all(|byte| *byte == 0),
+            Before::Bytes(before) => **before == *bytes,
+        }
+    }
+}
+
+impl AsLoaded {
+    /// Of an image that was loaded just now.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_INVALID_IMAGE` for a variable that is not as long as the image says;
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for their content.
+    pub fn read(
+        gpu: &Gpu,
+        raw: Raw,
+        device: Ordinal,
+        variables: &Arc<[Variable]>,
+    ) -> Result<AsLoaded, CUresult> {
+        let kept = variables.iter().filter(|one| !one.zeros);
+        let kept: u64 = kept.map(|one| one.len).sum();
+        if kept > 0 && !is_affordable(kept) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let driver = &gpu.driver;
+        let device = &gpu.devices[device];
+        device.make_current(driver)?;
+        let mut all = Vec::with_capacity(variables.len());
+        for variable in variables.iter() {
+            let (mut start, mut len, name) = (0, 0, variable.name.as_ptr().cast());
+            match raw {
+                Raw::Module(module) => {
+                    driver.module_get_global(&mut start, &mut len, module, name)?
+                }
+                Raw::Library(library) => {
+                    driver.library_get_global(&mut start, &mut len, library, name)?
+                }
+            }
+            if len as u64 != variable.len {
+                return Err(CUDA_ERROR_INVALID_IMAGE);
+            }
+            let before = match variable.zeros {
+                true => Before::Zeros(variable.len),
+                false => Before::Bytes(vec![0; len].into()),
+            };
+            all.push((start, before));
+        }
+        if kept > 0 {
+            on_stream(gpu, device, |stream| {
+                for (start, before) in &mut all {
+                    if let Before::Bytes(bytes) = before {
+                        let to = bytes.as_mut_ptr() as u64;
+                        driver.memcpy_dtoh_async(to, *start, bytes.len(), stream)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(AsLoaded {
+            variables: variables.clone(),
+            held: all,
+        })
+    }
+
+    /// First address and bytes of each.
+    pub fn places(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let each = self.held.iter().zip(self.variables.iter());
+        each.map(|((start, _), variable)| (*start, variable.len))
+    }
+
+    /// What each holds now. Nothing of the image runs.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for it.
+    pub fn read_again(&self, gpu: &Gpu, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
+        if !is_affordable(self.places().map(|(_, len)| len).sum()) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let room = |(_, len): (u64, u64)| vec![0; len as usize].into_boxed_slice();
+        let mut now: Vec<Box<[u8]>> = self.places().map(room).collect();
+        if now.is_empty() {
+            return Ok(now);
+        }
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
+        on_stream(gpu, device, |stream| {
+            for ((start, len), bytes) in self.places().zip(&mut now) {
+                let to = bytes.as_mut_ptr() as u64;
+                driver.memcpy_dtoh_async(to, start, len as usize, stream)?;
+            }
+            Ok(())
+        })?;
+        Ok(now)
+    }
+
+    /// Names, their NUL included, and content of those that hold something else `now` than at first.
+    pub fn changed<'a>(
+        &'a self,
+        now: &'a [Box<[u8]>],
+    ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let each = self.variables.iter().zip(&self.held).zip(now);
+        each.filter(|((_, (_, before)), now)| !before.is(now))
+            .map(|((variable, _), now)| (&variable.name[..], &now[..]))
+    }
+
+    /// Has variables hold this, by name. Nothing of the image runs.
+    ///
+    /// # Errors
+    /// The driver's; `CUDA_ERROR_NOT_FOUND` for one that the image does not have, or that has another length.
+    pub fn put(
+        &self,
+        gpu: &Gpu,
+        device: Ordinal,
+        contents: &[(&[u8], &[u8])],
+    ) -> Result<(), CUresult> {
+        let place = |name: &[u8], len: usize| {
+            let mut each = self.variables.iter().zip(&self.held);
+            let same = |one: &Variable| *one.name == *name && usize::try_from(one.len) == Ok(len);
+            let found = each.find(|(variable, _)| same(variable));
+            found.map(|(_, (start, _))| *start)
+        };
+        let places = contents
+            .iter()
+            .map(|(name, bytes)| place(name, bytes.len()).ok_or(CUDA_ERROR_NOT_FOUND));
+        let places: Vec<u64> = places.collect::<Result<_, _>>()?;
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
+        on_stream(gpu, device, |stream| {
+            for (start, (_, bytes)) in places.iter().zip(contents) {
+                driver.memcpy_htod_async(*start, bytes.as_ptr() as u64, bytes.len(), stream)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Has the variables hold it again. Nothing of the image runs.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn put_back(&self, gpu: &Gpu, device: Ordinal) -> Result<(), CUresult> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
+        on_stream(gpu, device, |stream| {
+            for (start, before) in &self.held {
+                let put = |at: u64, bytes: &[u8]| {
+                    let from = bytes.as_ptr() as u64;
+                    driver.memcpy_htod_async(start + at, from, bytes.len(), stream)
+                };
+                match before {
+                    Before::Bytes(bytes) => put(0, bytes)?,
+                    Before::Zeros(len) => {
+                        for at in (0..*len).step_by(ZEROS.len()) {
+                            let part = (len - at).min(ZEROS.len() as u64);
+                            put(at, &ZEROS[..part as usize])?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Makes copies in a stream and waits for them, however they ended.
+fn on_stream(
+    gpu: &Gpu,
+    device: &Device,
+    copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
+) -> Result<(), CUresult> {
+    let driver = &gpu.driver;
+    device.make_current(driver)?;
+    let stream = device.take_stream(driver, 0)?;
+    let copied = copy(stream);
+    let done = driver.stream_synchronize(stream);
+    if done.is_ok() {
+        device.keep_stream(driver, 0, stream);
+    }
+    copied.and(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(declarations: &str) -> Option<Vec<(String, u64, bool)>> {
+        let code = ".visible .entry k(.param .u64 .ptr .global .align 4 p)\n{ ld.const.f32 %f1, [t]; ret; }\n";
+        let image = format!(".version 8.0\n{declarations}\n{code}\0");
+        let shown = |one: Variable| {
+            let name = String::from_utf8_lossy(&one.name).into_owned();
+            (name, one.len, one.zeros)
+        };
+        let found = variables(image.as_bytes(), 90)?;
+        Some(found.into_iter().map(shown).collect())
+    }
+
+    #[test]
+    fn variables_of_texts_are_found() {
+        assert_eq!(of(""), Some(vec![]));
+        assert_eq!(of("// .global .u32 no;"), Some(vec![]));
+        assert_eq!(
+            of(
+                ".visible .global .align 4 .u32 a = 5;\n.global .align 8 .b8 b[16];.const .f32 c[2];"
+            ),
+            Some(vec![
+                ("a\0".into(), 4, false),
+                ("b\0".into(), 16, true),
+                ("c\0".into(), 8, true)
+            ])
+        );
+        // Nobody writes a literal.
+        assert_eq!(of(".global .align 1 .b8 $str[2] = {65, 0};"), Some(vec![]));
+    }
+
+    #[test]
+    fn what_cannot_be_told_for_certain_is_not_told() {
+        for declarations in [
+            ".global .attribute(.managed) .align 4 .u32 a;",
+            ".global .u32 a, b;",
+            ".global .strange a;",
+            ".global .u32 a; .global .u32 a;",
+            ".global .b8 a[16777217];",
+            ".global .b8 a[262145] = {1};",
+            ".global .u32 a",
+        ] {
+            assert_eq!(of(declarations), None, "{declarations}");
+        }
+        let many: String = (0..=MOST)
+            .map(|n| format!(".global .u32 a{n};\n"))
+            .collect();
+        assert_eq!(of(&many), None);
+        let long = format!(".global .u32 {};", "a".repeat(MOST_NAMES));
+        assert_eq!(of(&long), None);
+        assert!(variables(b"\x7fELF but none", 90).is_none());
+    }
+}

@@ -1,0 +1,66 @@
+//! Samples of a session's activity.
+
+use super::{LONGEST, Sample};
+use crate::engine::gpu::Gpu;
+use crate::engine::session::{Session, SessionShared};
+use mpsshim_model::limits::Activity;
+use mpsshim_proto::segment::RING_LEN;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+impl Session {
+    /// Looks at what the session has to do, and publishes what it has done. `rests`: its thread is about to sleep.
+    pub fn sample(&mut self, gpu: &Gpu, now: Instant, rests: bool) {
+        self.enter();
+        self.publish_pace(gpu, now);
+        if gpu.calm(self.side).is_urgent() {
+            self.say_whether_at_work(gpu);
+        }
+        let streams = self.streams.iter_mut().filter(|stream| !stream.capturing);
+        let in_flight: u64 = streams
+            .map(|stream| stream.in_flight(gpu, &self.shared.segment))
+            .sum();
+        let sample = Sample {
+            at: now,
+            busy: in_flight > 0,
+            waits: self.consumer.has_message(),
+        };
+        if !gpu.is_tracing() {
+            self.tracer = None;
+        }
+        let counts = &mut self.counts;
+        if let Some(last) = counts.last {
+            let between = now.duration_since(last.at).min(LONGEST);
+            counts.held += Sample::charge(between, last.busy, sample.busy);
+            counts.waited += Sample::charge(between, last.waits, sample.waits);
+        }
+        counts.last = (!rests || sample.busy).then_some(sample);
+        let published = &self.shared.activity;
+        let store = |to: &AtomicU64, value| to.store(value, Ordering::Relaxed);
+        store(&published.launches, counts.launches);
+        store(&published.copies, counts.copies);
+        store(&published.messages, self.dispatched);
+        store(&published.queued, in_flight + self.held.len() as u64);
+        store(&published.held_ns, counts.held.as_nanos() as u64);
+        store(&published.waited_ns, counts.waited.as_nanos() as u64);
+    }
+}
+
+impl SessionShared {
+    /// Launches, and what else the client has done, as last published.
+    pub fn activity(&self) -> (u64, Activity) {
+        let load = |from: &AtomicU64| from.load(Ordering::Relaxed);
+        let (published, header) = (&self.activity, self.header());
+        // The client may have written anything into its head.
+        let unread = load(&header.head.0).saturating_sub(load(&header.tail.0));
+        let activity = Activity {
+            copies: load(&published.copies),
+            messages: load(&published.messages),
+            queued: load(&published.queued),
+            ring: unread.min(RING_LEN as u64),
+            held_ns: load(&published.held_ns),
+            waited_ns: load(&published.waited_ns),
+        };
+        (load(&published.launches), activity)
+    }
+}

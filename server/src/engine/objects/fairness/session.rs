@@ -1,0 +1,87 @@
+//! Priorities and weights of sessions.
+
+use super::{GREATEST, LEAST, LOOK, in_class};
+use crate::engine::session::{Session, SessionShared};
+use crate::engine::threads::shared::Shared;
+use mpsshim_api::cuda::*;
+use std::sync::atomic::Ordering;
+
+impl Session {
+    /// The driver's priority for one that the client gives.
+    pub fn raw_priority(&self, priority: i32) -> i32 {
+        match self.classed {
+            true => in_class(self.shared.terms.priority, priority),
+            false => priority,
+        }
+    }
+
+    /// The client's priority for one of the driver's.
+    pub fn own_priority(&self, raw: i32) -> i32 {
+        match self.classed {
+            true => (raw + 1).clamp(GREATEST, LEAST),
+            false => raw,
+        }
+    }
+
+    /// Has the priorities of its streams tell it from clients of the other priority, from now on.
+    pub fn join_class(&mut self, shared: &Shared) {
+        self.enter();
+        self.classed = true;
+        let client = self.shared.terms.priority;
+        for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
+            let raw = in_class(client, stream.priority);
+            if shared.gpu.devices[stream.device]
+                .make_current(&shared.gpu.driver)
+                .is_ok()
+            {
+                stream.set_attribute(
+                    &shared.gpu,
+                    CU_STREAM_ATTRIBUTE_PRIORITY,
+                    &raw.to_ne_bytes(),
+                );
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Whether a session may be visited now.
+    #[inline]
+    pub fn may_go(&self, session: &SessionShared) -> bool {
+        let fairness = &self.roster.fairness;
+        !fairness.is_weighted()
+            || session
+                .standing
+                .may_go(fairness.floor.load(Ordering::Relaxed))
+    }
+
+    /// Notes what a visit has dispatched.
+    #[inline]
+    pub fn note_dispatched(&self, session: &SessionShared, messages: u64) {
+        if self.roster.fairness.is_weighted() {
+            let floor = self.roster.fairness.floor.load(Ordering::Relaxed);
+            session.standing.note(messages, floor);
+        }
+    }
+
+    /// Looks at all clocks, every now and then.
+    #[inline]
+    pub fn look_at_clocks(&self, round: u32) {
+        if !self.roster.fairness.is_weighted() || !round.is_multiple_of(LOOK) {
+            return;
+        }
+        let sessions = self.roster.sessions.lock();
+        let working = sessions
+            .values()
+            .filter(|session| session.standing.has_work.load(Ordering::Relaxed));
+        let last = working
+            .map(|session| session.standing.clock.load(Ordering::Relaxed))
+            .min();
+        if let Some(last) = last {
+            self.roster
+                .fairness
+                .floor
+                .fetch_max(last, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Memory files of clients that are registered with the driver (`cuMemHostRegister` of a shared mapping).
+//!
+//! The file is the client's: it can be cut short at any time, and then this process would die of touching the mapping.
+//! So nothing here ever touches it. The driver pins the pages when it registers them and from then on the device
+//! uses those, whatever becomes of the file.
+
+use crate::engine::base::account::Charge;
+use crate::engine::base::driver::Driver;
+use crate::engine::base::rations::Ration;
+use crate::engine::gpu::host::{HostArena, is_affordable};
+use mpsshim_api::cuda::*;
+use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+const PAGE: u64 = 4096;
+/// Where a client's mappings usually lie, and nothing of ours grows: a file is mapped at the client's own address if
+/// that is free here, so that kernels may use the pointer that the program has.
+const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
+
+/// A registered mapping of a client's file.
+#[derive(Debug)]
+pub struct FileRegistration {
+    start: u64,
+    len: u64,
+    /// Bytes that are mapped: whole pages of the file, which may be huge.
+    mapped: u64,
+    /// Bytes taken from the host arena, if it lies there.
+    room: Option<u64>,
+    /// Devices may write to it, and not only read.
+    writable: bool,
+    /// Its pages.
+    _charge: Charge,
+    /// Its mapping.
+    _place: Ration,
+}
+
+impl FileRegistration {
+    /// First address, which is the device's too.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+    /// Whether devices may write to it.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+}
+
+/// What the kernel knows of a client's descriptor. Nothing here asks a file system that may be the client's own (FUSE) and
+/// never answer: `fstat` and `fstatfs` would.
+#[derive(Debug)]
+pub struct Looked {
+    /// `S_IFREG` or another.
+    pub kind: u32,
+    /// Major number of a device file.
+    pub device_major: u32,
+    /// It is a file in memory: tmpfs, hugetlbfs, a memfd.
+    pub in_memory: bool,
+    len: u64,
+    /// Unit in which it is mapped and unmapped.
+    page: u64,
+}
+
+impl Looked {
+    /// Looks at a descriptor.
+    pub fn at(fd: &OwnedFd) -> Option<Looked> {
+        // SAFETY: all zeroes is a valid value of this plain struct; the call writes into it.
+        let found = unsafe {
+            let mut found: libc::statx = std::mem::zeroed();
+            let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+            let wanted = libc::STATX_TYPE | libc::STATX_SIZE;
+            let path = c"".as_ptr();
+            if libc::statx(fd.as_raw_fd(), path, flags, wanted, &mut found) != 0 {
+                return None;
+            }
+            found
+        };
+        // Only files in memory have seals; the kernel answers for the others itself.
+        // SAFETY: a plain system call on a descriptor that lives through it.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        let in_memory = seals >= 0;
+        Some(Looked {
+            kind: u32::from(found.stx_mode) & libc::S_IFMT,
+            device_major: found.stx_rdev_major,
+            in_memory,
+            len: found.stx_size,
+            page: if in_memory { page_of(fd)? } else { PAGE },
+        })
+    }
+}
+
+/// The unit in which a file in memory is mapped. `mmap` rounds lengths up to it; `munmap` refuses others.
+fn page_of(fd: &OwnedFd) -> Option<u64> {
+    let found = fstatfs(fd).ok()?;
+    match found.filesystem_type() {
+        HUGETLBFS_MAGIC => u64::try_from(found.block_size()).ok(),
+        _ => Some(PAGE),
+    }
+}
+
+/// Bytes to map for `len` bytes from `offset` on, if the descriptor is a file in memory that has them. Pages of any other
+/// file system could keep the thread that pins them for ever.
+fn mapped_len(fd: &OwnedFd, offset: u64, len: u64) -> Option<u64> {
+    let found = Looked::at(fd).filter(|found| found.kind == libc::S_IFREG && found.in_memory)?;
+    let mapped = len.checked_next_multiple_of(found.page)?;
+    let fits = offset
+        .checked_add(mapped)
+        .is_some_and(|end| end <= found.len);
+    (fits && offset.is_multiple_of(found.page)).then_some(mapped)
+}
+
+fn map(at: u64, len: u64, flags: i32, writable: bool, fd: &OwnedFd, offset: u64) -> Option<u64> {
+    let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    // SAFETY: callers name addresses that are theirs, or ask for what is free only.
+    let got = unsafe {
+        libc::mmap(
+            at as *mut libc::c_void,
+            len as usize,
+            protection,
+            flags | libc::MAP_SHARED,
+            fd.as_raw_fd(),
+            offset as libc::off_t,
+        )
+    };
+    (got != libc::MAP_FAILED).then_some(got as u64)
+}
+
+fn unmap(start: u64, len: u64) {
+    // SAFETY: a mapping that this module made, which nobody can name any more.
+    unsafe { libc::munmap(start as *mut libc::c_void, len as usize) };
+}
+
+/// Bytes to map for parts of a file that follow one another in memory. Only a file of ordinary pages has several.
+fn mapped_lens(fd: &OwnedFd, parts: &[(u64, u64)]) -> Option<u64> {
+    if let [(offset, len)] = parts {
+        return mapped_len(fd, *offset, *len);
+    }
+    let mut all = 0u64;
+    for (offset, len) in parts {
+        let mapped = mapped_len(fd, *offset, *len)?;
+        if mapped != *len || *len == 0 {
+            return None;
+        }
+        all = all.checked_add(mapped)?;
+    }
+    Some(all)
+}
+
+/// Maps parts of a file one behind the other from `at` on, in the place of what is mapped there.
+fn map_parts(
+    at: u64,
+    parts: &[(u64, u64)],
+    mapped: u64,
+    writable: bool,
+    fd: &OwnedFd,
+) -> Option<()> {
+    let mut start = at;
+    for (offset, len) in parts {
+        let len = if parts.len() == 1 { mapped } else { *len };
+        map(start, len, libc::MAP_FIXED, writable, fd, *offset)?;
+        start += len;
+    }
+    Some(())
+}
+
+/// Reserves `[at, at + len)` if nothing is mapped there.
+fn reserve(at: u64, len: u64) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: takes free addresses only.
+    let got = unsafe {
+        libc::mmap(
+            at as *mut libc::c_void,
+            len as usize,
+            libc::PROT_NONE,
+            flags | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    if got != libc::MAP_FAILED && got as u64 != at {
+        unmap(got as u64, len);
+        return false;
+    }
+    got != libc::MAP_FAILED
+}
+
+impl HostArena {
+    /// Maps parts (offset, bytes) of a client's file one behind the other and registers all of them as one range, at `wish`
+    /// if those addresses are free. `charge` counts the pages.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for a file that is none in memory or too short, `CUDA_ERROR_OUT_OF_MEMORY`, or the
+    /// driver's.
+    pub fn register_file(
+        &self,
+        driver: &Driver,
+        fd: &OwnedFd,
+        parts: &[(u64, u64)],
+        wish: u64,
+        writable: bool,
+        (charge, place): (Charge, Ration),
+    ) -> Result<FileRegistration, CUresult> {
+        let whole_pages = |(offset, len): &(u64, u64)| (offset | len).is_multiple_of(PAGE);
+        let len = parts
+            .iter()
+            .try_fold(0u64, |sum, (_, len)| sum.checked_add(*len));
+        let len = len.filter(|len| *len > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if !wish.is_multiple_of(PAGE) || !parts.iter().all(whole_pages) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mapped = mapped_lens(fd, parts).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if !is_affordable(len) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let fits = CLIENT_MAPPINGS.contains(&wish) && mapped <= CLIENT_MAPPINGS.end - wish;
+        let map_at = |start| map_parts(start, parts, mapped, writable, fd);
+        let at_wish = fits && reserve(wish, mapped) && {
+            let done = map_at(wish).is_some();
+            if !done {
+                unmap(wish, mapped);
+            }
+            done
+        };
+        let (start, room) = if at_wish {
+            (wish, None)
+        } else {
+            let (start, room) = self.take(mapped)?;
+            if map_at(start).is_none() {
+                unmap(start, mapped);
+                self.retire(start, room);
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            (start, Some(room))
+        };
+        let file = FileRegistration {
+            start,
+            len,
+            mapped,
+            room,
+            writable,
+            _charge: charge,
+            _place: place,
+        };
+        let read_only = if writable {
+            0
+        } else {
+            CU_MEMHOSTREGISTER_READ_ONLY
+        };
+        let flags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE | read_only;
+        if let Err(status) = driver.mem_host_register(file.start, len as usize, flags) {
+            self.unmap_file(&file);
+            return Err(status);
+        }
+        let mut device = 0;
+        match driver.mem_host_get_device_pointer(&mut device, file.start, 0) {
+            Ok(()) if device == file.start => Ok(file),
+            // Copies and kernels would need two addresses; no driver on these processors does this.
+            other => {
+                self.unregister_file(driver, file);
+                Err(other.err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED))
+            }
+        }
+    }
+
+    /// Undoes a registration; may wait for all work that is queued anywhere.
+    pub fn unregister_file(&self, driver: &Driver, file: FileRegistration) {
+        if let Err(status) = driver.mem_host_unregister(file.start) {
+            tracing::debug!("cuMemHostUnregister({:#x}): {status}", file.start);
+        }
+        self.unmap_file(&file);
+    }
+
+    fn unmap_file(&self, file: &FileRegistration) {
+        unmap(file.start, file.mapped);
+        if let Some(room) = file.room {
+            self.retire(file.start, room);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_proto::shm::sealed_memfd;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
+    use std::fs::File;
+
+    #[test]
+    fn only_files_in_memory_are_taken_for_such() {
+        let memory = sealed_memfd(c"test", 8192).expect("a memory file");
+        assert_eq!(mapped_len(&memory, 4096, 4096), Some(4096));
+        assert_eq!(mapped_len(&memory, 0, 12288), None);
+        assert_eq!(mapped_len(&memory, u64::MAX - 4095, 4096), None);
+        let others = ["/dev/null", "/proc/self/maps", "/proc/self/exe", "/"];
+        for path in others {
+            let other = File::open(path).expect(path).into();
+            assert_eq!(mapped_len(&other, 0, 0), None, "{path}");
+            let found = Looked::at(&other).expect(path);
+            let device = path == "/dev/null";
+            assert_eq!(found.kind == libc::S_IFCHR, device, "{path}");
+            assert_eq!(found.device_major, u32::from(device), "{path}");
+        }
+        let (pipe, _) = std::io::pipe().expect("a pipe");
+        let found = Looked::at(&pipe.into()).expect("a pipe");
+        assert_eq!((found.kind, found.in_memory), (libc::S_IFIFO, false));
+    }
+
+    #[test]
+    fn files_of_huge_pages_are_mapped_in_whole_pages() {
+        const HUGE: u64 = 2 << 20;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
+        let made = memfd_create(c"test", flags);
+        let made = made.and_then(|fd| ftruncate(&fd, 2 * HUGE as i64).map(|()| fd));
+        let file = match made {
+            Ok(file) => file,
+            Err(error) => return println!("not tested: huge pages ({error})"),
+        };
+        assert_eq!(mapped_len(&file, 0, 4096), Some(HUGE));
+        assert_eq!(mapped_len(&file, HUGE, HUGE), Some(HUGE));
+        assert_eq!(mapped_len(&file, 0, HUGE + 4096), Some(2 * HUGE));
+        assert_eq!(mapped_len(&file, HUGE, HUGE + 4096), None);
+        assert_eq!(mapped_len(&file, 4096, 4096), None);
+    }
+}

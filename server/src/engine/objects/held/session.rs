@@ -1,0 +1,316 @@
+//! Deferral of a session's messages, and their execution later.
+
+use super::{Awaited, Deferred, Hold, Object, Order, Phase, REPLAY, Touches, Word};
+use crate::engine::base::bounds;
+use crate::engine::calls::Undone;
+use crate::engine::gpu::host::read_word;
+use crate::engine::objects::shared_events::{Record, Standing, Taken};
+use crate::engine::objects::trace::session::execute;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use mpsshim_api::cuda::*;
+use mpsshim_proto::handle::Handle;
+use mpsshim_proto::message::{EventOnStream, Launch, MarkEvent, Op};
+use mpsshim_proto::ops::{Ordering, Touch};
+use mpsshim_proto::ring::Message;
+use mpsshim_proto::segment::reached;
+use std::mem::{offset_of, take};
+use std::time::Instant;
+
+impl Session {
+    /// Holds back what follows on a stream.
+    pub fn hold(&mut self, stream: usize, awaited: Awaited) {
+        self.held.holds.push(Hold { stream, awaited });
+        self.held.blocked.insert(Object::Stream(stream));
+    }
+
+    /// Takes a message out of the ring, to be judged and executed by what it says now: its client may change it there at any
+    /// time.
+    pub fn take_copy(&mut self, message: &Message) -> Message {
+        let mut bytes = take(&mut self.held.replay);
+        bytes.resize(message.len as usize, 0);
+        let _ = self.consumer.copy_out(message, 0, &mut bytes);
+        self.held.replay = bytes;
+        Message {
+            offset: REPLAY,
+            ..*message
+        }
+    }
+
+    /// Decides about the next message while something is held back.
+    pub fn order(&mut self, op: Op, message: &Message) -> Order {
+        let touches = self.touches(op, message);
+        if !self.held.is_blocked(touches, &self.streams) {
+            return Order::Now;
+        }
+        if matches!(op, Op::EventQuery | Op::EventElapsed) {
+            self.answer(Err(CUDA_ERROR_NOT_READY), &[]);
+            return Order::Taken;
+        }
+        let len = message.len as usize;
+        let room = self.held.backlog.len() < bounds::HELD_MESSAGES
+            && self.held.bytes + len <= bounds::HELD_BYTES;
+        if !room || op.is_request() || matches!(touches, Touches::Everything) {
+            self.held.stalled = true;
+            return Order::Stays;
+        }
+        let mut bytes = vec![0; len];
+        let _ = self.copy_out(message, 0, &mut bytes);
+        let taken = self.take_event(op, message);
+        self.held.bytes += len;
+        self.held.block(touches);
+        self.held.backlog.push_back(Deferred {
+            op,
+            message: Message {
+                offset: REPLAY,
+                ..*message
+            },
+            bytes,
+            touches,
+            taken,
+        });
+        Order::Taken
+    }
+
+    /// What a message that is being deferred has of an event of several sessions: other sessions wait for a deferred record
+    /// from now on, and a deferred wait is for the last record of now.
+    fn take_event(&self, op: Op, message: &Message) -> Option<Taken> {
+        let (Op::EventRecord | Op::StreamWaitEvent | Op::MarkEvent) = op else {
+            return None;
+        };
+        let event = self.event_in(op, message)?;
+        let shared = self.events.get(event).ok()?.shared.as_ref()?;
+        Some(match op {
+            Op::EventRecord => Taken::Record(shared.defer_record()),
+            _ => Taken::Wait(shared.latest()),
+        })
+    }
+
+    /// The event that a message names.
+    fn event_in(&self, op: Op, message: &Message) -> Option<u64> {
+        let Ordering::Objects(touched) = op.ordering() else {
+            return None;
+        };
+        let event = touched
+            .iter()
+            .find(|touch| !matches!(touch, Touch::Stream(_)));
+        event.map(|touch| self.handle_in(message, *touch).0)
+    }
+
+    /// An event is one of several sessions from now on: what is deferred has its part of it, in order.
+    pub fn share_deferred(&mut self, event: u64) {
+        let Some(shared) = self
+            .events
+            .get(event)
+            .ok()
+            .and_then(|event| event.shared.clone())
+        else {
+            return;
+        };
+        for held in &mut self.held.backlog {
+            let (offset, records) = match held.op {
+                Op::EventRecord | Op::StreamWaitEvent => {
+                    let records = held.op == Op::EventRecord;
+                    (offset_of!(EventOnStream, event), records)
+                }
+                Op::MarkEvent => (offset_of!(MarkEvent, event), false),
+                _ => continue,
+            };
+            let named = held.bytes.get(offset..).and_then(|rest| rest.first_chunk());
+            if named.copied().map(u64::from_le_bytes) == Some(event) {
+                held.taken = Some(match records {
+                    true => Taken::Record(shared.defer_record()),
+                    false => Taken::Wait(shared.latest()),
+                });
+            }
+        }
+    }
+
+    /// Executes what need not be held back any more; whether there was any.
+    ///
+    /// # Errors
+    /// The client broke the protocol.
+    pub fn replay(&mut self, shared: &Shared) -> Result<bool, String> {
+        let mut holds = take(&mut self.held.holds);
+        let before = holds.len();
+        holds.retain_mut(|hold| !self.is_over(shared, hold));
+        let released = holds.len() < before;
+        self.held.holds = holds;
+        if !released && !self.held.full {
+            return Ok(false);
+        }
+        let held = &mut self.held;
+        (held.stalled, held.full) = (false, false);
+        held.blocked = held
+            .holds
+            .iter()
+            .map(|hold| Object::Stream(hold.stream))
+            .collect();
+        if released {
+            tracing::trace!(session = self.shared.info.session, "lets streams go on");
+        }
+        let mut worked = released;
+        for mut next in take(&mut held.backlog) {
+            let waits = match next.touches {
+                Touches::Earlier => !self.held.backlog.is_empty(),
+                touches => self.held.is_blocked(touches, &self.streams),
+            };
+            if !waits {
+                self.held.replay = take(&mut next.bytes);
+                let outcome = if self.moment.as_ref().is_some_and(|moment| moment.is_over()) {
+                    Err(Undone::Later)
+                } else if self.must_be_alone(shared, next.op, &next.message) {
+                    self.wants = None;
+                    Err(Undone::Alone)
+                } else {
+                    self.held.replaying = true;
+                    self.held.taken = next.taken.take();
+                    let outcome = execute(shared, self, next.op, &next.message);
+                    self.held.replaying = false;
+                    next.taken = self.held.taken.take();
+                    outcome
+                };
+                match outcome {
+                    Ok(()) => {
+                        self.held.bytes -= self.held.replay.len();
+                        worked = true;
+                        continue;
+                    }
+                    // Maybe its stream is held now.
+                    Err(Undone::Later) if self.held.is_blocked(next.touches, &self.streams) => {}
+                    Err(Undone::Later) => self.held.full = true,
+                    Err(Undone::Alone) => (self.held.full, self.wants_moment) = (true, true),
+                    Err(Undone::Violation(why)) => return Err(why),
+                }
+                next.bytes = take(&mut self.held.replay);
+            }
+            self.held.block(next.touches);
+            self.held.backlog.push_back(next);
+        }
+        Ok(worked)
+    }
+
+    /// Whether a stream need not be held any longer.
+    fn is_over(&mut self, shared: &Shared, hold: &mut Hold) -> bool {
+        match &mut hold.awaited {
+            Awaited::Returned { flag, value } => reached(self.shared.flag(*flag), *value),
+            Awaited::Word(word) => self.is_word_there(shared, word),
+            Awaited::Passed(ops, _) => {
+                let stream = self.streams.at_mut(hold.stream);
+                stream.map_or(true, |stream| stream.is_past(&shared.gpu, *ops))
+            }
+            Awaited::Record(record, _) => !matches!(Record::standing(record), Standing::Pending),
+            Awaited::Gate(pauses) => *pauses != shared.gpu.calm(self.side).pauses(),
+        }
+    }
+
+    fn is_word_there(&self, shared: &Shared, word: &mut Word) -> bool {
+        let arrived = reached(word.written(&shared.gpu), word.expected);
+        let there = match word.phase {
+            Phase::Arriving | Phase::Reading if !arrived => return false,
+            Phase::Again(when) if Instant::now() < when => return false,
+            // Memory that the client has given back is not read; nobody can say any more what it would hold.
+            _ if self.check_device(word.address, word.len()).is_err() => true,
+            Phase::Reading => {
+                let copy = shared.gpu.flags.host_address(word.slot()) + 8;
+                let there = word.holds(read_word(copy, word.wide));
+                word.phase = Phase::Again(Instant::now() + word.pause());
+                there
+            }
+            _ if word.on_device => self.ask_for_word(shared, word).is_err(),
+            _ => {
+                let there = word.holds(read_word(word.address, word.wide));
+                word.phase = Phase::Again(Instant::now());
+                there
+            }
+        };
+        if there {
+            word.give_back(&shared.gpu);
+        }
+        there
+    }
+
+    fn ask_for_word(&self, shared: &Shared, word: &mut Word) -> Result<(), CUresult> {
+        word.expected = word.expected.wrapping_add(1);
+        word.phase = Phase::Reading;
+        let to = shared.gpu.flags.host_address(word.slot()) + 8;
+        let flag = (shared.gpu.flags.device_address(word.slot()), word.expected);
+        shared.gpu.devices[word.device]
+            .read_word(
+                &shared.gpu.driver,
+                word.address,
+                word.len() as usize,
+                to,
+                flag,
+            )
+            .inspect_err(|status| shared.gpu.note_status(*status))
+    }
+
+    /// Gives up what the session waits for; whether nothing reads its memory any more.
+    pub fn forget_held(&mut self, shared: &Shared) -> bool {
+        self.held.backlog.clear();
+        self.held.holds.retain_mut(|hold| {
+            let Awaited::Word(word) = &mut hold.awaited else {
+                return false;
+            };
+            let written = matches!(word.phase, Phase::Again(_))
+                || reached(word.written(&shared.gpu), word.expected);
+            if written {
+                word.give_back(&shared.gpu);
+            }
+            !written
+        });
+        self.held.holds.is_empty()
+    }
+
+    /// What a message's order depends on.
+    fn touches(&self, op: Op, message: &Message) -> Touches {
+        match op.ordering() {
+            Ordering::Free => Touches::Nothing,
+            Ordering::Objects(touched) => {
+                let mut objects = [None; 2];
+                for (object, touch) in objects.iter_mut().zip(touched) {
+                    *object = Some(self.touched(message, *touch));
+                }
+                Touches::Objects(objects)
+            }
+            // They may name events.
+            Ordering::Launch(_) if self.launch_has_attributes(message) => Touches::Everything,
+            Ordering::Optional(stream) if self.handle_in(message, stream).0 == 0 => {
+                Touches::Nothing
+            }
+            Ordering::Launch(stream) | Ordering::Optional(stream) => {
+                Touches::Objects([Some(self.touched(message, stream)), None])
+            }
+            Ordering::Instances if self.held.has_launches() => Touches::Everything,
+            Ordering::Instances => Touches::Nothing,
+            Ordering::Earlier => Touches::Earlier,
+            Ordering::Everything => Touches::Everything,
+        }
+    }
+
+    fn touched(&self, message: &Message, touch: Touch) -> Object {
+        let position = self.handle_in(message, touch).index() as usize;
+        match touch {
+            Touch::Stream(_) => Object::Stream(position),
+            Touch::Event(_) => Object::Event(position),
+            Touch::Read(_) => Object::Read(position),
+        }
+    }
+
+    fn handle_in(&self, message: &Message, touch: Touch) -> Handle {
+        let (Touch::Stream(at) | Touch::Event(at) | Touch::Read(at)) = touch;
+        Handle(self.word(message, at))
+    }
+
+    fn launch_has_attributes(&self, message: &Message) -> bool {
+        let events = self
+            .held
+            .blocked
+            .iter()
+            .any(|object| !matches!(object, Object::Stream(_)));
+        let mut count = [0; 4];
+        let _ = self.copy_out(message, offset_of!(Launch, attributes), &mut count);
+        events && count != [0; 4]
+    }
+}

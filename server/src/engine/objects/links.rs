@@ -1,0 +1,59 @@
+//! Linkers of a session (`CUlinkState`).
+
+use crate::engine::base::bounds::STACK;
+use crate::engine::base::jit::JitOptions;
+use mpsshim_api::cuda::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Threads of linkers that the server has at a time, for all sessions.
+const THREADS: usize = 256;
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// A linker of a session (`CUlinkState`).
+#[derive(Debug)]
+pub struct Link {
+    /// The driver's.
+    pub raw: CUlinkState,
+    /// The only one that may touch it.
+    pub thread: LinkThread,
+    /// The options it was made with, which the driver keeps and writes to.
+    pub options: JitOptions,
+    /// What it made.
+    pub cubin: Option<Vec<u8>>,
+}
+
+/// A thread for one link, from creation to destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a link's memory with the
+/// thread, and corrupts the heap when other threads that live on touch the link.
+#[derive(Debug)]
+pub struct LinkThread(rayon::ThreadPool);
+
+impl LinkThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are as many as may be, or no thread can be had.
+    pub fn new() -> Result<LinkThread, CUresult> {
+        let more = |running: usize| (running < THREADS).then_some(running + 1);
+        RUNNING
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(1)
+            .thread_name(|_| "link".into())
+            .stack_size(STACK)
+            .exit_handler(|_| {
+                RUNNING.fetch_sub(1, Ordering::Relaxed);
+            })
+            .build()
+            .map(LinkThread)
+            .map_err(|_| {
+                RUNNING.fetch_sub(1, Ordering::Relaxed);
+                CUDA_ERROR_OUT_OF_MEMORY
+            })
+    }
+
+    /// Does work on the thread, and waits for it.
+    pub fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.0.install(work)
+    }
+}

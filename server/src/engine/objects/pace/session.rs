@@ -1,0 +1,157 @@
+//! How much of a session's work the driver is given ([`super`]).
+
+use super::{Length, Runs, VERY_LONG};
+use crate::engine::base::call_error::CallError;
+use crate::engine::gpu::{Gpu, WINDOW};
+use crate::engine::objects::held::Awaited;
+use crate::engine::session::{Session, SessionShared};
+use mpsshim_api::cuda::CUstream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+impl Session {
+    /// [`Session::prepare`] for an operation that may take any time: it waits behind what takes long, and for the gate.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn prepare_work(
+        &mut self,
+        gpu: &Gpu,
+        handle: u64,
+        runs: Runs,
+    ) -> Result<(usize, CUstream), CallError> {
+        let index = self.streams.index(handle)?;
+        let device = self.streams.at(index)?.device;
+        gpu.devices[device].make_current(&gpu.driver)?;
+        if let Some(awaited) = self.must_await(gpu, index, runs)? {
+            if !self.held.holds(index) {
+                let session = self.shared.info.session;
+                tracing::trace!(session, index, ?awaited, "holds a stream");
+                self.hold(index, awaited);
+            }
+            return Err(CallError::Full);
+        }
+        self.prepare(gpu, handle)
+    }
+
+    /// [`Session::submitted`] for such an operation, which runs this.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn submitted_work(&mut self, gpu: &Gpu, index: usize, runs: Runs) -> Result<(), CallError> {
+        self.submitted(gpu, index, 1)?;
+        let length = self.length(runs);
+        let stream = self.streams.at_mut(index)?;
+        if length != Length::Short && !stream.capturing {
+            stream.measure(gpu, runs, length)?;
+        }
+        Ok(())
+    }
+
+    fn length(&self, runs: Runs) -> Length {
+        let known = match runs {
+            Runs::Nothing => None,
+            Runs::Function(handle) => self.functions.get(handle).ok().map(|one| one.length),
+            Runs::Graph(handle) => self.graphs.execs.get(handle).ok().map(|one| one.length),
+        };
+        known.unwrap_or(Length::Short)
+    }
+
+    /// What an operation on a stream has to wait for.
+    #[inline]
+    fn must_await(
+        &mut self,
+        gpu: &Gpu,
+        index: usize,
+        runs: Runs,
+    ) -> Result<Option<Awaited>, CallError> {
+        let urgent = gpu.calm(self.side).is_urgent();
+        let stream = self.streams.at_mut(index)?;
+        if stream.capturing {
+            return Ok(None);
+        }
+        if stream.pace.measuring.is_some() {
+            self.settle(gpu, index)?;
+        }
+        let stream = self.streams.at_mut(index)?;
+        if let Some((ops, ..)) = stream.pace.measuring {
+            return Ok(Some(Awaited::passed(ops)));
+        }
+        let window = stream.pace.window;
+        if window < WINDOW && stream.is_beyond(gpu, window)? {
+            // The last checkpoint may be far behind.
+            stream.checkpoint(gpu)?;
+            return Ok(Some(Awaited::passed(stream.ops() + 1 - window)));
+        }
+        let late = stream.pace.measured > VERY_LONG;
+        if urgent && (late || self.length(runs).is_very_long()) {
+            return Ok(gpu.calm(self.side).hold().map(Awaited::Gate));
+        }
+        Ok(None)
+    }
+
+    /// Takes down how long what was measured in a stream took, if it is over.
+    fn settle(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
+        let Some((what, length)) = self.streams.at_mut(index)?.measured(gpu) else {
+            return Ok(());
+        };
+        let session = self.shared.info.session;
+        tracing::trace!(session, ?what, ?length, "measured");
+        // It may be gone by now.
+        match what {
+            Runs::Nothing => {}
+            Runs::Function(handle) => {
+                if let Ok(function) = self.functions.get_mut(handle) {
+                    function.length = length;
+                }
+            }
+            Runs::Graph(handle) => {
+                if let Ok(exec) = self.graphs.execs.get_mut(handle) {
+                    exec.length = length;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks how long what is in flight has been there, for others to know.
+    pub fn publish_pace(&mut self, gpu: &Gpu, now: Instant) {
+        let (mut waited, mut rest) = (Duration::ZERO, None);
+        for stream in self.streams.iter_mut().chain(&mut self.retired) {
+            if stream.look_at_pace(gpu, now) {
+                waited = waited.max(stream.pace.waited);
+                rest = rest.max(stream.pace.rest());
+            }
+        }
+        match rest {
+            Some(_) => self.had_kernel = Some(now),
+            // What waits for a kernel is done a moment after it.
+            None => {
+                let since = self.had_kernel.map(|then| now.duration_since(then));
+                waited = waited.min(since.unwrap_or(Duration::MAX));
+            }
+        }
+        let rest = rest.unwrap_or(Duration::MAX);
+        let store = |to: &AtomicU32, time: Duration| {
+            let milliseconds = time.as_millis().try_into().unwrap_or(u32::MAX);
+            to.store(milliseconds, Ordering::Relaxed);
+        };
+        store(&self.shared.works_for.0, waited);
+        store(&self.shared.works_for.1, rest);
+    }
+}
+
+impl SessionShared {
+    /// How long something in flight has taken already, and how long it is likely to take from now on if that is known, as
+    /// was last seen; `None` where nothing takes very long.
+    pub fn long_work(&self, gpu: &Gpu) -> Option<(Duration, Option<Duration>)> {
+        let load = |from: &AtomicU32| from.load(Ordering::Relaxed);
+        let (waited, rest) = (load(&self.works_for.0), load(&self.works_for.1));
+        let time = |milliseconds: u32| Duration::from_millis(milliseconds.into());
+        let rest = (rest != u32::MAX).then(|| time(rest));
+        let long = time(waited) >= VERY_LONG || rest.is_some_and(|rest| rest >= VERY_LONG);
+        (long && self.is_at_work(gpu)).then(|| (time(waited), rest))
+    }
+}

@@ -1,0 +1,391 @@
+//! Runs: launches that follow each other in a stream, given to the driver as one graph.
+//!
+//! A launch costs the driver 1.3 to 3.8 µs, some of it under the context's lock, and the GPU a pause before the next one.
+//! A node of a graph that was instantiated before takes 0.3 µs to be given another kernel, and the graph's launch 3 to 5 µs
+//! whatever its length (docs/design/0014-runs-of-launches.md). So a stream that gets many launches has graphs that are
+//! chains of kernels, of a few lengths. Where a client has queued several launches, the nodes of such a chain become those
+//! kernels. What a kernel sees is the same: a node begins when the one before it has ended.
+//!
+//! A client's mark behind the launches can be the graph's last node: 2 µs less of its wait, and more where many wait and a
+//! kernel writes the flag (marks.rs).
+
+mod session;
+
+use crate::engine::base::driver::{Driver, packed};
+use crate::engine::objects::fairness::GREATEST;
+use crate::engine::objects::marks::Writer;
+use mpsshim_api::cuda::*;
+use mpsshim_model::policy::LAUNCH_RUN;
+use mpsshim_proto::message::{Launch, Mark};
+use mpsshim_proto::ring::Place;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// Kernels of a run at most.
+const MOST: usize = LENGTHS[LENGTHS.len() - 1];
+const _: () = assert!(MOST == LAUNCH_RUN);
+const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// As often a length must have been wanted until a graph is made for it, which takes the driver 5 µs a kernel.
+const WANTED: u32 = 8;
+/// Kernels in front of a mark that are not begun before the whole graph is, at most: the GPU waits for them.
+const UNBEGUN: usize = 4;
+/// How long is waited for the mark behind a launch of a client that usually waits for each.
+const FOR_MARK: Duration = Duration::from_micros(1);
+
+/// A launch of a run.
+#[derive(Debug)]
+pub struct Planned {
+    body: Launch,
+    raw: CUfunction,
+    /// Where its parameters are: in the ring.
+    params: u64,
+    /// Behind its message.
+    end: Place,
+}
+
+impl Planned {
+    /// The launch.
+    pub fn body(&self) -> &Launch {
+        &self.body
+    }
+
+    /// Its threads.
+    fn threads(&self) -> u64 {
+        let all = self.body.grid.iter().chain(&self.body.block);
+        all.fold(1, |all, some| all.saturating_mul((*some).into()))
+    }
+
+    /// Its kernel and shape, without parameters, in the driver's form.
+    fn shape(&self) -> CUDA_KERNEL_NODE_PARAMS {
+        CUDA_KERNEL_NODE_PARAMS {
+            function: self.raw.0,
+            grid: self.body.grid,
+            block: self.body.block,
+            shared: self.body.shared,
+            ..CUDA_KERNEL_NODE_PARAMS::default()
+        }
+    }
+
+    /// Copies its parameters.
+    fn read_params(&self, to: &mut Vec<u8>) {
+        let len = self.body.param_len as usize;
+        to.clear();
+        to.reserve(len);
+        // SAFETY: so many bytes are in the ring, or in a message that is kept; `to` has room for them. The client may change
+        // them meanwhile: whatever they are then is what it launches.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.params as *const u8, to.as_mut_ptr(), len);
+            to.set_len(len);
+        }
+    }
+}
+
+/// A kernel of a chain, and the launch it was last made.
+#[derive(Debug)]
+struct Link {
+    node: CUgraphNode,
+    shape: CUDA_KERNEL_NODE_PARAMS,
+    params: Vec<u8>,
+    /// The driver took them.
+    given: bool,
+}
+
+impl Link {
+    /// No node yet, for `planned`.
+    fn new(planned: &Planned) -> Link {
+        let mut link = Link {
+            node: CUgraphNode::NULL,
+            shape: planned.shape(),
+            params: Vec::new(),
+            given: false,
+        };
+        planned.read_params(&mut link.params);
+        link
+    }
+
+    /// Whether it is this launch already: its client repeats itself.
+    fn is(&self, shape: &CUDA_KERNEL_NODE_PARAMS, params: &[u8]) -> bool {
+        self.given && self.params == params && self.shape.as_bytes() == shape.as_bytes()
+    }
+
+    /// Has `give` take the launch in the driver's form.
+    fn with<R>(&mut self, give: impl FnOnce(CUgraphNode, &CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
+        let mut size = self.params.len();
+        let extra = packed(self.params.as_mut_ptr(), &mut size);
+        let kernel = CUDA_KERNEL_NODE_PARAMS {
+            extra: extra.as_ptr() as u64,
+            ..self.shape
+        };
+        give(self.node, &kernel)
+    }
+}
+
+/// The client's flag that is written behind a run.
+#[derive(Clone, Copy, Debug)]
+struct Marking {
+    body: Mark,
+    by: Writer,
+    context: CUcontext,
+    /// The device's address of the flag.
+    address: CUdeviceptr,
+    /// Behind its message.
+    end: Place,
+}
+
+impl Marking {
+    /// Adds it to a chain's graph.
+    fn add_to(&self, driver: &Driver, chain: &Chain) -> Result<CUgraphNode, CUresult> {
+        match self.by {
+            Writer::Operation => self.operation(|batch| {
+                chain.add(driver, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, batch.as_bytes())
+            }),
+            Writer::Kernel(kernel) => kernel.with(self.address, self.body.value, |kernel| {
+                chain.add(driver, CU_GRAPH_NODE_TYPE_KERNEL, kernel.as_bytes())
+            }),
+        }
+    }
+
+    /// Makes a node that was another mark by the same writer this one.
+    fn set_in(
+        &self,
+        driver: &Driver,
+        exec: CUgraphExec,
+        node: CUgraphNode,
+    ) -> Result<(), CUresult> {
+        match self.by {
+            Writer::Operation => {
+                self.operation(|batch| driver.graph.exec_batch_set(exec, node, batch))
+            }
+            Writer::Kernel(kernel) => kernel.with(self.address, self.body.value, |kernel| {
+                driver.graph.exec_kernel_set(exec, node, kernel)
+            }),
+        }
+    }
+
+    /// Has `give` take the operation that writes it in the driver's form.
+    fn operation<R>(&self, give: impl FnOnce(&CUDA_BATCH_MEM_OP_NODE_PARAMS) -> R) -> R {
+        let write = CUstreamBatchMemOpParams {
+            operation: CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address: self.address,
+            value: self.body.value.into(),
+            ..CUstreamBatchMemOpParams::default()
+        };
+        give(&CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            context: self.context.0,
+            count: 1,
+            operations: (&raw const write) as u64,
+            ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+        })
+    }
+}
+
+/// A graph that is a chain of kernels, or of kernels and a mark.
+#[derive(Debug)]
+struct Chain {
+    graph: CUgraph,
+    exec: CUgraphExec,
+    kernels: Vec<Link>,
+    mark: Option<CUgraphNode>,
+    /// To read parameters into.
+    spare: Vec<u8>,
+}
+
+/// What the driver does not take as a node.
+enum Unfit {
+    /// The function with this handle.
+    Function(u64),
+    Mark,
+}
+
+impl Chain {
+    /// A chain of so many launches like `first`, and a mark, for a stream of this priority. The context must be current.
+    fn new(
+        driver: &Driver,
+        len: usize,
+        first: &Planned,
+        mark: Option<&Marking>,
+        priority: i32,
+    ) -> Result<Chain, CUresult> {
+        let mut chain = Chain {
+            graph: CUgraph::NULL,
+            exec: CUgraphExec::NULL,
+            kernels: Vec::with_capacity(len),
+            mark: None,
+            spare: Vec::new(),
+        };
+        driver.graph.create(&mut chain.graph, 0)?;
+        match chain.fill(driver, len, first, mark, priority) {
+            Ok(()) => Ok(chain),
+            Err(status) => {
+                chain.end(driver);
+                Err(status)
+            }
+        }
+    }
+
+    fn fill(
+        &mut self,
+        driver: &Driver,
+        len: usize,
+        first: &Planned,
+        mark: Option<&Marking>,
+        priority: i32,
+    ) -> Result<(), CUresult> {
+        for _ in 0..len {
+            let mut link = Link::new(first);
+            link.node = link
+                .with(|_, kernel| self.add(driver, CU_GRAPH_NODE_TYPE_KERNEL, kernel.as_bytes()))?;
+            self.kernels.push(link);
+        }
+        if let Some(mark) = mark {
+            self.mark = Some(mark.add_to(driver, self)?);
+        }
+        let by_kernel = mark.is_some_and(|mark| mark.by != Writer::Operation);
+        let flags = match by_kernel.then(|| self.prefer_mark(driver, priority)) {
+            Some(Ok(())) => CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+            Some(Err(status)) => {
+                tracing::debug!(%status, "a kernel that writes a mark has no priority of its own");
+                0
+            }
+            None => 0,
+        };
+        driver
+            .graph
+            .instantiate(&mut self.exec, self.graph, flags.into())
+    }
+
+    /// Where the device is full, the kernel that writes the mark is the first for which there is room; the others are as
+    /// urgent as their stream.
+    fn prefer_mark(&self, driver: &Driver, priority: i32) -> Result<(), CUresult> {
+        let kernels = self.kernels.iter().map(|link| (link.node, priority));
+        for (node, priority) in kernels.chain(self.mark.map(|node| (node, GREATEST))) {
+            driver.graph.set_priority(node, priority)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a node behind the last kernel.
+    fn add(&self, driver: &Driver, kind: u32, body: &[u8]) -> Result<CUgraphNode, CUresult> {
+        let mut params = CUgraphNodeParams {
+            kind,
+            ..CUgraphNodeParams::default()
+        };
+        params.words.as_mut_bytes()[..body.len()].copy_from_slice(body);
+        let before = self.kernels.last().map(|link| &link.node);
+        let mut node = CUgraphNode::NULL;
+        driver.graph.add_node(
+            &mut node,
+            self.graph,
+            before.map_or(std::ptr::null(), std::ptr::from_ref),
+            std::ptr::null(),
+            usize::from(before.is_some()),
+            &mut params,
+        )?;
+        Ok(node)
+    }
+
+    /// Makes the nodes these launches and this mark.
+    fn set(
+        &mut self,
+        driver: &Driver,
+        run: &[Planned],
+        mark: Option<&Marking>,
+    ) -> Result<(), Unfit> {
+        for (planned, link) in run.iter().zip(&mut self.kernels) {
+            let shape = planned.shape();
+            planned.read_params(&mut self.spare);
+            if link.is(&shape, &self.spare) {
+                continue;
+            }
+            std::mem::swap(&mut link.params, &mut self.spare);
+            link.shape = shape;
+            link.given = link
+                .with(|node, kernel| driver.graph.exec_kernel_set(self.exec, node, kernel))
+                .is_ok();
+            if !link.given {
+                return Err(Unfit::Function(planned.body.function));
+            }
+        }
+        if let (Some(mark), Some(node)) = (mark, self.mark) {
+            mark.set_in(driver, self.exec, node)
+                .map_err(|_| Unfit::Mark)?;
+        }
+        Ok(())
+    }
+
+    /// What of it still runs goes on.
+    fn end(&self, driver: &Driver) {
+        if self.exec != CUgraphExec::NULL {
+            let _ = driver.graph.exec_destroy(self.exec);
+        }
+        let _ = driver.graph.destroy(self.graph);
+    }
+}
+
+/// The chains of a stream, without a mark and with one by each writer, by length.
+#[derive(Debug, Default)]
+pub struct Chains {
+    chains: [[Option<Chain>; LENGTHS.len()]; 3],
+    wanted: [[u32; LENGTHS.len()]; 3],
+    /// The driver does not make them, or not launch them.
+    refused: bool,
+}
+
+impl Chains {
+    /// The longest chain for a run of `len`, made if it was wanted often; with a mark, for all of the run.
+    fn longest(
+        &mut self,
+        driver: &Driver,
+        len: usize,
+        first: &Planned,
+        mark: Option<&Marking>,
+        priority: i32,
+    ) -> Option<&mut Chain> {
+        let at = LENGTHS.iter().rposition(|length| *length <= len)?;
+        let kind = match mark.map(|mark| mark.by) {
+            None => 0,
+            Some(Writer::Operation) => 1,
+            Some(Writer::Kernel(_)) => 2,
+        };
+        let (chains, wanted) = (&mut self.chains[kind], &mut self.wanted[kind][at]);
+        *wanted = wanted.saturating_add(1);
+        if chains[at].is_none() && *wanted > WANTED && !self.refused {
+            match Chain::new(driver, LENGTHS[at], first, mark, priority) {
+                Ok(chain) => {
+                    let (kernels, mark) = (LENGTHS[at], mark.map(|mark| mark.by.name()));
+                    tracing::debug!(kernels, ?mark, "a graph for runs: made");
+                    chains[at] = Some(chain);
+                }
+                Err(status) => {
+                    tracing::debug!(%status, "no graph for runs of launches");
+                    self.refused = true;
+                }
+            }
+        }
+        match mark {
+            Some(_) => chains[at].as_mut(),
+            None => chains[..=at].iter_mut().rev().find_map(Option::as_mut),
+        }
+    }
+
+    /// Destroys the chains. The context must be current.
+    pub fn end(&mut self, driver: &Driver) {
+        for chain in self.chains.iter_mut().flatten() {
+            if let Some(chain) = chain.take() {
+                tracing::debug!(kernels = chain.kernels.len(), "a graph for runs: destroyed");
+                chain.end(driver);
+            }
+        }
+    }
+
+    /// There will be none any more. The context must be current.
+    fn refuse(&mut self, driver: &Driver) {
+        self.refused = true;
+        self.end(driver);
+    }
+
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        self.chains.iter().flatten().any(Option::is_some)
+    }
+}

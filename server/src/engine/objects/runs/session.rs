@@ -1,0 +1,218 @@
+//! Launch batches of a session.
+
+use super::{FOR_MARK, LENGTHS, MOST, Marking, Planned, UNBEGUN, Unfit};
+use crate::engine::base::call_error::CallError;
+use crate::engine::objects::pace::{Length, Runs};
+use crate::engine::objects::streams::Stream;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
+use mpsshim_proto::ring::{Message, Place, Violation};
+use std::time::Instant;
+
+impl Session {
+    /// Gives the driver the launches at the ring's tail as one graph, maybe with the mark behind them, and consumes them;
+    /// how many messages. 0: the first one is to be executed by itself.
+    ///
+    /// # Errors
+    /// The client broke the ring's rules.
+    pub fn launch_run(&mut self, shared: &Shared) -> Result<u64, Violation> {
+        let most = shared.gpu.launch_run.min(MOST);
+        if most < 2 || self.held.any() || !self.graphs.captures.is_empty() {
+            return Ok(0);
+        }
+        let mut run = std::mem::take(&mut self.planned);
+        let mark = self.plan(shared, most, &mut run);
+        let launched = mark.map(|mark| self.launch_planned(shared, &run, mark));
+        run.clear();
+        self.planned = run;
+        Ok(launched?.unwrap_or(0))
+    }
+
+    /// Finds the launches at the ring's tail that can be in a run, and the mark behind them. What is wrong with a message
+    /// is found when it is executed by itself.
+    fn plan(
+        &mut self,
+        shared: &Shared,
+        most: usize,
+        run: &mut Vec<Planned>,
+    ) -> Result<Option<Marking>, Violation> {
+        let mut place = self.consumer.place();
+        while run.len() < most {
+            let mut found = self.consumer.peek_at(&mut place)?;
+            if found.is_none() && self.expects_mark(shared, run) {
+                found = self.await_message(&mut place)?;
+            }
+            let Some(message) = found else { break };
+            match Op::from_u16(message.op) {
+                Some(Op::Launch) => {}
+                Some(Op::Mark) => return Ok(self.marking(shared, run, &message, place)),
+                _ => break,
+            }
+            place = place.behind(&message);
+            let Some(planned) = self.planned(shared, run.first(), &message, place) else {
+                break;
+            };
+            run.push(planned);
+        }
+        Ok(None)
+    }
+
+    /// The launch of a message, if it can be in a run that begins like this.
+    fn planned(
+        &mut self,
+        shared: &Shared,
+        first: Option<&Planned>,
+        message: &Message,
+        end: Place,
+    ) -> Option<Planned> {
+        let body: Launch = self.body(message).ok()?;
+        let len = body.param_len as usize;
+        let fits = body.attributes == 0
+            && len <= PARAMS_MAX
+            && first.is_none_or(|first| first.body.stream == body.stream);
+        fits.then_some(())?;
+        let function = self.function(shared, body.function).ok()?;
+        let fits = function.in_runs
+            && !function.prints
+            && function.length == Length::Short
+            && body.param_len >= function.param_bytes;
+        let raw = fits.then_some(function.raw)?;
+        let writes = function.note_launch();
+        let params = self.in_place(message, size_of::<Launch>(), len).ok()?;
+        // What has to be translated is not read where it lies.
+        if self.note_params(params, len) {
+            return None;
+        }
+        if writes {
+            self.note_written();
+        }
+        let params = params as u64;
+        Some(Planned {
+            body,
+            raw,
+            params,
+            end,
+        })
+    }
+
+    /// Whether this is the only launch of a client that usually waits for each, on an idle stream.
+    fn expects_mark(&self, shared: &Shared, run: &[Planned]) -> bool {
+        let [only] = run else { return false };
+        let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
+        let expects = |stream: &Stream| {
+            waits(stream) && self.writer(&shared.gpu, stream, only.threads()).is_some()
+        };
+        self.streams.get(only.body.stream).is_ok_and(expects)
+    }
+
+    fn await_message(&mut self, place: &mut Place) -> Result<Option<Message>, Violation> {
+        let since = Instant::now();
+        loop {
+            let found = self.consumer.peek_at(place)?;
+            if found.is_some() || since.elapsed() > FOR_MARK {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// The mark of a message, if it may be behind a run.
+    fn marking(
+        &self,
+        shared: &Shared,
+        run: &[Planned],
+        message: &Message,
+        at: Place,
+    ) -> Option<Marking> {
+        let body: Mark = self.body(message).ok()?;
+        let fits = run.first()?.body.stream == body.stream && LENGTHS.contains(&run.len());
+        fits.then_some(())?;
+        let stream = self.streams.get(body.stream).ok()?;
+        let threads = run.iter().map(Planned::threads).max()?;
+        Some(Marking {
+            body,
+            by: self.writer(&shared.gpu, stream, threads)?,
+            context: shared.gpu.devices[stream.device].context()?,
+            address: self.shared.segment.flag_address(body.slot).ok()?,
+            end: at.behind(message),
+        })
+    }
+
+    /// `None`: nothing was launched.
+    fn launch_planned(
+        &mut self,
+        shared: &Shared,
+        run: &[Planned],
+        mark: Option<Marking>,
+    ) -> Option<u64> {
+        let first = run.first()?;
+        let messages = |run: &[Planned]| run.len() + usize::from(mark.is_some());
+        // An idle GPU begins with the first launch while the others are made nodes.
+        let stays_idle = mark.is_none() || run.len() > UNBEGUN;
+        let stream = self.streams.get(first.body.stream).ok()?;
+        let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
+        fits.then_some(())?;
+        let (index, raw) = self
+            .prepare_work(&shared.gpu, first.body.stream, Runs::Nothing)
+            .ok()?;
+        let begun = self.trace_clock(shared);
+        let stream = self.streams.at_mut(index).ok()?;
+        let room = shared.gpu.window().min(stream.pace.window()) as usize / 4;
+        if room < 2 || mark.is_some() && run.len() > room {
+            return None;
+        }
+        let (chains, priority) = (&mut stream.chains, stream.raw_priority);
+        let len = run.len().min(room);
+        let chain = chains.longest(&shared.gpu.driver, len, first, mark.as_ref(), priority)?;
+        let run = &run[..chain.kernels.len()];
+        match chain.set(&shared.gpu.driver, run, mark.as_ref()) {
+            Ok(()) => {}
+            Err(Unfit::Function(handle)) => {
+                self.functions.get_mut(handle).ok()?.in_runs = false;
+                return None;
+            }
+            Err(Unfit::Mark) => {
+                chains.refuse(&shared.gpu.driver);
+                return None;
+            }
+        }
+        // A fault may be seen before the launch returns.
+        for one in run {
+            self.shared.launched.note(one.body.function, index);
+        }
+        if shared.gpu.driver.graph.launch(chain.exec, raw).is_err() {
+            chains.refuse(&shared.gpu.driver);
+            return None;
+        }
+        let end = mark
+            .map(|mark| mark.end)
+            .or(run.last().map(|last| last.end));
+        self.consumer.consume_to(end?);
+        self.counts.launches += run.len() as u64;
+        let messages = messages(run) as u64;
+        if let Err(CallError::Status(status)) = self.submitted(&shared.gpu, index, messages) {
+            shared.gpu.note_status(status);
+            self.post_error(status);
+        }
+        if let Some(Marking { body, .. }) = mark {
+            self.marks.note();
+            self.note_mark(index, body.slot, body.value).ok()?;
+        }
+        if let Some(begun) = begun {
+            self.record_run(shared, begun, run, mark.map(|mark| mark.body));
+        }
+        Some(messages)
+    }
+
+    /// Functions are about to go, or to be others: no graph of the server's may name them any more.
+    pub fn end_runs(&mut self, shared: &Shared) {
+        let streams = self.streams.iter_mut().chain(&mut self.retired);
+        for stream in streams.filter(|stream| stream.chains.any()) {
+            let device = &shared.gpu.devices[stream.device];
+            if device.make_current(&shared.gpu.driver).is_ok() {
+                stream.chains.end(&shared.gpu.driver);
+            }
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! Events that several sessions of one user share: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`.
+//!
+//! The handle that programs pass on is a number that was drawn at random; what it stands for is known here only. The
+//! driver's event lives as long as any session has it. As natively, a handle can be opened when nobody has the event any
+//! more: it stands for one whose last record is what it was.
+
+use crate::engine::base::driver::Driver;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::side::{self, Side};
+use crate::engine::objects::events::Event;
+use crate::engine::objects::times::Time;
+use mpsshim_api::cuda::*;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// `CUipcEventHandle`.
+pub type Token = [u64; 8];
+
+/// A driver's event of one record, or the event that a session made.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    raw: CUevent,
+    device: Ordinal,
+    /// Whose context it is in: an event is recorded in its own context only, and waited for in all.
+    side: Side,
+}
+
+/// Driver's events that no record needs any more.
+type Spare = Arc<Mutex<Vec<Made>>>;
+
+/// Spare events at most.
+const MOST_SPARE: usize = 64;
+/// Events that nobody has any more and whose handles can be opened, of one user: as many more as one program makes.
+const MOST_LEFT: usize = 1024;
+
+/// One record of an event of several sessions. It has a driver's event of its own: whoever waits for this record does not
+/// wait for a later one.
+#[derive(Debug)]
+pub struct Record {
+    state: Mutex<State>,
+    /// Where its driver's event goes in the end; `None`: that is the event itself.
+    spare: Option<Spare>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It is deferred. The record before it counts if it is never made.
+    Pending(Option<Arc<Record>>),
+    /// The driver has it.
+    Made(Made),
+    /// It was refused, or its session has ended: the record before it counts.
+    Failed(Option<Arc<Record>>),
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let (State::Made(made), Some(spare)) = (self.state.get_mut(), &self.spare) {
+            spare.lock().push(*made);
+        }
+    }
+}
+
+/// How a record stands.
+#[derive(Debug)]
+pub enum Standing {
+    /// There is none.
+    None,
+    /// The driver has it, as this event.
+    Made(CUevent),
+    /// It is deferred.
+    Pending,
+}
+
+impl Record {
+    fn new(state: State, spare: Option<Spare>) -> Arc<Record> {
+        let state = Mutex::new(state);
+        Arc::new(Record { state, spare })
+    }
+
+    /// What counts in place of one that failed.
+    fn effective(mut record: Arc<Record>) -> Option<Arc<Record>> {
+        loop {
+            let before = match &*record.state.lock() {
+                State::Failed(before) => before.clone(),
+                State::Pending(_) | State::Made(_) => break,
+            };
+            record = before?;
+        }
+        Some(record)
+    }
+
+    /// Whether the device has not got there yet, as far as is known.
+    fn is_ahead(&self, driver: &Driver) -> bool {
+        match &*self.state.lock() {
+            State::Made(made) => driver.event_query(made.raw) == Err(CUDA_ERROR_NOT_READY),
+            State::Pending(_) => true,
+            State::Failed(_) => false,
+        }
+    }
+
+    /// Whether its driver's event is in the contexts of a side.
+    fn is_of(&self, side: Side) -> bool {
+        matches!(&*self.state.lock(), State::Made(made) if made.side == side)
+    }
+
+    /// How it stands, or the one that counts in its place.
+    pub fn standing(record: &Arc<Record>) -> Standing {
+        match Record::effective(record.clone()) {
+            None => Standing::None,
+            Some(record) => match &*record.state.lock() {
+                State::Made(made) => Standing::Made(made.raw),
+                // It may have failed just now: who asks again is told more.
+                State::Pending(_) | State::Failed(_) => Standing::Pending,
+            },
+        }
+    }
+}
+
+/// A deferred record, for the session that makes it. Dropped before, the record has failed.
+#[derive(Debug)]
+pub struct Ticket(Arc<Record>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        if let State::Pending(before) = &mut *state {
+            let before = before.take().and_then(Record::effective);
+            *state = State::Failed(before);
+        }
+    }
+}
+
+/// What a message that is deferred has of an event of several sessions, as it was when the message came.
+#[derive(Debug)]
+pub enum Taken {
+    /// It records the event.
+    Record(Ticket),
+    /// It waits for this record of it.
+    Wait(Option<Arc<Record>>),
+}
+
+/// An event of several sessions.
+#[derive(Debug)]
+pub struct SharedEvent {
+    /// The maker's event, which graphs record and wait for; it is recorded with each record made in its context.
+    made: Made,
+    /// Whose sessions may open it.
+    uid: u32,
+    token: Token,
+    /// The last record: of all sessions, in the order in which the server took them out of their rings.
+    latest: Mutex<Option<Arc<Record>>>,
+    /// Graphs may record it.
+    by_graphs: AtomicBool,
+    spare: Spare,
+}
+
+impl SharedEvent {
+    /// Whether some session has recorded it.
+    pub fn is_recorded(&self) -> bool {
+        self.is_by_graphs() || self.latest.lock().is_some()
+    }
+
+    /// The last record.
+    pub fn latest(&self) -> Option<Arc<Record>> {
+        self.latest.lock().clone()
+    }
+
+    /// Graphs may record it from now on.
+    pub fn note_by_graphs(&self) {
+        self.by_graphs.store(true, Ordering::Release);
+    }
+
+    /// Whether graphs may record it: then [`SharedEvent::raw`] counts too.
+    pub fn is_by_graphs(&self) -> bool {
+        self.by_graphs.load(Ordering::Acquire)
+    }
+
+    /// The driver's event that graphs know.
+    pub fn raw(&self) -> CUevent {
+        self.made.raw
+    }
+
+    /// A record that is deferred: from now on it is the last one.
+    pub fn defer_record(&self) -> Ticket {
+        let mut latest = self.latest.lock();
+        let before = latest.take();
+        let record = Record::new(State::Pending(before), Some(self.spare.clone()));
+        *latest = Some(record.clone());
+        Ticket(record)
+    }
+
+    /// Records it on a driver's stream of the context that is current, of `device`; `ticket`, if the record was deferred.
+    ///
+    /// # Errors
+    /// The driver's: there is no such record then.
+    pub fn record(
+        &self,
+        driver: &Driver,
+        (device, stream): (Ordinal, CUstream),
+        ticket: Option<Ticket>,
+    ) -> Result<(), CUresult> {
+        let made = self.take_spare(driver, device)?;
+        if let Err(status) = driver.event_record(made.raw, stream, 0) {
+            self.spare.lock().push(made);
+            return Err(status);
+        }
+        let before = match ticket {
+            Some(ticket) => std::mem::replace(&mut *ticket.0.state.lock(), State::Made(made)),
+            None => {
+                let record = Record::new(State::Made(made), Some(self.spare.clone()));
+                State::Failed(self.latest.lock().replace(record))
+            }
+        };
+        // Outside of the locks: it may be the last to hold other records.
+        drop(before);
+        if (made.device, made.side) == (self.made.device, self.made.side) {
+            driver.event_record(self.made.raw, stream, 0)?;
+        }
+        Ok(())
+    }
+
+    fn take_spare(&self, driver: &Driver, device: Ordinal) -> Result<Made, CUresult> {
+        let side = side::entered();
+        let (found, surplus) = {
+            let mut spare = self.spare.lock();
+            let fits = |made: &Made| made.device == device && made.side == side;
+            let found = spare.iter().position(fits).map(|at| spare.swap_remove(at));
+            let kept = spare.len().min(MOST_SPARE);
+            (found, spare.split_off(kept))
+        };
+        for made in surplus {
+            let _ = driver.event_destroy(made.raw);
+        }
+        if let Some(made) = found {
+            return Ok(made);
+        }
+        let mut raw = CUevent::NULL;
+        driver.event_create(&mut raw, CU_EVENT_DISABLE_TIMING)?;
+        Ok(Made { raw, device, side })
+    }
+
+    fn is_of(&self, side: Side) -> bool {
+        let latest = self.latest();
+        self.made.side == side
+            || latest.is_some_and(|record| match &*record.state.lock() {
+                State::Made(made) => made.side == side,
+                State::Pending(_) | State::Failed(_) => true,
+            })
+    }
+}
+
+/// An event that no session has any more.
+#[derive(Debug)]
+struct Left {
+    uid: u32,
+    device: Ordinal,
+    /// Its last record, if the device had not got there when the event was given up.
+    record: Option<Arc<Record>>,
+}
+
+/// The events that can be opened.
+#[derive(Debug, Default)]
+pub struct SharedEvents {
+    known: Mutex<Known>,
+    spare: Spare,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    events: HashMap<Token, Weak<SharedEvent>>,
+    left: HashMap<Token, Left>,
+    /// The tokens of `left`, oldest first.
+    order: VecDeque<(u32, Token)>,
+}
+
+impl Known {
+    /// Remembers an event that nobody has any more.
+    fn leave(&mut self, token: Token, left: Left) {
+        let uid = left.uid;
+        self.left.insert(token, left);
+        self.order.push_back((uid, token));
+        let of_user = |(of, _): &&(u32, Token)| *of == uid;
+        if self.order.iter().filter(of_user).count() > MOST_LEFT
+            && let Some(oldest) = self.order.iter().position(|(of, _)| *of == uid)
+            && let Some((_, token)) = self.order.remove(oldest)
+        {
+            self.left.remove(&token);
+        }
+    }
+}
+
+impl SharedEvents {
+    /// The token of a session's event, which others may open from now on.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OPERATING_SYSTEM` without random numbers, `CUDA_ERROR_CAPTURED_EVENT` for one whose record is part of a
+    /// capture.
+    pub fn export(&self, event: &mut Event, uid: u32) -> Result<Token, CUresult> {
+        if let Some(shared) = &event.shared {
+            return Ok(shared.token);
+        }
+        if event.captured {
+            return Err(CUDA_ERROR_CAPTURED_EVENT);
+        }
+        let token = random()?;
+        let made = Made {
+            raw: event.raw,
+            device: event.device,
+            side: side::entered(),
+        };
+        let first = event.recorded.then(|| Record::new(State::Made(made), None));
+        let shared = Arc::new(SharedEvent {
+            made,
+            uid,
+            token,
+            latest: Mutex::new(first),
+            by_graphs: AtomicBool::new(event.time.is_by_graphs()),
+            spare: self.spare.clone(),
+        });
+        let mut known = self.known.lock();
+        known.events.insert(token, Arc::downgrade(&shared));
+        event.shared = Some(shared);
+        Ok(token)
+    }
+
+    /// The event of a token, for a session of the same user. `create` makes a driver's event on a device.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_MAP_FAILED`, as for a handle that is none; the driver's.
+    pub fn import(
+        &self,
+        token: &Token,
+        uid: u32,
+        create: impl FnOnce(Ordinal) -> Result<CUevent, CUresult>,
+    ) -> Result<Event, CUresult> {
+        let mut known = self.known.lock();
+        let shared = match known.events.get(token).and_then(Weak::upgrade) {
+            Some(shared) => shared,
+            None => {
+                let left = known.left.get(token).ok_or(CUDA_ERROR_MAP_FAILED)?;
+                if left.uid != uid {
+                    return Err(CUDA_ERROR_MAP_FAILED);
+                }
+                let made = Made {
+                    raw: create(left.device)?,
+                    device: left.device,
+                    side: side::entered(),
+                };
+                let shared = Arc::new(SharedEvent {
+                    made,
+                    uid,
+                    token: *token,
+                    latest: Mutex::new(left.record.clone()),
+                    by_graphs: AtomicBool::new(false),
+                    spare: self.spare.clone(),
+                });
+                known.left.remove(token);
+                known.order.retain(|(_, left)| left != token);
+                known.events.insert(*token, Arc::downgrade(&shared));
+                shared
+            }
+        };
+        if shared.uid != uid {
+            return Err(CUDA_ERROR_MAP_FAILED);
+        }
+        Ok(Event {
+            raw: shared.made.raw,
+            device: shared.made.device,
+            flags: 0,
+            recorded: false,
+            time: Time::default(),
+            captured: false,
+            shared: Some(shared),
+        })
+    }
+
+    /// Whether sessions share events of a side, or may wait for records that were made there.
+    pub fn any_of(&self, side: Side) -> bool {
+        // Under the lock, as in `end`: what is upgraded here must not be taken for another holder there.
+        let known = self.known.lock();
+        let mut alive = known.events.values().filter_map(Weak::upgrade);
+        alive.any(|event| event.is_of(side))
+    }
+
+    /// Destroys the spare events of a side, whose context is about to go.
+    pub fn clear_spare(&self, driver: &Driver, side: Side) {
+        // Nothing is in flight there: these records are complete.
+        let over: Vec<_> = {
+            let mut known = self.known.lock();
+            let left = known.left.values_mut();
+            left.filter_map(|left| left.record.take_if(|record| record.is_of(side)))
+                .collect()
+        };
+        drop(over);
+        let gone: Vec<Made> = {
+            let mut spare = self.spare.lock();
+            spare.extract_if(.., |made| made.side == side).collect()
+        };
+        for made in gone {
+            let _ = driver.event_destroy(made.raw);
+        }
+    }
+
+    /// A session gives its event up; the last one ends it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn end(&self, driver: &Driver, event: Event) -> Result<(), CUresult> {
+        if let Some(shared) = event.shared {
+            // Under the lock, so that nobody opens what is being ended.
+            let mut known = self.known.lock();
+            let Some(last) = Arc::into_inner(shared) else {
+                return Ok(());
+            };
+            known.events.remove(&last.token);
+            let record = last.latest.into_inner().and_then(Record::effective);
+            let record = record.filter(|record| record.is_ahead(driver));
+            // The record is the event itself, which goes when the record does.
+            let is_itself = record.as_ref().is_some_and(|record| record.spare.is_none());
+            let record = match is_itself {
+                true => Some(Record::new(
+                    State::Made(last.made),
+                    Some(self.spare.clone()),
+                )),
+                false => record,
+            };
+            let left = Left {
+                uid: last.uid,
+                device: last.made.device,
+                record,
+            };
+            known.leave(last.token, left);
+            drop(known);
+            self.settle(driver);
+            if is_itself {
+                return Ok(());
+            }
+        }
+        driver.event_destroy(event.raw)
+    }
+
+    /// Destroys the spare events if no event is shared any more. To be called again when a session is gone, which may have held
+    /// records.
+    pub fn settle(&self, driver: &Driver) {
+        let shared = |event: &Weak<SharedEvent>| event.strong_count() > 0;
+        let over: Vec<_> = {
+            let mut known = self.known.lock();
+            if known.events.values().any(shared) {
+                return;
+            }
+            let left = known.left.values_mut();
+            left.filter_map(|left| left.record.take_if(|record| !record.is_ahead(driver)))
+                .collect()
+        };
+        drop(over);
+        let spare = std::mem::take(&mut *self.spare.lock());
+        for made in spare {
+            let _ = driver.event_destroy(made.raw);
+        }
+    }
+}
+
+fn random() -> Result<Token, CUresult> {
+    let mut token = Token::default();
+    // SAFETY: as many bytes as the array has.
+    let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), size_of::<Token>(), 0) };
+    if got == size_of::<Token>() as isize {
+        Ok(token)
+    } else {
+        Err(CUDA_ERROR_OPERATING_SYSTEM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Event {
+        Event {
+            raw: CUevent(7),
+            device: Ordinal::of_test(0),
+            flags: 0,
+            recorded: true,
+            time: Time::default(),
+            captured: false,
+            shared: None,
+        }
+    }
+
+    fn standing(record: &Option<Arc<Record>>) -> Option<Standing> {
+        record.as_ref().map(Record::standing)
+    }
+
+    #[test]
+    fn a_deferred_record_is_the_last_one_until_it_fails() {
+        let events = SharedEvents::default();
+        let mut event = event();
+        events.export(&mut event, 1000).unwrap();
+        let shared = event.shared.clone().unwrap();
+        let (first, second) = (shared.defer_record(), shared.defer_record());
+        let waits = shared.latest();
+        assert!(matches!(standing(&waits), Some(Standing::Pending)));
+        // Whichever of them fails first, what was there before counts.
+        drop(second);
+        assert!(matches!(standing(&waits), Some(Standing::Pending)));
+        drop(first);
+        assert!(matches!(standing(&waits), Some(Standing::Made(raw)) if raw == CUevent(7)));
+        assert!(matches!(
+            standing(&shared.latest()),
+            Some(Standing::Made(_))
+        ));
+    }
+
+    #[test]
+    fn a_record_that_fails_first_leaves_none() {
+        let events = SharedEvents::default();
+        let mut event = Event {
+            recorded: false,
+            ..event()
+        };
+        events.export(&mut event, 1000).unwrap();
+        let shared = event.shared.clone().unwrap();
+        assert!(!shared.is_recorded());
+        drop(shared.defer_record());
+        assert!(matches!(standing(&shared.latest()), Some(Standing::None)));
+    }
+
+    #[test]
+    fn only_the_same_user_opens_what_exists() {
+        let events = SharedEvents::default();
+        let mut first = event();
+        let token = events.export(&mut first, 1000).unwrap();
+        assert_eq!(events.export(&mut first, 1000), Ok(token));
+        let none = |_| Err(CUDA_ERROR_OUT_OF_MEMORY);
+        let opened = events.import(&token, 1000, none).unwrap();
+        assert!(opened.raw == first.raw && opened.shared.unwrap().is_recorded());
+        let refused = |token: &Token, uid| events.import(token, uid, none).unwrap_err();
+        assert_eq!(refused(&token, 0), CUDA_ERROR_MAP_FAILED);
+        assert_eq!(refused(&[0; 8], 1000), CUDA_ERROR_MAP_FAILED);
+        let mut second = event();
+        assert_ne!(events.export(&mut second, 1000), Ok(token));
+    }
+
+    #[test]
+    fn handles_of_what_is_gone_can_be_opened_but_for_the_oldest() {
+        let (mut known, device) = (Known::default(), Ordinal::of_test(0));
+        let token = |number: usize| Token::from([number as u64; 8]);
+        let left = |uid| Left {
+            uid,
+            device,
+            record: None,
+        };
+        known.leave(token(0), left(7));
+        for number in 1..=MOST_LEFT + 1 {
+            known.leave(token(number), left(1000));
+        }
+        assert!(known.left.contains_key(&token(0)), "another user's");
+        assert!(!known.left.contains_key(&token(1)) && known.left.contains_key(&token(2)));
+        assert_eq!(
+            (known.left.len(), known.order.len()),
+            (MOST_LEFT + 1, MOST_LEFT + 1)
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! Device memory that one session lets others of the same user open (`cuIpcGetMemHandle`).
+//!
+//! A handle is a random token. It stands for one allocation of the program's, which may be part of a grant; who
+//! opens it sees the same addresses, since all live in one address space. The grant lasts until the last of its
+//! holders gives it back.
+
+use crate::engine::base::account::{Account, Memory};
+use crate::engine::base::bounds;
+use crate::engine::gpu::devices::Grant;
+use mpsshim_api::cuda::*;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
+
+/// What tells a handle of ours from others.
+const MAGIC: [u8; 16] = *b"mpsshim memory 1";
+
+/// A random number that nobody guesses.
+type Token = [u8; 32];
+
+#[derive(Debug)]
+struct Share {
+    session: u64,
+    uid: u32,
+    start: u64,
+    len: u64,
+    grant: Weak<Grant>,
+}
+
+/// All handles that are valid.
+#[derive(Debug, Default)]
+pub struct Shares(Mutex<HashMap<Token, Share>>);
+
+/// Memory of another session that this one has open.
+#[derive(Debug)]
+struct Opened {
+    len: u64,
+    grant: Arc<Grant>,
+    /// How often it must be closed.
+    count: u32,
+}
+
+/// What a session shares, and what it has open.
+#[derive(Debug, Default)]
+pub struct Sharing {
+    given: BTreeMap<u64, (u64, Token)>,
+    opened: BTreeMap<u64, Opened>,
+}
+
+fn handle_of(token: &Token) -> [u8; 64] {
+    let mut handle = [0; 64];
+    handle[..16].copy_from_slice(&MAGIC);
+    handle[16..48].copy_from_slice(token);
+    handle
+}
+
+fn token_of(handle: &[u8; 64]) -> Option<Token> {
+    (handle[..16] == MAGIC && handle[48..] == [0; 16])
+        .then(|| handle[16..48].try_into().ok())
+        .flatten()
+}
+
+fn random() -> Result<Token, CUresult> {
+    let mut token = [0; 32];
+    // SAFETY: writes as many bytes as the buffer has.
+    let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), token.len(), 0) };
+    if got as usize == token.len() {
+        Ok(token)
+    } else {
+        Err(CUDA_ERROR_OPERATING_SYSTEM)
+    }
+}
+
+impl Sharing {
+    /// Whether nothing was given or opened.
+    pub fn is_untouched(&self) -> bool {
+        self.given.is_empty() && self.opened.is_empty()
+    }
+
+    /// The handle of `[start, start + len)`, which lies in a grant of the session; the same one each time.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when too much is shared.
+    pub fn share(
+        &mut self,
+        shares: &Shares,
+        (session, uid): (u64, u32),
+        (start, len): (u64, u64),
+        grant: &Arc<Grant>,
+    ) -> Result<[u8; 64], CUresult> {
+        if let Some((given, token)) = self.given.get(&start)
+            && *given == len
+        {
+            return Ok(handle_of(token));
+        }
+        self.forget(shares, start);
+        if self.given.len() >= bounds::SHARED {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let token = random()?;
+        let share = Share {
+            session,
+            uid,
+            start,
+            len,
+            grant: Arc::downgrade(grant),
+        };
+        shares.0.lock().insert(token, share);
+        self.given.insert(start, (len, token));
+        Ok(handle_of(&token))
+    }
+
+    /// The allocation at `start` is freed: its handle opens nothing any more.
+    pub fn forget(&mut self, shares: &Shares, start: u64) {
+        if let Some((_, token)) = self.given.remove(&start) {
+            shares.0.lock().remove(&token);
+        }
+    }
+
+    /// Opens what a handle stands for: first address, bytes, and the grant it lies in.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for a handle that is none, that was forgotten, or another user's;
+    /// `CUDA_ERROR_INVALID_CONTEXT` for one's own; `CUDA_ERROR_OUT_OF_MEMORY` when too much is open.
+    pub fn open(
+        &mut self,
+        shares: &Shares,
+        (session, uid): (u64, u32),
+        account: &Account,
+        handle: &[u8; 64],
+    ) -> Result<(u64, u64, Arc<Grant>), CUresult> {
+        let token = token_of(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (start, len, grant) = {
+            let shares = shares.0.lock();
+            let share = shares.get(&token).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            if share.uid != uid {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            if share.session == session {
+                return Err(CUDA_ERROR_INVALID_CONTEXT);
+            }
+            let grant = share.grant.upgrade().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            (share.start, share.len, grant)
+        };
+        let held = grant.clone();
+        let full = self.opened.len() >= bounds::OPENED;
+        match self.opened.get_mut(&start) {
+            Some(opened) if Arc::ptr_eq(&opened.grant, &grant) && opened.len == len => {
+                opened.count += 1;
+            }
+            // What was freed and shared anew while an earlier share of the same address is open.
+            Some(_) => return Err(CUDA_ERROR_ALREADY_MAPPED),
+            None if full => return Err(CUDA_ERROR_OUT_OF_MEMORY),
+            // Whoever allocates it pays as long as it has it. Its openers pay after that, over their limits if need be; no
+            // more of that for one who is there already.
+            None if account.is_over(Memory::Device(grant.device)) => {
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            None => {
+                let count = 1;
+                grant.opened_by(account);
+                self.opened.insert(start, Opened { len, grant, count });
+            }
+        }
+        Ok((start, len, held))
+    }
+
+    /// Closes what begins at `start`; the grant, if that was the last time.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE`.
+    pub fn close(&mut self, start: u64) -> Result<Option<Arc<Grant>>, CUresult> {
+        let opened = self
+            .opened
+            .get_mut(&start)
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        opened.count -= 1;
+        if opened.count > 0 {
+            return Ok(None);
+        }
+        Ok(self.opened.remove(&start).map(|opened| opened.grant))
+    }
+
+    /// Whether `[address, address + len)` lies in what is open.
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        self.opened
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, opened)| {
+                address - start < opened.len && len <= opened.len - (address - start)
+            })
+    }
+
+    /// Ends everything; the grants that were open.
+    pub fn clear(&mut self, shares: &Shares) -> Vec<Arc<Grant>> {
+        let mut all = shares.0.lock();
+        for (_, token) in std::mem::take(&mut self.given).into_values() {
+            all.remove(&token);
+        }
+        let opened = std::mem::take(&mut self.opened);
+        opened.into_values().map(|opened| opened.grant).collect()
+    }
+}

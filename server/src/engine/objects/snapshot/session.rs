@@ -1,0 +1,305 @@
+//! Saving of variables while a session is at rest.
+
+use super::{BUSY, Place, REST, REST_PER_SNAPSHOT, SAVED_AT_REST, decode, encode, has_address};
+use crate::engine::base::bounds;
+use crate::engine::base::description::{Kind, Record};
+use crate::engine::images::variables::AsLoaded;
+use crate::engine::objects::functions::{Function, Global};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use crossbeam_channel::Receiver;
+use mpsshim_api::cuda::{
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+};
+use mpsshim_control::panics;
+use mpsshim_model::bonds::Bonds;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+impl Session {
+    /// A function that may write variables is about to be launched.
+    #[inline]
+    pub fn note_written(&self) {
+        if !self.saved.launched.replace(true) {
+            self.bind_to(Bonds::IMAGES);
+        }
+    }
+
+    /// A variable is about to be used by its address.
+    #[inline]
+    pub fn note_variable(&self, global: &Global) {
+        if !global.used.replace(true) {
+            self.note_named();
+        }
+    }
+
+    #[cold]
+    fn note_named(&self) {
+        if !self.saved.named.replace(true) {
+            self.bind_to(Bonds::VARIABLES);
+        }
+        let all = self.globals.values().all(|global| global.used.get());
+        self.saved.all_named.set(all);
+    }
+
+    /// Before anything is submitted: a server that ends in between leaves a true description.
+    #[cold]
+    pub fn bind_to(&self, to: Bonds) {
+        let description = &self.shared.description;
+        description.set_bonds(description.bonds().with(to, true));
+    }
+
+    /// A graph is about to be launched.
+    #[inline]
+    pub fn note_graph_launch(&mut self) {
+        if !self.saved.graphs {
+            self.saved.graphs = true;
+            self.bind_to(Bonds::IMAGES);
+        }
+    }
+
+    /// Whether something of it is not as its description has it, and can be written down.
+    #[inline]
+    fn is_stale(&self) -> bool {
+        self.saved.is_stale() || self.graphs.are_stale() || self.times.are_stale()
+    }
+
+    /// Whether a snapshot would make it portable.
+    pub fn wants_snapshot(&self) -> bool {
+        let others = self.shared.description.bonds().0 & !SAVED_AT_REST.0;
+        self.is_stale() && self.kept && others == 0 && !self.binding_images && !self.held.any()
+    }
+
+    /// When to look next whether it is at rest, if it waits for a snapshot.
+    pub fn snapshot_pause(&self) -> Option<Duration> {
+        if !self.is_stale() || !self.wants_snapshot() {
+            return None;
+        }
+        let since = self.saved.rests.map(|(_, since)| since.elapsed());
+        let left = self.rest().saturating_sub(since.unwrap_or_default());
+        Some(left.max(BUSY))
+    }
+
+    fn rest(&self) -> Duration {
+        REST.max(self.saved.took * REST_PER_SNAPSHOT)
+    }
+
+    /// Whether a snapshot would come at the right time: the session has sent nothing for a while and has nothing in flight.
+    #[inline]
+    pub fn is_due_for_snapshot(&mut self, shared: &Shared) -> bool {
+        self.is_stale() && self.rests_for_snapshot(shared)
+    }
+
+    #[cold]
+    fn rests_for_snapshot(&mut self, shared: &Shared) -> bool {
+        if !self.wants_snapshot() || shared.gpu.is_lost() || shared.gpu.calm(self.side).is_hushed()
+        {
+            return false;
+        }
+        let position = self.consumer.place().position();
+        let now = Instant::now();
+        let since = match self.saved.rests {
+            Some((at, since)) if at == position => since,
+            _ => now,
+        };
+        self.saved.rests = Some((position, since));
+        if now.duration_since(since) < self.rest() {
+            return false;
+        }
+        let rests = !self.has_work_in_flight(&shared.gpu) && self.shared.is_at_rest();
+        if !rests {
+            self.saved.rests = Some((position, now));
+        }
+        rests
+    }
+
+    /// Reads its variables and writes them down. It is at rest, and the calling thread has it: nothing changes meanwhile.
+    fn save(&mut self, shared: &Shared) {
+        let began = Instant::now();
+        // First, since that tells whether graphs name variables.
+        if self.graphs.are_stale() {
+            self.save_graphs(shared);
+        }
+        self.save_times(&shared.gpu, self.saved.graphs);
+        if self.saved.is_stale() {
+            self.save_variables(shared);
+        }
+        self.saved.took = began.elapsed();
+        self.saved.rests = None;
+        self.note_bonds(&shared.images);
+    }
+
+    fn save_variables(&mut self, shared: &Shared) {
+        match self.take_snapshot(shared) {
+            Ok(bytes) => {
+                let _ = self.saved.launched.take();
+                let _ = self.saved.named.take();
+                self.saved.all_named.set(self.globals.is_empty());
+                self.saved.graphs = false;
+                for function in self.functions.iter_mut() {
+                    function.launched.set(false);
+                }
+                self.globals
+                    .values()
+                    .for_each(|global| global.used.set(false));
+                tracing::debug!(bytes, "variables: saved");
+            }
+            Err(why) => {
+                let session = self.shared.info.session;
+                tracing::debug!(session, why, "variables: not saved");
+                self.saved.refused = true;
+            }
+        }
+    }
+
+    /// Bytes of variables that were read, or why they cannot be saved.
+    fn take_snapshot(&mut self, shared: &Shared) -> Result<usize, &'static str> {
+        let mut found = Vec::new();
+        let mut room = bounds::SAVED;
+        for place in self.stale_places()? {
+            let Ok(image) = self.image(place.0) else {
+                continue;
+            };
+            let variables = image
+                .variables(place.1)
+                .ok_or("variables of an image are not known")?;
+            let bytes = variables.places().map(|(_, len)| len).sum();
+            room = room.checked_sub(bytes).ok_or("they are too long")?;
+            let now = variables.read_again(&shared.gpu, place.1);
+            let now = now.map_err(|status| {
+                shared.gpu.note_status(status);
+                "they cannot be read"
+            })?;
+            found.push((place, variables, now));
+        }
+        let ranges = self.ranges();
+        let mut contents = found.iter().flat_map(|(_, _, now)| now);
+        if contents.any(|bytes| has_address(bytes, &ranges)) {
+            return Err("they hold addresses of variables");
+        }
+        for (place, variables, now) in &found {
+            let content = encode(variables.changed(now));
+            match self.saved.contents.get(place) {
+                Some(described) if *described == content => continue,
+                None if content.is_empty() => continue,
+                _ => {}
+            }
+            let of_others = self.saved.contents.iter().filter(|(of, _)| *of != place);
+            let of_others: usize = of_others.map(|(_, content)| content.len()).sum();
+            let record = Record {
+                kind: Kind::Variables,
+                op: u32::from(place.1) as u16,
+                key: place.0,
+                bytes: content.clone(),
+            };
+            let fits = (of_others + content.len()) as u64 <= bounds::SAVED;
+            if !fits || !self.shared.description.append(&record) {
+                return Err("there is no room for them");
+            }
+            self.saved.contents.insert(*place, content);
+        }
+        Ok((bounds::SAVED - room) as usize)
+    }
+
+    /// Images whose variables may have been written since the last snapshot.
+    fn stale_places(&self) -> Result<BTreeSet<Place>, &'static str> {
+        let all = self.saved.graphs;
+        let launched = self.functions.iter();
+        let launched = launched.filter(|one| one.keeps && (all || one.launched.get()));
+        let mut stale: BTreeSet<Place> = launched.map(|one| (one.image, one.device)).collect();
+        let named = self.globals.iter();
+        let is_named =
+            |start: u64, global: &Global| all && self.graphs.may_name(start) || global.used.get();
+        for (start, global) in named.filter(|(start, global)| is_named(**start, global)) {
+            let variables = self.image(global.image).ok();
+            let variables = variables.and_then(|image| image.variables(global.device));
+            // A constant, say, that clients are not supposed to write.
+            let is_known = variables.is_some_and(|variables| {
+                let mut places = variables.places();
+                places.any(|place| place == (*start, global.len))
+            });
+            if !is_known {
+                return Err("a variable that was named is not known of its image");
+            }
+            stale.insert((global.image, global.device));
+        }
+        Ok(stale)
+    }
+
+    /// Where its variables are, and where its client knows them.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        let images = self.images.iter().chain(self.libraries.iter());
+        let known = self.globals.iter();
+        let known = known.map(|(start, global)| (*start, global.len));
+        let moved = self.moved.iter().map(|(start, (len, _))| (*start, *len));
+        let places = images.flat_map(|image| image.places());
+        places.chain(known).chain(moved).collect()
+    }
+
+    /// Has the variables of an image hold what they held in the server before, by their record.
+    ///
+    /// # Errors
+    /// The driver's; others where the image does not have such variables.
+    pub fn restore_variables(&mut self, shared: &Shared, record: Record) -> Result<(), CUresult> {
+        let device = shared.gpu.device(record.op.into())?.ordinal;
+        let contents = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
+        if self.image(record.key)?.is_with_others() {
+            self.separate(shared, record.key)?;
+        }
+        let image = self.image(record.key)?;
+        image.note_loaded(&shared.images, device);
+        let variables: Arc<AsLoaded> = image.variables(device).ok_or(CUDA_ERROR_NOT_FOUND)?;
+        variables.put(&shared.gpu, device, &contents)?;
+        let place = (record.key, device);
+        self.saved.contents.insert(place, record.bytes);
+        Ok(())
+    }
+
+    /// An address that the client is told must not be one that it knows another variable by.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    pub fn check_new_address(&self, start: u64, len: u64) -> Result<(), CUresult> {
+        let overlaps = |(known, (of, now)): (&u64, &(u64, u64))| {
+            *now != start && *known < start + len && start < *known + *of
+        };
+        match self.moved.iter().any(overlaps) {
+            true => Err(CUDA_ERROR_NOT_SUPPORTED),
+            false => Ok(()),
+        }
+    }
+
+    /// A kernel's parameters, so many bytes at `params`, with the addresses of variables that are elsewhere now.
+    pub fn translate(&self, params: *const u8, len: usize) -> Vec<u8> {
+        let mut own = vec![0; len];
+        // SAFETY: the caller has seen to it that so many bytes can be read; the client may change them meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(params, own.as_mut_ptr(), len) };
+        for word in own.as_chunks_mut::<8>().0 {
+            *word = self.place_of(u64::from_le_bytes(*word)).to_le_bytes();
+        }
+        own
+    }
+}
+
+impl Function {
+    /// It is about to be launched; whether it may write variables.
+    #[inline]
+    pub fn note_launch(&self) -> bool {
+        if self.keeps {
+            self.launched.set(true);
+        }
+        self.keeps
+    }
+}
+
+/// The body of the thread.
+pub fn run(shared: &Arc<Shared>, sessions: &Receiver<Box<Session>>) {
+    for mut session in sessions {
+        panics::works_for(Some(session.shared.info.session));
+        session.enter();
+        session.save(shared);
+        shared.lanes.snapshots.release();
+        shared.lanes.send_home(session);
+    }
+}

@@ -1,0 +1,163 @@
+//! Streams of a session: order between them, and their work in flight.
+
+use super::Role;
+use crate::engine::base::call_error::CallError;
+use crate::engine::gpu::Gpu;
+use crate::engine::session::Session;
+use mpsshim_api::cuda::*;
+
+impl Session {
+    /// The client's own flag will be written after everything that was submitted to the stream at this position.
+    pub fn note_mark(&mut self, index: usize, slot: u32, value: u32) -> Result<(), CUresult> {
+        self.streams.at_mut(index)?.note_mark(slot, value);
+        self.shared.launched.note_mark(slot, value, index);
+        Ok(())
+    }
+
+    /// Makes everything ready for the next operation on a stream: the device's context current, the waits that
+    /// legacy default-stream order asks for queued. Returns the driver's stream.
+    ///
+    /// # Errors
+    /// [`CallError::Full`], `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
+    #[inline]
+    pub fn prepare(&mut self, gpu: &Gpu, handle: u64) -> Result<(usize, CUstream), CallError> {
+        let index = self.streams.index(handle)?;
+        let stream = self.streams.at(index)?;
+        let role = stream.role;
+        gpu.devices[stream.device].make_current(&gpu.driver)?;
+        if stream.capturing {
+            let raw = stream.raw;
+            // A node, and the edge to it.
+            self.graphs.capture(2)?;
+            return Ok((index, raw));
+        }
+        if self.is_full(gpu, index)? {
+            return Err(CallError::Full);
+        }
+        let stream = self.streams.at(index)?;
+        match role {
+            Role::Independent => {}
+            Role::Legacy if stream.members.is_empty() => {}
+            Role::Legacy => self.join_members(gpu, index)?,
+            Role::Blocking(legacy) => self.join_legacy(gpu, index, legacy)?,
+        }
+        let stream = self.streams.at_mut(index)?;
+        stream.begin_work();
+        Ok((index, stream.raw))
+    }
+
+    /// Counts operations just submitted, and bounds what is unknown to be done.
+    #[inline]
+    pub fn submitted(&mut self, gpu: &Gpu, index: usize, operations: u64) -> Result<(), CallError> {
+        let stream = self.streams.at_mut(index)?;
+        let interval = gpu.window().min(stream.pace.window()) / 4;
+        if stream.capturing {
+            return Ok(());
+        }
+        stream.ops += operations;
+        stream.begin_work();
+        if stream.uncovered() >= interval {
+            stream.checkpoint(gpu)?;
+        }
+        Ok(())
+    }
+
+    fn join_members(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
+        let legacy = self.streams.at(index)?;
+        let raw = legacy.raw;
+        for at in 0..legacy.members.len() {
+            let member = self.streams.at(index)?.members[at];
+            let Ok(stream) = self.streams.at_mut(member) else {
+                continue;
+            };
+            if stream.capturing
+                || stream.ops == stream.joined
+                || stream.in_flight(gpu, &self.shared.segment) == 0
+            {
+                continue;
+            }
+            let event = stream.record_join(gpu)?;
+            stream.joined = stream.ops;
+            gpu.driver.stream_wait_event(raw, event, 0)?;
+        }
+        Ok(())
+    }
+
+    fn join_legacy(&mut self, gpu: &Gpu, index: usize, legacy: usize) -> Result<(), CallError> {
+        let Ok(other) = self.streams.at_mut(legacy) else {
+            return Ok(());
+        };
+        let ops = other.ops;
+        let stream = self.streams.at(index)?;
+        if stream.seen_legacy == ops {
+            return Ok(());
+        }
+        let raw = stream.raw;
+        let other = self.streams.at_mut(legacy)?;
+        if other.in_flight(gpu, &self.shared.segment) != 0 {
+            let event = other.record_join(gpu)?;
+            gpu.driver.stream_wait_event(raw, event, 0)?;
+        }
+        self.streams.at_mut(index)?.seen_legacy = ops;
+        Ok(())
+    }
+
+    /// Whether any stream has work that is not known to be done. Asks for checkpoints where there is none, so
+    /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
+    pub fn has_work_in_flight(&mut self, gpu: &Gpu) -> bool {
+        self.enter();
+        let mut any = self.held.is_reading(gpu);
+        let (tracing, mut points) = (gpu.is_tracing(), Vec::new());
+        for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
+            if stream.ops == stream.take_notice(gpu) {
+                continue;
+            }
+            any = true;
+            if stream.uncovered() > 0
+                && gpu.devices[stream.device].make_current(&gpu.driver).is_ok()
+            {
+                match stream.checkpoint(gpu) {
+                    Ok(()) if tracing => {
+                        let point = stream.last_point();
+                        points.extend(point.map(|point| (stream.number, point)));
+                    }
+                    Ok(()) => {}
+                    Err(status) => gpu.note_status(status),
+                }
+            }
+        }
+        if tracing {
+            self.trace_points(&points);
+        }
+        any
+    }
+
+    /// Whether all that it has given to the driver is done, by the driver's word. What a stream captures is not.
+    pub fn is_drained(&self, gpu: &Gpu) -> bool {
+        let mut streams = self.streams.iter().chain(&self.retired);
+        !self.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(gpu))
+    }
+
+    /// Synchronizes with streams that are known to be idle, so that this does not wait: their pools give memory back.
+    pub fn synchronize_idle(&mut self, gpu: &Gpu) {
+        for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
+            if stream.ops == 0 || stream.ops != stream.take_notice(gpu) {
+                continue;
+            }
+            let synchronized = gpu.devices[stream.device]
+                .make_current(&gpu.driver)
+                .and_then(|()| gpu.driver.stream_synchronize(stream.raw));
+            if let Err(status) = synchronized {
+                gpu.note_status(status);
+            }
+        }
+    }
+
+    /// Whether a stream, whose context is current, has as much in flight as it may. Only the server's own flags
+    /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
+    #[inline]
+    fn is_full(&mut self, gpu: &Gpu, index: usize) -> Result<bool, CallError> {
+        let stream = self.streams.at_mut(index)?;
+        Ok(stream.is_beyond(gpu, gpu.window())?)
+    }
+}

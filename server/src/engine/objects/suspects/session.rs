@@ -1,0 +1,119 @@
+//! Which sessions may have caused a fault, and which one its text belongs to.
+
+use super::GRAPH;
+use crate::engine::base::assertions::{self, Assertion};
+use crate::engine::gpu::cubin;
+use crate::engine::images::contents::WeakContent;
+use crate::engine::session::SessionShared;
+use crate::engine::threads::shared::Shared;
+use mpsshim_api::cuda::CUresult;
+use mpsshim_model::client::Suspect;
+use mpsshim_proto::segment::reached;
+use std::sync::Arc;
+
+impl SessionShared {
+    /// Adds it to the clients that had something in flight.
+    pub fn add_to(&self, suspects: &mut Vec<Suspect>) {
+        // One that is leaving may be in both lists.
+        let is_known = |one: &Suspect| one.client.session == self.info.session;
+        if !suspects.iter().any(is_known) {
+            suspects.push(Suspect {
+                client: self.info.clone(),
+                kernel: self.launched.kernel(),
+            });
+        }
+    }
+}
+
+impl SessionShared {
+    fn fits(&self, said: &Assertion<'_>, archs: &[u32]) -> Fit {
+        let words = [said.file, said.function, said.expression];
+        let images = self.launched.images.lock();
+        let mut images = images.iter().filter_map(WeakContent::get);
+        if !images.any(|image| cubin::holds(&image[..image.len() - 1], archs, &words)) {
+            return Fit::OtherCode;
+        }
+        let has = |slot, value| reached(self.flag(slot), value);
+        let mut fit = Fit::OtherKernels;
+        for function in self.launched.in_flight(has) {
+            let name = match function {
+                GRAPH => None,
+                function => self.launched.name_of(function),
+            };
+            fit = fit.max(match (name, said.name()) {
+                (Some(kernel), Some(name)) if assertions::names(&kernel, name) => Fit::Kernel,
+                (Some(_), Some(_)) => Fit::OtherKernels,
+                _ => Fit::UnknownKernels,
+            });
+        }
+        fit
+    }
+}
+
+impl Shared {
+    /// The context is lost: gives clients what their kernels have printed and why they ended, as far as the driver tells.
+    /// Nobody is to see the status before.
+    pub fn hand_out_text(&self, status: CUresult, at_work: &[Arc<SessionShared>]) {
+        let printed = self.gpu.printing.take_last();
+        let asserted = assertions::take();
+        let owners = self.owners(&asserted, at_work);
+        if owners.is_empty() && !asserted.is_empty() {
+            let text = String::from_utf8_lossy(&asserted);
+            let first = text.lines().next().unwrap_or_default();
+            let count = text.lines().count();
+            tracing::warn!(
+                "Whose kernel failed is not known; the first of {count} lines that the driver wrote: {first}"
+            );
+        }
+        for session in at_work {
+            let id = session.info.session;
+            let printed = match &printed {
+                Some((holder, text)) if *holder == id => &text[..],
+                _ => &[],
+            };
+            let is_owner = owners.iter().any(|owner| Arc::ptr_eq(owner, session));
+            let asserted = if is_owner { &asserted[..] } else { &[] };
+            if printed.is_empty() && asserted.is_empty() {
+                continue;
+            }
+            if let Err(error) = assertions::send(session.socket(), printed, asserted) {
+                tracing::warn!(
+                    "Client {} does not get what its kernels wrote before {status}: {error}",
+                    session.info
+                );
+            }
+        }
+    }
+
+    /// To whom the text of failed assertions goes: those of the sessions with something in flight that it fits best. Several
+    /// are left only where each runs the same code.
+    fn owners(&self, text: &[u8], at_work: &[Arc<SessionShared>]) -> Vec<Arc<SessionShared>> {
+        if text.is_empty() || at_work.len() < 2 {
+            return at_work.to_vec();
+        }
+        let Some(said) = Assertion::read(text) else {
+            return Vec::new();
+        };
+        let archs: Vec<u32> = self.gpu.devices.iter().map(|one| one.capability).collect();
+        let fits = at_work.iter().map(|session| session.fits(&said, &archs));
+        let fits: Vec<Fit> = fits.collect();
+        let Some(best) = fits.iter().max().filter(|best| **best > Fit::OtherCode) else {
+            return Vec::new();
+        };
+        let owners = at_work.iter().zip(&fits).filter(|(_, fit)| *fit == best);
+        owners.map(|(session, _)| session.clone()).collect()
+    }
+}
+
+/// How well a text fits a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    /// No image of it has such an assertion.
+    OtherCode,
+    /// An image has, but only other kernels are in flight, by their names.
+    OtherKernels,
+    /// Kernels whose names are not known are in flight.
+    UnknownKernels,
+    /// The kernel that the text names is in flight.
+    Kernel,
+}

@@ -1,0 +1,142 @@
+//! Times of a session's events, for another server.
+
+use super::{EXACT, Nanoseconds, PATIENCE_AGAIN, now, times_of, times_since};
+use crate::engine::base::description::{Kind, Record};
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::Gpu;
+use crate::engine::session::Session;
+use mpsshim_api::cuda::*;
+use mpsshim_model::bonds::Bonds;
+use std::collections::BTreeMap;
+
+impl Session {
+    /// An event was recorded.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    #[inline]
+    pub fn note_recorded(&mut self, event: u64, captured: bool) -> Result<(), CUresult> {
+        let event = self.events.get_mut(event)?;
+        event.note_recorded(captured);
+        if self.times.note(event) {
+            self.bind_to(Bonds::TIMES);
+        }
+        Ok(())
+    }
+
+    /// A graph has a node that records this event.
+    pub fn note_recorded_by_graphs(&mut self, event: u64) {
+        if let Ok(event) = self.events.get_mut(event) {
+            event.recorded = true;
+            event.time.by_graphs = true;
+            if let Some(gpu) = &event.shared {
+                gpu.note_by_graphs();
+            }
+        }
+    }
+
+    /// `cuEventElapsedTime`, in milliseconds, as if no server had come after another.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn elapsed(&self, gpu: &Gpu, start: u64, end: u64) -> Result<f32, CUresult> {
+        let (start, end) = (self.events.get(start)?, self.events.get(end)?);
+        gpu.devices[start.device].make_current(&gpu.driver)?;
+        let mut ms = 0.0;
+        gpu.driver.event_elapsed_time(&mut ms, start.raw, end.raw)?;
+        let milliseconds = |ns: Nanoseconds| ns as f64 / 1e6;
+        Ok(match (start.time.original, end.time.original) {
+            (None, None) => ms,
+            (Some(start), Some(end)) => milliseconds(end - start) as f32,
+            _ => (f64::from(ms) + milliseconds(start.time.late() - end.time.late())) as f32,
+        })
+    }
+
+    /// Reads the times of events that were recorded since they were written down last, and writes them down. The session is
+    /// at rest.
+    pub fn save_times(&mut self, gpu: &Gpu, graphs_were_launched: bool) {
+        if graphs_were_launched {
+            let by_graphs = self.events.iter_mut().filter(|one| one.time.by_graphs);
+            by_graphs.for_each(|event| {
+                self.times.note(event);
+            });
+        }
+        if !self.times.are_stale() {
+            return;
+        }
+        match self.try_save_times(gpu) {
+            Ok(()) | Err(CUDA_ERROR_NOT_READY) => {}
+            Err(status) => {
+                let session = self.shared.info.session;
+                tracing::debug!(session, %status, "times of events: not saved");
+                self.times.refused = true;
+                gpu.note_status(status);
+            }
+        }
+    }
+
+    /// # Errors
+    /// `CUDA_ERROR_NOT_READY` when the device is busy; `CUDA_ERROR_OUT_OF_MEMORY` when the description has no room; the
+    /// driver's.
+    fn try_save_times(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
+        let mut stale: BTreeMap<Ordinal, Vec<(u64, CUevent)>> = BTreeMap::new();
+        for (handle, event) in self.events.iter_with_handles() {
+            if event.time.stale {
+                let of_device = stale.entry(event.device).or_default();
+                of_device.push((handle, event.raw));
+            }
+        }
+        for (device, events) in stale {
+            let times = match self.reference(device) {
+                Some(reference) => {
+                    gpu.devices[device].make_current(&gpu.driver)?;
+                    times_since(gpu, reference, &events)?
+                }
+                None => times_of(gpu, device, &events)?,
+            };
+            for (handle, at) in times {
+                let record = Record {
+                    kind: Kind::Time,
+                    op: 0,
+                    key: handle,
+                    bytes: at.map_or(Vec::new(), |at| at.to_le_bytes().to_vec()),
+                };
+                if !self.shared.description.append(&record) {
+                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
+                }
+                let event = self.events.get_mut(handle)?;
+                event.time.stale = false;
+                event.time.record = at;
+                self.times.stale -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The event of a device whose time was written down last, if that is not too long ago: what lies between two events is
+    /// then what the driver says.
+    fn reference(&self, device: Ordinal) -> Option<(CUevent, Nanoseconds)> {
+        let known = self.events.iter().filter(|event| event.device == device);
+        let known = known.filter_map(|event| Some((event.raw, event.time.record?)));
+        let last = known.max_by_key(|(_, at)| *at);
+        last.filter(|(_, at)| now() - at < EXACT)
+    }
+
+    /// An event was recorded by another server at the time that this record says.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for a record that says none; the driver's.
+    pub fn restore_time(&mut self, gpu: &Gpu, record: &Record) -> Result<(), CUresult> {
+        if record.bytes.is_empty() {
+            return Ok(());
+        }
+        let bytes = record.bytes.as_slice().try_into();
+        let at = bytes.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let event = self.events.get_mut(record.key)?;
+        let again = gpu.record_timed(event.device, event.raw, PATIENCE_AGAIN)?;
+        event.recorded = true;
+        event.time.record = Some(again);
+        event.time.original = Some(Nanoseconds::from_le_bytes(at));
+        Ok(())
+    }
+}

@@ -1,0 +1,568 @@
+//! Sessions of a server that has ended, made again in this one.
+//!
+//! The keeper has their descriptions, segments and connections, and the memory that they had. Each session is made once more
+//! by the messages that had made it, its memory comes to the addresses that it had, and its client's next message is the one
+//! that the other server had not executed. Clients see a pause. A session that had something in flight, or that is bound to
+//! the context that is lost, ends as if its server had ended.
+
+use crate::engine::base::account::{Account, Memory};
+use crate::engine::base::bounds::STACK;
+use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::{Description, Kind, Record};
+use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::side::{self, Side};
+use crate::engine::calls;
+use crate::engine::gpu::client_segment::Segment;
+use crate::engine::images::contents::Content;
+use crate::engine::objects::virtual_memory::VirtualMemory;
+use crate::engine::scheduling::dispatch;
+use crate::engine::session::portable::{Client, Place};
+use crate::engine::session::{Session, SessionShared};
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::slow;
+use crate::keeper::{self, Name};
+use mpsshim_api::cuda::*;
+use mpsshim_control::closers::Stranger;
+use mpsshim_control::seqpacket;
+use mpsshim_model::client::EngineEvent;
+use mpsshim_proto::message::{Named, Op, Range};
+use mpsshim_proto::ring::Consumer;
+use mpsshim_proto::segment::{self, RingMemory, reached};
+use mpsshim_proto::shm::{Doorbell, Mapping};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
+
+/// Servers that may end one after the other with the same message as a session's next: the message may be the reason.
+const MOST_ATTEMPTS: u32 = 3;
+
+/// Descriptors that another server has left.
+type Left = BTreeMap<Name, OwnedFd>;
+
+/// Why a session is not made again, in words.
+type Lost = String;
+
+/// The time that the parts of sessions took, by what they are.
+#[derive(Debug, Default)]
+struct Spent(BTreeMap<String, Duration>);
+
+impl Spent {
+    /// Parts that are named in the log, those that took longest.
+    const NAMED: usize = 5;
+
+    fn add(&mut self, record: &Record, began: Instant) {
+        let what = match record.kind {
+            Kind::Makes | Kind::Sets => Op::from_u16(record.op).map(|op| format!("{op:?}")),
+            kind => Some(format!("{kind:?}")),
+        };
+        *self.0.entry(what.unwrap_or_default()).or_default() += began.elapsed();
+    }
+}
+
+impl fmt::Display for Spent {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts: Vec<_> = self.0.iter().collect();
+        parts.sort_by_key(|(_, time)| std::cmp::Reverse(**time));
+        let parts = parts.into_iter().take(Self::NAMED);
+        let named: Vec<_> = parts
+            .map(|(what, time)| format!("{what} {} ms", time.as_millis()))
+            .collect();
+        to.write_str(&named.join(", "))
+    }
+}
+
+/// Makes all sessions again that the keeper knows of, before clients come.
+///
+/// # Errors
+/// No thread.
+pub fn run(shared: &Arc<Shared>) -> std::io::Result<()> {
+    if !shared.gpu.keeping.is_on() {
+        return Ok(());
+    }
+    let for_thread = Arc::clone(shared);
+    // Images are compiled on its stack.
+    let thread = std::thread::Builder::new()
+        .name("adopt".into())
+        .stack_size(STACK)
+        .spawn(move || adopt(&for_thread))?;
+    // A panic has ended the process.
+    let _ = thread.join();
+    Ok(())
+}
+
+fn adopt(shared: &Arc<Shared>) {
+    let Some(keeper) = shared.gpu.keeping.keeper() else {
+        return;
+    };
+    let mut left = match keeper.list() {
+        Ok(left) if left.is_empty() => return,
+        Ok(left) => left,
+        Err(error) => return tracing::error!("The keeper does not say what it holds: {error}"),
+    };
+    let began = Instant::now();
+    side::enter(Side::MAIN);
+    let contents = adopt_contents(shared, &mut left);
+    let of_description = |name: &Name| name.kind == keeper::Kind::Description;
+    let sessions: Vec<u64> = left
+        .keys()
+        .filter(|name| of_description(name))
+        .map(Name::number)
+        .collect();
+    let (mut again, mut lost) = (0, 0);
+    let mut spent = Spent::default();
+    for id in sessions {
+        match take_over(shared, id, &mut left, &mut spent) {
+            Ok(()) => again += 1,
+            Err(why) => {
+                lost += 1;
+                shared.gpu.keeping.forget_session(id);
+                tracing::warn!("Session {id} of the server before has ended: {why}");
+            }
+        }
+    }
+    // What nobody has any more.
+    drop(contents);
+    for name in left.into_keys() {
+        shared.gpu.keeping.forget(name);
+    }
+    keeper.settle();
+    tracing::info!(
+        "Sessions of the server before: {again} go on, {lost} have ended, after {} ms ({spent})",
+        began.elapsed().as_millis()
+    );
+}
+
+fn adopt_contents(shared: &Shared, left: &mut Left) -> Vec<Content> {
+    let of_content = |name: &&Name| name.kind == keeper::Kind::Content;
+    let names: Vec<Name> = left.keys().filter(of_content).copied().collect();
+    let mut contents = Vec::new();
+    for name in names {
+        let Some(file) = left.remove(&name) else {
+            continue;
+        };
+        match shared.images.cache.adopt(file, &name.id) {
+            Ok(content) => contents.push(content),
+            Err(error) => {
+                tracing::warn!("An image of the server before cannot be read: {error}");
+                shared.gpu.keeping.forget(name);
+            }
+        }
+    }
+    contents
+}
+
+/// A session's part of what is left.
+struct Parts {
+    description: Description,
+    segment: Mapping,
+    segment_file: OwnedFd,
+    bell: OwnedFd,
+    socket: OwnedFd,
+}
+
+impl Parts {
+    fn take(id: u64, left: &mut Left) -> Result<Parts, Lost> {
+        let mut part = |kind| {
+            let found = left.remove(&Name::numbered(kind, id));
+            found.ok_or_else(|| format!("its {kind:?} was not kept"))
+        };
+        let description = part(keeper::Kind::Description)?;
+        let segment_file = part(keeper::Kind::Segment)?;
+        let (bell, socket) = (part(keeper::Kind::Bell)?, part(keeper::Kind::Socket)?);
+        let unreadable = |error: std::io::Error| format!("it cannot be read: {error}");
+        Ok(Parts {
+            description: Description::open(description).map_err(unreadable)?,
+            segment: Mapping::new(segment_file.as_fd(), segment::SEGMENT_LEN)
+                .map_err(unreadable)?,
+            segment_file,
+            bell,
+            socket,
+        })
+    }
+}
+
+/// Makes one session again.
+fn take_over(
+    shared: &Arc<Shared>,
+    id: u64,
+    left: &mut Left,
+    spent: &mut Spent,
+) -> Result<(), Lost> {
+    let parts = Parts::take(id, left)?;
+    let (mut session, records) = open(shared, id, parts)?;
+    let info = session.shared.info.clone();
+    shared.roster.remember(&session.shared);
+    shared.roster.tell(EngineEvent::Connected(info));
+    session.enter();
+    let made = realise(shared, &mut session, &records, left, spent);
+    let made = made.and_then(|()| {
+        let watched = shared.roster.watch_socket(&session.shared);
+        watched.map_err(|error| format!("its connection cannot be watched: {error}"))
+    });
+    session.shared.description.reset();
+    session.kept = true;
+    session.note_bonds(&shared.images);
+    match made {
+        Ok(()) => shared.lanes.send_home(session),
+        Err(why) => {
+            dispatch::end(shared, session, Some(why.clone()));
+            return Err(why);
+        }
+    }
+    Ok(())
+}
+
+/// Tells a client that its session has ended, by its segment.
+fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
+    segment::end(&parts.segment, CUDA_ERROR_MPS_RPC_FAILURE.0);
+    drop(Stranger::new(parts.socket, uid));
+    why
+}
+
+/// The session as it was when its client came, and what it has to be.
+fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Vec<Record>), Lost> {
+    let mut records = Vec::new();
+    let mut client = None;
+    if parts.description.is_of_this_release() {
+        for record in parts.description.records() {
+            match record.kind {
+                Kind::Client => client = serde_json::from_slice::<Client>(&record.bytes).ok(),
+                _ => records.push(record),
+            }
+        }
+    }
+    let Some(client) = client else {
+        let why = "it is of another release".to_owned();
+        return Err(turn_away(parts, 0, why));
+    };
+    let uid = client.info.uid;
+    let consumer = match may_go_on(&parts) {
+        Ok(consumer) => consumer,
+        Err(why) => return Err(turn_away(parts, uid, why)),
+    };
+    let account = match shared.roster.admission.users().place(uid) {
+        Ok(place) => Account::of_user(place),
+        Err(error) => {
+            let why = format!("its user's memory cannot be counted: {error}");
+            return Err(turn_away(parts, uid, why));
+        }
+    };
+    let places = shared
+        .gpu
+        .devices
+        .iter()
+        .map(|device| shared.gpu.place(device, client.terms.threads))
+        .collect::<Result<Vec<_>, _>>();
+    let places = match places {
+        Ok(places) => places,
+        Err(status) => {
+            let why = format!("its part of the devices cannot be had: {status}");
+            return Err(turn_away(parts, uid, why));
+        }
+    };
+    // Where that fails, the client sees its connection closed.
+    let registration = slow::run::register_segment(shared, parts.segment)
+        .map_err(|status| format!("its segment cannot be registered: {status}"))?;
+    slow::run::limit_memory(shared, &account, &client.memory);
+    shared.roster.admission.readmit(id);
+    shared.roster.fairness.admit(client.terms.priority);
+    let segment = Segment {
+        registration,
+        file: MemoryFile::adopt(parts.segment_file),
+    };
+    let _ = seqpacket::set_nonblocking(&parts.socket, true);
+    let connection = (
+        Doorbell::from_fd(parts.bell),
+        Stranger::new(parts.socket, uid),
+    );
+    let description = Arc::new(parts.description);
+    let own = SessionShared::new(
+        client.info,
+        segment,
+        connection,
+        (client.terms, account),
+        description,
+    );
+    let own = Arc::new(own);
+    let weight = own.description.weight().unwrap_or(client.weight);
+    shared.roster.fairness.set_weight(&own.standing, weight);
+    let home = shared.lanes.least_loaded();
+    let mut session = Box::new(Session::new(own, home));
+    session.consumer = consumer;
+    session.places = places;
+    Ok((session, records))
+}
+
+/// Whether a session may be made again; its ring, which is as long as the mapping of the segment.
+fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
+    let bonds = parts.description.bonds();
+    if !bonds.is_empty() {
+        return Err(format!("it was bound to its context by {bonds}"));
+    }
+    let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
+    if !parts.description.is_at_rest(flag) {
+        return Err("it had work in flight".into());
+    }
+    // SAFETY: the mapping has SEGMENT_LEN bytes; the session that gets the consumer keeps it.
+    let ring = unsafe { RingMemory::new(parts.segment.base()) };
+    let consumer = Consumer::resume(ring).map_err(|violation| violation.to_string())?;
+    let (taken, described) = (consumer.place().position(), parts.description.described());
+    if (taken.wrapping_sub(described) as i64) < 0 {
+        return Err("a call of its client was executed and not answered".into());
+    }
+    if parts.description.note_remake() > MOST_ATTEMPTS {
+        return Err("servers end while they make it again".into());
+    }
+    if consumer.has_message() && parts.description.note_attempt(taken) > MOST_ATTEMPTS {
+        return Err("servers end with its next call".into());
+    }
+    Ok(consumer)
+}
+
+/// Makes what the session had.
+fn realise(
+    shared: &Arc<Shared>,
+    session: &mut Session,
+    records: &[Record],
+    left: &mut Left,
+    spent: &mut Spent,
+) -> Result<(), Lost> {
+    session.moment = Some(crate::engine::base::moment::Moment::endless());
+    // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
+    let stage = |record: &&Record| match record.kind {
+        Kind::Leaves => 0,
+        Kind::Variables | Kind::Time => 2,
+        Kind::Graph => 3,
+        Kind::GraphExec => 4,
+        _ => 1,
+    };
+    let mut records: Vec<&Record> = records.iter().collect();
+    records.sort_by_key(stage);
+    let outcome = records.into_iter().try_for_each(|record| {
+        let began = Instant::now();
+        let made = make(shared, session, record, left);
+        spent.add(record, began);
+        made
+    });
+    session.graphs.restored();
+    session.moment = None;
+    outcome
+}
+
+fn make(
+    shared: &Shared,
+    session: &mut Session,
+    record: &Record,
+    left: &mut Left,
+) -> Result<(), Lost> {
+    let mut given_up = Vec::new();
+    let made = make_from(shared, session, record, left, &mut given_up);
+    if made.is_err() {
+        given_up
+            .into_iter()
+            .for_each(|name| shared.gpu.keeping.forget(name));
+    }
+    made
+}
+
+/// The same; the names of what it takes from the keeper are added to `given_up`.
+fn make_from(
+    shared: &Shared,
+    session: &mut Session,
+    record: &Record,
+    left: &mut Left,
+    given_up: &mut Vec<Name>,
+) -> Result<(), Lost> {
+    // What cannot be made again is given up with the session.
+    let mut kept = |kind| {
+        let name = Name::numbered(kind, record.key);
+        let found = left.remove(&name);
+        given_up.push(name);
+        found.ok_or_else(|| format!("its memory at {:#x} was not kept", record.key))
+    };
+    let failed = |what: &str, status: CUresult| format!("{what} at {:#x}: {status}", record.key);
+    match record.kind {
+        Kind::Memory => {
+            let (place, memory): (Place, _) = (read(record)?, kept(keeper::Kind::Memory)?);
+            let device = shared.gpu.device(place.device);
+            let device = device.map_err(|status| failed("its memory", status))?;
+            let range = (record.key, place.len);
+            let grant = device
+                .adopt(&shared.gpu.driver, &session.account, range, memory)
+                .map_err(|status| failed("its memory", status))?;
+            session.grants.insert(record.key, Arc::new(grant));
+            Ok(())
+        }
+        Kind::Host => {
+            let (place, file) = (read(record)?, kept(keeper::Kind::Host)?);
+            let made = adopt_host(shared, session, record.key, place, file);
+            made.map_err(|status| failed("its pinned memory", status))
+        }
+        Kind::Reservation => {
+            let (len, taken) = read(record)?;
+            let range = (record.key, len);
+            let made = session
+                .virtual_memory
+                .adopt_reservation(&shared.gpu, range, taken);
+            made.map_err(|status| failed("addresses", status))
+        }
+        Kind::Physical => {
+            let what = read(record)?;
+            let name = session.name_of_physical(record.key);
+            let memory = left.remove(&name);
+            given_up.push(name);
+            let memory = memory.ok_or("memory that it had made was not kept")?;
+            let made = adopt_physical(shared, session, record.key, what, &memory);
+            made.map_err(|status| failed("memory", status))
+        }
+        Kind::Released => {
+            let released = session.virtual_memory.release(&shared.gpu, record.key);
+            released
+                .map(drop)
+                .map_err(|status| failed("a handle", status))
+        }
+        Kind::Mapping => {
+            let (len, offset, flags, handle) = read(record)?;
+            shared.gpu.use_any_device();
+            let range = (record.key, len);
+            let memory = &mut session.virtual_memory;
+            let made = memory.map(&shared.gpu, range, handle, offset, flags);
+            made.map_err(|status| failed("a mapping", status))
+        }
+        Kind::Access => {
+            let (len, accesses): (u64, Vec<(u32, i32, u32)>) = read(record)?;
+            let access = |(kind, id, flags): (u32, i32, u32)| CUmemAccessDesc {
+                location: CUmemLocation { kind, id },
+                flags,
+            };
+            let accesses: Vec<CUmemAccessDesc> = accesses.into_iter().map(access).collect();
+            shared.gpu.use_any_device();
+            let memory = &mut session.virtual_memory;
+            memory
+                .mappings_in(record.key, len)
+                .into_iter()
+                .try_for_each(|(start, len)| memory.set_access(&shared.gpu, start, len, &accesses))
+                .map_err(|status| failed("access", status))
+        }
+        Kind::Variable => {
+            let made = adopt_variable(shared, session, record);
+            made.map_err(|status| failed("a variable", status))
+        }
+        Kind::Variables => {
+            let restored = session.restore_variables(shared, record.clone());
+            restored.map_err(|status| failed("variables of an image", status))
+        }
+        Kind::Leaves => {
+            let (hash, leaves) = read(record)?;
+            shared.images.note_leaves(&hash, leaves);
+            // It is written down once more with the image's first function.
+            Ok(())
+        }
+        Kind::Time => {
+            let restored = session.restore_time(&shared.gpu, record);
+            restored.map_err(|status| failed("an event", status))
+        }
+        Kind::Limit => {
+            let raised = session.restore_limit(shared, record.key, read(record)?);
+            raised.map_err(|status| failed("a limit", status))
+        }
+        Kind::Graph | Kind::GraphExec => {
+            let restored = match record.kind {
+                Kind::Graph => session.restore_graph(shared, record),
+                _ => session.restore_exec(shared, record),
+            };
+            restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
+        }
+        Kind::Makes | Kind::Sets => {
+            let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;
+            let message = session.held.message_of(op, &record.bytes);
+            match calls::replay(shared, session, op, &message) {
+                Ok(()) => Ok(()),
+                Err(CallError::Status(status)) => Err(failed(&format!("{op:?}"), status)),
+                Err(error) => Err(format!("{op:?}: {error}")),
+            }
+        }
+        Kind::Client
+        | Kind::Ends
+        | Kind::MemoryEnds
+        | Kind::HostEnds
+        | Kind::ReservationEnds
+        | Kind::PhysicalEnds
+        | Kind::MappingEnds
+        | Kind::VariableEnds => Ok(()),
+    }
+}
+
+/// What a record says.
+fn read<T: DeserializeOwned>(record: &Record) -> Result<T, Lost> {
+    let read = serde_json::from_slice(&record.bytes);
+    read.map_err(|_| "its description cannot be read".to_owned())
+}
+
+fn adopt_physical(
+    shared: &Shared,
+    session: &mut Session,
+    handle: u64,
+    (len, device, exportable): (u64, u32, bool),
+    memory: &OwnedFd,
+) -> Result<(), CUresult> {
+    let device = shared.gpu.device(device)?;
+    device.make_current(&shared.gpu.driver)?;
+    let of_device = Memory::Device(device.ordinal);
+    let charge = session.account.take(of_device, len)?;
+    let mut raw = CUmemGenericAllocationHandle::NULL;
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let descriptor = memory.as_raw_fd() as usize;
+    shared
+        .gpu
+        .driver
+        .memory
+        .mem_import(&mut raw, descriptor, kind)?;
+    let physical = VirtualMemory::physical(handle, exportable, of_device, charge);
+    let added = session.virtual_memory.add(handle, raw, physical);
+    added.inspect_err(|_| {
+        let _ = shared.gpu.driver.mem_release(raw);
+    })
+}
+
+/// A variable whose address the client knows, and has not used. It may be elsewhere now.
+fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Result<(), CUresult> {
+    let message = session.held.message_of(Op::GetGlobal, &record.bytes);
+    let invalid = |_: CallError| CUDA_ERROR_INVALID_VALUE;
+    let body: Named = session.body(&message).map_err(invalid)?;
+    let range = session
+        .get_global(shared, body, &message)
+        .map_err(invalid)?;
+    let range = Range::read_from_bytes(&range).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    if range.start != record.key {
+        session.moved.insert(record.key, (range.len, range.start));
+        session.note_span();
+    }
+    Ok(())
+}
+
+fn adopt_host(
+    shared: &Shared,
+    session: &mut Session,
+    start: u64,
+    place: Place,
+    file: OwnedFd,
+) -> Result<(), CUresult> {
+    let device = shared.gpu.device(place.device)?;
+    let paid = (
+        &session.account,
+        shared.gpu.place_to_register(&session.shared.held_files)?,
+    );
+    let (driver, range) = (&shared.gpu.driver, (start, place.len));
+    let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
+    if place.managed {
+        let memory = Memory::Device(device.ordinal);
+        block.charge = Some(session.account.take(memory, place.len)?);
+    }
+    session.host.insert(start, block);
+    Ok(())
+}

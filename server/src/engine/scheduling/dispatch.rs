@@ -1,0 +1,506 @@
+//! Dispatch threads: each takes messages of its sessions' rings in turn and executes them.
+//!
+//! A session whose next message may wait inside the driver is handed to the slow lane as a whole and comes back
+//! when that message is done; the order of its messages is kept and the other sessions go on. A thread with
+//! nothing to do spins for a while ([`crate::engine::scheduling::patience`]), then sleeps until a doorbell rings; with work in flight it
+//! looks at the context's health every millisecond, since a fault would otherwise go unnoticed while clients wait for
+//! flags.
+
+use crate::engine::calls::Undone;
+use crate::engine::objects::fairness;
+use crate::engine::objects::held::Order;
+use crate::engine::objects::trace::session::execute;
+use crate::engine::scheduling::parking::{self, Parked, Sessions};
+use crate::engine::scheduling::patience::{Next, Patience};
+use crate::engine::session::Session;
+use crate::engine::threads::lanes::Dispatcher;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::slow::SlowTask;
+use crossbeam_channel::Receiver;
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
+use mpsshim_control::panics;
+use mpsshim_proto::message::Op;
+use mpsshim_proto::ops::Lane;
+use mpsshim_proto::ring::Message;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// Messages of one session before the next session's turn.
+const BUDGET: usize = 64;
+/// Scheduling priority of a dispatch thread where the process may choose it: a dispatch thread that does not run
+/// holds up every client it serves.
+const NICE: i32 = -10;
+/// How often the health of the context is looked at while work is in flight and nothing else happens.
+const PROBE: Duration = Duration::from_millis(1);
+
+/// How often the sessions that synchronize are counted.
+const COUNT: Duration = Duration::from_millis(1);
+/// How long a thread sleeps at most while clients wait at the gate for work in flight to end.
+const URGENT: Duration = Duration::from_micros(50);
+
+/// What came of a visit to a session.
+pub enum Visit {
+    /// No message, or the next one waits for the client.
+    Idle,
+    /// Messages were executed.
+    Worked,
+    /// The next message waits for the stream to drain a little.
+    Full,
+    /// The next message belongs on the slow lane.
+    Slow,
+    /// Its variables are to be saved, by the thread that was reserved for that.
+    Snapshot,
+    /// The session is over; why, when it was not the client that left.
+    Ended(Option<String>),
+}
+
+/// Gives the calling thread [`NICE`], and timers that are not late so that others can be served with them.
+pub fn run_ahead() {
+    // SAFETY: plain system calls on the calling thread; without the right to the first nothing changes.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
+}
+
+/// The body of dispatch thread `me`.
+pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
+    let dispatcher = &shared.lanes.dispatchers[me];
+    run_ahead();
+    let mut sessions = Sessions::new();
+    let mut parked = Parked::new();
+    let mut patience = Patience::new(shared.config.max_spin);
+    let mut probed = Instant::now();
+    let mut counted = probed;
+    let mut rounds = 0u32;
+    loop {
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(64) && counted.elapsed() > COUNT {
+            let over = counted.elapsed();
+            counted += over;
+            for session in &mut sessions {
+                session.sample(&shared.gpu, counted, false);
+            }
+            let active = sessions
+                .iter_mut()
+                .filter_map(|s| s.count_marks(&shared.gpu, over).then_some(()))
+                .count();
+            dispatcher.active.store(active, Ordering::Relaxed);
+            shared.count_synchronizing();
+            parked.park_quiet(shared, &mut sessions);
+        }
+        parked.take_rung(shared, &mut sessions, false);
+        sessions.extend(inbox.try_iter());
+        if shared.gpu.is_lost()
+            || shared.fate.is_resting()
+            || shared.fate.stopping.load(Ordering::Relaxed)
+        {
+            parked.take_all(shared, &mut sessions);
+        }
+        if shared.fate.stopping.load(Ordering::Relaxed) {
+            for session in sessions.drain(..) {
+                end(shared, session, Some("the server is shutting down".into()));
+            }
+            return;
+        }
+        let (mut worked, mut full) = (false, false);
+        let classes = shared.roster.fairness.has_classes();
+        if classes {
+            // Stable: among equals the order stays.
+            sessions.sort_by_key(|session| session.shared.terms.priority);
+        }
+        shared.look_at_clocks(rounds);
+        let mut at = 0;
+        while at < sessions.len() {
+            let session = &mut sessions[at];
+            if classes {
+                if !session.classed {
+                    session.join_class(shared);
+                }
+                let low = session.shared.terms.priority > 0;
+                if low && worked && !rounds.is_multiple_of(fairness::LOW_TURN) {
+                    break;
+                }
+            }
+            if !shared.fate.is_resting() && !shared.may_go(&session.shared) {
+                // Others are behind; this one has something to do.
+                worked = true;
+                at += 1;
+                continue;
+            }
+            let before = session.dispatched;
+            let visited = visit(shared, session);
+            shared.note_dispatched(&session.shared, session.dispatched - before);
+            match visited {
+                Visit::Idle => {}
+                Visit::Worked => worked = true,
+                Visit::Full => full = true,
+                Visit::Slow => {
+                    let session = sessions.swap_remove(at);
+                    shared.lanes.send_slow(SlowTask::Serve(session));
+                    worked = true;
+                    continue;
+                }
+                Visit::Snapshot => {
+                    shared.lanes.snapshots.send(sessions.swap_remove(at));
+                    worked = true;
+                    continue;
+                }
+                Visit::Ended(why) => {
+                    let session = sessions.swap_remove(at);
+                    end(shared, session, why);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        if worked {
+            patience.worked();
+            continue;
+        }
+        let now = Instant::now();
+        if full && now.duration_since(probed) > PROBE {
+            probed = now;
+            shared.gpu.probe();
+        }
+        let crowded = shared.roster.crowded.load(Ordering::Relaxed);
+        let next = match patience.next(now, crowded, full) {
+            _ if sessions.is_empty() => Next::Sleep,
+            next => next,
+        };
+        let nap = match next {
+            Next::Look => {
+                std::hint::spin_loop();
+                continue;
+            }
+            Next::Yield => {
+                std::thread::yield_now();
+                continue;
+            }
+            Next::Sleep if full => {
+                // The GPU will make room without ringing any bell.
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            }
+            Next::Sleep => Duration::MAX,
+            Next::Nap(nap) => nap,
+        };
+        let all = (&mut sessions, &mut parked);
+        if sleep(shared, dispatcher, all, inbox, &mut probed, nap) {
+            patience.woke();
+        }
+    }
+}
+
+/// Sleeps until a doorbell rings, for `most`, or for [`PROBE`] while work is in flight. Whether it is worth to spin
+/// afterwards: not when a word of a client's was waited for in vain.
+fn sleep(
+    shared: &Arc<Shared>,
+    dispatcher: &Dispatcher,
+    (sessions, parked): (&mut Sessions, &mut Parked),
+    inbox: &Receiver<Box<Session>>,
+    probed: &mut Instant,
+    most: Duration,
+) -> bool {
+    let mut rang = true;
+    for session in sessions.iter() {
+        session
+            .shared
+            .header()
+            .server_sleeps
+            .0
+            .store(1, Ordering::Relaxed);
+    }
+    fence(Ordering::SeqCst);
+    let mut in_flight = false;
+    let now = Instant::now();
+    for session in sessions.iter_mut() {
+        session.say_whether_at_work(&shared.gpu);
+        in_flight |= session.shared.at_work.load(Ordering::Relaxed);
+        session.sample(&shared.gpu, now, true);
+    }
+    dispatcher.active.store(0, Ordering::Relaxed);
+    shared.count_synchronizing();
+    let pauses = |session: &Session| [session.held.pause(), session.snapshot_pause()];
+    let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
+    if inbox.is_empty()
+        && !shared.fate.stopping.load(Ordering::Relaxed)
+        && !sessions.iter().any(|session| session.wants_attention())
+    {
+        let poll = |fd: i32| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut bells: Vec<libc::pollfd> = sessions
+            .iter()
+            .map(|s| poll(s.shared.bell.fd().as_raw_fd()))
+            .collect();
+        bells.push(poll(dispatcher.bell.fd().as_raw_fd()));
+        bells.extend(parked.fd().map(poll));
+        let timeout = match in_flight {
+            true if shared.gpu.is_urgent() => URGENT,
+            true => PROBE,
+            false => Duration::MAX,
+        };
+        let timeout = timeout.min(pause.unwrap_or(Duration::MAX)).min(most);
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let time = if timeout == Duration::MAX {
+            std::ptr::null()
+        } else {
+            &raw const time
+        };
+        // SAFETY: the array is as long as said; it and the time live through the call.
+        let bells_rung = unsafe {
+            libc::ppoll(
+                bells.as_mut_ptr(),
+                bells.len() as libc::nfds_t,
+                time,
+                std::ptr::null(),
+            )
+        };
+        rang = bells_rung != 0 || pause.is_none();
+        dispatcher.bell.silence();
+        for (session, bell) in sessions.iter().zip(&bells) {
+            if bell.revents != 0 {
+                session.shared.bell.silence();
+            }
+        }
+        // Not after each: a client that waits for a kernel rings a bell for the next one.
+        let now = Instant::now();
+        if in_flight && now.duration_since(*probed) >= PROBE {
+            *probed = now;
+            shared.gpu.probe();
+        }
+    }
+    for session in sessions.iter() {
+        parking::awake(shared, session);
+    }
+    parked.take_rung(shared, sessions, true);
+    rang
+}
+
+impl Shared {
+    /// Adds up how many sessions synchronize.
+    fn count_synchronizing(&self) {
+        let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
+        let active: usize = self.lanes.dispatchers.iter().map(active).sum();
+        self.gpu.synchronizing.store(active, Ordering::Relaxed);
+    }
+}
+
+#[inline]
+fn visit(shared: &Shared, session: &mut Session) -> Visit {
+    panics::works_for(Some(session.shared.info.session));
+    session.enter();
+    if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
+        return Visit::Idle;
+    }
+    if session.shared.hung_up.load(Ordering::Relaxed) {
+        let terminated = session.shared.terminated.load(Ordering::SeqCst);
+        return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
+    }
+    if shared.gpu.printing.is_held() {
+        shared.gpu.printing.contain();
+    }
+    let mut wrote = false;
+    if session.held.any() {
+        if !session.may_work(&shared.gpu) {
+            return Visit::Full;
+        }
+        match session.replay(shared) {
+            Ok(worked) => wrote = worked,
+            Err(why) => return Visit::Ended(Some(why)),
+        }
+        if !session.held.any() {
+            session.shared.description.set_deferred(false);
+        }
+        if session.wants_moment {
+            return Visit::Slow;
+        }
+    }
+    if shared.fate.is_resting() {
+        return session.come_to_rest(shared);
+    }
+    let mut count = 0;
+    while count < BUDGET {
+        match step(shared, session, false) {
+            Step::None | Step::Held => break,
+            Step::Done => {
+                count += 1;
+                session.dispatched += 1;
+            }
+            Step::Full if count == 0 && !wrote => return Visit::Full,
+            Step::Slow | Step::Alone if count == 0 => return Visit::Slow,
+            Step::Full | Step::Slow | Step::Alone => return Visit::Worked,
+            Step::Violation(why) => return Visit::Ended(Some(why)),
+        }
+    }
+    if count > 0 || wrote {
+        return Visit::Worked;
+    }
+    if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
+        shared.lanes.wake_watcher();
+    }
+    session.stop_printing(&shared.gpu);
+    session.end_graph_turn(&shared.gpu);
+    session.reap_streams(shared);
+    session.finish_releases(shared);
+    session.trim_pools(shared);
+    if shared.gpu.is_lost() && !session.shared.goes_on(&shared.gpu) {
+        return Visit::Ended(Some("the context is lost".into()));
+    }
+    if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
+        session.say_whether_at_work(&shared.gpu);
+    }
+    if session.is_due_for_snapshot(shared) && shared.lanes.snapshots.reserve() {
+        return Visit::Snapshot;
+    }
+    Visit::Idle
+}
+
+/// What came of one message.
+pub enum Step {
+    /// There is none.
+    None,
+    /// It was executed.
+    Done,
+    /// It waits for work in flight.
+    Full,
+    /// It waits for the client.
+    Held,
+    /// It belongs on the slow lane.
+    Slow,
+    /// It has to be done while nothing is in flight.
+    Alone,
+    /// The client broke the protocol.
+    Violation(String),
+}
+
+/// Executes the next message of a session.
+#[inline]
+pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step {
+    // What is executed now would be so in vain.
+    if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
+        return Step::Full;
+    }
+    // What was on its way to the slow lane, or to the gate, is done there.
+    if !on_slow_lane && shared.fate.is_resting() {
+        return Step::Full;
+    }
+    let message = match session.consumer.peek() {
+        Ok(Some(message)) => message,
+        Ok(None) => return Step::None,
+        Err(violation) => return Step::Violation(violation.to_string()),
+    };
+    let Some(op) = Op::from_u16(message.op) else {
+        return Step::Violation(format!("unknown opcode {}", message.op));
+    };
+    let message = match op.is_judged() {
+        true => session.take_copy(&message),
+        false => message,
+    };
+    if session.held.any() {
+        match session.order(op, &message) {
+            Order::Now => {}
+            Order::Taken => {
+                session.shared.description.set_deferred(true);
+                session.consumer.consume(&message);
+                return Step::Done;
+            }
+            Order::Stays if session.held.is_full() => return Step::Full,
+            Order::Stays => return Step::Held,
+        }
+    }
+    // No thread of the slow lane is to wait for the end of a moment: those who have it need them.
+    if session.is_hushed(&shared.gpu) {
+        session.say_whether_at_work(&shared.gpu);
+        return Step::Full;
+    }
+    if !on_slow_lane && session.is_slow(op, &message) {
+        return Step::Slow;
+    }
+    if session.must_be_alone(shared, op, &message) {
+        session.wants = None;
+        return Step::Alone;
+    }
+    if !session.may_work(&shared.gpu) {
+        return Step::Full;
+    }
+    if on_slow_lane && op.lane() == Lane::Slow {
+        session.go_away(&shared.gpu);
+        let done = perform(shared, session, op, &message, on_slow_lane);
+        session.come_back();
+        return done;
+    }
+    perform(shared, session, op, &message, on_slow_lane)
+}
+
+/// Has the message executed.
+#[inline]
+fn perform(
+    shared: &Shared,
+    session: &mut Session,
+    op: Op,
+    message: &Message,
+    on_slow_lane: bool,
+) -> Step {
+    if op == Op::Launch && !on_slow_lane {
+        match session.launch_run(shared) {
+            Ok(0) => {}
+            Ok(launched) => {
+                session.dispatched += launched - 1;
+                return Step::Done;
+            }
+            Err(violation) => return Step::Violation(violation.to_string()),
+        }
+    }
+    match execute(shared, session, op, message) {
+        Ok(()) => {
+            if session.held.any() {
+                session.shared.description.set_deferred(true);
+            }
+            session.consumer.consume(message);
+            Step::Done
+        }
+        // Maybe its stream is held now.
+        Err(Undone::Later) if session.held.any() => match session.order(op, message) {
+            Order::Taken => {
+                session.shared.description.set_deferred(true);
+                session.consumer.consume(message);
+                Step::Done
+            }
+            Order::Now | Order::Stays => Step::Full,
+        },
+        Err(Undone::Later) => Step::Full,
+        Err(Undone::Alone) => Step::Alone,
+        Err(Undone::Violation(why)) => Step::Violation(why),
+    }
+}
+
+/// Ends a session: its client is told, the reaper gets what it owned.
+pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
+    let status = match session.shared.terminated.load(Ordering::SeqCst) {
+        true => CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        false => CUDA_ERROR_MPS_RPC_FAILURE,
+    };
+    session
+        .shared
+        .end(shared.gpu.lost_status().unwrap_or(status));
+    // Before the list of sessions does not have it any more.
+    shared.gpu.calm(session.side).begin_dying();
+    // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
+    unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
+    shared.roster.note_leaving(&session.shared);
+    shared.roster.forget(&session.shared);
+    shared.lanes.dispatchers[session.home]
+        .load
+        .fetch_sub(1, Ordering::Relaxed);
+    session.fault = why;
+    shared.lanes.send_reaper(session);
+}

@@ -1,0 +1,226 @@
+//! What is left of sessions that are over.
+//!
+//! A session's work runs to its end, and what it owned is freed then. Nothing here waits inside the driver: what would make
+//! it wait goes to the undertaker ([`crate::engine::threads::undertaker`]).
+//!
+//! Work that waits for words which its client was to write is released ([`crate::engine::objects::awaited`]). A kernel that never ends can
+//! only be ended with the whole context. Its session stays, with all its memory, which nobody gets before that; others are
+//! freed as ever, and it does not count as a client any more.
+
+use crate::engine::base::side::Side;
+use crate::engine::images::instances::Image;
+use crate::engine::objects::awaited::release::Release;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
+use crate::keeper::{self, Name};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use mpsshim_control::panics;
+use mpsshim_model::client::EngineEvent;
+use mpsshim_proto::segment::RETURNED;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often dying sessions are looked at.
+const TICK: Duration = Duration::from_millis(1);
+/// The same for those whose work does not end.
+const SLOW_TICK: Duration = Duration::from_millis(50);
+/// With work that goes on for longer, a session that is over is stuck.
+const STUCK: Duration = Duration::from_secs(5);
+/// Stuck sessions at a time that do not count as clients; with more the number of clients goes down.
+const MOST_STUCK: usize = 16;
+
+/// A session that is over and has work in flight, or may have.
+struct Dying {
+    session: Box<Session>,
+    since: Instant,
+    look: Instant,
+    release: Release,
+    /// Its work goes on for long.
+    stuck: bool,
+    /// It does not count as a client any more.
+    uncounted: bool,
+}
+
+impl Dying {
+    fn new(shared: &Shared, mut session: Box<Session>) -> Dying {
+        session.enter();
+        session.abandon_captures(shared, None);
+        let since = Instant::now();
+        Dying {
+            session,
+            since,
+            look: since,
+            release: Release::new(since),
+            stuck: false,
+            uncounted: false,
+        }
+    }
+
+    /// Whether nothing of it is in flight any more.
+    fn is_over(&mut self, shared: &Shared) -> bool {
+        let now = Instant::now();
+        if now < self.look {
+            return false;
+        }
+        self.session.enter();
+        self.look = now + if self.stuck { SLOW_TICK } else { TICK };
+        self.release.write(&shared.gpu, &self.session, self.stuck);
+        self.session.forget_held(shared)
+            && is_drained(shared, &self.session)
+            && self.release.is_done(&shared.gpu)
+    }
+
+    /// Notes that it takes long.
+    fn note_stuck(&mut self, shared: &Shared, uncounted: usize) {
+        self.stuck = true;
+        if uncounted < MOST_STUCK {
+            self.uncounted = true;
+            shared.roster.admission.retract();
+        }
+        let info = self.session.shared.info.clone();
+        shared.roster.tell(EngineEvent::Stuck(info));
+    }
+}
+
+/// The reaper thread's body.
+pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
+    let mut dying: Vec<Dying> = Vec::new();
+    loop {
+        let session = if dying.is_empty() {
+            ended.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else if dying.iter().all(|one| one.stuck) {
+            ended.recv_timeout(SLOW_TICK)
+        } else {
+            ended.recv_timeout(TICK)
+        };
+        match session {
+            Ok(session) => dying.push(Dying::new(shared, session)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if shared.gpu.is_lost() {
+            // Nothing can be freed any more; the process is about to be replaced.
+            for mut one in dying.drain(..) {
+                let why = one.session.fault.take();
+                shared.roster.gone(&one.session.shared, one.uncounted, why);
+                std::mem::forget(one);
+            }
+            continue;
+        }
+        let mut at = 0;
+        while at < dying.len() {
+            if dying[at].is_over(shared) {
+                let over = dying.swap_remove(at);
+                // An annex stays until all that was in it is buried.
+                let _annex_stays = shared.lanes.moving.read();
+                shared.gpu.calm(over.session.side).end_dying();
+                release(shared, *over.session, over.uncounted);
+                continue;
+            }
+            if !dying[at].stuck && dying[at].since.elapsed() > STUCK {
+                let uncounted = dying.iter().filter(|one| one.uncounted).count();
+                dying[at].note_stuck(shared, uncounted);
+            }
+            at += 1;
+        }
+        for side in Side::ALL {
+            let of_side = || dying.iter().filter(|one| one.session.side == side);
+            let calm = shared.gpu.calm(side);
+            calm.set_stuck(of_side().any(|one| one.stuck));
+            let longest = of_side().map(|one| one.since.elapsed()).max();
+            calm.set_dying_for(longest.unwrap_or_default());
+        }
+        panics::works_for(None);
+    }
+}
+
+fn is_drained(shared: &Shared, session: &Session) -> bool {
+    // A graph that waits for the client's functions goes on without them.
+    for slot in &session.graphs.waits {
+        session.shared.segment.set_flag(slot + RETURNED, 1);
+    }
+    let mut streams = session.streams.iter().chain(&session.retired);
+    streams.all(|stream| stream.is_drained(&shared.gpu))
+}
+
+/// Frees what an idle session owned; what would make others wait is buried.
+fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
+    panics::works_for(Some(session.shared.info.session));
+    shared.roster.note_drained(&session.shared);
+    session.enter();
+    session.surrender_printing(&shared.gpu);
+    session.leave_graph_turn(&shared.gpu);
+    for (device, stream) in session.helpers.drain(..) {
+        let _ = shared.gpu.devices[device].make_current(&shared.gpu.driver);
+        let _ = shared.gpu.driver.context.stream_destroy(stream);
+    }
+    for stream in session.streams.drain().chain(session.retired.drain(..)) {
+        let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
+        stream.release(&shared.gpu);
+    }
+    for event in session.events.drain() {
+        let _ = shared.gpu.devices[event.device].make_current(&shared.gpu.driver);
+        let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
+    }
+    let grants = std::mem::take(&mut session.grants).into_values();
+    let opened = session.sharing.clear(&shared.roster.shares);
+    for grant in grants.chain(opened).chain(session.releasing.drain(..)) {
+        grant.left_by(&session.account);
+        if let Err(status) = shared.gpu.revoke(grant) {
+            tracing::error!(
+                "device memory of session {} was not freed: {status}",
+                session.shared.info.session
+            );
+        }
+    }
+    session.graphs.free_memory(&shared.gpu);
+    session.pools.clear(&shared.gpu);
+    for key in session.virtual_memory.keys() {
+        shared.gpu.keeping.forget(session.name_of_physical(key));
+    }
+    session.virtual_memory.clear(&shared.gpu);
+    let mut graves: Vec<Buried> = session.greens.drain().map(Buried::Green).collect();
+    session.forget_offer(shared);
+    for link in session.links.drain() {
+        link.end(shared);
+    }
+    let (images, events) = session.graphs.release(&shared.gpu);
+    let drained = |mut image: Image| {
+        image.note_drained();
+        Buried::Image(image)
+    };
+    graves.extend(images.into_iter().map(drained));
+    for event in events {
+        let _ = shared.gpu.driver.event_destroy(event.raw);
+    }
+    let images = session.images.drain().chain(session.libraries.drain());
+    graves.extend(images.map(drained));
+    graves.extend(session.take_arrays(&shared.gpu));
+    let id = session.shared.info.session;
+    shared.gpu.keeping.forget_session(id);
+    for start in session.host.keys() {
+        shared
+            .gpu
+            .keeping
+            .forget(Name::numbered(keeper::Kind::Host, *start));
+    }
+    let host = std::mem::take(&mut session.host)
+        .into_values()
+        .chain(session.host_spare.drain(..));
+    let uid = session.shared.info.uid;
+    graves.extend(host.map(|block| Buried::Host(block, uid)));
+    let files = std::mem::take(&mut session.files).into_values();
+    graves.extend(files.map(Buried::File));
+    graves.push(Buried::Segment(session.shared.clone()));
+    let why = session.fault.take();
+    let ended = session.shared.clone();
+    // With it goes the last that holds what is buried now.
+    drop(session);
+    shared.roster.shared_events.settle(&shared.gpu.driver);
+    ended.account.retire();
+    graves
+        .into_iter()
+        .for_each(|object| shared.lanes.bury(object));
+    shared.roster.gone(&ended, uncounted, why);
+}

@@ -1,0 +1,180 @@
+//! Brings all sessions to rest, so that the next server can go on with them: nothing of theirs is executed any more, and what
+//! was given to the device is done.
+//!
+//! Each dispatch thread rests its own sessions. What a session still owes its client (marks, deferred messages, an image that
+//! is being loaded) is done first; its next message stays in the ring.
+
+use crate::engine::objects::snapshot::SAVED_AT_REST;
+use crate::engine::scheduling::dispatch::Visit;
+use crate::engine::session::{Session, SessionShared};
+use crate::engine::threads::shared::Shared;
+use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_model::bonds::Bonds;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Between two looks whether all sessions are at rest.
+const LOOK: Duration = Duration::from_millis(1);
+/// How much longer a thread may take to look at its sessions.
+const GRACE: Duration = Duration::from_secs(5);
+/// Clients that are named when some cannot be handed over.
+const NAMED: usize = 8;
+
+/// How many sessions are at rest, or why not all are, in words.
+pub type Rested = Result<usize, String>;
+
+/// What binds sessions only until they are at rest, their variables and graphs are saved and what they printed is told.
+const AT_REST: Bonds = Bonds(SAVED_AT_REST.0 | Bonds::PRINTS.0);
+
+/// A session that cannot be handed over, and why.
+struct Stays(Arc<SessionShared>, String);
+
+impl Shared {
+    /// Brings all sessions to rest within `patience`: how many there are, or the clients that stay, with reasons.
+    ///
+    /// # Errors
+    /// The reasons.
+    pub fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
+        if !force {
+            refuse(self.bound(AT_REST))?;
+        }
+        let until = Instant::now() + patience;
+        let number = self.fate.rests.fetch_add(1, Ordering::Relaxed) + 1;
+        self.fate.resting.store(number, Ordering::SeqCst);
+        let rests = |session: &Arc<SessionShared>| session.rested.load(Ordering::Acquire) == number;
+        let awake = loop {
+            self.lanes.wake_dispatchers();
+            let now = Instant::now();
+            let mut awake = self.roster.session_list();
+            // Before it is looked who rests: whoever has been asked either does by now, or has work.
+            let asked = awake
+                .iter()
+                .all(|session| session.asked_to_rest.load(Ordering::Acquire) == number);
+            awake.retain(|session| !rests(session));
+            if awake.is_empty() || now >= until && asked || now >= until + GRACE {
+                break awake;
+            }
+            if self.gpu.is_lost() {
+                self.end_rest(number);
+                return Err("the context is lost".into());
+            }
+            if self.fate.resting.load(Ordering::SeqCst) != number {
+                return Err("it was called off".into());
+            }
+            sleep(LOOK);
+        };
+        let busy = |session| {
+            let why = format!("has not come to rest within {} s", patience.as_secs());
+            Stays(session, why)
+        };
+        let mut stay: Vec<Stays> = awake.into_iter().map(busy).collect();
+        // A message that was executed meanwhile may have bound its session.
+        stay.extend(
+            self.bound(Bonds::default())
+                .into_iter()
+                .filter(|Stays(session, _)| rests(session)),
+        );
+        if force {
+            for Stays(session, why) in &stay {
+                tracing::warn!("Client {} {why}, and ends", session.info);
+                session.end(CUDA_ERROR_MPS_RPC_FAILURE);
+                self.gpu.keeping.forget_session(session.info.session);
+            }
+        } else if let Err(why) = refuse(stay) {
+            self.end_rest(number);
+            return Err(why);
+        }
+        let mut going_on = 0;
+        for session in self.roster.session_list() {
+            let is_bound = session.description.bonds() != Bonds::default();
+            if rests(&session) && !is_bound && session.is_at_rest() {
+                going_on += 1;
+            }
+        }
+        Ok(going_on)
+    }
+
+    /// Sessions are served again, unless another attempt goes on.
+    fn end_rest(&self, number: u64) {
+        let ended =
+            (self.fate.resting).compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
+        if ended.is_ok() {
+            self.lanes.wake_dispatchers();
+        }
+    }
+
+    /// Sessions bound to their context by anything but these bonds.
+    fn bound(&self, but_for: Bonds) -> Vec<Stays> {
+        let sessions = self.roster.session_list().into_iter();
+        let bonds = sessions.map(|session| {
+            let bonds = session.description.bonds().0 & !but_for.0;
+            (Bonds(bonds), session)
+        });
+        bonds
+            .filter(|(bonds, _)| *bonds != Bonds::default())
+            .map(|(bonds, session)| Stays(session, format!("is bound by {bonds}")))
+            .collect()
+    }
+}
+
+fn refuse(mut stay: Vec<Stays>) -> Result<(), String> {
+    if stay.is_empty() {
+        return Ok(());
+    }
+    stay.sort_by_key(|Stays(session, _)| session.info.session);
+    let count = stay.len();
+    let name = |Stays(session, why): Stays| format!("client {} {why}", session.info.pid);
+    let mut named: Vec<String> = stay.into_iter().take(NAMED).map(name).collect();
+    if count > NAMED {
+        named.push(format!("{} others", count - NAMED));
+    }
+    Err(named.join(", "))
+}
+
+impl Session {
+    /// Does what has to be done before the session is at rest, as far as it can be done now.
+    pub fn come_to_rest(&mut self, shared: &Shared) -> Visit {
+        let number = shared.fate.resting.load(Ordering::SeqCst);
+        if self.shared.rested.load(Ordering::Relaxed) == number {
+            return Visit::Idle;
+        }
+        let visit = self.rest_as_far_as_possible(shared, number);
+        self.shared.asked_to_rest.store(number, Ordering::Release);
+        visit
+    }
+
+    fn rest_as_far_as_possible(&mut self, shared: &Shared, number: u64) -> Visit {
+        // An image that was taken from the client's connection cannot be taken again.
+        if self.wants_moment || self.prepared.is_some() {
+            return Visit::Slow;
+        }
+        self.stop_printing(&shared.gpu);
+        self.end_graph_turn(&shared.gpu);
+        self.reap_streams(shared);
+        self.finish_releases(shared);
+        let owes = self.held.any()
+            || !self.retired.is_empty()
+            || !self.releasing.is_empty()
+            || !self.leaving.is_empty();
+        if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
+            self.say_whether_at_work(&shared.gpu);
+        }
+        let drained = self.is_drained(&shared.gpu);
+        if owes || !drained {
+            return Visit::Full;
+        }
+        for stream in self.streams.iter_mut() {
+            stream.settle_progress();
+        }
+        if self.wants_snapshot() {
+            let may = !shared.gpu.calm(self.side).is_hushed() && shared.lanes.snapshots.reserve();
+            return if may { Visit::Snapshot } else { Visit::Full };
+        }
+        if self.shared.is_at_rest() {
+            self.shared.rested.store(number, Ordering::Release);
+        }
+        Visit::Full
+    }
+}

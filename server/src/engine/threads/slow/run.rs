@@ -1,0 +1,340 @@
+//! The threads of the slow lane, and the setting up of sessions.
+
+use super::SlowTask;
+use crate::admission;
+use crate::engine::base::account::{Account, Memory};
+use crate::engine::base::bounds::STACK;
+use crate::engine::base::description::Description;
+use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::side::{self, Side};
+use crate::engine::gpu::client_segment::Segment;
+use crate::engine::gpu::host::Registration;
+use crate::engine::gpu::partition::Place;
+use crate::engine::scheduling::dispatch::{self, Step};
+use crate::engine::session::{Session, SessionShared};
+use crate::engine::threads::gate;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
+use mpsshim_api::cuda::*;
+use mpsshim_control::closers::Stranger;
+use mpsshim_control::panics;
+use mpsshim_control::seqpacket;
+use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::limits::{Percentage, Terms};
+use mpsshim_model::mode::Mode;
+use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
+use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
+use mpsshim_proto::segment;
+use mpsshim_proto::shm::{self, Doorbell, Mapping};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// Messages executed here before the session goes back to its dispatch thread.
+const BUDGET: usize = 256;
+/// Threads that are always there.
+pub const THREADS: usize = 3;
+/// Threads at most: this many tasks that do not end stop the slow lane. A session has one task at a time.
+pub const MOST_THREADS: usize = 16;
+/// How long no task may have been taken up while some wait, before another thread is started.
+const STALL: Duration = Duration::from_secs(1);
+
+/// Starts a slow-lane thread.
+///
+/// # Errors
+/// No thread.
+pub fn start_thread(shared: &Arc<Shared>) -> std::io::Result<()> {
+    let number = shared.lanes.slow.threads.fetch_add(1, Ordering::Relaxed);
+    let running = Arc::clone(shared);
+    let started = std::thread::Builder::new()
+        .name(format!("slow-{number}"))
+        .stack_size(STACK)
+        .spawn(move || run(&running, number >= THREADS));
+    started.map(drop).inspect_err(|_| {
+        shared.lanes.slow.threads.fetch_sub(1, Ordering::Relaxed);
+    })
+}
+
+/// The body of a slow-lane thread; a spare one ends when it has had no work for a while.
+fn run(shared: &Arc<Shared>, spare: bool) {
+    while let Some(task) = shared.lanes.slow.next(spare) {
+        panics::works_for(None);
+        side::enter(Side::MAIN);
+        match task {
+            SlowTask::Serve(session) => serve(shared, session),
+            SlowTask::Pass(session, moment) => gate::run::pass(shared, session, &moment),
+            SlowTask::Move(session, to) => gate::run::move_on(shared, session, to),
+            SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
+        }
+    }
+    shared.lanes.slow.threads.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// The body of the thread that sees to it that the slow lane goes on.
+pub fn watch(shared: &Arc<Shared>) {
+    let lane = &shared.lanes.slow;
+    while lane.alarm.1.recv().is_ok() {
+        let mut taken = lane.taken.load(Ordering::Relaxed);
+        let wanted = || !lane.tasks.is_empty() || shared.gpu.is_urgent() && lane.free() == 0;
+        while wanted() {
+            std::thread::sleep(STALL);
+            let now = lane.taken.load(Ordering::Relaxed);
+            let stalled = now == taken && wanted();
+            taken = now;
+            let threads = lane.threads.load(Ordering::Relaxed);
+            if !stalled || threads >= MOST_THREADS {
+                continue;
+            }
+            tracing::info!("All {threads} threads of the slow lane are busy: another takes over");
+            if let Err(error) = start_thread(shared) {
+                tracing::warn!("No further thread for the slow lane: {error}");
+            }
+        }
+    }
+}
+
+fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
+    panics::works_for(Some(session.shared.info.session));
+    session.enter();
+    let mut violation = None;
+    let mut alone = session.wants_moment;
+    for _ in 0..BUDGET {
+        if alone {
+            break;
+        }
+        match dispatch::step(shared, &mut session, true) {
+            Step::Done => {}
+            Step::Alone => alone = true,
+            Step::None | Step::Full | Step::Held | Step::Slow => break,
+            Step::Violation(why) => {
+                violation = Some(why);
+                break;
+            }
+        }
+    }
+    for block in session.take_surplus_host() {
+        shared
+            .lanes
+            .bury(Buried::Host(block, session.shared.info.uid));
+    }
+    match violation {
+        Some(why) => dispatch::end(shared, session, Some(why)),
+        None if alone => shared.lanes.gate(session.side).admit(shared, session),
+        None => shared.lanes.send_home(session),
+    }
+}
+
+fn refuse(shared: &Shared, socket: &Stranger, who: Credentials, status: CUresult, why: String) {
+    admission::refuse(&shared.roster.events, socket, who, status, why);
+}
+
+fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Credentials) {
+    if let Err(why) = admission::check_version(hello) {
+        return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+    }
+    if let Some(status) = shared.gpu.lost_status() {
+        let why = format!("the server's context is lost ({status})");
+        return refuse(shared, &socket, who, CUDA_ERROR_MPS_SERVER_NOT_READY, why);
+    }
+    let Some(id) = shared.roster.admission.admit() else {
+        let why = format!(
+            "there are {} clients already",
+            shared.roster.admission.limit()
+        );
+        return refuse(
+            shared,
+            &socket,
+            who,
+            CUDA_ERROR_MPS_MAX_CLIENTS_REACHED,
+            why,
+        );
+    };
+    let limits = shared.roster.limits.lock().clone();
+    let mut terms = Terms::new(&limits, hello);
+    let places = shared
+        .gpu
+        .devices
+        .iter()
+        .map(|device| shared.gpu.place(device, terms.threads));
+    let places = match places.collect::<Result<Vec<_>, _>>() {
+        Ok(places) => places,
+        Err(status) if hello.required != 0 => {
+            shared.roster.admission.retract();
+            let why = format!(
+                "it needs its limits, and the driver cannot give it {} percent of the active threads ({status})",
+                terms.threads
+            );
+            return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+        }
+        Err(status) => {
+            tracing::warn!(
+                "Client process {} should have {} percent of the active threads, but the driver cannot part the \
+                 device ({status}): it has all of them",
+                who.pid,
+                terms.threads
+            );
+            terms.threads = Percentage::ALL;
+            Vec::new()
+        }
+    };
+    let account = match shared.roster.admission.users().place(who.uid) {
+        Ok(place) => Account::of_user(place),
+        Err(error) => {
+            shared.roster.admission.retract();
+            let why = format!("its user's memory cannot be counted: {error}");
+            return refuse(shared, &socket, who, CUDA_ERROR_OUT_OF_MEMORY, why);
+        }
+    };
+    shared.roster.fairness.admit(terms.priority);
+    limit_memory(shared, &account, &limits.memory);
+    match prepare(shared, id, socket, who, (terms, account, places)) {
+        Ok(session) => {
+            let info = session.shared.info.clone();
+            if shared.roster.watch_socket(&session.shared).is_err() {
+                shared.roster.tell(EngineEvent::Connected(info));
+                return dispatch::end(shared, session, Some("no descriptors left".into()));
+            }
+            shared.roster.tell(EngineEvent::Connected(info));
+            shared.lanes.send_home(session);
+        }
+        Err((socket, status, why)) => {
+            shared.roster.admission.retract();
+            shared.gpu.note_status(status);
+            // A new server will do what one whose context is lost cannot.
+            let status = match shared.gpu.lost_status() {
+                Some(_) => CUDA_ERROR_MPS_SERVER_NOT_READY,
+                None => status,
+            };
+            refuse(shared, &socket, who, status, why);
+        }
+    }
+}
+
+/// Bytes of device memory that a client may have, by ordinal.
+pub fn limit_memory(shared: &Shared, account: &Account, limits: &BTreeMap<usize, u64>) {
+    for (device, bytes) in limits {
+        // Of a device that is not here, none is needed.
+        if let Ok(device) = shared.gpu.device(*device as u32) {
+            account.lower_limit(Memory::Device(device.ordinal), *bytes);
+        }
+    }
+}
+
+/// Registers a segment with the driver, from [`segment::REGISTERED`] on.
+///
+/// # Errors
+/// The driver's.
+pub fn register_segment(shared: &Shared, mapping: Mapping) -> Result<Registration, CUresult> {
+    let device = shared.gpu.any_device().ok_or(CUDA_ERROR_NO_DEVICE)?;
+    device.make_current(&shared.gpu.driver)?;
+    Registration::new(&shared.gpu.driver, mapping, segment::REGISTERED)
+}
+
+/// A segment for a client of this user, and the descriptor that the client gets.
+fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresult, String)> {
+    let impossible = |error: std::io::Error| {
+        let why = format!("cannot make its segment: {error}");
+        (CUDA_ERROR_OUT_OF_MEMORY, why)
+    };
+    if let Some(segment) = shared.gpu.spare.take_segment(uid) {
+        return match segment.file.description() {
+            Ok(file) => Ok((segment, file)),
+            Err(error) => {
+                shared.gpu.spare.put_segment(uid, segment);
+                Err(impossible(error))
+            }
+        };
+    }
+    let made = || -> std::io::Result<(OwnedFd, MemoryFile, Mapping)> {
+        let own = MemoryFile::new(c"mpsshim-segment", segment::SEGMENT_LEN as u64)?;
+        let mapping = Mapping::new(own.as_fd(), segment::SEGMENT_LEN)?;
+        Ok((own.description()?, own, mapping))
+    };
+    let (file, own, mapping) = made().map_err(impossible)?;
+    let registration = register_segment(shared, mapping)
+        .map_err(|status| (status, format!("cannot register its segment: {status}")))?;
+    let segment = Segment {
+        registration,
+        file: own,
+    };
+    Ok((segment, file))
+}
+
+fn prepare(
+    shared: &Arc<Shared>,
+    id: u64,
+    socket: Stranger,
+    who: Credentials,
+    (terms, account, places): (Terms, Account, Vec<Option<Place>>),
+) -> Result<Box<Session>, Refusal> {
+    // A client that takes no packets must not hold up the thread that sends it one.
+    if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
+        let why = format!("its connection cannot be made non-blocking: {error}");
+        return Err((socket, CUDA_ERROR_OPERATING_SYSTEM, why));
+    }
+    let made = Doorbell::new().map_err(|error| {
+        let why = format!("cannot make its doorbell: {error}");
+        (CUDA_ERROR_OUT_OF_MEMORY, why)
+    });
+    let made = made.and_then(|bell| Ok((take_segment(shared, who.uid)?, bell)));
+    let ((segment, file), bell) = match made {
+        Ok(made) => made,
+        Err((status, why)) => return Err((socket, status, why)),
+    };
+    let description = match Description::new() {
+        Ok(description) => Arc::new(description),
+        Err(error) => {
+            let why = format!("cannot make its description: {error}");
+            return Err((socket, CUDA_ERROR_OUT_OF_MEMORY, why));
+        }
+    };
+    let home = shared.lanes.least_loaded();
+    let info = ClientInfo {
+        session: id,
+        pid: who.pid,
+        uid: who.uid,
+    };
+    let session_shared = Arc::new(SessionShared::new(
+        info,
+        segment,
+        (bell, socket),
+        (terms, account),
+        description,
+    ));
+    let mut welcome = admission::welcome(CUDA_SUCCESS);
+    welcome.mode = Mode::Proxy.number();
+    welcome.session = id;
+    welcome.segment_len = segment::SEGMENT_LEN as u64;
+    (welcome.host_arena, welcome.host_arena_len) = (HOST_ARENA, HOST_ARENA_LEN);
+    (welcome.device_arena, welcome.device_arena_len) = (DEVICE_ARENA, DEVICE_ARENA_LEN);
+    welcome.device_count = shared.gpu.devices.len().min(MAX_DEVICES) as u32;
+    for (to, device) in welcome.devices.iter_mut().zip(shared.gpu.devices.iter()) {
+        *to = device.uuid.0;
+    }
+    for (to, place) in welcome.multiprocessors.iter_mut().zip(&places) {
+        *to = place.as_ref().map_or(0, |place| place.count);
+    }
+    for (device, limit) in session_shared.account.limits_of_devices() {
+        welcome.memory[device] = limit;
+    }
+    let mut session = Box::new(Session::new(session_shared.clone(), home));
+    session.places = places;
+    // Listed before the client can act: whoever sees its first call served finds it in the list.
+    shared.roster.remember(&session_shared);
+    if let Err(error) = shm::send_packet(
+        session_shared.socket(),
+        welcome.as_bytes(),
+        &[file.as_fd(), session_shared.bell.fd()],
+    ) {
+        tracing::debug!("client {} left before it was welcomed: {error}", who.pid);
+        session_shared.hung_up.store(true, Ordering::Relaxed);
+    }
+    // Not before: the next server would wait for a client that waits for its welcome.
+    session.begin_description(&shared.images);
+    Ok(session)
+}
+
+type Refusal = (Stranger, CUresult, String);

@@ -1,0 +1,216 @@
+//! The thread that destroys objects at quiescent points.
+
+use super::{Buried, Graves, Lots, PATIENCE};
+use crate::engine::base::side::{self, Side};
+use crate::engine::gpu::spare::Unused;
+use crate::engine::threads::shared::Shared;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether all is quiet.
+const TICK: Duration = Duration::from_millis(1);
+/// The same once that has been in vain for [`PATIENCE`].
+const SLOW_TICK: Duration = Duration::from_millis(10);
+/// The longest pause between two such demands.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long clients are held back for one lot of objects.
+const LOT: Duration = Duration::from_millis(2);
+/// All go on for so many times as long as they were held back for a lot.
+const AFTER: u32 = 4;
+
+impl Graves {
+    /// Ends some, in a moment of somebody else's.
+    pub fn end_some(&self, shared: &Shared) {
+        // The undertaker itself may be about to want a moment.
+        if let Some(mut lots) = self.0.try_lock() {
+            lots.end_some(shared);
+        }
+    }
+}
+
+impl Lots {
+    fn is_empty(&self, shared: &Shared) -> bool {
+        self.objects.is_empty() && (self.side != Side::MAIN || shared.gpu.spare.len() == 0)
+    }
+
+    fn bury(&mut self, shared: &Shared, object: Buried) {
+        if self.is_empty(shared) {
+            (self.since, self.asked, self.pause) = (Some(Instant::now()), None, PATIENCE);
+        }
+        self.objects.extend(spared(shared, object));
+    }
+
+    fn end_some(&mut self, shared: &Shared) {
+        lay_to_rest(shared, self);
+        (self.since, self.asked, self.pause) = (Some(Instant::now()), None, PATIENCE);
+        shared.gpu.calm(self.side).set_overdue(false);
+    }
+
+    /// Ends what it can, if all is quiet; asks for a moment if that has not been so for long.
+    fn look(&mut self, shared: &Shared) {
+        side::enter(self.side);
+        // A segment that somebody looked at just now.
+        self.objects = std::mem::take(&mut self.objects)
+            .into_iter()
+            .filter_map(|object| spared(shared, object))
+            .collect();
+        if shared.gpu.is_lost() {
+            // Nothing can be freed any more; the process is about to be replaced.
+            self.objects.drain(..).for_each(std::mem::forget);
+            std::mem::forget(shared.gpu.spare.take_all());
+        }
+        let (calm, waits) = (shared.gpu.calm(self.side), !self.is_empty(shared));
+        calm.set_undertaker_waits(waits);
+        if !waits {
+            return;
+        }
+        let may = Instant::now() >= self.next || calm.is_left_to(None);
+        if may && shared.roster.is_quiet(&shared.gpu, self.side) {
+            let began = Instant::now();
+            let _hush = calm.hush();
+            if shared.roster.is_quiet(&shared.gpu, self.side) {
+                self.end_some(shared);
+            }
+            self.next = Instant::now() + AFTER * began.elapsed();
+            return;
+        }
+        let over = |then: Option<Instant>, time| then.is_none_or(|then| then.elapsed() > time);
+        if over(self.since, PATIENCE) && over(self.asked, self.pause) && !calm.is_stuck() {
+            self.pause = LONGEST_PAUSE.min(2 * self.pause);
+            self.asked = Some(Instant::now());
+            calm.set_overdue(true);
+            shared.lanes.gate(self.side).knock();
+        }
+    }
+}
+
+/// The undertaker thread's body.
+pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
+    let all = |side: Side| shared.lanes.graves(side).0.lock();
+    loop {
+        let waiting: Vec<_> = Side::ALL
+            .into_iter()
+            .filter(|side| !all(*side).is_empty(shared))
+            .collect();
+        let fresh = |side: &Side| {
+            let since = all(*side).since;
+            since.is_some_and(|since| since.elapsed() < PATIENCE)
+        };
+        let task = if waiting.is_empty() {
+            tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else if waiting.iter().any(fresh) {
+            tasks.recv_timeout(TICK)
+        } else {
+            tasks.recv_timeout(SLOW_TICK)
+        };
+        let first = match task {
+            Ok(task) => Some(task),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let mut unused = None;
+        for (side, object) in first.into_iter().chain(tasks.try_iter()) {
+            side::enter(side);
+            match object {
+                Buried::UnusedAnnex(side) => unused = Some(side),
+                object => all(side).bury(shared, object),
+            }
+        }
+        let mut buried = 0;
+        for side in Side::ALL {
+            let mut lots = all(side);
+            lots.look(shared);
+            buried += lots.objects.len();
+        }
+        shared
+            .gpu
+            .spare
+            .note_waiting(buried + shared.gpu.spare.len());
+        if let Some(side) = unused {
+            // Nothing of it is on its way here.
+            shared.close_unused_annex(side, || tasks.is_empty());
+        }
+    }
+}
+
+/// Keeps registered memory for the next session; gives back what is none.
+fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
+    match object {
+        Buried::Host(mut block, uid) => {
+            (block.charge, block.host) = (None, None);
+            shared.gpu.spare.put_block(uid, block);
+            None
+        }
+        Buried::Segment(session) => match Arc::try_unwrap(session) {
+            Ok(session) => {
+                let uid = session.info.uid;
+                shared.gpu.spare.put_segment(uid, session.segment);
+                None
+            }
+            Err(session) => Some(Buried::Segment(session)),
+        },
+        // What others have too needs nobody to wait.
+        Buried::Image(image) => image
+            .leave_shared(&shared.images)
+            .and_then(|image| image.retire(&shared.images))
+            .map(Buried::Image),
+        Buried::Left(instance) => {
+            let instance = Arc::new(instance);
+            shared.images.families.add(&instance);
+            let refused = shared.images.assess(instance)?;
+            Arc::into_inner(refused).map(Buried::Instance)
+        }
+        other => Some(other),
+    }
+}
+
+/// Ends objects, for as long as others may be held back. What has another holder stays.
+fn lay_to_rest(shared: &Shared, graves: &mut Lots) {
+    let began = Instant::now();
+    let mut kept = Vec::new();
+    for object in std::mem::take(&mut graves.objects) {
+        if began.elapsed() < LOT {
+            kept.extend(end(shared, object));
+        } else {
+            kept.push(object);
+        }
+    }
+    graves.objects = kept;
+    while graves.side == Side::MAIN && began.elapsed() < LOT && end_spare(shared) {}
+}
+
+/// Unregisters memory that no session uses; false when there is none.
+fn end_spare(shared: &Shared) -> bool {
+    let Some(unused) = shared.gpu.spare.take_any() else {
+        return false;
+    };
+    shared.gpu.use_any_device();
+    match unused {
+        Unused::Block(block) => shared.gpu.arena.free(&shared.gpu.driver, block),
+        Unused::Segment(segment) => drop(segment.registration.unregister(&shared.gpu.driver)),
+    }
+    true
+}
+
+/// Ends an object; gives it back when that must wait for another holder.
+fn end(shared: &Shared, object: Buried) -> Option<Buried> {
+    match object {
+        Buried::Image(image) => image.end(&shared.images),
+        Buried::Instance(instance) => instance.end(&shared.images),
+        Buried::Array(array) => array.end(&shared.gpu),
+        Buried::Object(object, device) => {
+            if let Err(status) = object.end(device, &shared.gpu) {
+                shared.gpu.note_status(status);
+            }
+        }
+        Buried::Green(green) => return shared.gpu.end_green(green).map(Buried::Green),
+        Buried::File(file) => {
+            shared.gpu.use_any_device();
+            shared.gpu.arena.unregister_file(&shared.gpu.driver, file);
+        }
+        Buried::UnusedAnnex(_) => {}
+        kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),
+    }
+    None
+}
