@@ -134,7 +134,7 @@ fn clients_come_work_and_leave_ten_times_over() {
     assert_eq!(log.matches("Starting new server").count(), 1);
 }
 
-/// So many sessions of a dispatch thread are never parked (`CROWD` in the server's engine/parking.rs).
+/// So many sessions of a dispatch thread are never parked (`CROWD` in the server's engine/scheduling/parking.rs).
 const NEVER_PARKED: usize = 16;
 
 /// Has a client send work without a pause until it is dropped.

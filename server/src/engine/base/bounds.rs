@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    const BEGIN: &str = "<!-- written from server/src/engine/bounds.rs by the test of the bounds with UPDATE_DOCS=1 -->\n";
+    const BEGIN: &str = "<!-- written from server/src/engine/base/bounds.rs by the test of the bounds with UPDATE_DOCS=1 -->\n";
     const END: &str = "<!-- the end of what is written -->\n";
 
     #[test]
