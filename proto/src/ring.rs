@@ -66,7 +66,13 @@ impl Place {
     #[inline]
     #[must_use]
     pub fn behind(self, message: &Message) -> Place {
-        Place(self.0.wrapping_add((message.len + HEADER) as u64))
+        self.after(message.len)
+    }
+    /// Behind a message with so many bytes behind its header.
+    #[inline]
+    #[must_use]
+    pub fn after(self, len: u32) -> Place {
+        Place(self.0.wrapping_add((len + HEADER) as u64))
     }
 }
 

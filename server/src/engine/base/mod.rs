@@ -3,6 +3,7 @@
 pub mod account;
 pub mod assertions;
 pub mod bounds;
+pub mod call;
 pub mod call_error;
 pub mod calm;
 pub mod description;

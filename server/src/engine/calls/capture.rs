@@ -2,6 +2,7 @@
 //! the driver's would hit every client of the server.
 
 use super::Reply;
+use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::objects::graphs::{Capture, Owner};
@@ -13,7 +14,6 @@ use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{
     CaptureBegin, CaptureHost, CaptureState, CaptureUpdate, NODES_MOST,
 };
-use mpsshim_proto::ring::Message;
 use std::ptr;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -59,14 +59,14 @@ impl Session {
     /// The nodes and edges behind a `T`.
     pub fn nodes_behind<T>(
         &self,
-        message: &Message,
+        message: Incoming<'_>,
         nodes: u32,
         edges: bool,
     ) -> Result<Behind, CallError> {
         if nodes as usize > NODES_MOST {
             return Err(CallError::Violation(format!("{nodes} nodes in a message")));
         }
-        let bytes = self.trailing::<T>(message)?;
+        let bytes = message.behind::<T>()?;
         let mut bytes = &bytes[..];
         Ok(Behind {
             nodes: take(&mut bytes, nodes as usize)?,
@@ -88,12 +88,8 @@ impl Session {
     }
 
     /// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
-    pub fn capture_begin(
-        &mut self,
-        shared: &Shared,
-        body: CaptureBegin,
-        message: &Message,
-    ) -> Reply {
+    pub fn capture_begin(&mut self, shared: &Shared, call: Call<'_, CaptureBegin>) -> Reply {
+        let Call { body, message } = call;
         let behind = self.nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
         let (index, raw) = self.stream_for_capture(shared, body.stream)?;
         let stream = self.streams.at_mut(index)?;
@@ -349,12 +345,8 @@ impl Session {
     }
 
     /// `cuStreamUpdateCaptureDependencies`.
-    pub fn capture_update(
-        &mut self,
-        shared: &Shared,
-        body: CaptureUpdate,
-        message: &Message,
-    ) -> Reply {
+    pub fn capture_update(&mut self, shared: &Shared, call: Call<'_, CaptureUpdate>) -> Reply {
+        let Call { body, message } = call;
         let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
         let (_, raw) = self.stream_for_capture(shared, body.stream)?;
         let nodes = self.graphs.raw_nodes(&behind.nodes)?;

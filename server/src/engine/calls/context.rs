@@ -1,6 +1,7 @@
 //! Contexts: attaching to a device, limits.
 
 use super::Reply;
+use crate::engine::base::call::Incoming;
 use crate::engine::base::description::Kind;
 use crate::engine::gpu::context_limits::ContextLimit;
 use crate::engine::gpu::devices::Device;
@@ -8,7 +9,6 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Attach, Limit};
-use mpsshim_proto::ring::Message;
 
 /// Bytes (`CU_LIMIT_MAX_L2_FETCH_GRANULARITY`).
 const L2_FETCH_MAX: u64 = 128;
@@ -36,8 +36,8 @@ impl Session {
     }
 
     /// Whether `cuCtxSetLimit` has to raise one.
-    pub fn raises_limit(&self, shared: &Shared, message: &Message) -> bool {
-        let Ok(body) = self.body::<Limit>(message) else {
+    pub fn raises_limit(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let Ok(body) = message.body::<Limit>() else {
             return false;
         };
         let Ok(device) = shared.gpu.device(body.device) else {

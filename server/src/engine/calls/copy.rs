@@ -1,12 +1,12 @@
 //! Copies and memsets. All device ranges are checked against what the session owns.
 
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::objects::pace::Runs;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
-use mpsshim_proto::ring::Message;
 
 /// Where a captured memset of memory that is not the client's goes. The driver takes any address into a graph, and refuses
 /// to instantiate one with an address that is no memory of the process; all clients' memory is.
@@ -71,16 +71,16 @@ impl Session {
     pub fn copy_inline(
         &mut self,
         shared: &Shared,
-        body: CopyInline,
-        message: &Message,
+        call: Call<'_, CopyInline>,
     ) -> Result<(), CallError> {
+        let Call { body, message } = call;
         if body.len > INLINE_COPY_MAX as u64 {
             return Err(CallError::Violation(format!(
                 "inline copy of {} bytes",
                 body.len
             )));
         }
-        let data = self.in_place(message, size_of::<CopyInline>(), body.len as usize)?;
+        let data = message.in_place(size_of::<CopyInline>(), body.len as usize)?;
         let to = self.place_of(body.to);
         self.check_device(to, body.len)?;
         self.check_writable(to)?;

@@ -1,6 +1,7 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
 use super::Reply;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::moment::Want;
 use crate::engine::base::ordinal::Ordinal;
@@ -15,7 +16,6 @@ use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{
     FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, Param, Value,
 };
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::ANSWER_LEN;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -85,8 +85,9 @@ impl Session {
 
     /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
     /// loaded here and now, on the slow lane, so that no launch has to.
-    pub fn get_function(&mut self, shared: &Shared, body: GetFunction, message: &Message) -> Reply {
-        let name = self.name::<GetFunction>(message)?;
+    pub fn get_function(&mut self, shared: &Shared, call: Call<'_, GetFunction>) -> Reply {
+        let Call { body, message } = call;
+        let name = message.name::<GetFunction>()?;
         let driver = &shared.gpu.driver;
         if body.function == 0 {
             return self.describe_kernel(shared, body.parent, &name);
@@ -216,13 +217,9 @@ impl Session {
     }
 
     /// `cuKernelGetAttribute`, `cuKernelSetAttribute`.
-    pub fn kernel_attribute(
-        &mut self,
-        shared: &Shared,
-        body: KernelAttribute,
-        message: &Message,
-    ) -> Reply {
-        let name = self.name::<KernelAttribute>(message)?;
+    pub fn kernel_attribute(&mut self, shared: &Shared, call: Call<'_, KernelAttribute>) -> Reply {
+        let Call { body, message } = call;
+        let name = message.name::<KernelAttribute>()?;
         let device = shared.gpu.device(body.device)?;
         let image = self.libraries.get_mut(body.library)?;
         if image.is_tracked() {

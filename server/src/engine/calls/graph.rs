@@ -10,6 +10,7 @@ mod shown;
 
 use super::Reply;
 use crate::engine::base::bounds;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::graph_templates::Size;
 use crate::engine::base::ordinal::Ordinal;
@@ -25,7 +26,6 @@ use mpsshim_proto::message::graph::{
     GraphListed, GraphMemory, GraphPair, LIST_MOST, NODES_MOST, graph_memory, list,
 };
 use mpsshim_proto::message::{Object, Value};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -222,14 +222,14 @@ impl Session {
     pub fn graph_dependencies(
         &mut self,
         shared: &Shared,
-        body: GraphDependencies,
-        message: &Message,
+        call: Call<'_, GraphDependencies>,
     ) -> Reply {
+        let Call { body, message } = call;
         let count = body.count as usize;
         if count > NODES_MOST {
             return Err(CallError::Violation(format!("{count} dependencies")));
         }
-        let bytes = self.trailing::<GraphDependencies>(message)?;
+        let bytes = message.behind::<GraphDependencies>()?;
         let mut bytes = &bytes[..];
         let from = self.graphs.raw_nodes(&take::<u64>(&mut bytes, count)?)?;
         let to = self.graphs.raw_nodes(&take::<u64>(&mut bytes, count)?)?;
@@ -319,7 +319,8 @@ impl Session {
     }
 
     /// `cuGraphDebugDotPrint`: the driver writes into a memory file, which goes to the client.
-    pub fn graph_dot(&mut self, shared: &Shared, body: GraphDot, message: &Message) -> Reply {
+    pub fn graph_dot(&mut self, shared: &Shared, call: Call<'_, GraphDot>) -> Reply {
+        let Call { body, message } = call;
         let (graph, _) = self.graph_ready(shared, body.graph)?;
         // SAFETY: a NUL-ended name; the result is checked.
         let fd = unsafe { libc::memfd_create(c"mpsshim-dot".as_ptr(), libc::MFD_CLOEXEC) };

@@ -1,6 +1,7 @@
 //! Green contexts and device resources.
 
 use super::Reply;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::side::Side;
 use crate::engine::gpu::devices::Device;
@@ -15,7 +16,6 @@ use mpsshim_proto::message::Object;
 use mpsshim_proto::message::context::{
     Confine, GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,
 };
-use mpsshim_proto::ring::Message;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -92,13 +92,9 @@ impl Session {
     }
 
     /// `cuDevResourceGenerateDesc`.
-    pub fn resource_join(
-        &mut self,
-        shared: &Shared,
-        body: ResourceJoin,
-        message: &Message,
-    ) -> Reply {
-        let behind = self.trailing::<ResourceJoin>(message)?;
+    pub fn resource_join(&mut self, shared: &Shared, call: Call<'_, ResourceJoin>) -> Reply {
+        let Call { body, message } = call;
+        let behind = message.behind::<ResourceJoin>()?;
         if body.count == 0 || body.count > MAX_JOINED {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }

@@ -1,5 +1,6 @@
 //! `cuLaunchKernel`, `cuLaunchKernelEx`.
 
+use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::packed;
 use crate::engine::base::moment::Want;
@@ -9,7 +10,6 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
-use mpsshim_proto::ring::Message;
 
 const ATTRIBUTE: usize = size_of::<CUlaunchAttribute>();
 
@@ -23,12 +23,8 @@ pub struct Attributes {
 
 impl Session {
     /// `cuLaunchKernel(Ex)`.
-    pub fn launch(
-        &mut self,
-        shared: &Shared,
-        body: Launch,
-        message: &Message,
-    ) -> Result<(), CallError> {
+    pub fn launch(&mut self, shared: &Shared, call: Call<'_, Launch>) -> Result<(), CallError> {
+        let Call { body, message } = call;
         let function = self.function(shared, body.function)?;
         let (raw, prints, image) = (function.raw, function.prints, function.image);
         let (device, local) = (function.device, function.local);
@@ -102,21 +98,21 @@ impl Session {
         self.submitted_work(&shared.gpu, index, Runs::Function(body.function))
     }
 
-    fn params(&self, message: &Message, body: &Launch) -> Result<*mut u8, CallError> {
+    fn params(&self, message: Incoming<'_>, body: &Launch) -> Result<*mut u8, CallError> {
         if body.param_len as usize > PARAMS_MAX {
             return Err(CallError::Violation(format!(
                 "{} bytes of kernel parameters",
                 body.param_len
             )));
         }
-        self.in_place(message, size_of::<Launch>(), body.param_len as usize)
+        message.in_place(size_of::<Launch>(), body.param_len as usize)
     }
 
     /// Copies the attributes behind the parameters out and puts the driver's handles into them. `capturing`: whether the
     /// stream of a launch captures; none where nothing is launched.
     pub fn attributes(
         &mut self,
-        message: &Message,
+        message: Incoming<'_>,
         body: &Launch,
         capturing: Option<bool>,
     ) -> Result<Attributes, CallError> {
@@ -137,7 +133,7 @@ impl Session {
         let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
         let mut bytes = [0u8; ATTRIBUTE];
         for (i, attribute) in attributes.list[..count].iter_mut().enumerate() {
-            if !self.copy_out(message, at + i * ATTRIBUTE, &mut bytes) {
+            if !message.copy_out(at + i * ATTRIBUTE, &mut bytes) {
                 return Err(CallError::Violation(
                     "launch attributes do not fit the message".into(),
                 ));

@@ -2,6 +2,7 @@
 
 use super::{Logged, Reply};
 use crate::engine::base::bounds;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::jit::JitOptions;
 use crate::engine::gpu::host::is_affordable;
@@ -13,7 +14,6 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::Object;
 use mpsshim_proto::message::image::{LinkAdd, LinkCreate};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm::{self, is_sealed, read_sealed};
 use std::fs::File;
 use std::io::Write;
@@ -22,8 +22,9 @@ use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuLinkCreate`.
-    pub fn link_create(&mut self, shared: &Shared, body: LinkCreate, message: &Message) -> Reply {
-        let behind = self.trailing::<LinkCreate>(message)?;
+    pub fn link_create(&mut self, shared: &Shared, call: Call<'_, LinkCreate>) -> Reply {
+        let Call { body, message } = call;
+        let behind = message.behind::<LinkCreate>()?;
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         options.want(body.info_log, body.error_log);
@@ -54,8 +55,9 @@ impl Session {
     }
 
     /// `cuLinkAddData`. A file is read by the client.
-    pub fn link_add(&mut self, shared: &Shared, body: LinkAdd, message: &Message) -> Logged {
-        let behind = self.trailing::<LinkAdd>(message)?;
+    pub fn link_add(&mut self, shared: &Shared, call: Call<'_, LinkAdd>) -> Logged {
+        let Call { body, message } = call;
+        let behind = message.behind::<LinkAdd>()?;
         let (mut options, name) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         let Some(end) = name.iter().position(|byte| *byte == 0) else {
@@ -115,7 +117,8 @@ impl Session {
     }
 
     /// The cubin of a completed link, over the socket, before the answer, under the message's token.
-    pub fn link_fetch(&mut self, _: &Shared, body: Object, message: &Message) -> Reply {
+    pub fn link_fetch(&mut self, _: &Shared, call: Call<'_, Object>) -> Reply {
+        let Call { body, message } = call;
         let link = self.links.get(body.object)?;
         let cubin = link.cubin.as_ref().ok_or(CUDA_ERROR_NOT_FOUND)?;
         let file = || -> std::io::Result<File> {

@@ -3,6 +3,7 @@
 use super::Reply;
 use crate::engine::base::account::Memory;
 use crate::engine::base::bounds;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Kind as Described;
 use crate::engine::session::Session;
@@ -12,7 +13,6 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::{Attach, HostAlloc, MANAGED, MemGrant, MemInfo, PointerQuery, Range};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -196,7 +196,8 @@ impl Session {
 
     /// Pinned memory: a memory file mapped at one address here and in the client. The descriptor goes over the
     /// socket, before the answer, under the message's token.
-    pub fn host_alloc(&mut self, shared: &Shared, body: HostAlloc, message: &Message) -> Reply {
+    pub fn host_alloc(&mut self, shared: &Shared, call: Call<'_, HostAlloc>) -> Reply {
+        let Call { body, message } = call;
         let device = shared.gpu.device(body.device)?;
         let len = body
             .len

@@ -20,6 +20,7 @@ mod stream;
 mod tensor_map;
 mod virtual_memory;
 
+use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
 use crate::engine::session::Session;
@@ -28,7 +29,6 @@ use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::{Op, Value};
 use mpsshim_proto::ops::{Body, Change, Lane};
-use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
 
 /// Payload of an answer.
@@ -45,8 +45,8 @@ fn value(value: u64) -> Vec<u8> {
 impl Session {
     /// Whether a message may take long or wait inside the driver, so that it belongs on the slow lane.
     #[inline]
-    pub fn is_slow(&self, op: Op, message: &Message) -> bool {
-        match op.lane() {
+    pub fn is_slow(&self, message: Incoming<'_>) -> bool {
+        match message.op.lane() {
             Lane::Dispatch => false,
             Lane::Slow | Lane::SlowSubmits => true,
             Lane::SlowForGraphs => self.puts_graph_into_graph(message),
@@ -64,23 +64,30 @@ pub enum Undone {
     Violation(String),
 }
 
+/// A handler gets the body, or the whole call if the row says that something follows the body.
+macro_rules! argument {
+    ($call:ident, $rest:ident) => {
+        $call
+    };
+    ($call:ident) => {
+        $call.body
+    };
+}
+
 /// One arm for each row of the table: decodes the body and calls the handler; `$then` gets what came of it.
 macro_rules! handle_by_table {
     (
-        ($op:ident, $shared:ident, $session:ident, $message:ident, $then:ident)
+        ($shared:ident, $session:ident, $message:ident, $then:ident)
         $(
             #[doc = $doc:literal]
             $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
             $lane:ident, $ordering:tt, $gate:tt, $traced:tt, $change:tt;
         )*
     ) => {
-        match $op {
+        match $message.op {
             $(Op::$name => {
-                let body = $session.body::<Body<$number>>($message);
-                let outcome = body.and_then(|body| {
-                    $(let $rest = $message;)?
-                    $session.$handler($shared, body $(, $rest)?)
-                });
+                let call = $message.decode::<Body<$number>>();
+                let outcome = call.and_then(|call| $session.$handler($shared, argument!(call $(, $rest)?)));
                 $then!($name, $kind, outcome, $shared, $session, $message)
             })*
         }
@@ -93,7 +100,7 @@ macro_rules! conclude {
         if const { !matches!(Op::$name.change(), Change::Nothing) }
             && Outcome::<$kind>::is_done(&$outcome)
         {
-            $session.note_change(&$shared.images, Op::$name, $message);
+            $session.note_change(&$shared.images, $message);
         } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&$outcome) {
             $session.note_executed($message);
         }
@@ -116,10 +123,9 @@ macro_rules! status_only {
 pub fn perform(
     shared: &Shared,
     session: &mut Session,
-    op: Op,
-    message: &Message,
+    message: Incoming<'_>,
 ) -> Result<(), Undone> {
-    for_each_op!(handle_by_table(op, shared, session, message, conclude))
+    for_each_op!(handle_by_table(shared, session, message, conclude))
 }
 
 /// Executes a message whose client knows already what came of it.
@@ -129,10 +135,9 @@ pub fn perform(
 pub fn replay(
     shared: &Shared,
     session: &mut Session,
-    op: Op,
-    message: &Message,
+    message: Incoming<'_>,
 ) -> Result<(), CallError> {
-    for_each_op!(handle_by_table(op, shared, session, message, status_only))
+    for_each_op!(handle_by_table(shared, session, message, status_only))
 }
 
 /// What a handler of this kind of operation returns.

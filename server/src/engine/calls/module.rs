@@ -2,6 +2,7 @@
 
 use super::{Logged, Reply};
 use crate::engine::base::account::Memory;
+use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Kind as Described;
 use crate::engine::base::jit::JitOptions;
@@ -19,7 +20,6 @@ use mpsshim_control::closers::{self, Stranger};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::{ImageLoad, Named, Object, Range};
-use mpsshim_proto::ring::Message;
 use std::cell::Cell;
 use std::os::fd::AsFd;
 use zerocopy::{FromZeros, IntoBytes};
@@ -36,7 +36,8 @@ impl Shared {
 
 impl Session {
     /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
-    pub fn image_load(&mut self, shared: &Shared, body: ImageLoad, message: &Message) -> Logged {
+    pub fn image_load(&mut self, shared: &Shared, call: Call<'_, ImageLoad>) -> Logged {
+        let Call { body, message } = call;
         let ready = match self.prepared.take() {
             Some(prepared) if prepared.is_for(&body, message) => prepared.outcome?,
             _ => self.take_in(shared, &body, message)?,
@@ -59,7 +60,7 @@ impl Session {
             Some(Kind::Library) => shared.gpu.use_any_device(),
             _ => device.make_current(&shared.gpu.driver)?,
         }
-        let behind = self.trailing::<ImageLoad>(message)?;
+        let behind = message.behind::<ImageLoad>()?;
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         let family = self.family_of(&body, device.ordinal, &behind);
@@ -117,8 +118,8 @@ impl Session {
 
     /// Whether the driver has to load something for [`Session::image_load`]: a module that others have not loaded. A library
     /// is loaded when something of it is used.
-    pub fn loads_module(&mut self, shared: &Shared, message: &Message) -> bool {
-        let Ok(body) = self.body::<ImageLoad>(message) else {
+    pub fn loads_module(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let Ok(body) = message.body::<ImageLoad>() else {
             return false;
         };
         if Handle(body.image).kind() == Some(Kind::Library) {
@@ -126,7 +127,7 @@ impl Session {
         }
         let (device, options) = (
             shared.gpu.device(body.device),
-            self.trailing::<ImageLoad>(message),
+            message.behind::<ImageLoad>(),
         );
         let (Ok(device), Ok(options)) = (device, options) else {
             return false;
@@ -140,7 +141,7 @@ impl Session {
     }
 
     /// Does before the moment what the load needs besides the driver; whether there is anything to load then.
-    fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: &Message) -> bool {
+    fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: Incoming<'_>) -> bool {
         let done = self.prepared.take_if(|done| done.is_for(body, message));
         let prepared = done.unwrap_or_else(|| {
             self.go_away(&shared.gpu);
@@ -158,7 +159,7 @@ impl Session {
         &self,
         shared: &Shared,
         body: &ImageLoad,
-        message: &Message,
+        message: Incoming<'_>,
     ) -> Result<Ready, CallError> {
         let content = match message.token {
             0 => shared
@@ -371,8 +372,9 @@ impl Session {
     }
 
     /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
-    pub fn get_global(&mut self, shared: &Shared, body: Named, message: &Message) -> Reply {
-        let name = self.name::<Named>(message)?;
+    pub fn get_global(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
+        let Call { body, message } = call;
+        let name = message.name::<Named>()?;
         let look = |raw: Raw| {
             let (mut start, mut len, name) = (0, 0, name.as_ptr().cast());
             let (driver, start_at, len_at) = (&shared.gpu.driver, &mut start, &mut len);
@@ -417,8 +419,9 @@ impl Session {
     }
 
     /// `cuLibraryGetManaged`, as far as whether there is such a variable.
-    pub fn get_managed(&mut self, shared: &Shared, body: Named, message: &Message) -> Reply {
-        let name = self.name::<Named>(message)?;
+    pub fn get_managed(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
+        let Call { body, message } = call;
+        let name = message.name::<Named>()?;
         let Raw::Library(library) = self.libraries.get(body.parent)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
@@ -428,18 +431,6 @@ impl Session {
         let image = &shared.gpu.driver.image;
         image.library_get_managed(&mut start, &mut len, library, name)?;
         Ok(Vec::new())
-    }
-
-    /// The NUL-ended name behind a `T`.
-    pub fn name<T>(&self, message: &Message) -> Result<Vec<u8>, CallError> {
-        let mut name = self.trailing::<T>(message)?;
-        match name.iter().position(|b| *b == 0) {
-            Some(end) => {
-                name.truncate(end + 1);
-                Ok(name)
-            }
-            None => Err(CallError::Violation("a name without its end".into())),
-        }
     }
 
     /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: how many, and their names.

@@ -1,11 +1,11 @@
 //! Occupancy.
 
 use super::Reply;
+use crate::engine::base::call::Call;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUstream;
 use mpsshim_proto::message::{Launch, Occupancy};
-use mpsshim_proto::ring::Message;
 
 impl Session {
     /// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`, `cuOccupancyAvailableDynamicSMemPerBlock`.
@@ -34,7 +34,8 @@ impl Session {
     }
 
     /// `cuOccupancyMaxActiveClusters`, `cuOccupancyMaxPotentialClusterSize`.
-    pub fn clusters(&mut self, shared: &Shared, body: Launch, message: &Message) -> Reply {
+    pub fn clusters(&mut self, shared: &Shared, call: Call<'_, Launch>) -> Reply {
+        let Call { body, message } = call;
         let function = self.function_ready(shared, body.function)?;
         let attributes = self.attributes(message, &body, None)?;
         let device = self.functions.get(body.function)?.device;

@@ -2,6 +2,7 @@
 
 use super::Reply;
 use crate::engine::base::account::Memory;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::objects::pools;
@@ -10,7 +11,6 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::{PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree};
 use mpsshim_proto::message::{Object, Range};
-use mpsshim_proto::ring::Message;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -201,12 +201,8 @@ impl Session {
     }
 
     /// `cuMemPoolSetAccess`.
-    pub fn pool_set_access(
-        &mut self,
-        shared: &Shared,
-        body: PoolAccess,
-        message: &Message,
-    ) -> Reply {
+    pub fn pool_set_access(&mut self, shared: &Shared, call: Call<'_, PoolAccess>) -> Reply {
+        let Call { body, message } = call;
         let accesses = self.accesses_behind::<PoolAccess>(shared, message, body.count)?;
         let pool = self.pool(shared, body.pool)?;
         shared
@@ -218,12 +214,8 @@ impl Session {
     }
 
     /// `cuMemPoolGetAccess`.
-    pub fn pool_get_access(
-        &mut self,
-        shared: &Shared,
-        body: PoolAccess,
-        message: &Message,
-    ) -> Reply {
+    pub fn pool_get_access(&mut self, shared: &Shared, call: Call<'_, PoolAccess>) -> Reply {
+        let Call { body, message } = call;
         let accesses = self.accesses_behind::<PoolAccess>(shared, message, body.count)?;
         let access = accesses.first().ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let pool = self.pool(shared, body.pool)?;

@@ -1,6 +1,7 @@
 //! Texture and surface references of old modules. Their state is the driver's own.
 
 use super::Reply;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::images::contents::Raw;
 use crate::engine::objects::arrays::{RawArray, RawReference, Reference};
@@ -9,20 +10,15 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
-    GetReference, ReferenceArguments, ReferenceCall as Call, ReferenceResult,
+    GetReference, ReferenceArguments, ReferenceCall, ReferenceResult,
 };
-use mpsshim_proto::ring::Message;
 use zerocopy::IntoBytes;
 
 impl Session {
     /// `cuModuleGetTexRef`, `cuModuleGetSurfRef`, `cuTexRefCreate`.
-    pub fn get_reference(
-        &mut self,
-        shared: &Shared,
-        body: GetReference,
-        message: &Message,
-    ) -> Reply {
-        let name = self.name::<GetReference>(message)?;
+    pub fn get_reference(&mut self, shared: &Shared, call: Call<'_, GetReference>) -> Reply {
+        let Call { body, message } = call;
+        let name = message.name::<GetReference>()?;
         let name = name.as_ptr().cast();
         let driver = &shared.gpu.driver.array;
         let kind = Handle(body.reference).kind();
@@ -72,7 +68,7 @@ impl Session {
     /// One of the calls on a reference. An address is not checked: the driver takes any, and what a kernel reads
     /// through it the kernel could read without.
     pub fn reference_call(&mut self, shared: &Shared, body: ReferenceArguments) -> Reply {
-        let call = Call::from_u32(body.call)
+        let call = ReferenceCall::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("reference call {}", body.call)))?;
         let mut out = ReferenceResult::default();
         match Handle(body.reference).kind() {
@@ -88,7 +84,7 @@ impl Session {
         &mut self,
         shared: &Shared,
         body: &ReferenceArguments,
-        call: Call,
+        call: ReferenceCall,
         out: &mut ReferenceResult,
     ) -> Result<(), CallError> {
         let reference = self.surface_references.get(body.reference)?;
@@ -99,11 +95,11 @@ impl Session {
         let driver = &shared.gpu.driver.array;
         let words = &body.words;
         match call {
-            Call::SurfaceSetArray => {
+            ReferenceCall::SurfaceSetArray => {
                 driver.surf_ref_set_array(raw, self.bind(words[0])?, words[1] as u32)?;
                 self.surface_references.get_mut(body.reference)?.array = words[0];
             }
-            Call::SurfaceGetArray => {
+            ReferenceCall::SurfaceGetArray => {
                 driver.surf_ref_get_array(&mut CUarray::default(), raw)?;
                 out.words[0] = reference.array;
             }
@@ -148,7 +144,7 @@ impl Session {
         &mut self,
         shared: &Shared,
         body: &ReferenceArguments,
-        call: Call,
+        call: ReferenceCall,
         out: &mut ReferenceResult,
     ) -> Result<(), CallError> {
         let reference = self.texture_references.get(body.reference)?;
@@ -164,21 +160,21 @@ impl Session {
         let [first, second, third, fourth] = &mut out.words;
         let mut number = 0u32;
         match call {
-            Call::Destroy => {
+            ReferenceCall::Destroy => {
                 // A module's stays with the module.
                 self.texture_references
                     .remove(body.reference)?
                     .end(&shared.gpu);
             }
-            Call::SetArray => {
+            ReferenceCall::SetArray => {
                 driver.tex_ref_set_array(raw, self.bind(a)?, b as u32)?;
                 self.texture_references.get_mut(body.reference)?.array = a;
             }
-            Call::SetMipmappedArray => {
+            ReferenceCall::SetMipmappedArray => {
                 driver.tex_ref_set_mipmapped_array(raw, self.bind_mipmap(a)?, b as u32)?;
                 self.texture_references.get_mut(body.reference)?.array = a;
             }
-            Call::SetAddress => {
+            ReferenceCall::SetAddress => {
                 let mut offset = 0usize;
                 let place = if c == 0 {
                     std::ptr::null_mut()
@@ -188,7 +184,7 @@ impl Session {
                 driver.tex_ref_set_address(place, raw, a, b as usize)?;
                 *first = offset as u64;
             }
-            Call::SetAddress2D => {
+            ReferenceCall::SetAddress2D => {
                 let descriptor = CUDA_ARRAY_DESCRIPTOR {
                     width: c,
                     height: d,
@@ -197,74 +193,80 @@ impl Session {
                 };
                 driver.tex_ref_set_address_2d(raw, &descriptor, a, b as usize)?;
             }
-            Call::SetFormat => driver.tex_ref_set_format(raw, a as u32, b as i32)?,
-            Call::SetAddressMode => driver.tex_ref_set_address_mode(raw, a as i32, b as u32)?,
-            Call::SetFilterMode => driver.tex_ref_set_filter_mode(raw, a as u32)?,
-            Call::SetMipmapFilterMode => driver.tex_ref_set_mipmap_filter_mode(raw, a as u32)?,
-            Call::SetMipmapLevelBias => driver.tex_ref_set_mipmap_level_bias(raw, float(a))?,
-            Call::SetMipmapLevelClamp => {
+            ReferenceCall::SetFormat => driver.tex_ref_set_format(raw, a as u32, b as i32)?,
+            ReferenceCall::SetAddressMode => {
+                driver.tex_ref_set_address_mode(raw, a as i32, b as u32)?
+            }
+            ReferenceCall::SetFilterMode => driver.tex_ref_set_filter_mode(raw, a as u32)?,
+            ReferenceCall::SetMipmapFilterMode => {
+                driver.tex_ref_set_mipmap_filter_mode(raw, a as u32)?
+            }
+            ReferenceCall::SetMipmapLevelBias => {
+                driver.tex_ref_set_mipmap_level_bias(raw, float(a))?
+            }
+            ReferenceCall::SetMipmapLevelClamp => {
                 driver.tex_ref_set_mipmap_level_clamp(raw, float(a), float(b))?;
             }
-            Call::SetMaxAnisotropy => driver.tex_ref_set_max_anisotropy(raw, a as u32)?,
-            Call::SetBorderColor => {
+            ReferenceCall::SetMaxAnisotropy => driver.tex_ref_set_max_anisotropy(raw, a as u32)?,
+            ReferenceCall::SetBorderColor => {
                 let ([red, green], [blue, alpha]) = (pair(a), pair(b));
                 let mut colour = [red, green, blue, alpha];
                 driver.tex_ref_set_border_color(raw, colour.as_mut_ptr())?;
             }
-            Call::SetFlags => driver.tex_ref_set_flags(raw, a as u32)?,
-            Call::GetAddress => driver.tex_ref_get_address(first, raw)?,
-            Call::GetArray => {
+            ReferenceCall::SetFlags => driver.tex_ref_set_flags(raw, a as u32)?,
+            ReferenceCall::GetAddress => driver.tex_ref_get_address(first, raw)?,
+            ReferenceCall::GetArray => {
                 driver.tex_ref_get_array(&mut CUarray::default(), raw)?;
                 *first = bound;
             }
-            Call::GetMipmappedArray => {
+            ReferenceCall::GetMipmappedArray => {
                 driver.tex_ref_get_mipmapped_array(&mut CUmipmappedArray::default(), raw)?;
                 *first = bound;
             }
-            Call::GetAddressMode => {
+            ReferenceCall::GetAddressMode => {
                 driver.tex_ref_get_address_mode(&mut number, raw, a as i32)?;
                 *first = number.into();
             }
-            Call::GetFilterMode => {
+            ReferenceCall::GetFilterMode => {
                 driver.tex_ref_get_filter_mode(&mut number, raw)?;
                 *first = number.into();
             }
-            Call::GetFormat => {
+            ReferenceCall::GetFormat => {
                 let mut channels = 0;
                 driver.tex_ref_get_format(&mut number, &mut channels, raw)?;
                 (*first, *second) = (number.into(), channels as u64);
             }
-            Call::GetMipmapFilterMode => {
+            ReferenceCall::GetMipmapFilterMode => {
                 driver.tex_ref_get_mipmap_filter_mode(&mut number, raw)?;
                 *first = number.into();
             }
-            Call::GetMipmapLevelBias => {
+            ReferenceCall::GetMipmapLevelBias => {
                 let mut bias = 0.0;
                 driver.tex_ref_get_mipmap_level_bias(&mut bias, raw)?;
                 *first = bias.to_bits().into();
             }
-            Call::GetMipmapLevelClamp => {
+            ReferenceCall::GetMipmapLevelClamp => {
                 let (mut least, mut most) = (0.0, 0.0);
                 driver.tex_ref_get_mipmap_level_clamp(&mut least, &mut most, raw)?;
                 (*first, *second) = (least.to_bits().into(), most.to_bits().into());
             }
-            Call::GetMaxAnisotropy => {
+            ReferenceCall::GetMaxAnisotropy => {
                 let mut ratio = 0;
                 driver.tex_ref_get_max_anisotropy(&mut ratio, raw)?;
                 *first = ratio as u64;
             }
-            Call::GetBorderColor => {
+            ReferenceCall::GetBorderColor => {
                 let mut colour = [0f32; 4];
                 driver.tex_ref_get_border_color(colour.as_mut_ptr(), raw)?;
                 for (word, value) in [first, second, third, fourth].into_iter().zip(colour) {
                     *word = value.to_bits().into();
                 }
             }
-            Call::GetFlags => {
+            ReferenceCall::GetFlags => {
                 driver.tex_ref_get_flags(&mut number, raw)?;
                 *first = number.into();
             }
-            Call::SurfaceSetArray | Call::SurfaceGetArray => {
+            ReferenceCall::SurfaceSetArray | ReferenceCall::SurfaceGetArray => {
                 return Err(CUDA_ERROR_INVALID_HANDLE.into());
             }
         }

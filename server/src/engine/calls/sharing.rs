@@ -2,6 +2,7 @@
 
 use super::Reply;
 use crate::engine::base::account::Memory;
+use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
@@ -16,7 +17,6 @@ use mpsshim_proto::message::memory::{
     PoolImportPointer, RangeHandle,
 };
 use mpsshim_proto::message::{Object, Range};
-use mpsshim_proto::ring::Message;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -91,12 +91,8 @@ impl Session {
     }
 
     /// `cuMemPoolExportToShareableHandle`: the driver's own descriptor.
-    pub fn pool_export(
-        &mut self,
-        shared: &Shared,
-        body: PhysicalExport,
-        message: &Message,
-    ) -> Reply {
+    pub fn pool_export(&mut self, shared: &Shared, call: Call<'_, PhysicalExport>) -> Reply {
+        let Call { body, message } = call;
         let pool = self.pool(shared, body.handle)?;
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -108,7 +104,7 @@ impl Session {
     }
 
     /// Sends a descriptor that the driver opened.
-    fn send_raw(&self, message: &Message, raw: i32) -> Reply {
+    fn send_raw(&self, message: Incoming<'_>, raw: i32) -> Reply {
         if raw < 0 {
             return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
         }
@@ -119,7 +115,8 @@ impl Session {
     }
 
     /// `cuMemPoolImportFromShareableHandle`.
-    pub fn pool_import(&mut self, shared: &Shared, body: PoolImport, message: &Message) -> Reply {
+    pub fn pool_import(&mut self, shared: &Shared, call: Call<'_, PoolImport>) -> Reply {
+        let Call { body, message } = call;
         let fd = self.receive_descriptor(message.token)?;
         // Handles of other kinds are structs, for which the driver would take the number of the descriptor to point to.
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
@@ -178,14 +175,10 @@ impl Session {
     }
 
     /// `cuMemHostRegister` of a file that the client maps.
-    pub fn file_register(
-        &mut self,
-        shared: &Shared,
-        body: FileRegister,
-        message: &Message,
-    ) -> Reply {
+    pub fn file_register(&mut self, shared: &Shared, call: Call<'_, FileRegister>) -> Reply {
+        let Call { body, message } = call;
         let fd = self.receive_descriptor(message.token)?;
-        let behind = self.trailing::<FileRegister>(message)?;
+        let behind = message.behind::<FileRegister>()?;
         let parts = parts(&body, &behind)?;
         let device = shared.gpu.device(body.device)?;
         let place = shared.gpu.place_to_register(&self.shared.held_files)?;
@@ -213,7 +206,8 @@ impl Session {
     }
 
     /// `cuMemGetHandleForAddressRange`.
-    pub fn range_handle(&mut self, shared: &Shared, body: RangeHandle, message: &Message) -> Reply {
+    pub fn range_handle(&mut self, shared: &Shared, call: Call<'_, RangeHandle>) -> Reply {
+        let Call { body, message } = call;
         self.check_device(body.address, body.len)?;
         if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(CUDA_ERROR_INVALID_VALUE.into());

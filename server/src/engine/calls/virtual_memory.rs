@@ -2,6 +2,7 @@
 
 use super::Reply;
 use crate::engine::base::account::Memory;
+use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Kind as Described;
 use crate::engine::base::ordinal::Ordinal;
@@ -16,7 +17,6 @@ use mpsshim_proto::message::memory::{
     PhysicalCreate, PhysicalExport, PhysicalRetain, Properties, SetAccess,
 };
 use mpsshim_proto::message::{Object, Range};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::shm;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -171,10 +171,10 @@ impl Session {
     pub fn accesses_behind<T>(
         &self,
         shared: &Shared,
-        message: &Message,
+        message: Incoming<'_>,
         count: u32,
     ) -> Result<Vec<CUmemAccessDesc>, CallError> {
-        let behind = self.trailing::<T>(message)?;
+        let behind = message.behind::<T>()?;
         let count = count as usize;
         if count > ACCESSES_MAX || behind.len() < count * size_of::<Access>() {
             return Err(CallError::Violation(format!("{count} accesses")));
@@ -190,7 +190,8 @@ impl Session {
     }
 
     /// `cuMemSetAccess`.
-    pub fn set_access(&mut self, shared: &Shared, body: SetAccess, message: &Message) -> Reply {
+    pub fn set_access(&mut self, shared: &Shared, call: Call<'_, SetAccess>) -> Reply {
+        let Call { body, message } = call;
         let accesses = self.accesses_behind::<SetAccess>(shared, message, body.count)?;
         shared.gpu.use_any_device();
         self.virtual_memory
@@ -215,12 +216,8 @@ impl Session {
     }
 
     /// `cuMemExportToShareableHandle`: the driver's own descriptor, so that others than our clients can use it too.
-    pub fn physical_export(
-        &mut self,
-        shared: &Shared,
-        body: PhysicalExport,
-        message: &Message,
-    ) -> Reply {
+    pub fn physical_export(&mut self, shared: &Shared, call: Call<'_, PhysicalExport>) -> Reply {
+        let Call { body, message } = call;
         let Ok(allocation) = self.virtual_memory.allocations.get(body.handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
@@ -261,7 +258,8 @@ impl Session {
 
     /// `cuMemImportFromShareableHandle`. What the client sends may be anything; the driver sees it only if it can
     /// be the driver's.
-    pub fn physical_import(&mut self, shared: &Shared, body: Object, message: &Message) -> Reply {
+    pub fn physical_import(&mut self, shared: &Shared, call: Call<'_, Object>) -> Reply {
+        let Call { body, message } = call;
         self.shares = true;
         let fd = self.receive_descriptor(message.token)?;
         if !may_be_exported_memory(&fd) {

@@ -1,10 +1,10 @@
 //! Images that were received before their load, which waits at the gate.
 
 use crate::engine::base::account::Charge;
+use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::images::contents::Content;
 use mpsshim_proto::message::ImageLoad;
-use mpsshim_proto::ring::Message;
 
 /// An image that was taken in before its load, which waits at the gate.
 #[derive(Debug)]
@@ -15,7 +15,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    pub fn new(body: &ImageLoad, message: &Message, outcome: Result<Ready, CallError>) -> Prepared {
+    pub fn new(
+        body: &ImageLoad,
+        message: Incoming<'_>,
+        outcome: Result<Ready, CallError>,
+    ) -> Prepared {
         Prepared {
             body: *body,
             token: message.token,
@@ -23,7 +27,7 @@ impl Prepared {
         }
     }
 
-    pub fn is_for(&self, body: &ImageLoad, message: &Message) -> bool {
+    pub fn is_for(&self, body: &ImageLoad, message: Incoming<'_>) -> bool {
         self.body == *body && self.token == message.token
     }
 }

@@ -17,14 +17,11 @@ use crate::engine::objects::shared_events::{Record, Taken};
 use crate::engine::objects::streams::{Role, Stream};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Op;
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::reached;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// [`Message::offset`] of a message that is not in the ring: its bytes are in [`Held::replay`].
-const REPLAY: u64 = u64::MAX;
 /// Pauses between two looks at a word in memory: a wait of long ago is looked at more seldom.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
@@ -173,7 +170,7 @@ enum Touches {
 #[derive(Debug)]
 struct Deferred {
     op: Op,
-    message: Message,
+    token: u64,
     bytes: Vec<u8>,
     touches: Touches,
     /// What it has of an event of several sessions.
@@ -188,9 +185,9 @@ pub struct Held {
     bytes: usize,
     /// What later messages must not overtake.
     blocked: BTreeSet<Object>,
-    /// The message that is executed, if it is not in the ring.
-    replay: Vec<u8>,
-    /// What that one has of an event of several sessions.
+    /// For copies of messages that are judged before they are executed.
+    pub buffer: Vec<u8>,
+    /// What the message that is executed has of an event of several sessions.
     pub taken: Option<Taken>,
     /// It was deferred.
     replaying: bool,
@@ -251,23 +248,6 @@ impl Held {
         self.replaying
     }
 
-    /// A message with these bytes that is not in the ring, to be executed next.
-    pub fn message_of(&mut self, op: Op, bytes: &[u8]) -> Message {
-        self.replay.clear();
-        self.replay.extend_from_slice(bytes);
-        Message {
-            op: op as u16,
-            flags: 0,
-            token: 0,
-            offset: REPLAY,
-            len: bytes.len() as u32,
-        }
-    }
-
-    /// Bytes of a message that was held back.
-    pub fn replayed(&self, message: &Message) -> Option<&[u8]> {
-        (message.offset == REPLAY).then_some(&self.replay)
-    }
     /// Whether a host function has returned that a stream waits for.
     pub fn is_released(&self, segment: &Segment) -> bool {
         self.holds.iter().any(|hold| match hold.awaited {

@@ -7,6 +7,7 @@
 
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::bounds::STACK;
+use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::{Description, Kind, Record};
 use crate::engine::base::memory_file::MemoryFile;
@@ -479,8 +480,8 @@ fn make_from(
         }
         Kind::Makes | Kind::Sets => {
             let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;
-            let message = session.held.message_of(op, &record.bytes);
-            match calls::replay(shared, session, op, &message) {
+            let message = Incoming::copied(op, 0, &record.bytes);
+            match calls::replay(shared, session, message) {
                 Ok(()) => Ok(()),
                 Err(CallError::Status(status)) => Err(failed(&format!("{op:?}"), status)),
                 Err(error) => Err(format!("{op:?}: {error}")),
@@ -531,12 +532,10 @@ fn adopt_physical(
 
 /// A variable whose address the client knows, and has not used. It may be elsewhere now.
 fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Result<(), CUresult> {
-    let message = session.held.message_of(Op::GetGlobal, &record.bytes);
+    let message = Incoming::copied(Op::GetGlobal, 0, &record.bytes);
     let invalid = |_: CallError| CUDA_ERROR_INVALID_VALUE;
-    let body: Named = session.body(&message).map_err(invalid)?;
-    let range = session
-        .get_global(shared, body, &message)
-        .map_err(invalid)?;
+    let call = message.decode::<Named>().map_err(invalid)?;
+    let range = session.get_global(shared, call).map_err(invalid)?;
     let range = Range::read_from_bytes(&range).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     if range.start != record.key {
         session.moved.insert(record.key, (range.len, range.start));

@@ -6,6 +6,7 @@
 //! looks at the context's health every millisecond, since a fault would otherwise go unnoticed while clients wait for
 //! flags.
 
+use crate::engine::base::call::Incoming;
 use crate::engine::calls::Undone;
 use crate::engine::objects::fairness;
 use crate::engine::objects::held::Order;
@@ -393,24 +394,43 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     if !on_slow_lane && shared.fate.is_resting() {
         return Step::Full;
     }
-    let message = match session.consumer.peek() {
-        Ok(Some(message)) => message,
+    let found = match session.consumer.peek() {
+        Ok(Some(found)) => found,
         Ok(None) => return Step::None,
         Err(violation) => return Step::Violation(violation.to_string()),
     };
-    let Some(op) = Op::from_u16(message.op) else {
-        return Step::Violation(format!("unknown opcode {}", message.op));
+    let Some(op) = Op::from_u16(found.op) else {
+        return Step::Violation(format!("unknown opcode {}", found.op));
     };
-    let message = match op.is_judged() {
-        true => session.take_copy(&message),
-        false => message,
-    };
+    if !op.is_judged() {
+        let message = Incoming::in_ring(op, *session.consumer.memory(), &found);
+        return take_up(shared, session, &found, message, on_slow_lane);
+    }
+    // It is judged and executed by what it says now: its client may change it in the ring at any time.
+    let mut copy = std::mem::take(&mut session.held.buffer);
+    copy.resize(found.len as usize, 0);
+    let _ = session.consumer.copy_out(&found, 0, &mut copy);
+    let message = Incoming::copied(op, found.token, &copy);
+    let done = take_up(shared, session, &found, message, on_slow_lane);
+    session.held.buffer = copy;
+    done
+}
+
+/// Executes, defers or leaves the message that was found in the ring.
+#[inline]
+fn take_up(
+    shared: &Shared,
+    session: &mut Session,
+    found: &Message,
+    message: Incoming<'_>,
+    on_slow_lane: bool,
+) -> Step {
     if session.held.any() {
-        match session.order(op, &message) {
+        match session.order(message) {
             Order::Now => {}
             Order::Taken => {
                 session.shared.description.set_deferred(true);
-                session.consumer.consume(&message);
+                session.consumer.consume(found);
                 return Step::Done;
             }
             Order::Stays if session.held.is_full() => return Step::Full,
@@ -422,23 +442,23 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         session.say_whether_at_work(&shared.gpu);
         return Step::Full;
     }
-    if !on_slow_lane && session.is_slow(op, &message) {
+    if !on_slow_lane && session.is_slow(message) {
         return Step::Slow;
     }
-    if session.must_be_alone(shared, op, &message) {
+    if session.must_be_alone(shared, message) {
         session.wants = None;
         return Step::Alone;
     }
     if !session.may_work(&shared.gpu) {
         return Step::Full;
     }
-    if on_slow_lane && op.lane() == Lane::Slow {
+    if on_slow_lane && message.op.lane() == Lane::Slow {
         session.go_away(&shared.gpu);
-        let done = perform(shared, session, op, &message, on_slow_lane);
+        let done = perform(shared, session, found, message, on_slow_lane);
         session.come_back();
         return done;
     }
-    perform(shared, session, op, &message, on_slow_lane)
+    perform(shared, session, found, message, on_slow_lane)
 }
 
 /// Has the message executed.
@@ -446,11 +466,11 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
 fn perform(
     shared: &Shared,
     session: &mut Session,
-    op: Op,
-    message: &Message,
+    found: &Message,
+    message: Incoming<'_>,
     on_slow_lane: bool,
 ) -> Step {
-    if op == Op::Launch && !on_slow_lane {
+    if message.op == Op::Launch && !on_slow_lane {
         match session.launch_run(shared) {
             Ok(0) => {}
             Ok(launched) => {
@@ -460,19 +480,19 @@ fn perform(
             Err(violation) => return Step::Violation(violation.to_string()),
         }
     }
-    match execute(shared, session, op, message) {
+    match execute(shared, session, message) {
         Ok(()) => {
             if session.held.any() {
                 session.shared.description.set_deferred(true);
             }
-            session.consumer.consume(message);
+            session.consumer.consume(found);
             Step::Done
         }
         // Maybe its stream is held now.
-        Err(Undone::Later) if session.held.any() => match session.order(op, message) {
+        Err(Undone::Later) if session.held.any() => match session.order(message) {
             Order::Taken => {
                 session.shared.description.set_deferred(true);
-                session.consumer.consume(message);
+                session.consumer.consume(found);
                 Step::Done
             }
             Order::Now | Order::Stays => Step::Full,

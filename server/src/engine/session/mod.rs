@@ -5,7 +5,6 @@ pub mod quiet;
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
-use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Description;
 use crate::engine::base::moment::{Moment, Want};
 use crate::engine::base::ordinal::Ordinal;
@@ -49,8 +48,7 @@ use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::{Terms, Usage};
 use mpsshim_model::mode::Mode;
 use mpsshim_proto::handle::Kind;
-use mpsshim_proto::message::Op;
-use mpsshim_proto::ring::{Consumer, Message};
+use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{self, Header, RingMemory};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
@@ -421,84 +419,6 @@ impl Session {
     #[inline]
     pub fn enter(&self) {
         side::enter(self.side);
-    }
-
-    /// Copies the struct at the beginning of a message out of the ring.
-    ///
-    /// # Errors
-    /// A violation when the message is shorter.
-    #[inline]
-    pub fn body<T: FromBytes + IntoBytes + Immutable>(
-        &self,
-        message: &Message,
-    ) -> Result<T, CallError> {
-        let mut body = T::new_zeroed();
-        if !self.copy_out(message, 0, body.as_mut_bytes()) {
-            return Err(CallError::Violation(format!(
-                "message {:?} has {} bytes, too short",
-                Op::from_u16(message.op),
-                message.len
-            )));
-        }
-        Ok(body)
-    }
-
-    /// Copies bytes of a message, `at` bytes behind its header; false when they are not all inside it. All handlers
-    /// read through here: a message that was held back is not in the ring any more.
-    #[inline]
-    #[must_use]
-    pub fn copy_out(&self, message: &Message, at: usize, bytes: &mut [u8]) -> bool {
-        let Some(held) = self.held.replayed(message) else {
-            return self.consumer.copy_out(message, at, bytes);
-        };
-        let found = held.get(at..).and_then(|rest| rest.get(..bytes.len()));
-        found.is_some_and(|found| {
-            bytes.copy_from_slice(found);
-            true
-        })
-    }
-
-    /// The 64-bit word of a message, `at` bytes behind its header; 0 where the message is shorter, which breaks the protocol
-    /// when it is executed.
-    pub fn word(&self, message: &Message, at: usize) -> u64 {
-        let mut word = [0; 8];
-        let _ = self.copy_out(message, at, &mut word);
-        u64::from_le_bytes(word)
-    }
-
-    /// Copies what follows a `T` out of the ring.
-    ///
-    /// # Errors
-    /// A violation when the message is shorter than a `T`.
-    pub fn trailing<T>(&self, message: &Message) -> Result<Vec<u8>, CallError> {
-        let skip = size_of::<T>();
-        let len = (message.len as usize)
-            .checked_sub(skip)
-            .ok_or_else(|| CallError::Violation("message too short".into()))?;
-        let mut bytes = vec![0; len];
-        let _ = self.copy_out(message, skip, &mut bytes);
-        Ok(bytes)
-    }
-
-    /// Host address of `len` bytes of a message, `at` bytes behind its header, for the driver to read in place.
-    ///
-    /// # Errors
-    /// A violation when they are not all inside the message.
-    #[inline]
-    pub fn in_place(&self, message: &Message, at: usize, len: usize) -> Result<*mut u8, CallError> {
-        if at
-            .checked_add(len)
-            .is_none_or(|end| end > message.len as usize)
-        {
-            return Err(CallError::Violation(format!(
-                "{len} bytes at {at} do not fit a message of {}",
-                message.len
-            )));
-        }
-        if let Some(held) = self.held.replayed(message) {
-            return Ok(held[at..].as_ptr().cast_mut());
-        }
-        Ok(self.consumer.memory().address(message.offset + at as u64))
     }
 
     /// Answers an ask.

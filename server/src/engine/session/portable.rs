@@ -2,6 +2,7 @@
 //! ([`crate::engine::scheduling::adopt`]): docs/design/0017-portable-sessions.md.
 
 use crate::engine::base::bounds;
+use crate::engine::base::call::Incoming;
 use crate::engine::base::description::{Kind, Record, STREAMS};
 use crate::engine::base::keeping::Keeping;
 use crate::engine::base::ordinal::Ordinal;
@@ -17,7 +18,6 @@ use mpsshim_model::limits::Terms;
 use mpsshim_proto::message::memory::MapMemory;
 use mpsshim_proto::message::{GetFunction, Op};
 use mpsshim_proto::ops::Change;
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::reached;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -105,13 +105,14 @@ impl Session {
 
     /// The message at the ring's tail is executed, and must not be once more.
     #[inline]
-    pub fn note_executed(&self, message: &Message) {
-        let behind = self.consumer.place().behind(message);
+    pub fn note_executed(&self, message: Incoming<'_>) {
+        let behind = self.consumer.place().after(message.len());
         self.shared.description.set_described(behind.position());
     }
 
     /// A message was executed that changes what the session is.
-    pub fn note_change(&mut self, images: &ImageStore, op: Op, message: &Message) {
+    pub fn note_change(&mut self, images: &ImageStore, message: Incoming<'_>) {
+        let op = message.op;
         if !self.kept {
             return;
         }
@@ -125,13 +126,13 @@ impl Session {
             Change::Own => return,
             Change::Nothing | Change::Binds => return self.note_bonds(images),
         };
-        let key = self.word(message, at);
+        let key = message.word(at);
         if key == 0 && op == Op::GetFunction {
             return;
         }
         let bytes = match kind {
             Kind::Ends => Vec::new(),
-            _ => self.whole(message),
+            _ => message.whole(),
         };
         if bytes.len() > bounds::DESCRIBED {
             self.undescribed = true;
@@ -139,7 +140,7 @@ impl Session {
             self.write_down(kind, op as u16, key, bytes);
         }
         if op == Op::GetFunction
-            && let Ok(body) = self.body::<GetFunction>(message)
+            && let Ok(body) = message.body::<GetFunction>()
         {
             self.appraise_image(images, body.parent);
         }
@@ -280,17 +281,11 @@ impl Session {
     }
 
     /// The client was told the address of a variable, by this message.
-    pub fn describe_variable(&mut self, start: u64, message: &Message) {
+    pub fn describe_variable(&mut self, start: u64, message: Incoming<'_>) {
         if self.kept {
-            let bytes = self.whole(message);
+            let bytes = message.whole();
             self.write_down(Kind::Variable, 0, start, bytes);
         }
-    }
-
-    /// The bytes of a message behind its header.
-    fn whole(&self, message: &Message) -> Vec<u8> {
-        // Nothing is skipped, so that no message is too short.
-        self.trailing::<()>(message).unwrap_or_default()
     }
 
     /// Looks whether a kernel's parameters, so many bytes at `params`, name variables; whether they name one that is elsewhere

@@ -1,6 +1,7 @@
 //! Instances of graphs: made, changed, launched.
 
 use crate::engine::base::bounds::GRAPH_DEPTH;
+use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
@@ -13,7 +14,6 @@ use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{
     GraphEnabled, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphPair, GraphUpdated,
 };
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::FLAGS;
 use zerocopy::IntoBytes;
 
@@ -22,9 +22,9 @@ impl Session {
     pub fn graph_instantiate(
         &mut self,
         shared: &Shared,
-        body: GraphInstantiate,
-        message: &Message,
+        call: Call<'_, GraphInstantiate>,
     ) -> Reply {
+        let Call { body, message } = call;
         const DEVICE_LAUNCH: u64 = 4;
         let (graph, device) = self.graph_ready(shared, body.graph)?;
         if body.flags & DEVICE_LAUNCH != 0 {
@@ -32,7 +32,7 @@ impl Session {
             return Err(CUDA_ERROR_NOT_SUPPORTED.into());
         }
         let slots: Vec<u32> = {
-            let bytes = self.trailing::<GraphInstantiate>(message)?;
+            let bytes = message.behind::<GraphInstantiate>()?;
             take(&mut &bytes[..], (body.slots as usize).min(FLAGS))?
         };
         let mut raw = CUgraphExec::NULL;

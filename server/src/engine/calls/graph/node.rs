@@ -1,6 +1,7 @@
 //! What a node does, from the client's form to the driver's.
 
 use crate::engine::base::bounds::GRAPH_DEPTH;
+use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::graph_templates::Size;
 use crate::engine::base::ordinal::Ordinal;
@@ -15,7 +16,6 @@ use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphNode, GraphNodeAdded, HostNode, KernelNode, node_flags,
 };
-use mpsshim_proto::ring::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Stream memory operations in one node, at most: the driver's own limit.
@@ -122,8 +122,8 @@ fn one<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, CallError> {
 }
 impl Session {
     /// Whether a node's message has the driver copy a graph, which takes as long as the graph is large.
-    pub fn puts_graph_into_graph(&self, message: &Message) -> bool {
-        self.body::<GraphNode>(message).is_ok_and(|body| {
+    pub fn puts_graph_into_graph(&self, message: Incoming<'_>) -> bool {
+        message.body::<GraphNode>().is_ok_and(|body| {
             matches!(
                 body.kind,
                 CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -132,7 +132,8 @@ impl Session {
     }
 
     /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams` and all those for one kind.
-    pub fn graph_node(&mut self, shared: &Shared, body: GraphNode, message: &Message) -> Reply {
+    pub fn graph_node(&mut self, shared: &Shared, call: Call<'_, GraphNode>) -> Reply {
+        let Call { body, message } = call;
         let edges = body.flags & node_flags::EDGES != 0;
         let behind = self.nodes_behind::<GraphNode>(message, body.nodes, edges)?;
         let change = body.flags & node_flags::CHANGE != 0;

@@ -1,7 +1,8 @@
 //! Deferral of a session's messages, and their execution later.
 
-use super::{Awaited, Deferred, Hold, Object, Order, Phase, REPLAY, Touches, Word};
+use super::{Awaited, Deferred, Hold, Object, Order, Phase, Touches, Word};
 use crate::engine::base::bounds;
+use crate::engine::base::call::Incoming;
 use crate::engine::calls::Undone;
 use crate::engine::gpu::host::read_word;
 use crate::engine::objects::shared_events::{Record, Standing, Taken};
@@ -12,7 +13,6 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
 use mpsshim_proto::message::{EventOnStream, Launch, MarkEvent, Op};
 use mpsshim_proto::ops::{Ordering, Touch};
-use mpsshim_proto::ring::Message;
 use mpsshim_proto::segment::reached;
 use std::mem::{offset_of, take};
 use std::time::Instant;
@@ -24,47 +24,30 @@ impl Session {
         self.held.blocked.insert(Object::Stream(stream));
     }
 
-    /// Takes a message out of the ring, to be judged and executed by what it says now: its client may change it there at any
-    /// time.
-    pub fn take_copy(&mut self, message: &Message) -> Message {
-        let mut bytes = take(&mut self.held.replay);
-        bytes.resize(message.len as usize, 0);
-        let _ = self.consumer.copy_out(message, 0, &mut bytes);
-        self.held.replay = bytes;
-        Message {
-            offset: REPLAY,
-            ..*message
-        }
-    }
-
     /// Decides about the next message while something is held back.
-    pub fn order(&mut self, op: Op, message: &Message) -> Order {
-        let touches = self.touches(op, message);
+    pub fn order(&mut self, message: Incoming<'_>) -> Order {
+        let touches = self.touches(message);
         if !self.held.is_blocked(touches, &self.streams) {
             return Order::Now;
         }
-        if matches!(op, Op::EventQuery | Op::EventElapsed) {
+        if matches!(message.op, Op::EventQuery | Op::EventElapsed) {
             self.answer(Err(CUDA_ERROR_NOT_READY), &[]);
             return Order::Taken;
         }
-        let len = message.len as usize;
+        let len = message.len() as usize;
         let room = self.held.backlog.len() < bounds::HELD_MESSAGES
             && self.held.bytes + len <= bounds::HELD_BYTES;
-        if !room || op.is_request() || matches!(touches, Touches::Everything) {
+        if !room || message.op.is_request() || matches!(touches, Touches::Everything) {
             self.held.stalled = true;
             return Order::Stays;
         }
-        let mut bytes = vec![0; len];
-        let _ = self.copy_out(message, 0, &mut bytes);
-        let taken = self.take_event(op, message);
+        let bytes = message.whole();
+        let taken = self.take_event(message);
         self.held.bytes += len;
         self.held.block(touches);
         self.held.backlog.push_back(Deferred {
-            op,
-            message: Message {
-                offset: REPLAY,
-                ..*message
-            },
+            op: message.op,
+            token: message.token,
             bytes,
             touches,
             taken,
@@ -74,21 +57,21 @@ impl Session {
 
     /// What a message that is being deferred has of an event of several sessions: other sessions wait for a deferred record
     /// from now on, and a deferred wait is for the last record of now.
-    fn take_event(&self, op: Op, message: &Message) -> Option<Taken> {
-        let (Op::EventRecord | Op::StreamWaitEvent | Op::MarkEvent) = op else {
+    fn take_event(&self, message: Incoming<'_>) -> Option<Taken> {
+        let (Op::EventRecord | Op::StreamWaitEvent | Op::MarkEvent) = message.op else {
             return None;
         };
-        let event = self.event_in(op, message)?;
+        let event = self.event_in(message)?;
         let shared = self.events.get(event).ok()?.shared.as_ref()?;
-        Some(match op {
+        Some(match message.op {
             Op::EventRecord => Taken::Record(shared.defer_record()),
             _ => Taken::Wait(shared.latest()),
         })
     }
 
     /// The event that a message names.
-    fn event_in(&self, op: Op, message: &Message) -> Option<u64> {
-        let Ordering::Objects(touched) = op.ordering() else {
+    fn event_in(&self, message: Incoming<'_>) -> Option<u64> {
+        let Ordering::Objects(touched) = message.op.ordering() else {
             return None;
         };
         let event = touched
@@ -156,23 +139,24 @@ impl Session {
                 touches => self.held.is_blocked(touches, &self.streams),
             };
             if !waits {
-                self.held.replay = take(&mut next.bytes);
+                let bytes = take(&mut next.bytes);
+                let message = Incoming::copied(next.op, next.token, &bytes);
                 let outcome = if self.moment.as_ref().is_some_and(|moment| moment.is_over()) {
                     Err(Undone::Later)
-                } else if self.must_be_alone(shared, next.op, &next.message) {
+                } else if self.must_be_alone(shared, message) {
                     self.wants = None;
                     Err(Undone::Alone)
                 } else {
                     self.held.replaying = true;
                     self.held.taken = next.taken.take();
-                    let outcome = execute(shared, self, next.op, &next.message);
+                    let outcome = execute(shared, self, message);
                     self.held.replaying = false;
                     next.taken = self.held.taken.take();
                     outcome
                 };
                 match outcome {
                     Ok(()) => {
-                        self.held.bytes -= self.held.replay.len();
+                        self.held.bytes -= bytes.len();
                         worked = true;
                         continue;
                     }
@@ -182,7 +166,7 @@ impl Session {
                     Err(Undone::Alone) => (self.held.full, self.wants_moment) = (true, true),
                     Err(Undone::Violation(why)) => return Err(why),
                 }
-                next.bytes = take(&mut self.held.replay);
+                next.bytes = bytes;
             }
             self.held.block(next.touches);
             self.held.backlog.push_back(next);
@@ -264,8 +248,8 @@ impl Session {
     }
 
     /// What a message's order depends on.
-    fn touches(&self, op: Op, message: &Message) -> Touches {
-        match op.ordering() {
+    fn touches(&self, message: Incoming<'_>) -> Touches {
+        match message.op.ordering() {
             Ordering::Free => Touches::Nothing,
             Ordering::Objects(touched) => {
                 let mut objects = [None; 2];
@@ -289,7 +273,7 @@ impl Session {
         }
     }
 
-    fn touched(&self, message: &Message, touch: Touch) -> Object {
+    fn touched(&self, message: Incoming<'_>, touch: Touch) -> Object {
         let position = self.handle_in(message, touch).index() as usize;
         match touch {
             Touch::Stream(_) => Object::Stream(position),
@@ -298,19 +282,19 @@ impl Session {
         }
     }
 
-    fn handle_in(&self, message: &Message, touch: Touch) -> Handle {
+    fn handle_in(&self, message: Incoming<'_>, touch: Touch) -> Handle {
         let (Touch::Stream(at) | Touch::Event(at) | Touch::Read(at)) = touch;
-        Handle(self.word(message, at))
+        Handle(message.word(at))
     }
 
-    fn launch_has_attributes(&self, message: &Message) -> bool {
+    fn launch_has_attributes(&self, message: Incoming<'_>) -> bool {
         let events = self
             .held
             .blocked
             .iter()
             .any(|object| !matches!(object, Object::Stream(_)));
         let mut count = [0; 4];
-        let _ = self.copy_out(message, offset_of!(Launch, attributes), &mut count);
+        let _ = message.copy_out(offset_of!(Launch, attributes), &mut count);
         events && count != [0; 4]
     }
 }

@@ -1,6 +1,7 @@
 //! Launch batches of a session.
 
 use super::{FOR_MARK, LENGTHS, MOST, Marking, Planned, UNBEGUN, Unfit};
+use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::objects::streams::Stream;
@@ -43,14 +44,16 @@ impl Session {
             if found.is_none() && self.expects_mark(shared, run) {
                 found = self.await_message(&mut place)?;
             }
-            let Some(message) = found else { break };
-            match Op::from_u16(message.op) {
-                Some(Op::Launch) => {}
-                Some(Op::Mark) => return Ok(self.marking(shared, run, &message, place)),
-                _ => break,
+            let Some(found) = found else { break };
+            let Some(op @ (Op::Launch | Op::Mark)) = Op::from_u16(found.op) else {
+                break;
+            };
+            let message = Incoming::in_ring(op, *self.consumer.memory(), &found);
+            if op == Op::Mark {
+                return Ok(self.marking(shared, run, message, place));
             }
-            place = place.behind(&message);
-            let Some(planned) = self.planned(shared, run.first(), &message, place) else {
+            place = place.behind(&found);
+            let Some(planned) = self.planned(shared, run.first(), message, place) else {
                 break;
             };
             run.push(planned);
@@ -63,10 +66,10 @@ impl Session {
         &mut self,
         shared: &Shared,
         first: Option<&Planned>,
-        message: &Message,
+        message: Incoming<'_>,
         end: Place,
     ) -> Option<Planned> {
-        let body: Launch = self.body(message).ok()?;
+        let body: Launch = message.body().ok()?;
         let len = body.param_len as usize;
         let fits = body.attributes == 0
             && len <= PARAMS_MAX
@@ -79,7 +82,7 @@ impl Session {
             && body.param_len >= function.param_bytes;
         let raw = fits.then_some(function.raw)?;
         let writes = function.note_launch();
-        let params = self.in_place(message, size_of::<Launch>(), len).ok()?;
+        let params = message.in_place(size_of::<Launch>(), len).ok()?;
         // What has to be translated is not read where it lies.
         if self.note_params(params, len) {
             return None;
@@ -122,10 +125,10 @@ impl Session {
         &self,
         shared: &Shared,
         run: &[Planned],
-        message: &Message,
+        message: Incoming<'_>,
         at: Place,
     ) -> Option<Marking> {
-        let body: Mark = self.body(message).ok()?;
+        let body: Mark = message.body().ok()?;
         let fits = run.first()?.body.stream == body.stream && LENGTHS.contains(&run.len());
         fits.then_some(())?;
         let stream = self.streams.get(body.stream).ok()?;
@@ -135,7 +138,7 @@ impl Session {
             by: self.writer(&shared.gpu, stream, threads)?,
             context: shared.gpu.devices[stream.device].context()?,
             address: self.shared.segment.flag_address(body.slot).ok()?,
-            end: at.behind(message),
+            end: at.after(message.len()),
         })
     }
 

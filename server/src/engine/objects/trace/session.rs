@@ -1,6 +1,7 @@
 //! Records of a session for a trace.
 
 use super::{Kind, RECORDS, Subject, Tracer, What};
+use crate::engine::base::call::Incoming;
 use crate::engine::base::waits::Wait;
 use crate::engine::calls::{self, Undone};
 use crate::engine::objects::runs::Planned;
@@ -10,7 +11,7 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::{Launch, Mark, Memset, Op};
 use mpsshim_proto::ops::Traced;
-use mpsshim_proto::ring::{Message, Place};
+use mpsshim_proto::ring::Place;
 use rtrb::RingBuffer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -64,23 +65,23 @@ impl Session {
     }
 
     /// What a message is about. The client may change it in the meantime, and its own trace with it.
-    fn subject(&self, op: Op, message: &Message) -> Subject {
-        let word = |at| self.word(message, at);
+    fn subject(&self, message: Incoming<'_>) -> Subject {
+        let word = |at| message.word(at);
         let operation = |stream, kind, amount| Ok(Subject::operation(word(stream), kind, amount));
-        let found = match op.traced() {
+        let found = match message.op.traced() {
             Traced::Nothing => Ok(Subject::Nothing),
-            Traced::Launch => self.body(message).map(|body: Launch| Subject::Launch {
+            Traced::Launch => message.body().map(|body: Launch| Subject::Launch {
                 stream: body.stream,
                 function: body.function,
                 blocks: body.blocks(),
             }),
             Traced::Graph { stream } => operation(stream, Kind::Graph, 0),
             Traced::Copy { stream, len } => operation(stream, Kind::Copy, len.map_or(0, word)),
-            Traced::Set => self.body(message).map(|body: Memset| {
+            Traced::Set => message.body().map(|body: Memset| {
                 let row = body.width.saturating_mul(body.element.into());
                 Subject::operation(body.stream, Kind::Set, row.saturating_mul(body.height))
             }),
-            Traced::Wait => self.body(message).map(Subject::Wait),
+            Traced::Wait => message.body().map(Subject::Wait),
             Traced::Call => Ok(Subject::Call),
         };
         found.unwrap_or(Subject::Nothing)
@@ -251,24 +252,22 @@ impl Session {
 pub fn execute(
     shared: &Shared,
     session: &mut Session,
-    op: Op,
-    message: &Message,
+    message: Incoming<'_>,
 ) -> Result<(), Undone> {
     if shared.gpu.is_tracing() {
-        return execute_traced(shared, session, op, message);
+        return execute_traced(shared, session, message);
     }
-    calls::perform(shared, session, op, message)
+    calls::perform(shared, session, message)
 }
 
 #[cold]
 fn execute_traced(
     shared: &Shared,
     session: &mut Session,
-    op: Op,
-    message: &Message,
+    message: Incoming<'_>,
 ) -> Result<(), Undone> {
     if !session.join_trace(shared) {
-        return calls::perform(shared, session, op, message);
+        return calls::perform(shared, session, message);
     }
     let now = |session: &Session| {
         session
@@ -276,13 +275,13 @@ fn execute_traced(
             .as_ref()
             .map_or(0, |tracer| tracer.clock.raw())
     };
-    let subject = session.subject(op, message);
+    let subject = session.subject(message);
     let begun = now(session);
-    let outcome = calls::perform(shared, session, op, message);
+    let outcome = calls::perform(shared, session, message);
     if outcome.is_ok() {
         let ended = now(session);
-        let next = session.consumer.place().behind(message);
-        session.record(shared, op, subject, next, (begun, ended));
+        let next = session.consumer.place().after(message.len());
+        session.record(shared, message.op, subject, next, (begun, ended));
     }
     outcome
 }

@@ -1,6 +1,7 @@
 //! The threads of the gates, and what waiting sessions need.
 
 use super::{Gate, Waiting};
+use crate::engine::base::call::Incoming;
 use crate::engine::base::moment::{Moment, SHORT_LOOK, Want};
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
@@ -20,7 +21,6 @@ use mpsshim_model::limits::MOST_BLOCKERS;
 use mpsshim_proto::message::image::KernelAttribute;
 use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ops::Gate as Condition;
-use mpsshim_proto::ring::Message;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -522,11 +522,11 @@ impl Session {
 impl Session {
     /// Whether a message asks the driver for something that waits for all work in flight and keeps everybody out.
     #[inline]
-    pub fn must_be_alone(&mut self, shared: &Shared, op: Op, message: &Message) -> bool {
+    pub fn must_be_alone(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
         if self.moment.is_some() {
             return false;
         }
-        match op.gate() {
+        match message.op.gate() {
             Condition::Never => false,
             Condition::Always => true,
             Condition::NewModule => self.loads_module(shared, message),
@@ -540,8 +540,8 @@ impl Session {
         }
     }
 
-    fn knows_function(&self, shared: &Shared, message: &Message) -> bool {
-        let Ok(body) = self.body::<GetFunction>(message) else {
+    fn knows_function(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let Ok(body) = message.body::<GetFunction>() else {
             return true;
         };
         let Ok(image) = self.image(body.parent) else {
@@ -550,7 +550,7 @@ impl Session {
         if body.function == 0 {
             return image.is_loaded();
         }
-        let name = self.name::<GetFunction>(message);
+        let name = message.name::<GetFunction>();
         let device = self.device_of(shared, body.parent, body.device);
         match (name, device) {
             (Ok(name), Ok(device)) => image.knows(&(name.into(), device)),
@@ -559,13 +559,13 @@ impl Session {
     }
 
     /// Who wants a variable has an instance of the image for itself from then on.
-    fn loads_for_variable(&self, message: &Message, handle_at: usize) -> bool {
-        let image = self.image(self.word(message, handle_at));
+    fn loads_for_variable(&self, message: Incoming<'_>, handle_at: usize) -> bool {
+        let image = self.image(message.word(handle_at));
         image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
     }
 
-    fn sets_of_unloaded(&self, shared: &Shared, message: &Message) -> bool {
-        let Ok(body) = self.body::<KernelAttribute>(message) else {
+    fn sets_of_unloaded(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let Ok(body) = message.body::<KernelAttribute>() else {
             return false;
         };
         let Ok(library) = self.libraries.get(body.library) else {
@@ -575,7 +575,7 @@ impl Session {
             return body.set != 0;
         }
         let (name, device) = (
-            self.name::<KernelAttribute>(message),
+            message.name::<KernelAttribute>(),
             shared.gpu.device(body.device),
         );
         let (Ok(name), Ok(device)) = (name, device) else {
@@ -586,8 +586,8 @@ impl Session {
     }
 
     /// What no instance of the image has as yet takes another one.
-    fn sets_of_other(&self, shared: &Shared, message: &Message) -> bool {
-        let body = self.body::<FunctionAttribute>(message);
+    fn sets_of_other(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let body = message.body::<FunctionAttribute>();
         let found = body.and_then(|body| {
             let function = self.functions.get(body.function)?;
             let set = (body.attribute, body.value);
@@ -599,8 +599,8 @@ impl Session {
     }
 
     /// Most streams were made before; a new one may take the driver a further hardware queue.
-    fn creates_stream(&self, shared: &Shared, message: &Message) -> bool {
-        let Ok(body) = self.body::<StreamCreate>(message) else {
+    fn creates_stream(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let Ok(body) = message.body::<StreamCreate>() else {
             return false;
         };
         let priority = self.raw_priority_of(body.priority);
@@ -618,8 +618,8 @@ impl Session {
         }
     }
 
-    fn enumerates_unloaded(&self, message: &Message) -> bool {
-        let body = self.body::<Named>(message);
+    fn enumerates_unloaded(&self, message: Incoming<'_>) -> bool {
+        let body = message.body::<Named>();
         let image = body.and_then(|body| Ok(self.image(body.parent)?));
         image.is_ok_and(|image| !image.is_loaded())
     }
@@ -645,11 +645,13 @@ impl Session {
 
     /// Whether its next message is a call that has to be made alone.
     fn calls_next(&mut self, shared: &Shared) -> bool {
-        let Ok(Some(message)) = self.consumer.peek() else {
+        let Ok(Some(found)) = self.consumer.peek() else {
             return false;
         };
-        let op = Op::from_u16(message.op);
-        op.is_some_and(|op| self.must_be_alone(shared, op, &message))
+        Op::from_u16(found.op).is_some_and(|op| {
+            let message = Incoming::in_ring(op, *self.consumer.memory(), &found);
+            self.must_be_alone(shared, message)
+        })
     }
 
     /// Makes what its next launch needs; whether that could be made.
