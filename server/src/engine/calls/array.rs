@@ -40,8 +40,8 @@ impl Session {
             self.box_side(&body.from, &body)?,
         );
         self.check_writable(to.device.max(to.host))?;
-        let index = self.streams.index(body.stream)?;
-        if self.streams.at(index)?.capturing {
+        let index = self.objects.streams.index(body.stream)?;
+        if self.objects.streams.at(index)?.capturing {
             // What a graph names stays as long as a graph may.
             for side in [&body.to, &body.from] {
                 if side.side == ARRAY_SIDE {
@@ -79,13 +79,13 @@ impl Session {
         };
         let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
         shared.gpu.driver.array.memcpy3d_async(&copy, stream)?;
-        self.counts.copies += 1;
+        self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
     }
 
     fn box_side(&self, side: &BoxSide, body: &CopyBox) -> Result<DriverSide, CallError> {
         if side.side == ARRAY_SIDE {
-            let RawArray::Plain(array) = self.arrays.get(side.address)?.raw else {
+            let RawArray::Plain(array) = self.objects.arrays.get(side.address)?.raw else {
                 return Err(CUDA_ERROR_INVALID_HANDLE.into());
             };
             return Ok(DriverSide {
@@ -182,9 +182,9 @@ impl Session {
             bound: false,
         };
         let table = if mipmapped {
-            &mut self.mipmaps
+            &mut self.objects.mipmaps
         } else {
-            &mut self.arrays
+            &mut self.objects.arrays
         };
         if let Err((status, array)) = table.insert(body.array, array) {
             shared.lanes.bury(Buried::Array(array));
@@ -196,8 +196,8 @@ impl Session {
     /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver gives the same array each time.
     pub fn array_part(&mut self, shared: &Shared, body: ArrayPart) -> Reply {
         let parent = match Handle(body.parent).kind() {
-            Some(Kind::MipmappedArray) => self.mipmaps.get(body.parent)?,
-            _ => self.arrays.get(body.parent)?,
+            Some(Kind::MipmappedArray) => self.objects.mipmaps.get(body.parent)?,
+            _ => self.objects.arrays.get(body.parent)?,
         };
         let device = parent.device;
         shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
@@ -218,7 +218,8 @@ impl Session {
             charge: None,
             bound: false,
         };
-        self.arrays
+        self.objects
+            .arrays
             .insert(body.part, array)
             .map_err(|(status, _)| status)?;
         Ok(info(&descriptor))
@@ -231,12 +232,14 @@ impl Session {
         body: message::Object,
     ) -> Result<(), CallError> {
         let mut array = match Handle(body.object).kind() {
-            Some(Kind::MipmappedArray) => self.mipmaps.remove(body.object)?,
-            _ => self.arrays.remove(body.object)?,
+            Some(Kind::MipmappedArray) => self.objects.mipmaps.remove(body.object)?,
+            _ => self.objects.arrays.remove(body.object)?,
         };
-        self.arrays.retain(|part| part.parent != body.object);
+        self.objects
+            .arrays
+            .retain(|part| part.parent != body.object);
         if array.bound {
-            self.bound_arrays.push(array);
+            self.objects.bound_arrays.push(array);
         } else {
             if let Some(charge) = &mut array.charge {
                 charge.leave();
@@ -249,8 +252,8 @@ impl Session {
     /// What only the driver knows of an array.
     pub fn array_query(&mut self, shared: &Shared, body: ArrayQuery) -> Reply {
         let array = match Handle(body.array).kind() {
-            Some(Kind::MipmappedArray) => self.mipmaps.get(body.array)?,
-            _ => self.arrays.get(body.array)?,
+            Some(Kind::MipmappedArray) => self.objects.mipmaps.get(body.array)?,
+            _ => self.objects.arrays.get(body.array)?,
         };
         let device = shared.gpu.device(body.device)?;
         shared.gpu.devices[array.device].make_current(&shared.gpu.driver)?;
@@ -282,7 +285,7 @@ impl Session {
     pub fn texture_create(&mut self, shared: &Shared, body: TextureCreate) -> Reply {
         let device = shared.gpu.device(body.device)?;
         device.make_current(&shared.gpu.driver)?;
-        if self.textures.len() >= bounds::TEXTURES {
+        if self.objects.textures.len() >= bounds::TEXTURES {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let resource = self.resource(body.resource)?;
@@ -301,7 +304,7 @@ impl Session {
             driver.tex_object_create(&mut object, &resource, &body.texture, view)?;
             Object::Texture(object.0)
         };
-        self.textures.insert(object, device.ordinal);
+        self.objects.textures.insert(object, device.ordinal);
         let (Object::Texture(value) | Object::Surface(value)) = object;
         let mut info = TextureInfo {
             object: value,
@@ -330,12 +333,12 @@ impl Session {
         match resource.kind {
             CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY if words[0] == 0 => {}
             CU_RESOURCE_TYPE_ARRAY => {
-                if let RawArray::Plain(array) = self.arrays.get(words[0])?.raw {
+                if let RawArray::Plain(array) = self.objects.arrays.get(words[0])?.raw {
                     words[0] = array.0;
                 }
             }
             CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
-                if let RawArray::Mipmapped(array) = self.mipmaps.get(words[0])?.raw {
+                if let RawArray::Mipmapped(array) = self.objects.mipmaps.get(words[0])?.raw {
                     words[0] = array.0;
                 }
             }
@@ -361,7 +364,7 @@ impl Session {
         } else {
             Object::Texture(body.object)
         };
-        let device = self.textures.remove(&object);
+        let device = self.objects.textures.remove(&object);
         Ok(object.end(device.ok_or(CUDA_ERROR_INVALID_VALUE)?, &shared.gpu)?)
     }
 }
@@ -380,13 +383,17 @@ fn info(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Vec<u8> {
 impl Session {
     /// What is to be destroyed when the session is over, in the order of destruction; its modules are gone by then.
     pub fn take_arrays(&mut self, gpu: &Gpu) -> Vec<Buried> {
-        for reference in self.texture_references.drain() {
+        for reference in self.objects.texture_references.drain() {
             reference.end(gpu);
         }
-        let objects = std::mem::take(&mut self.textures).into_iter();
+        let objects = std::mem::take(&mut self.objects.textures).into_iter();
         let objects = objects.map(|(object, device)| Buried::Object(object, device));
-        let arrays = self.arrays.drain().chain(self.mipmaps.drain());
-        let arrays = arrays.chain(self.bound_arrays.drain(..));
+        let arrays = self
+            .objects
+            .arrays
+            .drain()
+            .chain(self.objects.mipmaps.drain());
+        let arrays = arrays.chain(self.objects.bound_arrays.drain(..));
         objects.chain(arrays.map(Buried::Array)).collect()
     }
 }

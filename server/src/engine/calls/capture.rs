@@ -81,8 +81,8 @@ impl Session {
         shared: &Shared,
         handle: u64,
     ) -> Result<(usize, CUstream), CallError> {
-        let index = self.streams.index(handle)?;
-        let stream = self.streams.at(index)?;
+        let index = self.objects.streams.index(handle)?;
+        let stream = self.objects.streams.at(index)?;
         shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
         Ok((index, stream.raw))
     }
@@ -92,7 +92,7 @@ impl Session {
         let Call { body, message } = call;
         let behind = self.nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
         let (index, raw) = self.stream_for_capture(shared, body.stream)?;
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         if stream.role == Role::Legacy {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
@@ -104,13 +104,13 @@ impl Session {
         if body.graph == 0 {
             driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
         } else {
-            let graph = self.graphs.graphs.get(body.graph)?;
+            let graph = self.objects.graphs.graphs.get(body.graph)?;
             // The first of two captures to end would free what the other one fills.
             if graph.filling {
                 return Err(CUDA_ERROR_ILLEGAL_STATE.into());
             }
             let graph = graph.raw;
-            let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+            let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
             driver.begin_capture_to(
                 raw,
                 graph,
@@ -119,10 +119,10 @@ impl Session {
                 nodes.len(),
                 CU_STREAM_CAPTURE_MODE_RELAXED,
             )?;
-            self.graphs.graphs.get_mut(body.graph)?.filling = true;
+            self.objects.graphs.graphs.get_mut(body.graph)?.filling = true;
         }
-        self.streams.at_mut(index)?.capturing = true;
-        self.graphs.captures.push(Capture {
+        self.objects.streams.at_mut(index)?.capturing = true;
+        self.objects.graphs.captures.push(Capture {
             stream: body.stream,
             graph: body.graph,
         });
@@ -132,7 +132,7 @@ impl Session {
     /// `cuStreamEndCapture`.
     pub fn capture_end(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        let device = self.streams.at(index)?.device;
+        let device = self.objects.streams.at(index)?.device;
         let graph = self.end_capture(shared, body.object, raw, device)?;
         Ok(super::value(graph))
     }
@@ -152,37 +152,51 @@ impl Session {
             // Another stream's capture; it goes on.
             return ended.map(|()| 0);
         }
-        let at = self.graphs.captures.iter().position(|c| c.stream == stream);
-        let capture = at.map(|at| self.graphs.captures.swap_remove(at));
+        let at = self
+            .objects
+            .graphs
+            .captures
+            .iter()
+            .position(|c| c.stream == stream);
+        let capture = at.map(|at| self.objects.graphs.captures.swap_remove(at));
         self.look_who_captures(shared);
         let known = capture.map_or(0, |capture| capture.graph);
-        if let Ok(graph) = self.graphs.graphs.get_mut(known) {
+        if let Ok(graph) = self.objects.graphs.graphs.get_mut(known) {
             graph.filling = false;
         }
         if ended.is_err() || graph.is_null() {
-            if self.graphs.captures.is_empty() {
-                self.graphs.captured = 0;
+            if self.objects.graphs.captures.is_empty() {
+                self.objects.graphs.captured = 0;
             }
             // The graph that was being made is gone, and what was captured into the client's own may be.
-            match self.graphs.graphs.get(known).map(|g| (g.owner, g.raw)) {
-                Ok((Owner::Capture, _)) => self.graphs.forget_graph(known),
+            match self
+                .objects
+                .graphs
+                .graphs
+                .get(known)
+                .map(|g| (g.owner, g.raw))
+            {
+                Ok((Owner::Capture, _)) => self.objects.graphs.forget_graph(known),
                 Ok((_, raw)) => match all_nodes(shared, raw) {
-                    Ok(now) => self.graphs.keep_nodes(known, &now),
-                    Err(_) => self.graphs.forget_graph(known),
+                    Ok(now) => self.objects.graphs.keep_nodes(known, &now),
+                    Err(_) => self.objects.graphs.forget_graph(known),
                 },
                 Err(_) => {}
             }
             return ended.map(|()| 0);
         }
-        let handle = self.graphs.graph_handle(graph, device, Owner::Client);
+        let handle = self
+            .objects
+            .graphs
+            .graph_handle(graph, device, Owner::Client);
         match handle {
             Ok(handle) => {
-                let graph = self.graphs.graphs.get_mut(handle)?;
+                let graph = self.objects.graphs.graphs.get_mut(handle)?;
                 if graph.owner == Owner::Capture {
                     graph.owner = Owner::Client;
                 }
                 graph.sinks = sinks;
-                self.graphs.captured_into(handle);
+                self.objects.graphs.captured_into(handle);
                 Ok(handle)
             }
             Err(status) => {
@@ -194,7 +208,12 @@ impl Session {
 
     /// Finds out which streams still capture, when captures ended or may have spread.
     pub fn look_who_captures(&mut self, shared: &Shared) {
-        for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
+        for stream in self
+            .objects
+            .streams
+            .iter_mut()
+            .chain(self.objects.retired.iter_mut())
+        {
             if stream.capturing {
                 stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
             }
@@ -203,10 +222,10 @@ impl Session {
 
     /// Whether a stream has joined a capture by waiting for an event; noted if so.
     pub fn look_whether_captures(&mut self, shared: &Shared, index: usize) {
-        if self.graphs.captures.is_empty() {
+        if self.objects.graphs.captures.is_empty() {
             return;
         }
-        if let Ok(stream) = self.streams.at_mut(index) {
+        if let Ok(stream) = self.objects.streams.at_mut(index) {
             stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
         }
     }
@@ -214,7 +233,10 @@ impl Session {
     /// `cuStreamGetCaptureInfo`.
     pub fn capture_state(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        let (device, driver) = (self.streams.at(index)?.device, &shared.gpu.driver.graph);
+        let (device, driver) = (
+            self.objects.streams.at(index)?.device,
+            &shared.gpu.driver.graph,
+        );
         let mut state = CaptureState::default();
         let (mut graph, mut nodes, mut edges, mut count) =
             (CUgraph::NULL, ptr::null(), ptr::null(), 0usize);
@@ -268,7 +290,7 @@ impl Session {
         state.edges = u32::from(!edges.is_empty());
         let mut payload = state.as_bytes().to_vec();
         for node in nodes {
-            let handle = self.graphs.node_handle(node, id)?;
+            let handle = self.objects.graphs.node_handle(node, id)?;
             payload.extend_from_slice(handle.as_bytes());
         }
         payload.extend_from_slice(edges.as_bytes());
@@ -285,7 +307,7 @@ impl Session {
         index: usize,
         handle: u64,
     ) -> Result<u64, CUresult> {
-        let stream = self.streams.at(index)?;
+        let stream = self.objects.streams.at(index)?;
         let (raw, device) = (stream.raw, stream.device);
         let graph = capture_graph(shared, raw).ok_or(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
         self.note_captured(shared, handle, graph, device)
@@ -298,22 +320,31 @@ impl Session {
         graph: CUgraph,
         device: Ordinal,
     ) -> Result<u64, CUresult> {
-        let id = self.graphs.graph_handle(graph, device, Owner::Capture)?;
-        self.graphs.graphs.get_mut(id)?.filling = true;
+        let id = self
+            .objects
+            .graphs
+            .graph_handle(graph, device, Owner::Capture)?;
+        self.objects.graphs.graphs.get_mut(id)?.filling = true;
         // A forked stream's capture is the one that began elsewhere; there the handle is noted when it ends.
-        if self.graphs.captures.iter().all(|c| c.graph != id) {
-            let own = self.graphs.captures.iter().position(|c| c.stream == stream);
+        if self.objects.graphs.captures.iter().all(|c| c.graph != id) {
+            let own = self
+                .objects
+                .graphs
+                .captures
+                .iter()
+                .position(|c| c.stream == stream);
             let origin = own.or_else(|| {
-                self.graphs.captures.iter().position(|capture| {
+                self.objects.graphs.captures.iter().position(|capture| {
                     capture.graph == 0
                         && self
+                            .objects
                             .streams
                             .get(capture.stream)
                             .is_ok_and(|stream| capture_graph(shared, stream.raw) == Some(graph))
                 })
             });
             if let Some(origin) = origin {
-                self.graphs.captures[origin].graph = id;
+                self.objects.graphs.captures[origin].graph = id;
             }
         }
         Ok(id)
@@ -322,7 +353,7 @@ impl Session {
     /// `cuLaunchHostFunc` in a capture.
     pub fn capture_host(&mut self, shared: &Shared, body: CaptureHost) -> Result<(), CallError> {
         let (index, raw) = self.stream_for_capture(shared, body.stream)?;
-        if !self.streams.at(index)?.capturing {
+        if !self.objects.streams.at(index)?.capturing {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         // Each instance of the graph gets slots of its own.
@@ -337,10 +368,10 @@ impl Session {
             }
         });
         let count = operations.len() as u32;
-        self.graphs.capture(1)?;
+        self.objects.graphs.capture(1)?;
         let driver = &shared.gpu.driver.stream;
         driver.stream_batch_mem_op(raw, count, &mut operations[0], 0)?;
-        self.graphs.hosts = true;
+        self.objects.graphs.hosts = true;
         Ok(())
     }
 
@@ -349,9 +380,9 @@ impl Session {
         let Call { body, message } = call;
         let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
         let (_, raw) = self.stream_for_capture(shared, body.stream)?;
-        let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+        let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
         // They become edges.
-        self.graphs.capture(nodes.len() as u64)?;
+        self.objects.graphs.capture(nodes.len() as u64)?;
         shared.gpu.driver.graph.update_capture(
             raw,
             nodes.as_ptr(),
@@ -364,7 +395,8 @@ impl Session {
 
     /// Whether what a stream is given goes into a graph.
     pub fn is_capturing(&self, stream: u64) -> bool {
-        self.streams
+        self.objects
+            .streams
             .get(stream)
             .is_ok_and(|stream| stream.capturing)
     }
@@ -378,7 +410,7 @@ impl Session {
     /// Does to a capture what a forbidden call does to it: its end will be an error.
     pub fn capture_break(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        if self.streams.at(index)?.capturing {
+        if self.objects.streams.at(index)?.capturing {
             shared.gpu.driver.stream_query(raw)?;
         }
         Ok(Vec::new())
@@ -387,7 +419,13 @@ impl Session {
     /// Ends the captures of a stream that its client destroys, or of all when the session is over: a stream that
     /// captures must not get to another session.
     pub fn abandon_captures(&mut self, shared: &Shared, only: Option<u64>) {
-        let over: Vec<u64> = self.graphs.captures.iter().map(|c| c.stream).collect();
+        let over: Vec<u64> = self
+            .objects
+            .graphs
+            .captures
+            .iter()
+            .map(|c| c.stream)
+            .collect();
         for handle in over
             .into_iter()
             .filter(|s| only.is_none_or(|only| only == *s))
@@ -395,20 +433,25 @@ impl Session {
             let Ok((index, raw)) = self.stream_for_capture(shared, handle) else {
                 continue;
             };
-            let Ok(device) = self.streams.at(index).map(|stream| stream.device) else {
+            let Ok(device) = self.objects.streams.at(index).map(|stream| stream.device) else {
                 continue;
             };
-            let into = self.graphs.captures.iter().find(|c| c.stream == handle);
+            let into = self
+                .objects
+                .graphs
+                .captures
+                .iter()
+                .find(|c| c.stream == handle);
             let given = into
-                .and_then(|capture| self.graphs.graphs.get(capture.graph).ok())
+                .and_then(|capture| self.objects.graphs.graphs.get(capture.graph).ok())
                 .is_some_and(|graph| graph.owner != Owner::Capture);
             if let Ok(graph) = self.end_capture(shared, handle, raw, device)
-                && let Ok(object) = self.graphs.graphs.get(graph)
+                && let Ok(object) = self.objects.graphs.graphs.get(graph)
                 && !given
             {
                 // Nobody asked for this graph.
                 let _ = shared.gpu.driver.graph.destroy(object.raw);
-                self.graphs.forget_graph(graph);
+                self.objects.graphs.forget_graph(graph);
             }
         }
     }

@@ -105,7 +105,7 @@ impl Session {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let first = device.first_limit(limit).unwrap_or(present as u64);
-        let limits = &mut self.raised_limits;
+        let limits = &mut self.objects.raised_limits;
         let bytes = wanted.taken(first, device);
         let before = limits.pay(&self.account, device.ordinal, limit, bytes)?;
         if value <= present as u64 {

@@ -93,7 +93,7 @@ impl Session {
                 .memcpy_htod_async(to, data as u64, len, stream)
         };
         self.copy_with_host(shared, (index, stream), body.to, copy)?;
-        self.counts.copies += 1;
+        self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
     }
 
@@ -111,7 +111,7 @@ impl Session {
         let (driver, len) = (&shared.gpu.driver, body.len as usize);
         let is_unnamed = body.sides & SIDES_UNNAMED != 0;
         match (to_side, from_side) {
-            _ if is_unnamed && self.streams.at(index)?.capturing => {
+            _ if is_unnamed && self.objects.streams.at(index)?.capturing => {
                 driver.graph.memcpy_async(to, from, len, stream)?
             }
             (Side::Device, Side::Device) => {
@@ -128,7 +128,7 @@ impl Session {
                 let copy = |stream| driver.memcpy_dtoh_async(to, from, len, stream);
                 self.copy_with_host(shared, (index, stream), from, copy)?;
             }
-            _ if self.streams.at(index)?.capturing => {
+            _ if self.objects.streams.at(index)?.capturing => {
                 driver.graph.memcpy_async(to, from, len, stream)?
             }
             _ => {
@@ -137,7 +137,7 @@ impl Session {
                 ));
             }
         }
-        self.counts.copies += 1;
+        self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
     }
 
@@ -150,7 +150,7 @@ impl Session {
         copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
     ) -> Result<(), CUresult> {
         if shared.gpu.devices.len() > 1 {
-            let home = self.streams.at(index)?.device;
+            let home = self.objects.streams.at(index)?.device;
             if let Some(device) = self
                 .device_at(shared, address)
                 .filter(|device| *device != home)
@@ -185,7 +185,7 @@ impl Session {
         let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
         let to = match owned {
             Ok(()) => place,
-            Err(_) if self.streams.at(index)?.capturing => NOBODYS,
+            Err(_) if self.objects.streams.at(index)?.capturing => NOBODYS,
             Err(status) => return Err(status.into()),
         };
         let (driver, value) = (&shared.gpu.driver, body.value);
@@ -212,7 +212,7 @@ impl Session {
                 )));
             }
         }
-        self.counts.copies += 1;
+        self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
     }
 }

@@ -36,7 +36,7 @@ impl Session {
             captured: false,
             shared: None,
         };
-        if let Err((status, event)) = self.events.insert(body.event, event) {
+        if let Err((status, event)) = self.objects.events.insert(body.event, event) {
             let _ = shared.gpu.driver.event_destroy(event.raw);
             return Err(status.into());
         }
@@ -45,10 +45,10 @@ impl Session {
 
     /// `cuEventDestroy`: the driver lets recorded work finish.
     pub fn event_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let event = self.events.remove(body.object)?;
-        self.times.forget(&event);
+        let event = self.objects.events.remove(body.object)?;
+        self.lasting.times.forget(&event);
         shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
-        match self.graphs.keep_event(body.object, event) {
+        match self.objects.graphs.keep_event(body.object, event) {
             Ok(()) => Ok(()),
             Err(event) => Ok(shared.roster.shared_events.end(&shared.gpu.driver, event)?),
         }
@@ -56,29 +56,29 @@ impl Session {
 
     /// `cuEventRecord(WithFlags)`.
     pub fn event_record(&mut self, shared: &Shared, body: EventOnStream) -> Result<(), CallError> {
-        let raw = self.events.get(body.event)?.raw;
+        let raw = self.objects.events.get(body.event)?.raw;
         let (index, stream) = self.prepare_record(shared, &body)?;
         let external = body.flags & CU_EVENT_RECORD_EXTERNAL != 0;
-        let captured = self.streams.at(index)?.capturing && !external;
-        let event = self.events.get(body.event)?;
+        let captured = self.objects.streams.at(index)?.capturing && !external;
+        let event = self.objects.events.get(body.event)?;
         event.may_be_recorded(captured)?;
         match &event.shared {
             Some(of_several) if !external => {
-                let ticket = match self.held.taken.take() {
+                let ticket = match self.inbox.held.taken.take() {
                     Some(Taken::Record(ticket)) => Some(ticket),
                     _ => None,
                 };
-                let device = self.streams.at(index)?.device;
+                let device = self.objects.streams.at(index)?.device;
                 of_several.record(&shared.gpu.driver, (device, stream), ticket)?;
             }
             _ => shared.gpu.driver.event_record(raw, stream, body.flags)?,
         }
         if external {
-            self.graphs.refer_to(body.event);
+            self.objects.graphs.refer_to(body.event);
             self.note_recorded_by_graphs(body.event);
         }
         // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
-        let captured = captured || external && self.events.get(body.event)?.captured;
+        let captured = captured || external && self.objects.events.get(body.event)?.captured;
         self.note_recorded(body.event, captured)?;
         self.submitted(&shared.gpu, index, 1)
     }
@@ -92,11 +92,11 @@ impl Session {
     ) -> Result<(usize, CUstream), CallError> {
         let prepared = self.prepare(&shared.gpu, body.stream);
         if matches!(prepared, Err(CallError::Full))
-            && self.events.get(body.event)?.shared.is_some()
-            && let Ok(index) = self.streams.index(body.stream)
-            && !self.held.holds(index)
+            && self.objects.events.get(body.event)?.shared.is_some()
+            && let Ok(index) = self.objects.streams.index(body.stream)
+            && !self.inbox.held.holds(index)
         {
-            let stream = self.streams.at(index)?;
+            let stream = self.objects.streams.at(index)?;
             let room = shared.gpu.window().saturating_sub(1);
             let ops = stream.ops().saturating_sub(room);
             self.hold(index, Awaited::passed(ops));
@@ -114,7 +114,7 @@ impl Session {
         of_several: &SharedEvent,
         stream: u64,
     ) -> Result<Option<CUevent>, CallError> {
-        let record = match &self.held.taken {
+        let record = match &self.inbox.held.taken {
             Some(Taken::Wait(record)) => record.clone(),
             _ => of_several.latest(),
         };
@@ -125,7 +125,7 @@ impl Session {
             Standing::None => Ok(None),
             Standing::Made(raw) => Ok(Some(raw)),
             Standing::Pending => {
-                let index = self.streams.index(stream)?;
+                let index = self.objects.streams.index(stream)?;
                 self.hold(index, Awaited::record(record));
                 Err(CallError::Full)
             }
@@ -160,9 +160,9 @@ impl Session {
         shared: &Shared,
         body: EventOnStream,
     ) -> Result<(), CallError> {
-        let event = self.events.get(body.event)?;
-        let index = self.streams.index(body.stream)?;
-        let capturing = self.streams.at(index)?.capturing;
+        let event = self.objects.events.get(body.event)?;
+        let index = self.objects.streams.index(body.stream)?;
+        let capturing = self.objects.streams.at(index)?.capturing;
         let external = body.flags & CU_EVENT_WAIT_EXTERNAL != 0;
         if external && !capturing {
             return Err(CUDA_ERROR_ILLEGAL_STATE.into());
@@ -180,7 +180,7 @@ impl Session {
         let (raw, captured) = (event.raw, event.captured);
         let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
         if captured && !external {
-            let joins = self.streams.at_mut(index)?;
+            let joins = self.objects.streams.at_mut(index)?;
             if joins.role == Role::Legacy {
                 return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.into());
             }
@@ -191,7 +191,7 @@ impl Session {
             .driver
             .stream_wait_event(stream, raw, body.flags)?;
         if external {
-            self.graphs.refer_to(body.event);
+            self.objects.graphs.refer_to(body.event);
         }
         self.look_whether_captures(shared, index);
         self.submitted(&shared.gpu, index, 1)
@@ -206,7 +206,7 @@ impl Session {
         };
         self.shared.segment.check_slot(body.slot)?;
         let address = self.shared.segment.flag_address(body.slot)?;
-        let (event, of_several) = match self.events.get(body.event) {
+        let (event, of_several) = match self.objects.events.get(body.event) {
             // The server's stream must not join the capture.
             Ok(event) if event.captured => {
                 return self.mark_failed(&mark, CUDA_ERROR_CAPTURED_EVENT.into());
@@ -219,7 +219,7 @@ impl Session {
             None => self.prepare(&shared.gpu, body.stream),
         };
         let queued = prepared.and_then(|(index, stream)| {
-            if self.streams.at(index)?.capturing {
+            if self.objects.streams.at(index)?.capturing {
                 return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
             }
             if of_several.is_none() {
@@ -243,7 +243,7 @@ impl Session {
 
     /// `cuEventQuery`.
     pub fn event_query(&mut self, shared: &Shared, body: Object) -> Reply {
-        let event = self.events.get(body.object)?;
+        let event = self.objects.events.get(body.object)?;
         shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
         let Some(of_several) = &event.shared else {
             shared.gpu.driver.event_query(event.raw)?;
@@ -267,8 +267,8 @@ impl Session {
 
     /// `cuIpcGetEventHandle`.
     pub fn event_export(&mut self, shared: &Shared, body: EventExport) -> Reply {
-        self.shares = true;
-        let event = self.events.get_mut(body.event)?;
+        self.lasting.shares = true;
+        let event = self.objects.events.get_mut(body.event)?;
         let is_new = event.shared.is_none();
         let token = shared
             .roster
@@ -282,7 +282,7 @@ impl Session {
 
     /// `cuIpcOpenEventHandle`.
     pub fn event_import(&mut self, shared: &Shared, body: EventImport) -> Reply {
-        self.shares = true;
+        self.lasting.shares = true;
         shared.gpu.device(body.device)?;
         let uid = self.shared.info.uid;
         let create = |device: Ordinal| {
@@ -299,7 +299,7 @@ impl Session {
             .roster
             .shared_events
             .import(&body.token, uid, create)?;
-        if let Err((status, event)) = self.events.insert(body.event, event) {
+        if let Err((status, event)) = self.objects.events.insert(body.event, event) {
             shared.gpu.devices[event.device].make_current(&shared.gpu.driver)?;
             let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
             return Err(status.into());

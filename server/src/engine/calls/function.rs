@@ -69,18 +69,18 @@ impl Session {
     /// `CUDA_ERROR_INVALID_HANDLE`.
     #[inline]
     pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
-        let function = self.functions.get(handle)?;
+        let function = self.objects.functions.get(handle)?;
         if !function.taken {
             let loads =
                 self.image(function.image)?
                     .loads_to_take(&shared.images, &function.key, None);
-            if loads && self.moment.is_none() {
-                self.wants = Some(Want::Function(handle));
+            if loads && self.flow.moment.is_none() {
+                self.flow.wants = Some(Want::Function(handle));
                 return Err(CallError::Alone);
             }
             self.take_function(shared, handle)?;
         }
-        Ok(self.functions.get(handle)?)
+        Ok(self.objects.functions.get(handle)?)
     }
 
     /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
@@ -106,7 +106,7 @@ impl Session {
         let image = self.image(body.parent)?;
         image.correct(&key, &mut info.attributes);
         let taken = !image.is_tracked();
-        if self.moment.is_some() {
+        if self.flow.moment.is_some() {
             shared.gpu.devices[device].want_local_ahead(local(&info.attributes));
         }
         let params =
@@ -138,7 +138,8 @@ impl Session {
         };
         let (name, _) = &function.key;
         self.shared.launched.name(body.function, name);
-        self.functions
+        self.objects
+            .functions
             .insert(body.function, function)
             .map_err(|(status, _)| status)?;
         Ok(payload)
@@ -147,13 +148,13 @@ impl Session {
     /// In the session's moment, asks for functions that it is likely to want, of this image and of its libraries, as long as
     /// that takes no time: each would need a moment of its own.
     pub fn look_ahead(&self, shared: &Shared, first: u64, device: Ordinal) {
-        let Some(moment) = &self.moment else {
+        let Some(moment) = &self.flow.moment else {
             return;
         };
         // The calling thread may wait for others that load just now.
         let began = Instant::now();
         let may_load = || !moment.is_over() && began.elapsed() < LOADS_AHEAD;
-        for library in self.libraries.iter() {
+        for library in self.objects.libraries.iter() {
             library.load_ahead(&shared.images, device, &may_load);
         }
         let began = Instant::now();
@@ -161,7 +162,7 @@ impl Session {
         if let Ok(first) = self.image(first) {
             first.look_ahead(&shared.images, device, &may);
         }
-        for library in self.libraries.iter() {
+        for library in self.objects.libraries.iter() {
             library.look_ahead(&shared.images, device, &may);
         }
     }
@@ -176,7 +177,7 @@ impl Session {
         let info = FunctionInfo {
             attributes: [i32::MIN; 16],
             params: params.len() as u32,
-            flags: if self.libraries.get(library)?.prints {
+            flags: if self.objects.libraries.get(library)?.prints {
                 FUNCTION_PRINTS
             } else {
                 0
@@ -188,7 +189,7 @@ impl Session {
     }
 
     fn kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Result<CUkernel, CUresult> {
-        let Raw::Library(library) = self.libraries.get(library)?.raw() else {
+        let Raw::Library(library) = self.objects.libraries.get(library)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         };
         shared.gpu.use_any_device();
@@ -202,7 +203,7 @@ impl Session {
 
     /// The function that a handle's launches use from now on; what was set for it is then in force.
     pub fn take_function(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
-        let function = self.functions.get(handle)?;
+        let function = self.objects.functions.get(handle)?;
         let (image, key) = (function.image, function.key.clone());
         let raw = self.image_mut(image)?.take(&shared.images, &key)?;
         self.give_function(image, &key, raw);
@@ -211,7 +212,7 @@ impl Session {
 
     fn give_function(&mut self, image: u64, key: &Key, raw: CUfunction) {
         let same = |function: &&mut Function| function.image == image && function.key == *key;
-        for function in self.functions.iter_mut().filter(same) {
+        for function in self.objects.functions.iter_mut().filter(same) {
             (function.raw, function.taken) = (raw, true);
         }
     }
@@ -221,7 +222,7 @@ impl Session {
         let Call { body, message } = call;
         let name = message.name::<KernelAttribute>()?;
         let device = shared.gpu.device(body.device)?;
-        let image = self.libraries.get_mut(body.library)?;
+        let image = self.objects.libraries.get_mut(body.library)?;
         if image.is_tracked() {
             let key: Key = (name.clone().into(), device.ordinal);
             if body.set == 0 {
@@ -283,12 +284,12 @@ impl Session {
 
     /// `cuFuncSetAttribute`.
     pub fn set_function_attribute(&mut self, shared: &Shared, body: FunctionAttribute) -> Reply {
-        let known = self.functions.get(body.function)?;
+        let known = self.objects.functions.get(body.function)?;
         let (of, key) = (known.image, known.key.clone());
         self.end_runs(shared);
         let clusters = CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET;
         if body.attribute >= clusters {
-            self.functions.get_mut(body.function)?.in_runs = false;
+            self.objects.functions.get_mut(body.function)?.in_runs = false;
         }
         let image = self.image_mut(of)?;
         if image.is_tracked() {

@@ -43,7 +43,7 @@ impl Session {
     }
 
     fn new_graph(&mut self, shared: &Shared, raw: CUgraph, device: Ordinal) -> Reply {
-        match self.graphs.graph_handle(raw, device, Owner::Client) {
+        match self.objects.graphs.graph_handle(raw, device, Owner::Client) {
             Ok(handle) => Ok(super::value(handle)),
             Err(status) => {
                 let _ = shared.gpu.driver.graph.destroy(raw);
@@ -78,14 +78,14 @@ impl Session {
 
     /// The driver's graph of a handle, its context made current.
     fn graph_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraph, Ordinal), CUresult> {
-        let graph = self.graphs.graphs.get(handle)?;
+        let graph = self.objects.graphs.graphs.get(handle)?;
         shared.gpu.devices[graph.device].make_current(&shared.gpu.driver)?;
         Ok((graph.raw, graph.device))
     }
 
     /// The driver's node of a handle, its context made current; the graph it is in.
     fn node_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraphNode, u64), CUresult> {
-        let node = self.graphs.nodes.get(handle)?;
+        let node = self.objects.graphs.nodes.get(handle)?;
         self.graph_ready(shared, node.graph)?;
         Ok((node.raw, node.graph))
     }
@@ -93,23 +93,23 @@ impl Session {
     /// `cuGraphDestroy`.
     pub fn graph_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (raw, _) = self.graph_ready(shared, body.object)?;
-        let graph = self.graphs.graphs.get(body.object)?;
+        let graph = self.objects.graphs.graphs.get(body.object)?;
         if graph.filling {
             // As the driver.
             return Err(CUDA_ERROR_ILLEGAL_STATE.into());
         }
-        if graph.owner != Owner::Client || self.graphs.is_filled(body.object) {
+        if graph.owner != Owner::Client || self.objects.graphs.is_filled(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         shared.gpu.driver.graph.destroy(raw)?;
-        self.graphs.forget_graph(body.object);
+        self.objects.graphs.forget_graph(body.object);
         self.drop_kept(shared);
         Ok(Vec::new())
     }
 
     /// Lets go of what was kept for graphs, if there are none any more.
     fn drop_kept(&mut self, shared: &Shared) {
-        let (images, events) = self.graphs.take_kept();
+        let (images, events) = self.objects.graphs.take_kept();
         for image in images {
             shared.images.discard(image);
         }
@@ -121,8 +121,8 @@ impl Session {
     /// `cuGraphClone`.
     pub fn graph_clone(&mut self, shared: &Shared, body: Object) -> Reply {
         let (raw, device) = self.graph_ready(shared, body.object)?;
-        let size = self.graphs.graphs.get(body.object)?.size;
-        self.graphs.hold(size.parts)?;
+        let size = self.objects.graphs.graphs.get(body.object)?.size;
+        self.objects.graphs.hold(size.parts)?;
         let mut clone = CUgraph::NULL;
         let made = shared
             .gpu
@@ -131,10 +131,10 @@ impl Session {
             .duplicate(&mut clone, raw)
             .map_err(CallError::from)
             .and_then(|()| self.new_graph(shared, clone, device))
-            .inspect_err(|_| self.graphs.let_go(size.parts))?;
+            .inspect_err(|_| self.objects.graphs.let_go(size.parts))?;
         if let Ok(handle) = Value::read_from_bytes(&made[..]) {
-            self.graphs.graphs.get_mut(handle.value)?.size = size;
-            self.graphs.memory.share(body.object, handle.value);
+            self.objects.graphs.graphs.get_mut(handle.value)?.size = size;
+            self.objects.graphs.memory.share(body.object, handle.value);
         }
         Ok(made)
     }
@@ -149,7 +149,9 @@ impl Session {
             .driver
             .graph
             .find_in_clone(&mut found, node, clone)?;
-        Ok(super::value(self.graphs.node_handle(found, body.second)?))
+        Ok(super::value(
+            self.objects.graphs.node_handle(found, body.second)?,
+        ))
     }
 
     /// `cuGraphGetNodes`, `cuGraphGetRootNodes`, `cuGraphGetEdges`, `cuGraphNodeGetDependencies`,
@@ -209,7 +211,7 @@ impl Session {
         let mut payload = listed.as_bytes().to_vec();
         for nodes in [&from, &to] {
             for node in nodes.iter().skip(first).take(part) {
-                let handle = self.graphs.node_handle(*node, graph)?;
+                let handle = self.objects.graphs.node_handle(*node, graph)?;
                 payload.extend_from_slice(handle.as_bytes());
             }
         }
@@ -231,8 +233,14 @@ impl Session {
         }
         let bytes = message.behind::<GraphDependencies>()?;
         let mut bytes = &bytes[..];
-        let from = self.graphs.raw_nodes(&take::<u64>(&mut bytes, count)?)?;
-        let to = self.graphs.raw_nodes(&take::<u64>(&mut bytes, count)?)?;
+        let from = self
+            .objects
+            .graphs
+            .raw_nodes(&take::<u64>(&mut bytes, count)?)?;
+        let to = self
+            .objects
+            .graphs
+            .raw_nodes(&take::<u64>(&mut bytes, count)?)?;
         let given = if bytes.is_empty() { 0 } else { count };
         let edges: Vec<CUgraphEdgeData> = take(&mut bytes, given)?;
         let edges = if edges.is_empty() {
@@ -244,13 +252,15 @@ impl Session {
         let driver = &shared.gpu.driver.graph;
         let parts = count as u64;
         if body.remove == 0 {
-            self.graphs.grow(body.graph, Size { parts, height: 0 })?;
+            self.objects
+                .graphs
+                .grow(body.graph, Size { parts, height: 0 })?;
             driver
                 .add_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)
-                .inspect_err(|_| self.graphs.shrink(body.graph, parts))?;
+                .inspect_err(|_| self.objects.graphs.shrink(body.graph, parts))?;
         } else {
             driver.remove_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)?;
-            self.graphs.shrink(body.graph, parts);
+            self.objects.graphs.shrink(body.graph, parts);
         }
         Ok(Vec::new())
     }
@@ -268,14 +278,14 @@ impl Session {
     /// `cuGraphDestroyNode`.
     pub fn graph_node_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
-        let filling = self.graphs.graphs.get(graph)?.filling;
-        if filling || self.graphs.is_filled_inside(body.object) {
+        let filling = self.objects.graphs.graphs.get(graph)?.filling;
+        if filling || self.objects.graphs.is_filled_inside(body.object) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         shared.gpu.driver.graph.node_destroy(node)?;
-        let parts = self.graphs.nodes.get(body.object)?.parts;
-        self.graphs.forget_node(body.object);
-        self.graphs.shrink(graph, parts);
+        let parts = self.objects.graphs.nodes.get(body.object)?.parts;
+        self.objects.graphs.forget_node(body.object);
+        self.objects.graphs.shrink(graph, parts);
         Ok(Vec::new())
     }
 
@@ -304,7 +314,7 @@ impl Session {
                 set_first_word(value, self.raw_priority(first_word(value)));
             }
             driver.kernel_attribute_set(node, body.id, &body.value)?;
-            self.graphs.touch(graph);
+            self.objects.graphs.touch(graph);
         }
         Ok(body.as_bytes().to_vec())
     }
@@ -314,7 +324,7 @@ impl Session {
         let (to, graph) = self.node_ready(shared, body.first)?;
         let (from, _) = self.node_ready(shared, body.second)?;
         shared.gpu.driver.graph.kernel_attributes_copy(to, from)?;
-        self.graphs.touch(graph);
+        self.objects.graphs.touch(graph);
         Ok(Vec::new())
     }
 
@@ -383,7 +393,7 @@ impl Session {
             body.default,
             body.flags,
         )?;
-        self.graphs.conditions.insert(handle, body.graph);
+        self.objects.graphs.conditions.insert(handle, body.graph);
         Ok(super::value(handle))
     }
 }

@@ -38,18 +38,18 @@ impl Session {
             }
             device.ordinal
         } else {
-            let green = self.greens.get(body.green)?;
+            let green = self.objects.greens.get(body.green)?;
             shared.gpu.devices[green.device].make_current(&shared.gpu.driver)?;
             driver.green_get_dev_resource(green.raw, &mut resource, body.kind)?;
             green.device
         };
-        let told = self.resources.tell(resource, device)?;
+        let told = self.objects.resources.tell(resource, device)?;
         Ok(told.as_bytes().to_vec())
     }
 
     /// `cuDevSmResourceSplitByCount`.
     pub fn resource_split(&mut self, shared: &Shared, body: ResourceSplit) -> Reply {
-        let (from, device) = self.resources.get(body.token)?;
+        let (from, device) = self.objects.resources.get(body.token)?;
         if body.count != from.sm[0] {
             // The program has changed what it must not change.
             return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION.into());
@@ -79,12 +79,12 @@ impl Session {
             ..ResourceGroups::default()
         };
         if remaining.kind == CU_DEV_RESOURCE_TYPE_SM {
-            head.remaining = self.resources.tell(remaining, device)?;
+            head.remaining = self.objects.resources.tell(remaining, device)?;
         }
         let mut payload = head.as_bytes().to_vec();
         if body.wanted & 1 != 0 {
             for group in groups.iter().take(count as usize) {
-                let told = self.resources.tell(*group, device)?;
+                let told = self.objects.resources.tell(*group, device)?;
                 payload.extend_from_slice(told.as_bytes());
             }
         }
@@ -106,9 +106,10 @@ impl Session {
         };
         let (words, _) = tokens.as_chunks::<4>();
         let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        let device = self.resources.get(tokens[0])?.1;
+        let device = self.objects.resources.get(tokens[0])?.1;
         shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
         let at = self
+            .objects
             .resources
             .describe(&shared.gpu.driver, tokens, device)?;
         Ok(super::value(at as u64))
@@ -129,6 +130,7 @@ impl Session {
         let description = match body.description {
             0 => CUdevResourceDesc::NULL,
             at => self
+                .objects
                 .resources
                 .description(at as usize - 1, device.ordinal)?,
         };
@@ -140,7 +142,7 @@ impl Session {
             .context
             .green_create(&mut raw, description, device.raw, body.flags)?;
         let green = Arc::new(Green::of_client(raw, device.ordinal));
-        if let Err((status, green)) = self.greens.insert(body.green, green) {
+        if let Err((status, green)) = self.objects.greens.insert(body.green, green) {
             shared.lanes.bury(Buried::Green(green));
             return Err(status.into());
         }
@@ -157,10 +159,11 @@ impl Session {
         let place = partition.place(threads.of(partition.total));
         let count = place.count;
         let green = place.green(&shared.gpu.driver, device)?;
-        self.greens
+        self.objects
+            .greens
             .insert(body.green, green)
             .map_err(|(status, _)| status)?;
-        self.places_of_contexts.insert(body.green, place);
+        self.objects.places_of_contexts.insert(body.green, place);
         Ok(super::value(count.into()))
     }
 
@@ -170,6 +173,7 @@ impl Session {
     /// The driver's.
     pub fn part_of(&self, shared: &Shared, device: &Device) -> Result<Option<GreenRef>, CUresult> {
         let place = self
+            .objects
             .places
             .get(device.ordinal.index())
             .and_then(Option::as_ref);
@@ -179,8 +183,8 @@ impl Session {
 
     /// `cuGreenCtxDestroy`, once its last stream has drained.
     pub fn green_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let green = self.greens.remove(body.object)?;
-        self.places_of_contexts.remove(&body.object);
+        let green = self.objects.greens.remove(body.object)?;
+        self.objects.places_of_contexts.remove(&body.object);
         shared.lanes.bury(Buried::Green(green));
         Ok(())
     }

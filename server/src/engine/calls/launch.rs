@@ -44,14 +44,14 @@ impl Session {
             self.note_written();
         }
         let grows = grows && !self.is_capturing(body.stream);
-        if grows && self.moment.is_none() {
-            self.wants = Some(Want::Local(device, local));
+        if grows && self.flow.moment.is_none() {
+            self.flow.wants = Some(Want::Local(device, local));
             return Err(CallError::Alone);
         }
-        if !self.graphs.captures.is_empty() && self.is_capturing(body.stream) {
+        if !self.objects.graphs.captures.is_empty() && self.is_capturing(body.stream) {
             // It runs when the graph does.
-            self.graphs.prints |= prints;
-            self.graphs.refer_to(image);
+            self.objects.graphs.prints |= prints;
+            self.objects.graphs.refer_to(image);
         } else if prints && !self.may_print(&shared.gpu) {
             return Err(CallError::Full);
         }
@@ -59,7 +59,7 @@ impl Session {
         let mut extra = packed(params, &mut size);
         let (index, stream) =
             self.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
-        let capturing = self.streams.at(index)?.capturing;
+        let capturing = self.objects.streams.at(index)?.capturing;
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();
@@ -91,7 +91,7 @@ impl Session {
                 self.note_recorded(handle, capturing)?;
             }
         }
-        self.counts.launches += 1;
+        self.flow.counts.launches += 1;
         if grows {
             shared.gpu.devices[device].has_grown(local.into());
         }
@@ -145,7 +145,7 @@ impl Session {
                 | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
                     let mut handle = [0; 8];
                     handle.copy_from_slice(&attribute.value[..8]);
-                    let event = self.events.get_mut(u64::from_le_bytes(handle))?;
+                    let event = self.objects.events.get_mut(u64::from_le_bytes(handle))?;
                     // Not allowed for events between processes.
                     if event.shared.is_some() {
                         return Err(CUDA_ERROR_INVALID_VALUE.into());

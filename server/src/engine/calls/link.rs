@@ -29,7 +29,7 @@ impl Session {
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         options.want(body.info_log, body.error_log);
         let device = shared.gpu.device(body.device)?;
-        if self.links.len() >= bounds::LINKS {
+        if self.objects.links.len() >= bounds::LINKS {
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
         let thread = LinkThread::new()?;
@@ -47,7 +47,7 @@ impl Session {
             options,
             cubin: None,
         };
-        if let Err((status, link)) = self.links.insert(body.link, link) {
+        if let Err((status, link)) = self.objects.links.insert(body.link, link) {
             link.end(shared);
             return Err(status.into());
         }
@@ -68,7 +68,7 @@ impl Session {
             0 => Err(CUDA_ERROR_INVALID_VALUE),
             token => received(self.receive_descriptor(token)?.as_fd(), body.len),
         };
-        let link = self.links.get_mut(body.link)?;
+        let link = self.objects.links.get_mut(body.link)?;
         let mut data = data?;
         if body.kind >= CU_JIT_NUM_INPUT_TYPES {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -92,7 +92,7 @@ impl Session {
 
     /// `cuLinkComplete`.
     pub fn link_complete(&mut self, shared: &Shared, body: Object) -> Logged {
-        let link = self.links.get_mut(body.object)?;
+        let link = self.objects.links.get_mut(body.object)?;
         let raw = link.raw;
         let completed = link.thread.install(|| {
             let (mut cubin, mut len) = (std::ptr::null(), 0);
@@ -119,7 +119,7 @@ impl Session {
     /// The cubin of a completed link, over the socket, before the answer, under the message's token.
     pub fn link_fetch(&mut self, _: &Shared, call: Call<'_, Object>) -> Reply {
         let Call { body, message } = call;
-        let link = self.links.get(body.object)?;
+        let link = self.objects.links.get(body.object)?;
         let cubin = link.cubin.as_ref().ok_or(CUDA_ERROR_NOT_FOUND)?;
         let file = || -> std::io::Result<File> {
             let mut file = File::from(shm::sealed_memfd(c"cubin", cubin.len() as u64)?);
@@ -138,7 +138,7 @@ impl Session {
 
     /// `cuLinkDestroy`.
     pub fn link_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let link = self.links.remove(body.object)?;
+        let link = self.objects.links.remove(body.object)?;
         link.end(shared);
         Ok(())
     }

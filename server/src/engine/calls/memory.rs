@@ -39,10 +39,10 @@ impl Session {
             len: grant.len,
         };
         let grant = Arc::new(grant);
-        self.grants.insert(range.start, grant.clone());
+        self.objects.grants.insert(range.start, grant.clone());
         if let Err(status) = self.share_with_peers(shared, range.start) {
             // The client never learns of it, so that nothing can be in flight there.
-            self.grants.remove(&range.start);
+            self.objects.grants.remove(&range.start);
             if let Err(status) = shared.gpu.revoke(grant) {
                 tracing::error!("device memory that was not granted was not freed: {status}");
                 shared.gpu.note_status(status);
@@ -57,12 +57,13 @@ impl Session {
     /// microseconds; otherwise the memory goes when the session has nothing in flight.
     pub fn mem_release(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         let grant = self
+            .objects
             .grants
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         grant.left_by(&self.account);
         self.describe_end(Described::MemoryEnds, body.start);
-        self.releasing.push(grant);
+        self.objects.releasing.push(grant);
         let began = Instant::now();
         while !self.finish_releases(shared) && began.elapsed() < SETTLING {
             std::hint::spin_loop();
@@ -95,24 +96,24 @@ impl Session {
         }
         let may_wait = || self.gives_back() && bytes <= self.most(shared, memory);
         if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
-            self.short_since = None;
+            self.flow.short_since = None;
             return Ok(first?);
         }
         if self.finish_releases(shared) && !self.has_work_in_flight(&shared.gpu) {
-            self.pools.settle(&shared.gpu, |_| 0);
+            self.objects.pools.settle(&shared.gpu, |_| 0);
             let again = attempt(self);
             if again.is_ok() || !self.account.is_leaving() {
-                self.short_since = None;
+                self.flow.short_since = None;
                 return Ok(again?);
             }
         }
-        let since = *self.short_since.get_or_insert_with(Instant::now);
+        let since = *self.flow.short_since.get_or_insert_with(Instant::now);
         if since.elapsed() < PATIENCE {
             // Nothing was submitted: what it waits for may need a moment in which nobody is at work.
             self.say_whether_at_work(&shared.gpu);
             return Err(CallError::Full);
         }
-        self.short_since = None;
+        self.flow.short_since = None;
         Err(CUDA_ERROR_OUT_OF_MEMORY.into())
     }
 
@@ -127,24 +128,26 @@ impl Session {
 
     /// Whether memory that the client gave back is still counted.
     fn gives_back(&self) -> bool {
-        !self.releasing.is_empty()
-            || !self.leaving.is_empty()
-            || !self.graphs.leaving.is_empty()
-            || self.pools.keep_any()
+        !self.objects.releasing.is_empty()
+            || !self.objects.leaving.is_empty()
+            || !self.objects.graphs.leaving.is_empty()
+            || self.objects.pools.keep_any()
             || self.account.is_leaving()
     }
 
     /// Revokes memory that was given back, if nothing is in flight that may touch it; whether none is left.
     pub fn finish_releases(&mut self, shared: &Shared) -> bool {
-        self.leaving.append(&mut self.graphs.leaving);
-        if self.releasing.is_empty() && self.leaving.is_empty() {
+        self.objects
+            .leaving
+            .append(&mut self.objects.graphs.leaving);
+        if self.objects.releasing.is_empty() && self.objects.leaving.is_empty() {
             return true;
         }
         if self.has_work_in_flight(&shared.gpu) {
             return false;
         }
-        self.leaving.clear();
-        for grant in std::mem::take(&mut self.releasing) {
+        self.objects.leaving.clear();
+        for grant in std::mem::take(&mut self.objects.releasing) {
             if let Err(status) = shared.gpu.revoke(grant) {
                 tracing::error!("device memory given back was not freed: {status}");
                 shared.gpu.note_status(status);
@@ -160,12 +163,12 @@ impl Session {
         if self.account.left(Memory::Device(device.ordinal)) != u64::MAX {
             // What the client has given back is the driver's in a moment, unless somebody's work keeps it for longer.
             if self.account.is_leaving() {
-                let since = *self.short_since.get_or_insert_with(Instant::now);
+                let since = *self.flow.short_since.get_or_insert_with(Instant::now);
                 if since.elapsed() < MOMENT {
                     return Err(CallError::Full);
                 }
             }
-            self.short_since = None;
+            self.flow.short_since = None;
             // What pools keep for speed is not used.
             self.settle_pools(shared);
             device.make_current(&shared.gpu.driver)?;
@@ -213,8 +216,13 @@ impl Session {
                 Some(self.with_room(shared, (memory, len), attempt)?)
             }
         };
-        let mut block = match self.host_spare.iter().position(|block| block.len() == len) {
-            Some(at) => self.host_spare.swap_remove(at),
+        let mut block = match self
+            .objects
+            .host_spare
+            .iter()
+            .position(|block| block.len() == len)
+        {
+            Some(at) => self.objects.host_spare.swap_remove(at),
             None => shared.gpu.take_block(
                 (&self.account, &self.shared.held_files, self.shared.info.uid),
                 device,
@@ -236,10 +244,10 @@ impl Session {
         };
         if sent.is_err() {
             block.charge = None;
-            self.host_spare.push(block);
+            self.objects.host_spare.push(block);
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
-        self.host.insert(range.start, block);
+        self.objects.host.insert(range.start, block);
         let place = Place {
             len,
             device: device.ordinal.into(),
@@ -252,21 +260,27 @@ impl Session {
     /// Pinned memory given back. It stays registered: unregistering waits for other clients' work.
     pub fn host_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         let mut block = self
+            .objects
             .host
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.describe_host_end(&shared.images, body.start);
         block.charge = None;
-        self.host_spare.push(block);
+        self.objects.host_spare.push(block);
         Ok(())
     }
 
     /// Pinned memory beyond what is worth keeping, oldest first.
     pub fn take_surplus_host(&mut self) -> Vec<crate::engine::gpu::host::HostBlock> {
-        let mut kept: u64 = self.host_spare.iter().map(|block| block.len()).sum();
+        let mut kept: u64 = self
+            .objects
+            .host_spare
+            .iter()
+            .map(|block| block.len())
+            .sum();
         let mut surplus = Vec::new();
-        while kept > bounds::HOST_SPARE && !self.host_spare.is_empty() {
-            let block = self.host_spare.remove(0);
+        while kept > bounds::HOST_SPARE && !self.objects.host_spare.is_empty() {
+            let block = self.objects.host_spare.remove(0);
             kept -= block.len();
             surplus.push(block);
         }

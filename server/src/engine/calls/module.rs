@@ -38,15 +38,22 @@ impl Session {
     /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
     pub fn image_load(&mut self, shared: &Shared, call: Call<'_, ImageLoad>) -> Logged {
         let Call { body, message } = call;
-        let ready = match self.prepared.take() {
+        let ready = match self.flow.prepared.take() {
             Some(prepared) if prepared.is_for(&body, message) => prepared.outcome?,
             _ => self.take_in(shared, &body, message)?,
         };
         // What takes long in the driver must not begin when others work again.
-        let is_late = self.moment.as_ref().is_some_and(|moment| moment.is_over());
-        if is_late && self.offered.is_none() && Handle(body.image).kind() != Some(Kind::Library) {
+        let is_late = self
+            .flow
+            .moment
+            .as_ref()
+            .is_some_and(|moment| moment.is_over());
+        if is_late
+            && self.flow.offered.is_none()
+            && Handle(body.image).kind() != Some(Kind::Library)
+        {
             let outcome = Ok(ready);
-            self.prepared = Some(Prepared::new(&body, message, outcome));
+            self.flow.prepared = Some(Prepared::new(&body, message, outcome));
             return Err(CallError::Alone);
         }
         let Ready {
@@ -71,7 +78,7 @@ impl Session {
         };
         let what = (content.clone(), device.ordinal, prints);
         self.shared.launched.note_image(&content);
-        let offered = self.offered.take();
+        let offered = self.flow.offered.take();
         let (image, payload) =
             Image::load(&shared.images, body.image, what, (family, offered), options);
         let mut image = match image {
@@ -91,8 +98,8 @@ impl Session {
         }
         image.pay(charge.charge);
         let table = match image.raw() {
-            Raw::Module(_) => &mut self.images,
-            Raw::Library(_) => &mut self.libraries,
+            Raw::Module(_) => &mut self.objects.images,
+            Raw::Library(_) => &mut self.objects.libraries,
         };
         if let Err((status, image)) = table.insert(body.image, image) {
             shared.images.discard(image);
@@ -135,14 +142,17 @@ impl Session {
         let family = self.family_of(&body, device.ordinal, &options);
         self.forget_offer(shared);
         // Held until the message is executed: it must not go meanwhile.
-        self.offered =
+        self.flow.offered =
             family.and_then(|family| shared.images.families.offer(&shared.images, &family));
-        self.offered.is_none() && self.prepare_ahead(shared, &body, message)
+        self.flow.offered.is_none() && self.prepare_ahead(shared, &body, message)
     }
 
     /// Does before the moment what the load needs besides the driver; whether there is anything to load then.
     fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: Incoming<'_>) -> bool {
-        let done = self.prepared.take_if(|done| done.is_for(body, message));
+        let done = self
+            .flow
+            .prepared
+            .take_if(|done| done.is_for(body, message));
         let prepared = done.unwrap_or_else(|| {
             self.go_away(&shared.gpu);
             let outcome = self.take_in(shared, body, message);
@@ -150,7 +160,7 @@ impl Session {
             Prepared::new(body, message, outcome)
         });
         let is_ready = prepared.outcome.is_ok();
-        self.prepared = Some(prepared);
+        self.flow.prepared = Some(prepared);
         is_ready
     }
 
@@ -169,7 +179,7 @@ impl Session {
                 .ok_or(CUDA_ERROR_NOT_FOUND)?,
             token => {
                 let fd = self.receive_descriptor(token)?;
-                let sent = &self.sent;
+                let sent = &self.flow.sent;
                 shared
                     .images
                     .cache
@@ -190,7 +200,7 @@ impl Session {
 
     /// What was offered is had, or not wanted any more.
     pub fn forget_offer(&mut self, shared: &Shared) {
-        if let Some(offered) = self.offered.take() {
+        if let Some(offered) = self.flow.offered.take() {
             instances::let_go(&shared.images, offered);
         }
     }
@@ -251,25 +261,28 @@ impl Session {
     /// unloading waits for other clients' work.
     pub fn image_unload(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let mut image = match Handle(body.object).kind() {
-            Some(Kind::Library) => self.libraries.remove(body.object)?,
-            _ => self.images.remove(body.object)?,
+            Some(Kind::Library) => self.objects.libraries.remove(body.object)?,
+            _ => self.objects.images.remove(body.object)?,
         };
-        self.left_images |= self.counts.launches > 0 && image.is_loaded();
+        self.flow.left_images |= self.flow.counts.launches > 0 && image.is_loaded();
         self.end_runs(shared);
         // Programs unload their images one after the other when they end.
         if self.is_drained(&shared.gpu) {
             image.note_drained();
         }
         // What was found in it must not be named any more: the driver's objects are about to go.
-        self.functions
+        self.objects
+            .functions
             .retain(|function| function.image != body.object);
         self.forget_variables(|global| global.image == body.object);
-        self.saved.forget(body.object);
-        self.texture_references
+        self.lasting.saved.forget(body.object);
+        self.objects
+            .texture_references
             .retain(|reference| reference.image != body.object);
-        self.surface_references
+        self.objects
+            .surface_references
             .retain(|reference| reference.image != body.object);
-        if let Some(image) = self.graphs.keep_image(body.object, image) {
+        if let Some(image) = self.objects.graphs.keep_image(body.object, image) {
             shared.images.discard(image);
         }
         Ok(())
@@ -279,9 +292,10 @@ impl Session {
     pub fn image_leave(&mut self, shared: &Shared, body: Named) -> Result<(), CallError> {
         let over = shared.gpu.device(body.device)?.ordinal;
         self.end_runs(shared);
-        self.libraries.get_mut(body.parent)?.leave(over);
+        self.objects.libraries.get_mut(body.parent)?.leave(over);
         let left = |image: u64, device: Ordinal| image == body.parent && device == over;
-        self.functions
+        self.objects
+            .functions
             .retain(|function| !left(function.image, function.device));
         self.forget_variables(|global| left(global.image, global.device));
         Ok(())
@@ -289,16 +303,24 @@ impl Session {
 
     /// The client knows such variables no more.
     fn forget_variables(&mut self, gone: impl Fn(&Global) -> bool) {
-        let gone = self.globals.iter().filter(|(_, global)| gone(global));
+        let gone = self
+            .objects
+            .globals
+            .iter()
+            .filter(|(_, global)| gone(global));
         let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
         for start in gone {
-            self.globals.remove(&start);
-            let moved = self.moved.iter().filter(|(_, (_, now))| *now == start);
+            self.objects.globals.remove(&start);
+            let moved = self
+                .lasting
+                .moved
+                .iter()
+                .filter(|(_, (_, now))| *now == start);
             let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
             // The client may have asked for it again since.
             known.push(start);
             for known in known {
-                self.moved.remove(&known);
+                self.lasting.moved.remove(&known);
                 self.describe_end(Described::VariableEnds, known);
             }
         }
@@ -315,12 +337,12 @@ impl Session {
         }
         self.end_runs(shared);
         let image = match Handle(handle).kind() {
-            Some(Kind::Library) => self.libraries.get_mut(handle)?,
-            _ => self.images.get_mut(handle)?,
+            Some(Kind::Library) => self.objects.libraries.get_mut(handle)?,
+            _ => self.objects.images.get_mut(handle)?,
         };
         let moved = image.separate(&shared.images)?;
         let mine = |function: &&mut Function| function.image == handle;
-        for function in self.functions.iter_mut().filter(mine) {
+        for function in self.objects.functions.iter_mut().filter(mine) {
             function.raw = image.take(&shared.images, &function.key)?;
             function.taken = true;
         }
@@ -330,16 +352,16 @@ impl Session {
     /// The image behind a handle.
     pub fn image_mut(&mut self, handle: u64) -> Result<&mut Image, CUresult> {
         match Handle(handle).kind() {
-            Some(Kind::Library) => self.libraries.get_mut(handle),
-            _ => self.images.get_mut(handle),
+            Some(Kind::Library) => self.objects.libraries.get_mut(handle),
+            _ => self.objects.images.get_mut(handle),
         }
     }
 
     /// The same, to look at.
     pub fn image(&self, handle: u64) -> Result<&Image, CUresult> {
         match Handle(handle).kind() {
-            Some(Kind::Library) => self.libraries.get(handle),
-            _ => self.images.get(handle),
+            Some(Kind::Library) => self.objects.libraries.get(handle),
+            _ => self.objects.images.get(handle),
         }
     }
 
@@ -395,7 +417,7 @@ impl Session {
             self.image(body.parent)?.note_loaded(&shared.images, device);
         }
         let (start, len) = found;
-        let known = self.globals.get(&start);
+        let known = self.objects.globals.get(&start);
         let global = Global {
             len: len as u64,
             image: body.parent,
@@ -403,10 +425,10 @@ impl Session {
             used: Cell::new(known.is_some_and(|known| known.used.get())),
         };
         // A session that is made again knows the addresses of before, which are apart.
-        if self.kept {
+        if self.lasting.kept {
             self.check_new_address(start, global.len)?;
         }
-        self.globals.insert(start, global);
+        self.objects.globals.insert(start, global);
         self.note_span();
         self.describe_variable(start, message);
         self.look_ahead(shared, body.parent, device);
@@ -422,7 +444,7 @@ impl Session {
     pub fn get_managed(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
         let Call { body, message } = call;
         let name = message.name::<Named>()?;
-        let Raw::Library(library) = self.libraries.get(body.parent)?.raw() else {
+        let Raw::Library(library) = self.objects.libraries.get(body.parent)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
         shared.gpu.use_any_device();

@@ -38,7 +38,7 @@ impl Session {
         let Call { body, message } = call;
         let function = self.function_ready(shared, body.function)?;
         let attributes = self.attributes(message, &body, None)?;
-        let device = self.functions.get(body.function)?.device;
+        let device = self.objects.functions.get(body.function)?.device;
         let driver = &shared.gpu.driver;
         // The driver looks at the stream's multiprocessors.
         let part = self.part_of(shared, &shared.gpu.devices[device])?;

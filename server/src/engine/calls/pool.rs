@@ -38,7 +38,8 @@ impl Session {
             .memory
             .pool_create(&mut raw, &properties)?;
         if let Err(status) =
-            self.pools
+            self.objects
+                .pools
                 .add(&shared.gpu, body.handle, &self.account, raw, device.ordinal)
         {
             let _ = shared.gpu.driver.memory.pool_destroy(raw);
@@ -50,19 +51,20 @@ impl Session {
     /// `cuMemPoolDestroy`.
     pub fn pool_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let pool = self
+            .objects
             .pools
             .pools
             .remove(body.object)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         shared.gpu.devices[pool.device].make_current(&shared.gpu.driver)?;
         shared.gpu.driver.memory.pool_destroy(pool.raw)?;
-        self.leaving.push(pool.into_kept());
+        self.objects.leaving.push(pool.into_kept());
         Ok(())
     }
 
     /// The driver's pool of a handle; its device's context is made current.
     pub fn pool(&self, shared: &Shared, handle: u64) -> Result<CUmemoryPool, CUresult> {
-        let Ok(pool) = self.pools.pools.get(handle) else {
+        let Ok(pool) = self.objects.pools.pools.get(handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
         shared.gpu.devices[pool.device].make_current(&shared.gpu.driver)?;
@@ -71,22 +73,22 @@ impl Session {
 
     /// `cuMemAllocFromPoolAsync`. In a stream that is captured the driver makes a node of it.
     pub fn pool_alloc(&mut self, shared: &Shared, body: PoolAlloc) -> Reply {
-        let Ok(pool) = self.pools.pools.get(body.pool) else {
+        let Ok(pool) = self.objects.pools.pools.get(body.pool) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
         let (pool, device) = (pool.raw, pool.device);
-        self.pools.has_room()?;
-        let index = self.streams.index(body.stream)?;
-        if self.streams.at(index)?.capturing {
+        self.objects.pools.has_room()?;
+        let index = self.objects.streams.index(body.stream)?;
+        if self.objects.streams.at(index)?.capturing {
             return self.pool_alloc_node(shared, &body, pool, device);
         }
         let charge = self.with_room(shared, (Memory::Device(device), body.len), |session| {
-            session.pools.take(body.pool, body.len)
+            session.objects.pools.take(body.pool, body.len)
         })?;
         let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
             Err(error) => {
-                self.pools.put_back(body.pool, charge);
+                self.objects.pools.put_back(body.pool, charge);
                 return Err(error);
             }
         };
@@ -97,16 +99,17 @@ impl Session {
             .memory
             .pool_alloc(&mut start, body.len as usize, pool, stream);
         if let Err(status) = made {
-            self.pools.put_back(body.pool, charge);
+            self.objects.pools.put_back(body.pool, charge);
             return Err(status.into());
         }
         if let Err(status) = self.submitted(&shared.gpu, index, 1) {
             // The client never learns of it.
             let _ = shared.gpu.driver.memory.pool_free(start, stream);
-            self.pools.put_back(body.pool, charge);
+            self.objects.pools.put_back(body.pool, charge);
             return Err(status);
         }
-        self.pools
+        self.objects
+            .pools
             .note((start, body.len), Some(charge), body.pool, device);
         Ok(Range {
             start,
@@ -139,15 +142,15 @@ impl Session {
                 return Err(status.into());
             }
         };
-        self.graphs.given((start, len), graph, device);
+        self.objects.graphs.given((start, len), graph, device);
         Ok(Range { start, len }.as_bytes().to_vec())
     }
 
     /// `cuMemFreeAsync` of memory from a pool. In a stream that is captured the driver makes a node of it, and the memory
     /// goes when the graph is launched.
     pub fn pool_free(&mut self, shared: &Shared, body: PoolFree) -> Result<(), CallError> {
-        let pooled = self.pools.device_of(body.address).is_some();
-        if !pooled && !self.graphs.memory.begins(body.address) {
+        let pooled = self.objects.pools.device_of(body.address).is_some();
+        if !pooled && !self.objects.graphs.memory.begins(body.address) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         if !pooled && !self.is_capturing(body.stream) && !self.may_use_graph_memory(&shared.gpu) {
@@ -155,15 +158,15 @@ impl Session {
         }
         let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
         shared.gpu.driver.memory.pool_free(body.address, stream)?;
-        if self.streams.at(index)?.capturing {
+        if self.objects.streams.at(index)?.capturing {
             let graph = self.captured_graph(shared, index, body.stream)?;
-            self.graphs.memory.freed_by(body.address, graph);
+            self.objects.graphs.memory.freed_by(body.address, graph);
         } else if pooled {
-            let charge = self.pools.note_free(body.address);
-            self.leaving.extend(charge);
+            let charge = self.objects.pools.note_free(body.address);
+            self.objects.leaving.extend(charge);
         } else {
-            self.graphs.memory.freed(body.address);
-            self.graphs.discharge();
+            self.objects.graphs.memory.freed(body.address);
+            self.objects.graphs.discharge();
         }
         self.submitted(&shared.gpu, index, 1)
     }
@@ -172,7 +175,9 @@ impl Session {
     pub fn pool_get_attribute(&mut self, shared: &Shared, body: PoolAttribute) -> Reply {
         let pool = self.pool(shared, body.pool)?;
         if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
-            return Ok(super::value(self.pools.pools.get(body.pool)?.threshold));
+            return Ok(super::value(
+                self.objects.pools.pools.get(body.pool)?.threshold,
+            ));
         }
         let mut value = 0;
         shared
@@ -188,7 +193,7 @@ impl Session {
         let pool = self.pool(shared, body.pool)?;
         if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
             pools::set_threshold(&shared.gpu, pool, body.value)?;
-            self.pools.note_threshold(body.pool, body.value);
+            self.objects.pools.note_threshold(body.pool, body.value);
             return Ok(Vec::new());
         }
         let mut value = body.value;
@@ -230,7 +235,7 @@ impl Session {
 
     /// Has pools give back what they keep beyond their thresholds, if the session's work comes to its end soon.
     pub fn settle_pools(&mut self, shared: &Shared) {
-        if !self.pools.keep_any() {
+        if !self.objects.pools.keep_any() {
             return;
         }
         let began = Instant::now();
@@ -240,15 +245,18 @@ impl Session {
             }
             std::hint::spin_loop();
         }
-        self.pools.settle(&shared.gpu, |pool| pool.threshold);
+        self.objects
+            .pools
+            .settle(&shared.gpu, |pool| pool.threshold);
     }
 
     /// Has the pools of an idle session give back what they keep beyond their thresholds.
     pub fn trim_pools(&mut self, shared: &Shared) {
-        if self.pools.is_untrimmed() && !self.has_work_in_flight(&shared.gpu) {
-            self.pools.take_untrimmed();
+        if self.objects.pools.is_untrimmed() && !self.has_work_in_flight(&shared.gpu) {
+            self.objects.pools.take_untrimmed();
             self.synchronize_idle(&shared.gpu);
-            self.pools
+            self.objects
+                .pools
                 .settle(&shared.gpu, |pool| pool.threshold.max(pools::KEPT));
         }
     }
@@ -269,7 +277,8 @@ impl Session {
             .memory
             .pool_trim_to(pool, body.value as usize)?;
         if !self.has_work_in_flight(&shared.gpu) {
-            self.pools
+            self.objects
+                .pools
                 .settle(&shared.gpu, |pool| pool.threshold.max(pools::KEPT));
         }
         Ok(Vec::new())

@@ -49,8 +49,8 @@ impl Session {
             RawReference::Surface(surface)
         };
         let table = match raw {
-            RawReference::Texture(_) => &mut self.texture_references,
-            RawReference::Surface(_) => &mut self.surface_references,
+            RawReference::Texture(_) => &mut self.objects.texture_references,
+            RawReference::Surface(_) => &mut self.objects.surface_references,
         };
         let reference = Reference {
             raw,
@@ -87,7 +87,7 @@ impl Session {
         call: ReferenceCall,
         out: &mut ReferenceResult,
     ) -> Result<(), CallError> {
-        let reference = self.surface_references.get(body.reference)?;
+        let reference = self.objects.surface_references.get(body.reference)?;
         shared.gpu.devices[reference.device].make_current(&shared.gpu.driver)?;
         let RawReference::Surface(raw) = reference.raw else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
@@ -97,7 +97,10 @@ impl Session {
         match call {
             ReferenceCall::SurfaceSetArray => {
                 driver.surf_ref_set_array(raw, self.bind(words[0])?, words[1] as u32)?;
-                self.surface_references.get_mut(body.reference)?.array = words[0];
+                self.objects
+                    .surface_references
+                    .get_mut(body.reference)?
+                    .array = words[0];
             }
             ReferenceCall::SurfaceGetArray => {
                 driver.surf_ref_get_array(&mut CUarray::default(), raw)?;
@@ -114,12 +117,12 @@ impl Session {
         if handle == 0 {
             return Ok(CUarray::NULL);
         }
-        let array = self.arrays.get_mut(handle)?;
+        let array = self.objects.arrays.get_mut(handle)?;
         array.bound = true;
         let (raw, parent) = (array.raw, array.parent);
-        if let Ok(parent) = self.mipmaps.get_mut(parent) {
+        if let Ok(parent) = self.objects.mipmaps.get_mut(parent) {
             parent.bound = true;
-        } else if let Ok(parent) = self.arrays.get_mut(parent) {
+        } else if let Ok(parent) = self.objects.arrays.get_mut(parent) {
             parent.bound = true;
         }
         match raw {
@@ -132,7 +135,7 @@ impl Session {
         if handle == 0 {
             return Ok(CUmipmappedArray::NULL);
         }
-        let array = self.mipmaps.get_mut(handle)?;
+        let array = self.objects.mipmaps.get_mut(handle)?;
         array.bound = true;
         match array.raw {
             RawArray::Mipmapped(array) => Ok(array),
@@ -147,7 +150,7 @@ impl Session {
         call: ReferenceCall,
         out: &mut ReferenceResult,
     ) -> Result<(), CallError> {
-        let reference = self.texture_references.get(body.reference)?;
+        let reference = self.objects.texture_references.get(body.reference)?;
         let bound = reference.array;
         shared.gpu.devices[reference.device].make_current(&shared.gpu.driver)?;
         let RawReference::Texture(raw) = reference.raw else {
@@ -162,17 +165,24 @@ impl Session {
         match call {
             ReferenceCall::Destroy => {
                 // A module's stays with the module.
-                self.texture_references
+                self.objects
+                    .texture_references
                     .remove(body.reference)?
                     .end(&shared.gpu);
             }
             ReferenceCall::SetArray => {
                 driver.tex_ref_set_array(raw, self.bind(a)?, b as u32)?;
-                self.texture_references.get_mut(body.reference)?.array = a;
+                self.objects
+                    .texture_references
+                    .get_mut(body.reference)?
+                    .array = a;
             }
             ReferenceCall::SetMipmappedArray => {
                 driver.tex_ref_set_mipmapped_array(raw, self.bind_mipmap(a)?, b as u32)?;
-                self.texture_references.get_mut(body.reference)?.array = a;
+                self.objects
+                    .texture_references
+                    .get_mut(body.reference)?
+                    .array = a;
             }
             ReferenceCall::SetAddress => {
                 let mut offset = 0usize;

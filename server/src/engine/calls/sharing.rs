@@ -28,7 +28,7 @@ impl Session {
     /// `cuIpcGetMemHandle` of an allocation of the client's, which lies in one grant.
     pub fn ipc_share(&mut self, shared: &Shared, body: Range) -> Reply {
         let who = self.who();
-        let grant = match self.grants.range(..=body.start).next_back() {
+        let grant = match self.objects.grants.range(..=body.start).next_back() {
             Some((start, grant))
                 if body.len > 0
                     && body.start - start < grant.len
@@ -40,6 +40,7 @@ impl Session {
         };
         let range = (body.start, body.len);
         let handle = self
+            .objects
             .sharing
             .share(&shared.roster.shares, who, range, grant)?;
         Ok(handle.to_vec())
@@ -47,7 +48,9 @@ impl Session {
 
     /// The allocation at an address is freed.
     pub fn ipc_forget(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        self.sharing.forget(&shared.roster.shares, body.object);
+        self.objects
+            .sharing
+            .forget(&shared.roster.shares, body.object);
         Ok(())
     }
 
@@ -59,12 +62,13 @@ impl Session {
         handle.copy_from_slice(body.handle.as_bytes());
         let who = self.who();
         let (start, len, grant) =
-            self.sharing
+            self.objects
+                .sharing
                 .open(&shared.roster.shares, who, &self.account, &handle)?;
         if grant.device != user.ordinal
             && let Err(status) = user.may_use(&shared.gpu.driver, &grant)
         {
-            if let Ok(Some(grant)) = self.sharing.close(start) {
+            if let Ok(Some(grant)) = self.objects.sharing.close(start) {
                 grant.left_by(&self.account);
             }
             return Err(status.into());
@@ -81,10 +85,10 @@ impl Session {
 
     /// `cuIpcCloseMemHandle`.
     pub fn ipc_close(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        if let Some(grant) = self.sharing.close(body.object)? {
+        if let Some(grant) = self.objects.sharing.close(body.object)? {
             grant.left_by(&self.account);
             // Its owner may have gone: then it ends here, behind the work of this session.
-            self.releasing.push(grant);
+            self.objects.releasing.push(grant);
             self.finish_releases(shared);
         }
         Ok(())
@@ -127,10 +131,13 @@ impl Session {
         let mut raw = CUmemoryPool::NULL;
         let driver = &shared.gpu.driver.memory;
         driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
-        if let Err(status) =
-            self.pools
-                .add_imported(&shared.gpu, body.handle, &self.account, raw, device.ordinal)
-        {
+        if let Err(status) = self.objects.pools.add_imported(
+            &shared.gpu,
+            body.handle,
+            &self.account,
+            raw,
+            device.ordinal,
+        ) {
             let _ = driver.pool_destroy(raw);
             return Err(status.into());
         }
@@ -139,7 +146,7 @@ impl Session {
 
     /// `cuMemPoolExportPointer` of an allocation of the session's.
     pub fn pool_export_pointer(&mut self, shared: &Shared, body: Object) -> Reply {
-        let device = self.pools.device_of(body.object);
+        let device = self.objects.pools.device_of(body.object);
         let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
         let mut data = CUmemPoolPtrExportData([0; 64]);
@@ -151,8 +158,8 @@ impl Session {
     /// `cuMemPoolImportPointer`. The driver checks that the allocation is of the pool that was imported.
     pub fn pool_import_pointer(&mut self, shared: &Shared, body: PoolImportPointer) -> Reply {
         let raw = self.pool(shared, body.pool)?;
-        self.pools.has_room()?;
-        let device = self.pools.pools.get(body.pool)?.device;
+        self.objects.pools.has_room()?;
+        let device = self.objects.pools.pools.get(body.pool)?.device;
         let mut data = CUmemPoolPtrExportData([0; 64]);
         data.0.copy_from_slice(body.data.as_bytes());
         let mut start = 0;
@@ -169,7 +176,8 @@ impl Session {
         let charge = charge.inspect_err(|_| {
             let _ = driver.pool_free(start, CUstream::NULL);
         })?;
-        self.pools
+        self.objects
+            .pools
             .note((start, len), Some(charge), body.pool, device);
         Ok(Range { start, len }.as_bytes().to_vec())
     }
@@ -191,13 +199,14 @@ impl Session {
             arena.register_file(driver, &fd, &parts, body.address, writable, paid)
         })?;
         let (start, len) = (file.start(), body.len);
-        self.files.insert(start, file);
+        self.objects.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
     }
 
     /// `cuMemHostUnregister` of such a file, when all is quiet.
     pub fn file_unregister(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let file = self
+            .objects
             .files
             .remove(&body.object)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -239,7 +248,7 @@ impl Session {
         }
         if body.enable == 0 {
             // What is mapped stays mapped: it does no harm, and taking it away would wait for work.
-            self.peers.remove(&(owner, user));
+            self.objects.peers.remove(&(owner, user));
             return Ok(Vec::new());
         }
         // For what is not mapped by us: variables of modules.
@@ -249,8 +258,8 @@ impl Session {
                 Err(status) => return Err(status.into()),
             }
         }
-        self.peers.insert((owner, user));
-        let starts: Vec<u64> = self.grants.keys().copied().collect();
+        self.objects.peers.insert((owner, user));
+        let starts: Vec<u64> = self.objects.grants.keys().copied().collect();
         for start in starts {
             self.share_with_peers(shared, start)?;
         }
@@ -259,10 +268,11 @@ impl Session {
 
     /// Makes a grant accessible to the devices that have access to its device's memory.
     pub fn share_with_peers(&self, shared: &Shared, start: u64) -> Result<(), CUresult> {
-        let Some(grant) = self.grants.get(&start) else {
+        let Some(grant) = self.objects.grants.get(&start) else {
             return Ok(());
         };
         for (_, user) in self
+            .objects
             .peers
             .iter()
             .filter(|(owner, _)| *owner == grant.device)
@@ -277,9 +287,10 @@ impl Session {
         if arena::is_device(address) {
             return shared.gpu.devices.of_address(address);
         }
-        self.virtual_memory
+        self.objects
+            .virtual_memory
             .device_at(address)
-            .or_else(|| self.pools.device_at(address))
+            .or_else(|| self.objects.pools.device_at(address))
     }
 
     /// Copies between two devices' memories, if they are two: by the driver's peer copy, which goes over the host
@@ -314,7 +325,7 @@ impl Session {
     ) -> Result<(), CUresult> {
         let driver = &shared.gpu.driver;
         let (home, stream) = {
-            let stream = self.streams.at(index)?;
+            let stream = self.objects.streams.at(index)?;
             (stream.device, stream.raw)
         };
         shared.gpu.devices[device].make_current(driver)?;
@@ -340,7 +351,7 @@ impl Session {
 
     /// The session's own stream on a device, which is current, for what its other streams cannot do.
     fn helper(&mut self, shared: &Shared, device: Ordinal) -> Result<CUstream, CUresult> {
-        if let Some((_, stream)) = self.helpers.iter().find(|(of, _)| *of == device) {
+        if let Some((_, stream)) = self.objects.helpers.iter().find(|(of, _)| *of == device) {
             return Ok(*stream);
         }
         let mut stream = CUstream::NULL;
@@ -348,7 +359,7 @@ impl Session {
             .gpu
             .driver
             .stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
-        self.helpers.push((device, stream));
+        self.objects.helpers.push((device, stream));
         Ok(stream)
     }
 }

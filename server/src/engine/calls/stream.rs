@@ -41,14 +41,14 @@ impl Session {
         let role = match body.legacy {
             0 => Role::Independent,
             own if own == body.stream => Role::Legacy,
-            legacy => Role::Blocking(self.streams.index(legacy)?),
+            legacy => Role::Blocking(self.objects.streams.index(legacy)?),
         };
         device.make_current(&shared.gpu.driver)?;
         let priority = clamped(body.priority);
         self.reap_streams(shared);
         let green = match body.green {
             0 => self.part_of(shared, device)?,
-            green => Some(self.greens.get(green)?.clone()),
+            green => Some(self.objects.greens.get(green)?.clone()),
         };
         let raw_priority = self.raw_priority(priority);
         let raw = match &green {
@@ -67,24 +67,24 @@ impl Session {
             role,
         );
         stream.green = green;
-        if let Err((status, stream)) = self.streams.insert(body.stream, stream) {
+        if let Err((status, stream)) = self.objects.streams.insert(body.stream, stream) {
             stream.release(&shared.gpu);
             return Err(status.into());
         }
-        let index = self.streams.index(body.stream)?;
+        let index = self.objects.streams.index(body.stream)?;
         if let Role::Blocking(legacy) = role {
-            self.streams.at_mut(legacy)?.members.push(index);
+            self.objects.streams.at_mut(legacy)?.members.push(index);
         }
         Ok(self.begin_progress(&shared.images, index)?)
     }
 
     /// `cuStreamDestroy`: what is queued still runs.
     pub fn stream_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let index = self.streams.index(body.object)?;
+        let index = self.objects.streams.index(body.object)?;
         self.abandon_captures(shared, Some(body.object));
-        let mut stream = self.streams.remove(body.object)?;
+        let mut stream = self.objects.streams.remove(body.object)?;
         if let Role::Blocking(legacy) = stream.role
-            && let Ok(legacy) = self.streams.at_mut(legacy)
+            && let Ok(legacy) = self.objects.streams.at_mut(legacy)
         {
             legacy.members.retain(|member| *member != index);
         }
@@ -94,32 +94,32 @@ impl Session {
         // Whatever the driver said, the stream is not forgotten.
         self.shared.description.set_retired(true);
         stream.progress = None;
-        self.retired.push(stream);
+        self.objects.retired.push(stream);
         self.reap_streams(shared);
         Ok(told?)
     }
 
     /// Gives streams back that the client has destroyed and that have no work any more.
     pub fn reap_streams(&mut self, shared: &Shared) {
-        if self.retired.is_empty() {
+        if self.objects.retired.is_empty() {
             return;
         }
         let mut at = 0;
-        while at < self.retired.len() {
+        while at < self.objects.retired.len() {
             // The driver's word, not a flag that the client can write: the next session to get the stream must not wait
             // behind this one's work.
-            let stream = &mut self.retired[at];
+            let stream = &mut self.objects.retired[at];
             let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
             if !stream.capturing
                 && stream.in_flight(&shared.gpu, &self.shared.segment) == 0
                 && shared.gpu.driver.stream_query(stream.raw).is_ok()
             {
-                self.retired.swap_remove(at).release(&shared.gpu);
+                self.objects.retired.swap_remove(at).release(&shared.gpu);
             } else {
                 at += 1;
             }
         }
-        if self.retired.is_empty() {
+        if self.objects.retired.is_empty() {
             self.shared.description.set_retired(false);
         }
     }
@@ -131,7 +131,7 @@ impl Session {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&body, error),
         };
-        if self.streams.at(index)?.capturing {
+        if self.objects.streams.at(index)?.capturing {
             return self.mark_failed(&body, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
         }
         if let Err(status) = self.queue_mark(&shared.gpu, stream, body.slot, body.value) {
@@ -155,7 +155,7 @@ impl Session {
             Ok(ready) => ready,
             Err(error) => return self.mark_failed(&mark, error),
         };
-        if self.streams.at(index)?.capturing {
+        if self.objects.streams.at(index)?.capturing {
             return self.mark_failed(&mark, CUDA_ERROR_NOT_SUPPORTED.into());
         }
         let queued = self.queue_mark(&shared.gpu, stream, mark.slot, mark.value);
@@ -181,9 +181,9 @@ impl Session {
         if body.id == CU_STREAM_ATTRIBUTE_PRIORITY {
             let priority = first_word(&body.value);
             set_first_word(&mut body.value, self.raw_priority(priority));
-            self.streams.get_mut(body.stream)?.priority = priority;
+            self.objects.streams.get_mut(body.stream)?.priority = priority;
         }
-        let stream = self.streams.get_mut(body.stream)?;
+        let stream = self.objects.streams.get_mut(body.stream)?;
         let len = match body.id {
             CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW => size_of::<CUaccessPolicyWindow>(),
             CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP => 2,
@@ -229,10 +229,10 @@ impl Session {
             self.check_writable(body.address)?;
         }
         let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
-        if self.streams.at(index)?.capturing {
+        if self.objects.streams.at(index)?.capturing {
             // A node of the graph; one that waits makes the GPU wait.
-            let device = self.streams.at(index)?.device;
-            let awaited = &mut self.graphs.awaited;
+            let device = self.objects.streams.at(index)?.device;
+            let awaited = &mut self.objects.graphs.awaited;
             awaited.note(device, body.operation, body.address, body.value, body.flags)?;
             let mut operation = CUstreamBatchMemOpParams {
                 operation: body.operation,
@@ -271,7 +271,7 @@ impl Session {
         body: &MemOp,
         wide: bool,
     ) -> Result<(), CallError> {
-        let stream = self.streams.at(index)?;
+        let stream = self.objects.streams.at(index)?;
         let (raw, device) = (stream.raw, stream.device);
         let (flag, value) = shared.gpu.flags.for_word(&self.shared.flags)?;
         let expected = value.wrapping_add(1);

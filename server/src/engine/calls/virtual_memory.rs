@@ -57,10 +57,13 @@ impl Session {
     /// `cuMemAddressReserve`.
     pub fn address_reserve(&mut self, shared: &Shared, body: AddressReserve) -> Reply {
         shared.gpu.use_any_device();
-        let start =
-            self.virtual_memory
-                .reserve(&shared.gpu, body.len, body.alignment, body.flags)?;
-        let taken = self.virtual_memory.taken_for(start);
+        let start = self.objects.virtual_memory.reserve(
+            &shared.gpu,
+            body.len,
+            body.alignment,
+            body.flags,
+        )?;
+        let taken = self.objects.virtual_memory.taken_for(start);
         let taken = taken.unwrap_or((start, body.len));
         self.describe_reservation((start, body.len), taken);
         Ok(Range {
@@ -74,7 +77,8 @@ impl Session {
     /// `cuMemAddressFree`.
     pub fn address_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         shared.gpu.use_any_device();
-        self.virtual_memory
+        self.objects
+            .virtual_memory
             .free(&shared.gpu, body.start, body.len)?;
         self.describe_end(Described::ReservationEnds, body.start);
         Ok(())
@@ -113,7 +117,8 @@ impl Session {
             .mem_create(&mut raw, body.len as usize, &properties, body.flags)?;
         let exportable = body.properties.handle_types != 0;
         let physical = VirtualMemory::physical(body.handle, exportable, memory, charge);
-        self.virtual_memory
+        self.objects
+            .virtual_memory
             .add(body.handle, raw, physical)
             .inspect_err(|_| {
                 let _ = shared.gpu.driver.mem_release(raw);
@@ -126,7 +131,10 @@ impl Session {
     /// `cuMemRelease` of the client's last reference to a handle.
     pub fn physical_release(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         shared.gpu.use_any_device();
-        let gone = self.virtual_memory.release(&shared.gpu, body.object)?;
+        let gone = self
+            .objects
+            .virtual_memory
+            .release(&shared.gpu, body.object)?;
         match gone {
             Some(key) => self.describe_physical_end(&shared.images, key),
             None => self.describe_end(Described::Released, body.object),
@@ -138,8 +146,13 @@ impl Session {
     pub fn map_memory(&mut self, shared: &Shared, body: MapMemory) -> Reply {
         shared.gpu.use_any_device();
         let range = (body.address, body.len);
-        self.virtual_memory
-            .map(&shared.gpu, range, body.handle, body.offset, body.flags)?;
+        self.objects.virtual_memory.map(
+            &shared.gpu,
+            range,
+            body.handle,
+            body.offset,
+            body.flags,
+        )?;
         self.describe_mapping(&body);
         Ok(Vec::new())
     }
@@ -156,6 +169,7 @@ impl Session {
         }
         shared.gpu.use_any_device();
         let gone = self
+            .objects
             .virtual_memory
             .unmap(&shared.gpu, body.start, body.len)?;
         for start in gone.mappings {
@@ -194,7 +208,8 @@ impl Session {
         let Call { body, message } = call;
         let accesses = self.accesses_behind::<SetAccess>(shared, message, body.count)?;
         shared.gpu.use_any_device();
-        self.virtual_memory
+        self.objects
+            .virtual_memory
             .set_access(&shared.gpu, body.address, body.len, &accesses)?;
         self.describe_access(body.address, body.len, &accesses);
         Ok(Vec::new())
@@ -203,7 +218,8 @@ impl Session {
     /// `cuMemGetAccess`.
     pub fn get_access(&mut self, shared: &Shared, body: GetAccess) -> Reply {
         let location = self.location(shared, body.location)?;
-        self.virtual_memory
+        self.objects
+            .virtual_memory
             .mapped(body.address)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let mut flags = 0;
@@ -218,7 +234,7 @@ impl Session {
     /// `cuMemExportToShareableHandle`: the driver's own descriptor, so that others than our clients can use it too.
     pub fn physical_export(&mut self, shared: &Shared, call: Call<'_, PhysicalExport>) -> Reply {
         let Call { body, message } = call;
-        let Ok(allocation) = self.virtual_memory.allocations.get(body.handle) else {
+        let Ok(allocation) = self.objects.virtual_memory.allocations.get(body.handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
         // As the driver says of memory for which no handles were asked.
@@ -241,7 +257,7 @@ impl Session {
         // SAFETY: the driver opened it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         allocation.is_exported();
-        self.shares = true;
+        self.lasting.shares = true;
         self.send_descriptor(message.token, &fd, 0)?;
         Ok(Vec::new())
     }
@@ -260,7 +276,7 @@ impl Session {
     /// be the driver's.
     pub fn physical_import(&mut self, shared: &Shared, call: Call<'_, Object>) -> Reply {
         let Call { body, message } = call;
-        self.shares = true;
+        self.lasting.shares = true;
         let fd = self.receive_descriptor(message.token)?;
         if !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_UNKNOWN.into());
@@ -301,7 +317,9 @@ impl Session {
                     .filter(|_| found.location.kind == CU_MEM_LOCATION_TYPE_DEVICE)
                     .ok_or(CUDA_ERROR_NOT_SUPPORTED)?
                     .ordinal;
-                self.virtual_memory.add(handle, raw, physical(device)?)?;
+                self.objects
+                    .virtual_memory
+                    .add(handle, raw, physical(device)?)?;
                 Ok(Location {
                     kind: found.location.kind,
                     id: u32::from(device) as i32,
@@ -311,7 +329,7 @@ impl Session {
             Ok(location) => {
                 let mut properties = Properties::of(&found, location);
                 // The server asks for handles of all memory.
-                let known = self.virtual_memory.allocations.get(handle);
+                let known = self.objects.virtual_memory.allocations.get(handle);
                 if known.is_ok_and(|allocation| !allocation.is_exportable()) {
                     properties.handle_types = 0;
                 }
@@ -326,8 +344,9 @@ impl Session {
 
     /// `cuMemRetainAllocationHandle` where the client has no handle any more.
     pub fn physical_retain(&mut self, shared: &Shared, body: PhysicalRetain) -> Reply {
-        self.shares = true;
+        self.lasting.shares = true;
         let physical = self
+            .objects
             .virtual_memory
             .mapped(body.address)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?

@@ -78,7 +78,7 @@ pub enum Object {
 }
 
 /// Texture and surface objects of a session and the devices they are on.
-pub type Objects = HashMap<Object, Ordinal>;
+pub type TextureObjects = HashMap<Object, Ordinal>;
 
 impl Array {
     /// Destroys the driver's array; a part goes with what it is a part of.

@@ -205,7 +205,7 @@ fn take_over(
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
     });
     session.shared.description.reset();
-    session.kept = true;
+    session.lasting.kept = true;
     session.note_bonds(&shared.images);
     match made {
         Ok(()) => shared.lanes.send_home(session),
@@ -293,8 +293,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     shared.roster.fairness.set_weight(&own.standing, weight);
     let home = shared.lanes.least_loaded();
     let mut session = Box::new(Session::new(own, home));
-    session.consumer = consumer;
-    session.places = places;
+    session.inbox.consumer = consumer;
+    session.objects.places = places;
     Ok((session, records))
 }
 
@@ -332,7 +332,7 @@ fn realise(
     left: &mut Left,
     spent: &mut Spent,
 ) -> Result<(), Lost> {
-    session.moment = Some(crate::engine::base::moment::Moment::endless());
+    session.flow.moment = Some(crate::engine::base::moment::Moment::endless());
     // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
     let stage = |record: &&Record| match record.kind {
         Kind::Leaves => 0,
@@ -349,8 +349,8 @@ fn realise(
         spent.add(record, began);
         made
     });
-    session.graphs.restored();
-    session.moment = None;
+    session.objects.graphs.restored();
+    session.flow.moment = None;
     outcome
 }
 
@@ -395,7 +395,7 @@ fn make_from(
             let grant = device
                 .adopt(&shared.gpu.driver, &session.account, range, memory)
                 .map_err(|status| failed("its memory", status))?;
-            session.grants.insert(record.key, Arc::new(grant));
+            session.objects.grants.insert(record.key, Arc::new(grant));
             Ok(())
         }
         Kind::Host => {
@@ -407,6 +407,7 @@ fn make_from(
             let (len, taken) = read(record)?;
             let range = (record.key, len);
             let made = session
+                .objects
                 .virtual_memory
                 .adopt_reservation(&shared.gpu, range, taken);
             made.map_err(|status| failed("addresses", status))
@@ -421,7 +422,10 @@ fn make_from(
             made.map_err(|status| failed("memory", status))
         }
         Kind::Released => {
-            let released = session.virtual_memory.release(&shared.gpu, record.key);
+            let released = session
+                .objects
+                .virtual_memory
+                .release(&shared.gpu, record.key);
             released
                 .map(drop)
                 .map_err(|status| failed("a handle", status))
@@ -430,7 +434,7 @@ fn make_from(
             let (len, offset, flags, handle) = read(record)?;
             shared.gpu.use_any_device();
             let range = (record.key, len);
-            let memory = &mut session.virtual_memory;
+            let memory = &mut session.objects.virtual_memory;
             let made = memory.map(&shared.gpu, range, handle, offset, flags);
             made.map_err(|status| failed("a mapping", status))
         }
@@ -442,7 +446,7 @@ fn make_from(
             };
             let accesses: Vec<CUmemAccessDesc> = accesses.into_iter().map(access).collect();
             shared.gpu.use_any_device();
-            let memory = &mut session.virtual_memory;
+            let memory = &mut session.objects.virtual_memory;
             memory
                 .mappings_in(record.key, len)
                 .into_iter()
@@ -524,7 +528,7 @@ fn adopt_physical(
         .memory
         .mem_import(&mut raw, descriptor, kind)?;
     let physical = VirtualMemory::physical(handle, exportable, of_device, charge);
-    let added = session.virtual_memory.add(handle, raw, physical);
+    let added = session.objects.virtual_memory.add(handle, raw, physical);
     added.inspect_err(|_| {
         let _ = shared.gpu.driver.mem_release(raw);
     })
@@ -538,7 +542,10 @@ fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Re
     let range = session.get_global(shared, call).map_err(invalid)?;
     let range = Range::read_from_bytes(&range).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     if range.start != record.key {
-        session.moved.insert(record.key, (range.len, range.start));
+        session
+            .lasting
+            .moved
+            .insert(record.key, (range.len, range.start));
         session.note_span();
     }
     Ok(())
@@ -562,6 +569,6 @@ fn adopt_host(
         let memory = Memory::Device(device.ordinal);
         block.charge = Some(session.account.take(memory, place.len)?);
     }
-    session.host.insert(start, block);
+    session.objects.host.insert(start, block);
     Ok(())
 }

@@ -117,7 +117,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         while at < sessions.len() {
             let session = &mut sessions[at];
             if classes {
-                if !session.classed {
+                if !session.flow.classed {
                     session.join_class(shared);
                 }
                 let low = session.shared.terms.priority > 0;
@@ -131,9 +131,9 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 at += 1;
                 continue;
             }
-            let before = session.dispatched;
+            let before = session.flow.dispatched;
             let visited = visit(shared, session);
-            shared.note_dispatched(&session.shared, session.dispatched - before);
+            shared.note_dispatched(&session.shared, session.flow.dispatched - before);
             match visited {
                 Visit::Idle => {}
                 Visit::Worked => worked = true,
@@ -224,7 +224,7 @@ fn sleep(
     }
     dispatcher.active.store(0, Ordering::Relaxed);
     shared.count_synchronizing();
-    let pauses = |session: &Session| [session.held.pause(), session.snapshot_pause()];
+    let pauses = |session: &Session| [session.inbox.held.pause(), session.snapshot_pause()];
     let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
     if inbox.is_empty()
         && !shared.fate.stopping.load(Ordering::Relaxed)
@@ -310,7 +310,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         shared.gpu.printing.contain();
     }
     let mut wrote = false;
-    if session.held.any() {
+    if session.inbox.held.any() {
         if !session.may_work(&shared.gpu) {
             return Visit::Full;
         }
@@ -318,10 +318,10 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             Ok(worked) => wrote = worked,
             Err(why) => return Visit::Ended(Some(why)),
         }
-        if !session.held.any() {
+        if !session.inbox.held.any() {
             session.shared.description.set_deferred(false);
         }
-        if session.wants_moment {
+        if session.flow.wants_moment {
             return Visit::Slow;
         }
     }
@@ -334,7 +334,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             Step::None | Step::Held => break,
             Step::Done => {
                 count += 1;
-                session.dispatched += 1;
+                session.flow.dispatched += 1;
             }
             Step::Full if count == 0 && !wrote => return Visit::Full,
             Step::Slow | Step::Alone if count == 0 => return Visit::Slow,
@@ -394,7 +394,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
     if !on_slow_lane && shared.fate.is_resting() {
         return Step::Full;
     }
-    let found = match session.consumer.peek() {
+    let found = match session.inbox.consumer.peek() {
         Ok(Some(found)) => found,
         Ok(None) => return Step::None,
         Err(violation) => return Step::Violation(violation.to_string()),
@@ -403,16 +403,16 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         return Step::Violation(format!("unknown opcode {}", found.op));
     };
     if !op.is_judged() {
-        let message = Incoming::in_ring(op, *session.consumer.memory(), &found);
+        let message = Incoming::in_ring(op, *session.inbox.consumer.memory(), &found);
         return take_up(shared, session, &found, message, on_slow_lane);
     }
     // It is judged and executed by what it says now: its client may change it in the ring at any time.
-    let mut copy = std::mem::take(&mut session.held.buffer);
+    let mut copy = std::mem::take(&mut session.inbox.held.buffer);
     copy.resize(found.len as usize, 0);
-    let _ = session.consumer.copy_out(&found, 0, &mut copy);
+    let _ = session.inbox.consumer.copy_out(&found, 0, &mut copy);
     let message = Incoming::copied(op, found.token, &copy);
     let done = take_up(shared, session, &found, message, on_slow_lane);
-    session.held.buffer = copy;
+    session.inbox.held.buffer = copy;
     done
 }
 
@@ -425,15 +425,15 @@ fn take_up(
     message: Incoming<'_>,
     on_slow_lane: bool,
 ) -> Step {
-    if session.held.any() {
+    if session.inbox.held.any() {
         match session.order(message) {
             Order::Now => {}
             Order::Taken => {
                 session.shared.description.set_deferred(true);
-                session.consumer.consume(found);
+                session.inbox.consumer.consume(found);
                 return Step::Done;
             }
-            Order::Stays if session.held.is_full() => return Step::Full,
+            Order::Stays if session.inbox.held.is_full() => return Step::Full,
             Order::Stays => return Step::Held,
         }
     }
@@ -446,7 +446,7 @@ fn take_up(
         return Step::Slow;
     }
     if session.must_be_alone(shared, message) {
-        session.wants = None;
+        session.flow.wants = None;
         return Step::Alone;
     }
     if !session.may_work(&shared.gpu) {
@@ -474,7 +474,7 @@ fn perform(
         match session.launch_run(shared) {
             Ok(0) => {}
             Ok(launched) => {
-                session.dispatched += launched - 1;
+                session.flow.dispatched += launched - 1;
                 return Step::Done;
             }
             Err(violation) => return Step::Violation(violation.to_string()),
@@ -482,17 +482,17 @@ fn perform(
     }
     match execute(shared, session, message) {
         Ok(()) => {
-            if session.held.any() {
+            if session.inbox.held.any() {
                 session.shared.description.set_deferred(true);
             }
-            session.consumer.consume(found);
+            session.inbox.consumer.consume(found);
             Step::Done
         }
         // Maybe its stream is held now.
-        Err(Undone::Later) if session.held.any() => match session.order(message) {
+        Err(Undone::Later) if session.inbox.held.any() => match session.order(message) {
             Order::Taken => {
                 session.shared.description.set_deferred(true);
-                session.consumer.consume(found);
+                session.inbox.consumer.consume(found);
                 Step::Done
             }
             Order::Now | Order::Stays => Step::Full,
@@ -518,9 +518,9 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
     shared.roster.note_leaving(&session.shared);
     shared.roster.forget(&session.shared);
-    shared.lanes.dispatchers[session.home]
+    shared.lanes.dispatchers[session.flow.home]
         .load
         .fetch_sub(1, Ordering::Relaxed);
-    session.fault = why;
+    session.flow.fault = why;
     shared.lanes.send_reaper(session);
 }

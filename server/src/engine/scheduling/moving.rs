@@ -68,42 +68,52 @@ impl Session {
     /// Whether nothing binds it to the context that it is in.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
         let own = |image: &Image| !image.may_move(&shared.images);
-        let loaded = self.images.iter().any(own)
-            || self.libraries.iter().any(own)
-            || !self.globals.is_empty()
-            || self.arrays.len() + self.mipmaps.len() > 0
-            || !self.bound_arrays.is_empty()
-            || !self.textures.is_empty()
-            || self.texture_references.len() + self.surface_references.len() > 0
-            || !self.graphs.is_untouched();
-        let parted = self.greens.len() > 0
-            || !self.places_of_contexts.is_empty()
-            || self.places.iter().any(Option::is_some)
-            || !self.peers.is_empty()
-            || self.raised_limits.any();
-        let special = self.streams.iter().any(Stream::is_special)
-            || self.retired.iter().any(Stream::is_special);
+        let loaded = self.objects.images.iter().any(own)
+            || self.objects.libraries.iter().any(own)
+            || !self.objects.globals.is_empty()
+            || self.objects.arrays.len() + self.objects.mipmaps.len() > 0
+            || !self.objects.bound_arrays.is_empty()
+            || !self.objects.textures.is_empty()
+            || self.objects.texture_references.len() + self.objects.surface_references.len() > 0
+            || !self.objects.graphs.is_untouched();
+        let parted = self.objects.greens.len() > 0
+            || !self.objects.places_of_contexts.is_empty()
+            || self.objects.places.iter().any(Option::is_some)
+            || !self.objects.peers.is_empty()
+            || self.objects.raised_limits.any();
+        let special = self.objects.streams.iter().any(Stream::is_special)
+            || self.objects.retired.iter().any(Stream::is_special);
         // Recorded once more, one event alone says how long what comes now takes; two would say nothing.
         let timed = |event: &&Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
-        let timed = self.events.iter().filter(timed).count();
+        let timed = self.objects.events.iter().filter(timed).count();
         let has_own = |event: &Event| event.shared.is_some() || event.time.is_of_another_server();
-        let bound = timed > 1 || self.events.iter().any(has_own);
-        let waits = self.held.any() || self.prints() || self.has_graph_turn;
+        let bound = timed > 1 || self.objects.events.iter().any(has_own);
+        let waits = self.inbox.held.any() || self.prints() || self.flow.has_graph_turn;
         // They are made there while others work.
-        let many = self.streams.len() > MOST_STREAMS || self.events.len() > MOST_EVENTS;
-        let stays =
-            loaded || parted || special || bound || waits || many || !self.helpers.is_empty();
+        let many =
+            self.objects.streams.len() > MOST_STREAMS || self.objects.events.len() > MOST_EVENTS;
+        let stays = loaded
+            || parted
+            || special
+            || bound
+            || waits
+            || many
+            || !self.objects.helpers.is_empty();
         !stays && !self.has_work_in_flight(&shared.gpu)
     }
 
     /// Whether what its kernels may have left in its images, and of them in memory, is nothing, as far as
     /// [`Session::may_move`] could not tell.
     pub fn has_images_as_new(&self, shared: &Shared) -> bool {
-        if self.counts.launches == 0 {
+        if self.flow.counts.launches == 0 {
             return true;
         }
-        let mut images = self.images.iter().chain(self.libraries.iter());
-        !self.left_images && images.all(|image| image.is_as_new(&shared.images))
+        let mut images = self
+            .objects
+            .images
+            .iter()
+            .chain(self.objects.libraries.iter());
+        !self.flow.left_images && images.all(|image| image.is_as_new(&shared.images))
     }
 
     /// Goes to a side where its calls need not wait. Its images come after, in its next moment there
@@ -116,21 +126,21 @@ impl Session {
         let _annex_stays = shared.lanes.moving.read();
         let (streams, events) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
-        for (stream, raw) in self.streams.iter_mut().zip(streams) {
+        for (stream, raw) in self.objects.streams.iter_mut().zip(streams) {
             stream.replace(&shared.gpu, raw);
         }
-        for (event, raw) in self.events.iter_mut().zip(events) {
+        for (event, raw) in self.objects.events.iter_mut().zip(events) {
             let old = std::mem::replace(&mut event.raw, raw);
             let _ = shared.gpu.driver.event_destroy(old);
         }
-        for stream in self.retired.drain(..) {
+        for stream in self.objects.retired.drain(..) {
             let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
             stream.release(&shared.gpu);
         }
         self.shared.description.set_retired(false);
-        let of = self.images_of.unwrap_or(self.side);
-        let any = self.images.len() + self.libraries.len() > 0;
-        self.images_of = (any && of != to).then_some(of);
+        let of = self.flow.images_of.unwrap_or(self.side);
+        let any = self.objects.images.len() + self.objects.libraries.len() > 0;
+        self.flow.images_of = (any && of != to).then_some(of);
         self.side = to;
         let number = to.index() as u8;
         self.shared.side.store(number, Ordering::SeqCst);
@@ -144,16 +154,20 @@ impl Session {
     /// The driver's, or `CUDA_ERROR_NOT_READY` where the moment is over before; the images are then where they were.
     pub fn bring_images(&mut self, shared: &Shared, moment: &Moment) -> Result<(), CUresult> {
         let (images, functions) = self.load_again(shared, moment)?;
-        let own = self.libraries.iter_mut().chain(self.images.iter_mut());
+        let own = self
+            .objects
+            .libraries
+            .iter_mut()
+            .chain(self.objects.images.iter_mut());
         for (image, instance) in own.zip(images) {
             image.move_to(&shared.images, self.side, instance);
         }
-        for (function, raw) in self.functions.iter_mut().zip(functions) {
+        for (function, raw) in self.objects.functions.iter_mut().zip(functions) {
             (function.raw, function.taken) = (raw, false);
             // Its first launch takes what the context lacks, and is one by itself.
             function.length = Length::Unknown;
         }
-        self.images_of = None;
+        self.flow.images_of = None;
         Ok(())
     }
 
@@ -167,7 +181,12 @@ impl Session {
             true => Err(CUDA_ERROR_NOT_READY),
             false => Ok(()),
         };
-        let all = || self.libraries.iter().chain(self.images.iter());
+        let all = || {
+            self.objects
+                .libraries
+                .iter()
+                .chain(self.objects.images.iter())
+        };
         let (mut images, mut functions) = (Vec::new(), Vec::new());
         let outcome = (|| {
             for image in all() {
@@ -175,7 +194,7 @@ impl Session {
                 shared.gpu.use_any_device();
                 images.push(image.load_there(&shared.images)?);
             }
-            for function in self.functions.iter() {
+            for function in self.objects.functions.iter() {
                 in_time()?;
                 let image = self.image(function.image)?;
                 let at = all().position(|one| std::ptr::eq(one, image));
@@ -199,13 +218,13 @@ impl Session {
         let driver = &shared.gpu.driver;
         let (mut streams, mut events) = (Vec::new(), Vec::new());
         let outcome = (|| {
-            for stream in self.streams.iter() {
+            for stream in self.objects.streams.iter() {
                 let device = &shared.gpu.devices[stream.device];
                 device.attach(driver)?;
                 device.make_current(driver)?;
                 streams.push(device.take_stream(driver, stream.raw_priority)?);
             }
-            for event in self.events.iter() {
+            for event in self.objects.events.iter() {
                 let device = &shared.gpu.devices[event.device];
                 device.attach(driver)?;
                 device.make_current(driver)?;
@@ -220,7 +239,7 @@ impl Session {
             Ok(())
         })();
         if let Err(status) = outcome {
-            for (stream, raw) in self.streams.iter().zip(streams) {
+            for (stream, raw) in self.objects.streams.iter().zip(streams) {
                 shared.gpu.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
             }
             for raw in events {

@@ -139,7 +139,7 @@ impl Parked {
 }
 
 fn unparked(shared: &Shared, mut session: Box<Session>) -> Box<Session> {
-    session.quiet = Default::default();
+    session.flow.quiet = Default::default();
     awake(shared, &session);
     session
 }
@@ -156,21 +156,21 @@ pub fn awake(shared: &Shared, session: &Session) {
 impl Session {
     /// Counts how long it has been quiet; whether it was for long enough.
     fn count_quiet(&mut self) -> bool {
-        if self.quiet.dispatched != self.dispatched {
-            self.quiet.dispatched = self.dispatched;
-            self.quiet.counts = 0;
+        if self.flow.quiet.dispatched != self.flow.dispatched {
+            self.flow.quiet.dispatched = self.flow.dispatched;
+            self.flow.quiet.counts = 0;
         }
-        self.quiet.counts = self.quiet.counts.saturating_add(1);
-        self.quiet.counts > QUIET
+        self.flow.quiet.counts = self.flow.quiet.counts.saturating_add(1);
+        self.flow.quiet.counts > QUIET
     }
 
     /// Whether nothing has to be done for it until its bell rings.
     fn can_park(&mut self, shared: &Shared) -> bool {
-        !self.held.any()
-            && self.releasing.is_empty()
-            && !self.pools.is_untrimmed()
+        !self.inbox.held.any()
+            && self.objects.releasing.is_empty()
+            && !self.objects.pools.is_untrimmed()
             && !self.prints()
-            && !self.has_graph_turn
+            && !self.flow.has_graph_turn
             && self.snapshot_pause().is_none()
             && self.shared.header().sleeping.0.load(Ordering::Relaxed) == 0
             && !self.has_work_in_flight(&shared.gpu)
@@ -178,8 +178,8 @@ impl Session {
 
     /// Whether there is something to do for it.
     pub fn wants_attention(&self) -> bool {
-        self.consumer.has_message() && !self.held.is_stalled()
-            || self.held.is_released(&self.shared.segment)
+        self.inbox.consumer.has_message() && !self.inbox.held.is_stalled()
+            || self.inbox.held.is_released(&self.shared.segment)
             || self.shared.hung_up.load(Ordering::Relaxed)
     }
 }

@@ -102,7 +102,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
         if shared.gpu.is_lost() {
             // Nothing can be freed any more; the process is about to be replaced.
             for mut one in dying.drain(..) {
-                let why = one.session.fault.take();
+                let why = one.session.flow.fault.take();
                 shared.roster.gone(&one.session.shared, one.uncounted, why);
                 std::mem::forget(one);
             }
@@ -137,10 +137,14 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
 
 fn is_drained(shared: &Shared, session: &Session) -> bool {
     // A graph that waits for the client's functions goes on without them.
-    for slot in &session.graphs.waits {
+    for slot in &session.objects.graphs.waits {
         session.shared.segment.set_flag(slot + RETURNED, 1);
     }
-    let mut streams = session.streams.iter().chain(&session.retired);
+    let mut streams = session
+        .objects
+        .streams
+        .iter()
+        .chain(&session.objects.retired);
     streams.all(|stream| stream.is_drained(&shared.gpu))
 }
 
@@ -151,21 +155,29 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     session.enter();
     session.surrender_printing(&shared.gpu);
     session.leave_graph_turn(&shared.gpu);
-    for (device, stream) in session.helpers.drain(..) {
+    for (device, stream) in session.objects.helpers.drain(..) {
         let _ = shared.gpu.devices[device].make_current(&shared.gpu.driver);
         let _ = shared.gpu.driver.context.stream_destroy(stream);
     }
-    for stream in session.streams.drain().chain(session.retired.drain(..)) {
+    for stream in session
+        .objects
+        .streams
+        .drain()
+        .chain(session.objects.retired.drain(..))
+    {
         let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
         stream.release(&shared.gpu);
     }
-    for event in session.events.drain() {
+    for event in session.objects.events.drain() {
         let _ = shared.gpu.devices[event.device].make_current(&shared.gpu.driver);
         let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
     }
-    let grants = std::mem::take(&mut session.grants).into_values();
-    let opened = session.sharing.clear(&shared.roster.shares);
-    for grant in grants.chain(opened).chain(session.releasing.drain(..)) {
+    let grants = std::mem::take(&mut session.objects.grants).into_values();
+    let opened = session.objects.sharing.clear(&shared.roster.shares);
+    for grant in grants
+        .chain(opened)
+        .chain(session.objects.releasing.drain(..))
+    {
         grant.left_by(&session.account);
         if let Err(status) = shared.gpu.revoke(grant) {
             tracing::error!(
@@ -174,18 +186,18 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
             );
         }
     }
-    session.graphs.free_memory(&shared.gpu);
-    session.pools.clear(&shared.gpu);
-    for key in session.virtual_memory.keys() {
+    session.objects.graphs.free_memory(&shared.gpu);
+    session.objects.pools.clear(&shared.gpu);
+    for key in session.objects.virtual_memory.keys() {
         shared.gpu.keeping.forget(session.name_of_physical(key));
     }
-    session.virtual_memory.clear(&shared.gpu);
-    let mut graves: Vec<Buried> = session.greens.drain().map(Buried::Green).collect();
+    session.objects.virtual_memory.clear(&shared.gpu);
+    let mut graves: Vec<Buried> = session.objects.greens.drain().map(Buried::Green).collect();
     session.forget_offer(shared);
-    for link in session.links.drain() {
+    for link in session.objects.links.drain() {
         link.end(shared);
     }
-    let (images, events) = session.graphs.release(&shared.gpu);
+    let (images, events) = session.objects.graphs.release(&shared.gpu);
     let drained = |mut image: Image| {
         image.note_drained();
         Buried::Image(image)
@@ -194,26 +206,30 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     for event in events {
         let _ = shared.gpu.driver.event_destroy(event.raw);
     }
-    let images = session.images.drain().chain(session.libraries.drain());
+    let images = session
+        .objects
+        .images
+        .drain()
+        .chain(session.objects.libraries.drain());
     graves.extend(images.map(drained));
     graves.extend(session.take_arrays(&shared.gpu));
     let id = session.shared.info.session;
     shared.gpu.keeping.forget_session(id);
-    for start in session.host.keys() {
+    for start in session.objects.host.keys() {
         shared
             .gpu
             .keeping
             .forget(Name::numbered(keeper::Kind::Host, *start));
     }
-    let host = std::mem::take(&mut session.host)
+    let host = std::mem::take(&mut session.objects.host)
         .into_values()
-        .chain(session.host_spare.drain(..));
+        .chain(session.objects.host_spare.drain(..));
     let uid = session.shared.info.uid;
     graves.extend(host.map(|block| Buried::Host(block, uid)));
-    let files = std::mem::take(&mut session.files).into_values();
+    let files = std::mem::take(&mut session.objects.files).into_values();
     graves.extend(files.map(Buried::File));
     graves.push(Buried::Segment(session.shared.clone()));
-    let why = session.fault.take();
+    let why = session.flow.fault.take();
     let ended = session.shared.clone();
     // With it goes the last that holds what is buried now.
     drop(session);

@@ -147,17 +147,17 @@ impl Session {
 
     fn rest_as_far_as_possible(&mut self, shared: &Shared, number: u64) -> Visit {
         // An image that was taken from the client's connection cannot be taken again.
-        if self.wants_moment || self.prepared.is_some() {
+        if self.flow.wants_moment || self.flow.prepared.is_some() {
             return Visit::Slow;
         }
         self.stop_printing(&shared.gpu);
         self.end_graph_turn(&shared.gpu);
         self.reap_streams(shared);
         self.finish_releases(shared);
-        let owes = self.held.any()
-            || !self.retired.is_empty()
-            || !self.releasing.is_empty()
-            || !self.leaving.is_empty();
+        let owes = self.inbox.held.any()
+            || !self.objects.retired.is_empty()
+            || !self.objects.releasing.is_empty()
+            || !self.objects.leaving.is_empty();
         if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
             self.say_whether_at_work(&shared.gpu);
         }
@@ -165,7 +165,7 @@ impl Session {
         if owes || !drained {
             return Visit::Full;
         }
-        for stream in self.streams.iter_mut() {
+        for stream in self.objects.streams.iter_mut() {
             stream.settle_progress();
         }
         if self.wants_snapshot() {

@@ -80,7 +80,7 @@ impl Session {
             weight: self.shared.standing.weight(),
             memory: self.account.limits_of_devices(),
         };
-        self.kept = self.shared.keep(&images.gpu.keeping);
+        self.lasting.kept = self.shared.keep(&images.gpu.keeping);
         let bytes = serde_json::to_vec(&client).unwrap_or_default();
         self.write_down(Kind::Client, 0, 0, bytes);
         self.note_bonds(images);
@@ -89,7 +89,7 @@ impl Session {
     /// Writes a record; what has no room binds the session.
     fn write_down(&mut self, kind: Kind, op: u16, key: u64, bytes: Vec<u8>) {
         // What is missing does not come back.
-        if self.undescribed {
+        if self.lasting.undescribed {
             return;
         }
         let record = Record {
@@ -99,24 +99,24 @@ impl Session {
             bytes,
         };
         if !self.shared.description.append(&record) {
-            self.undescribed = true;
+            self.lasting.undescribed = true;
         }
     }
 
     /// The message at the ring's tail is executed, and must not be once more.
     #[inline]
     pub fn note_executed(&self, message: Incoming<'_>) {
-        let behind = self.consumer.place().after(message.len());
+        let behind = self.inbox.consumer.place().after(message.len());
         self.shared.description.set_described(behind.position());
     }
 
     /// A message was executed that changes what the session is.
     pub fn note_change(&mut self, images: &ImageStore, message: Incoming<'_>) {
         let op = message.op;
-        if !self.kept {
+        if !self.lasting.kept {
             return;
         }
-        if !self.held.is_replaying() {
+        if !self.inbox.held.is_replaying() {
             self.note_executed(message);
         }
         let (kind, at) = match op.change() {
@@ -135,7 +135,7 @@ impl Session {
             _ => message.whole(),
         };
         if bytes.len() > bounds::DESCRIBED {
-            self.undescribed = true;
+            self.lasting.undescribed = true;
         } else {
             self.write_down(kind, op as u16, key, bytes);
         }
@@ -155,9 +155,9 @@ impl Session {
         let content = image.content();
         let (leaves, is_kept) = (images.leaves(content), content.is_kept());
         let (hash, is_long) = (*content.hash(), content.len() > LONG);
-        self.binding_images |= leaves.addresses;
-        self.unkept_memory |= !is_kept;
-        if is_long && self.appraised.insert(handle) {
+        self.lasting.binding_images |= leaves.addresses;
+        self.lasting.unkept_memory |= !is_kept;
+        if is_long && self.lasting.appraised.insert(handle) {
             self.describe_with(Kind::Leaves, handle, &(hash, leaves));
         }
     }
@@ -171,11 +171,11 @@ impl Session {
 
     /// Memory was given to it.
     pub fn describe_memory(&mut self, images: &ImageStore, grant: &Grant) {
-        if !self.kept {
+        if !self.lasting.kept {
             return;
         }
         if !images.gpu.keep_grant(grant) {
-            self.unkept_memory = true;
+            self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }
         let place = Place {
@@ -188,13 +188,13 @@ impl Session {
 
     /// Pinned memory was given to it.
     pub fn describe_host(&mut self, images: &ImageStore, start: u64, place: Place) {
-        if !self.kept {
+        if !self.lasting.kept {
             return;
         }
         let name = Name::numbered(keeper::Kind::Host, start);
-        let block = self.host.get(&start);
+        let block = self.objects.host.get(&start);
         if !block.is_some_and(|block| images.gpu.keeping.keep(name, block.file.as_fd())) {
-            self.unkept_memory = true;
+            self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }
         self.describe_with(Kind::Host, start, &place);
@@ -211,13 +211,13 @@ impl Session {
 
     /// What stood for this key is gone, or not a handle any more.
     pub fn describe_end(&mut self, kind: Kind, key: u64) {
-        if self.kept {
+        if self.lasting.kept {
             self.write_down(kind, 0, key, Vec::new());
         }
     }
 
     pub fn describe_with(&mut self, kind: Kind, key: u64, what: &impl Serialize) {
-        if self.kept {
+        if self.lasting.kept {
             let bytes = serde_json::to_vec(what).unwrap_or_default();
             self.write_down(kind, 0, key, bytes);
         }
@@ -236,13 +236,13 @@ impl Session {
         raw: CUmemGenericAllocationHandle,
         (len, device, exportable): (u64, Ordinal, bool),
     ) {
-        if !self.kept {
+        if !self.lasting.kept {
             return;
         }
         let exported = devices::export(&images.gpu.driver, raw);
         let name = self.name_of_physical(key);
         if !exported.is_ok_and(|fd| images.gpu.keeping.keep(name, fd.as_fd())) {
-            self.unkept_memory = true;
+            self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }
         let device = u32::from(device);
@@ -265,7 +265,7 @@ impl Session {
 
     /// Memory was mapped.
     pub fn describe_mapping(&mut self, body: &MapMemory) {
-        if let Some(key) = self.virtual_memory.key_of(body.handle) {
+        if let Some(key) = self.objects.virtual_memory.key_of(body.handle) {
             let what = (body.len, body.offset, body.flags, key);
             self.describe_with(Kind::Mapping, body.address, &what);
         }
@@ -282,7 +282,7 @@ impl Session {
 
     /// The client was told the address of a variable, by this message.
     pub fn describe_variable(&mut self, start: u64, message: Incoming<'_>) {
-        if self.kept {
+        if self.lasting.kept {
             let bytes = message.whole();
             self.write_down(Kind::Variable, 0, start, bytes);
         }
@@ -292,8 +292,8 @@ impl Session {
     /// than the client knows, so that they have to be translated.
     #[inline]
     pub fn note_params(&self, params: *const u8, len: usize) -> bool {
-        let (first, end) = self.variables_span;
-        if end == 0 || self.saved.all_named() && self.moved.is_empty() {
+        let (first, end) = self.lasting.variables_span;
+        if end == 0 || self.lasting.saved.all_named() && self.lasting.moved.is_empty() {
             return false;
         }
         let mut moved = false;
@@ -303,7 +303,7 @@ impl Session {
             if word >= first && word < end {
                 let place = self.place_of(word);
                 moved |= place != word;
-                let below = self.globals.range(..=place).next_back();
+                let below = self.objects.globals.range(..=place).next_back();
                 if let Some((start, global)) = below
                     && place - start < global.len
                 {
@@ -316,26 +316,26 @@ impl Session {
 
     /// The client knows these variables.
     pub fn note_span(&mut self) {
-        self.saved.note_known();
-        let now = self.globals.iter();
+        self.lasting.saved.note_known();
+        let now = self.objects.globals.iter();
         let now = now.map(|(start, global)| (*start, start + global.len));
-        let before = self.moved.iter();
+        let before = self.lasting.moved.iter();
         let before = before.map(|(start, (len, _))| (*start, start + len));
-        self.variables_span = now
-            .chain(before)
-            .fold((0, 0), |span, (start, end)| match span {
-                (_, 0) => (start, end),
-                (first, last) => (first.min(start), last.max(end)),
-            });
+        self.lasting.variables_span =
+            now.chain(before)
+                .fold((0, 0), |span, (start, end)| match span {
+                    (_, 0) => (start, end),
+                    (first, last) => (first.min(start), last.max(end)),
+                });
     }
 
     /// Where memory is that the client names by an address: a variable is elsewhere than in the server before.
     #[inline]
     pub fn place_of(&self, address: u64) -> u64 {
-        if self.moved.is_empty() {
+        if self.lasting.moved.is_empty() {
             return address;
         }
-        let below = self.moved.range(..=address).next_back();
+        let below = self.lasting.moved.range(..=address).next_back();
         match below {
             Some((start, (len, now))) if address - start < *len => now + (address - start),
             _ => address,
@@ -344,7 +344,7 @@ impl Session {
 
     /// What the client calls the memory at this place: the other way round.
     pub fn known_as(&self, place: u64) -> u64 {
-        let mut moved = self.moved.iter();
+        let mut moved = self.lasting.moved.iter();
         let here = moved.find(|(_, (len, now))| place.wrapping_sub(*now) < *len);
         here.map_or(place, |(known, (_, now))| known + (place - now))
     }
@@ -352,7 +352,7 @@ impl Session {
     /// The driver has refused what was about to be submitted, for the context is lost: streams that were given nothing since
     /// their last mark have nothing in flight.
     pub fn take_back_begun(&mut self) {
-        for stream in self.streams.iter_mut() {
+        for stream in self.objects.streams.iter_mut() {
             stream.take_back_begun();
         }
     }
@@ -369,35 +369,50 @@ impl Session {
     fn bonds(&self, images: &ImageStore) -> Bonds {
         let keeper = images.gpu.keeping.keeper();
         let keeps = keeper.is_some_and(|keeper| keeper.is_there());
-        let arrays = self.arrays.len() + self.mipmaps.len() + self.bound_arrays.len();
-        let references = self.texture_references.len() + self.surface_references.len();
-        let partitions = self.greens.len() > 0
-            || !self.resources.is_empty()
-            || !self.places_of_contexts.is_empty();
+        let arrays = self.objects.arrays.len()
+            + self.objects.mipmaps.len()
+            + self.objects.bound_arrays.len();
+        let references =
+            self.objects.texture_references.len() + self.objects.surface_references.len();
+        let partitions = self.objects.greens.len() > 0
+            || !self.objects.resources.is_empty()
+            || !self.objects.places_of_contexts.is_empty();
         Bonds::default()
-            .with(Bonds::UNKEPT, !keeps || !self.kept || self.unkept_memory)
-            .with(self.graphs.bonds(), true)
-            .with(self.saved.bonds(), true)
-            .with(Bonds::IMAGES, self.binding_images)
+            .with(
+                Bonds::UNKEPT,
+                !keeps || !self.lasting.kept || self.lasting.unkept_memory,
+            )
+            .with(self.objects.graphs.bonds(), true)
+            .with(self.lasting.saved.bonds(), true)
+            .with(Bonds::IMAGES, self.lasting.binding_images)
             .with(Bonds::ARRAYS, arrays > 0)
-            .with(Bonds::TEXTURES, references > 0 || !self.textures.is_empty())
-            .with(Bonds::POOLS, !self.pools.is_untouched())
-            .with(Bonds::SHARED, self.shares || !self.sharing.is_untouched())
+            .with(
+                Bonds::TEXTURES,
+                references > 0 || !self.objects.textures.is_empty(),
+            )
+            .with(Bonds::POOLS, !self.objects.pools.is_untouched())
+            .with(
+                Bonds::SHARED,
+                self.lasting.shares || !self.objects.sharing.is_untouched(),
+            )
             .with(Bonds::PARTITIONS, partitions)
-            .with(Bonds::PEERS, !self.peers.is_empty())
-            .with(Bonds::REGISTERED, !self.files.is_empty())
-            .with(self.times.bonds(), true)
-            .with(Bonds::LINKERS, self.links.len() > 0)
+            .with(Bonds::PEERS, !self.objects.peers.is_empty())
+            .with(Bonds::REGISTERED, !self.objects.files.is_empty())
+            .with(self.lasting.times.bonds(), true)
+            .with(Bonds::LINKERS, self.objects.links.len() > 0)
             .with(Bonds::PRINTS, self.prints())
-            .with(Bonds::MANY, self.undescribed || self.far_streams)
+            .with(
+                Bonds::MANY,
+                self.lasting.undescribed || self.lasting.far_streams,
+            )
     }
 
     /// A stream was made at this position: it notes there how far it is.
     pub fn begin_progress(&mut self, images: &ImageStore, index: usize) -> Result<(), CUresult> {
         let description = self.shared.description.clone();
-        self.streams.at_mut(index)?.progress = Some(Progress::new(&description, index));
-        if index >= STREAMS && !self.far_streams {
-            self.far_streams = true;
+        self.objects.streams.at_mut(index)?.progress = Some(Progress::new(&description, index));
+        if index >= STREAMS && !self.lasting.far_streams {
+            self.lasting.far_streams = true;
             self.note_bonds(images);
         }
         Ok(())

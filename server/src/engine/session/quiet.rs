@@ -22,7 +22,7 @@ impl Session {
     #[inline]
     pub fn may_work(&mut self, gpu: &Gpu) -> bool {
         if !self.shared.at_work.load(Ordering::Relaxed) {
-            if self.moment.is_none() {
+            if self.flow.moment.is_none() {
                 let session = self.shared.info.session;
                 gpu.calm(self.side).note_worker(session);
             }
@@ -43,7 +43,7 @@ impl Session {
     /// Whether it may submit nothing now. In its own moment it may.
     #[inline]
     pub fn is_hushed(&self, gpu: &Gpu) -> bool {
-        gpu.calm(self.side).is_hushed() && self.moment.is_none()
+        gpu.calm(self.side).is_hushed() && self.flow.moment.is_none()
     }
 
     /// The thread that has it is about to be away for long, and submits nothing meanwhile: others look themselves whether
@@ -53,7 +53,7 @@ impl Session {
         if !self.shared.at_work.load(Ordering::Relaxed) {
             return;
         }
-        let streams = self.streams.iter().chain(&self.retired);
+        let streams = self.objects.streams.iter().chain(&self.objects.retired);
         let points = streams.filter_map(|stream| stream.last_point()).collect();
         *self.shared.left.lock() = Some(points);
     }

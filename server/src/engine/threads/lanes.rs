@@ -107,7 +107,7 @@ impl Lanes {
 
     /// Gives a session (back) to its dispatch thread.
     pub fn send_home(&self, session: Box<Session>) {
-        let dispatcher = &self.dispatchers[session.home];
+        let dispatcher = &self.dispatchers[session.flow.home];
         let _ = dispatcher.inbox.send(session);
         dispatcher.bell.ring();
     }

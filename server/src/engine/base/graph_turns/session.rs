@@ -7,7 +7,7 @@ use crate::engine::session::Session;
 impl Session {
     /// Whether a graph or an instance allocates memory, or frees what another one has allocated.
     fn uses_graph_memory(&self, graph: u64) -> bool {
-        let memory = &self.graphs.memory;
+        let memory = &self.objects.graphs.memory;
         !memory.is_empty()
             && (memory.of(graph).next().is_some() || !memory.frees_of(graph).is_empty())
     }
@@ -21,9 +21,9 @@ impl Session {
     pub fn may_use_graph_memory(&mut self, gpu: &Gpu) -> bool {
         let (session, uid) = (self.shared.info.session, self.shared.info.uid);
         match gpu.graph_turns.ask(session, uid) {
-            Answer::Goes => self.has_graph_turn = true,
+            Answer::Goes => self.flow.has_graph_turn = true,
             Answer::Trims => {
-                self.has_graph_turn = true;
+                self.flow.has_graph_turn = true;
                 gpu.trim_graph_memory();
             }
             Answer::Waits => return false,
@@ -37,14 +37,14 @@ impl Session {
 
     /// Gives the turn back if nothing is in flight.
     pub fn end_graph_turn(&mut self, gpu: &Gpu) {
-        if self.has_graph_turn && !self.has_work_in_flight(gpu) && self.is_idle(gpu) {
+        if self.flow.has_graph_turn && !self.has_work_in_flight(gpu) && self.is_idle(gpu) {
             self.leave_graph_turn(gpu);
         }
     }
 
     /// Gives the turn back for a session that is over and whose streams are idle.
     pub fn leave_graph_turn(&mut self, gpu: &Gpu) {
-        if std::mem::take(&mut self.has_graph_turn) {
+        if std::mem::take(&mut self.flow.has_graph_turn) {
             let session = self.shared.info.session;
             gpu.graph_turns.leave(session);
         }

@@ -46,9 +46,9 @@ impl Session {
         // From here on what the driver has made must be kept or ended.
         let uploads_on = match body.stream {
             0 => None,
-            handle => Some(self.streams.index(handle)?),
+            handle => Some(self.objects.streams.index(handle)?),
         };
-        let parts = self.graphs.graphs.get(body.graph)?.size.parts;
+        let parts = self.objects.graphs.graphs.get(body.graph)?.size.parts;
         // What may have to wait comes before anything is counted.
         if uploads_on.is_some() && !self.may_launch_graph(&shared.gpu, body.graph) {
             return Err(CallError::Full);
@@ -57,7 +57,7 @@ impl Session {
             (0, _) | (_, 0) => CUstream::NULL,
             (_, handle) => self.prepare(&shared.gpu, handle)?.1,
         };
-        self.graphs.hold(parts)?;
+        self.objects.graphs.hold(parts)?;
         let status = if body.with_params == 0 {
             shared
                 .gpu
@@ -74,11 +74,15 @@ impl Session {
             let status = driver.instantiate_with(&mut raw, graph, &mut params);
             made.result = params.result;
             let node = CUgraphNode(params.error_node);
-            made.error_node = self.graphs.node_handle(node, body.graph).unwrap_or(0);
+            made.error_node = self
+                .objects
+                .graphs
+                .node_handle(node, body.graph)
+                .unwrap_or(0);
             status
         };
         if let Err(status) = status {
-            self.graphs.let_go(parts);
+            self.objects.graphs.let_go(parts);
             shared.gpu.note_status(status);
             made.status = status.0;
             return Ok(made.as_bytes().to_vec());
@@ -86,16 +90,16 @@ impl Session {
         if let Some(index) = uploads_on
             && let Err(error) = self.submitted(&shared.gpu, index, 1)
         {
-            self.graphs.let_go(parts);
+            self.objects.graphs.let_go(parts);
             let _ = shared.gpu.driver.graph.exec_destroy(raw);
             return Err(error);
         }
-        made.prints = u32::from(self.graphs.prints);
+        made.prints = u32::from(self.objects.graphs.prints);
         let origin = self.origin(shared, body.graph);
         let exec = Exec {
             raw,
             device,
-            prints: self.graphs.prints,
+            prints: self.objects.graphs.prints,
             length: Length::Unknown,
             parts,
             slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
@@ -103,24 +107,25 @@ impl Session {
             origin,
             written: false,
         };
-        self.graphs
+        self.objects
+            .graphs
             .waits
             .extend(exec.slots.iter().map(|(_, slot)| *slot));
-        match self.graphs.execs.insert(exec) {
+        match self.objects.graphs.execs.insert(exec) {
             Ok(handle) => {
                 made.exec = handle;
-                self.graphs.note_stale();
-                self.graphs.memory.share(body.graph, handle);
-                if let Err(status) = self.graphs.charge(&self.account, handle) {
+                self.objects.graphs.note_stale();
+                self.objects.graphs.memory.share(body.graph, handle);
+                if let Err(status) = self.objects.graphs.charge(&self.account, handle) {
                     let _ = shared.gpu.driver.graph.exec_destroy(raw);
-                    self.graphs.execs.remove(handle);
-                    self.graphs.let_go(parts);
-                    self.graphs.memory.ended(handle);
+                    self.objects.graphs.execs.remove(handle);
+                    self.objects.graphs.let_go(parts);
+                    self.objects.graphs.memory.ended(handle);
                     return Err(status.into());
                 }
             }
             Err(status) => {
-                self.graphs.let_go(parts);
+                self.objects.graphs.let_go(parts);
                 let _ = shared.gpu.driver.graph.exec_destroy(raw);
                 return Err(status.into());
             }
@@ -130,7 +135,7 @@ impl Session {
 
     /// `cuGraphLaunch`.
     pub fn graph_launch(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
-        let exec = self.graphs.execs.get(body.exec)?;
+        let exec = self.objects.graphs.execs.get(body.exec)?;
         let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
         if prints && !self.may_print(&shared.gpu) || !self.may_launch_graph(&shared.gpu, body.exec)
         {
@@ -139,28 +144,28 @@ impl Session {
         self.note_graph_launch();
         let (index, stream) =
             self.prepare_work(&shared.gpu, body.stream, Runs::Graph(body.exec))?;
-        if self.streams.at(index)?.capturing {
-            self.graphs.capture(parts)?;
+        if self.objects.streams.at(index)?.capturing {
+            self.objects.graphs.capture(parts)?;
         }
         // A fault may be seen before the launch returns.
         self.shared.launched.note_graph(index);
         shared.gpu.driver.graph.launch(raw, stream)?;
-        if !self.graphs.memory.is_empty() {
+        if !self.objects.graphs.memory.is_empty() {
             // Of pools, too.
-            for address in self.graphs.memory.frees_of(body.exec) {
-                let charge = self.pools.note_free(address);
-                self.leaving.extend(charge);
+            for address in self.objects.graphs.memory.frees_of(body.exec) {
+                let charge = self.objects.pools.note_free(address);
+                self.objects.leaving.extend(charge);
             }
-            self.graphs.memory.launched(body.exec);
-            self.graphs.discharge();
+            self.objects.graphs.memory.launched(body.exec);
+            self.objects.graphs.discharge();
         }
-        self.counts.launches += 1;
+        self.flow.counts.launches += 1;
         self.submitted_work(&shared.gpu, index, Runs::Graph(body.exec))
     }
 
     /// `cuGraphUpload`.
     pub fn graph_upload(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
-        let raw = self.graphs.execs.get(body.exec)?.raw;
+        let raw = self.objects.graphs.execs.get(body.exec)?.raw;
         if !self.may_launch_graph(&shared.gpu, body.exec) {
             return Err(CallError::Full);
         }
@@ -170,7 +175,7 @@ impl Session {
     }
 
     fn exec_ready(&self, shared: &Shared, handle: u64) -> Result<CUgraphExec, CUresult> {
-        let exec = self.graphs.execs.get(handle)?;
+        let exec = self.objects.graphs.execs.get(handle)?;
         shared.gpu.devices[exec.device].make_current(&shared.gpu.driver)?;
         Ok(exec.raw)
     }
@@ -179,12 +184,12 @@ impl Session {
     pub fn graph_exec_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let raw = self.exec_ready(shared, body.object)?;
         shared.gpu.driver.graph.exec_destroy(raw)?;
-        if let Some(exec) = self.graphs.execs.remove(body.object) {
-            self.graphs.let_go(exec.parts);
+        if let Some(exec) = self.objects.graphs.execs.remove(body.object) {
+            self.objects.graphs.let_go(exec.parts);
         }
-        self.graphs.forget_bytes(body.object);
-        self.graphs.memory.ended(body.object);
-        self.graphs.discharge();
+        self.objects.graphs.forget_bytes(body.object);
+        self.objects.graphs.memory.ended(body.object);
+        self.objects.graphs.discharge();
         self.drop_kept(shared);
         Ok(Vec::new())
     }
@@ -201,8 +206,8 @@ impl Session {
     pub fn graph_exec_update(&mut self, shared: &Shared, body: GraphPair) -> Reply {
         let (graph, _) = self.graph_ready(shared, body.second)?;
         let exec = self.exec_ready(shared, body.first)?;
-        if self.graphs.hosts {
-            let exec = self.graphs.execs.get(body.first)?;
+        if self.objects.graphs.hosts {
+            let exec = self.objects.graphs.execs.get(body.first)?;
             let slots: Vec<u32> = exec.slots.iter().map(|(_, slot)| *slot).collect();
             let hosts = self.host_nodes(shared, graph, GRAPH_DEPTH)?;
             // With another number of them the driver refuses the update.
@@ -212,16 +217,16 @@ impl Session {
         let status = shared.gpu.driver.graph.exec_update(exec, graph, &mut info);
         let mut updated = GraphUpdated {
             result: info.result,
-            prints: u32::from(self.graphs.prints),
+            prints: u32::from(self.objects.graphs.prints),
             ..GraphUpdated::default()
         };
-        if self.graphs.prints {
-            self.graphs.execs.get_mut(body.first)?.prints = true;
+        if self.objects.graphs.prints {
+            self.objects.graphs.execs.get_mut(body.first)?.prints = true;
         }
         if status.is_ok() {
-            self.graphs.memory.share(body.second, body.first);
+            self.objects.graphs.memory.share(body.second, body.first);
             let now = self.origin(shared, body.second);
-            self.graphs.update_origin(body.first, now);
+            self.objects.graphs.update_origin(body.first, now);
         }
         if let Err(status) = status {
             shared.gpu.note_status(status);
@@ -234,7 +239,7 @@ impl Session {
             ] {
                 let node = CUgraphNode(raw);
                 if now.contains(&node) {
-                    *handle = self.graphs.node_handle(node, body.second)?;
+                    *handle = self.objects.graphs.node_handle(node, body.second)?;
                 }
             }
         }
@@ -244,13 +249,13 @@ impl Session {
     /// `cuGraphNodeGetEnabled`, `cuGraphNodeSetEnabled`.
     pub fn graph_enabled(&mut self, shared: &Shared, mut body: GraphEnabled) -> Reply {
         let exec = self.exec_ready(shared, body.exec)?;
-        let node = self.graphs.nodes.get(body.node)?.raw;
+        let node = self.objects.graphs.nodes.get(body.node)?.raw;
         let driver = &shared.gpu.driver.graph;
         if body.set == 0 {
             driver.enabled(exec, node, &mut body.enabled)?;
         } else {
             driver.set_enabled(exec, node, body.enabled)?;
-            self.graphs.touch_exec(body.exec, |origin| {
+            self.objects.graphs.touch_exec(body.exec, |origin| {
                 let place = *origin.read.places.get(&node)?;
                 match body.enabled {
                     0 => origin.disabled.insert(place),

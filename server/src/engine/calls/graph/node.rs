@@ -147,11 +147,11 @@ impl Session {
             &behind.rest,
         )?;
         let driver = &shared.gpu.driver.graph;
-        self.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
+        self.objects.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
         if change {
             let (node, _) = self.node_ready(shared, body.object)?;
             if body.kind == CU_GRAPH_NODE_TYPE_HOST && body.exec != 0 {
-                let slots = &self.graphs.execs.get(body.exec)?.slots;
+                let slots = &self.objects.graphs.execs.get(body.exec)?.slots;
                 let found = slots.iter().find(|(of, _)| *of == node);
                 let (_, slot) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 let host: HostNode = one(&mut &behind.rest[..])?;
@@ -166,35 +166,35 @@ impl Session {
             }
             self.part_current(shared, body.kind, body.device)?;
             if body.exec == 0 {
-                if self.graphs.is_filled_inside(body.object) {
+                if self.objects.graphs.is_filled_inside(body.object) {
                     return Err(CUDA_ERROR_INVALID_VALUE.into());
                 }
                 let grown = self.replace_size(body.object, described.inside)?;
                 driver
                     .node_set(node, &mut described.params)
                     .inspect_err(|_| self.undo_size(body.object, grown))?;
-                let graph = self.graphs.nodes.get(body.object)?.graph;
-                self.graphs.touch(graph);
+                let graph = self.objects.graphs.nodes.get(body.object)?.graph;
+                self.objects.graphs.touch(graph);
             } else {
-                let exec = self.graphs.execs.get(body.exec)?;
+                let exec = self.objects.graphs.execs.get(body.exec)?;
                 driver.exec_node_set(exec.raw, node, &mut described.params)?;
                 let what = (node, body.kind, body.device);
                 self.note_exec_node(shared, body.exec, what, &behind.rest);
             }
             self.note_described(&described, body.exec);
             if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec == 0 {
-                self.graphs.forget_inside(body.object);
+                self.objects.graphs.forget_inside(body.object);
             }
             return Ok(GraphNodeAdded::default().as_bytes().to_vec());
         }
-        let nodes = self.graphs.raw_nodes(&behind.nodes)?;
+        let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
         let (graph, _) = self.graph_ready(shared, body.object)?;
         self.part_current(shared, body.kind, body.device)?;
         let size = Size {
             parts: (1 + nodes.len() as u64).saturating_add(described.inside.parts),
             height: described.inside.height,
         };
-        self.graphs.grow(body.object, size)?;
+        self.objects.graphs.grow(body.object, size)?;
         let mut raw = CUgraphNode::NULL;
         driver
             .add_node(
@@ -205,8 +205,8 @@ impl Session {
                 nodes.len(),
                 &mut described.params,
             )
-            .inspect_err(|_| self.graphs.shrink(body.object, size.parts))?;
-        if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.classed {
+            .inspect_err(|_| self.objects.graphs.shrink(body.object, size.parts))?;
+        if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.flow.classed {
             // It decides who goes first, not what comes of it.
             if let Err(status) = driver.set_priority(raw, self.raw_priority(0)) {
                 tracing::debug!(%status, "the priority of a kernel node was not set");
@@ -215,10 +215,10 @@ impl Session {
         }
         self.note_described(&described, 0);
         let mut added = GraphNodeAdded {
-            node: self.graphs.node_handle(raw, body.object)?,
+            node: self.objects.graphs.node_handle(raw, body.object)?,
             ..GraphNodeAdded::default()
         };
-        self.graphs.nodes.get_mut(added.node)?.parts = size.parts;
+        self.objects.graphs.nodes.get_mut(added.node)?.parts = size.parts;
         let mut bodies = Vec::new();
         match body.kind {
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
@@ -232,10 +232,11 @@ impl Session {
                     .find(|device| device.raw as u32 == given.location);
                 let device = found.map_or(own, |device| device.ordinal);
                 let block = (given.address, given.bytes);
-                self.graphs.given(block, body.object, device);
+                self.objects.graphs.given(block, body.object, device);
             }
             CU_GRAPH_NODE_TYPE_MEM_FREE => {
-                self.graphs
+                self.objects
+                    .graphs
                     .memory
                     .freed_by(described.params.words[0], body.object);
             }
@@ -254,9 +255,9 @@ impl Session {
             }
             CU_GRAPH_NODE_TYPE_GRAPH => {
                 let given: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut &behind.rest[..])?;
-                self.graphs.memory.share(given.graph, body.object);
+                self.objects.graphs.memory.share(given.graph, body.object);
                 if given.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
-                    self.graphs.move_into(given.graph, added.node);
+                    self.objects.graphs.move_into(given.graph, added.node);
                 }
             }
             _ => {}
@@ -265,7 +266,10 @@ impl Session {
         let mut payload = added.as_bytes().to_vec();
         for graph in bodies {
             let owner = Owner::Node(added.node);
-            let handle = self.graphs.graph_handle(graph, device.ordinal, owner)?;
+            let handle = self
+                .objects
+                .graphs
+                .graph_handle(graph, device.ordinal, owner)?;
             payload.extend_from_slice(handle.as_bytes());
         }
         Ok(payload)
@@ -274,7 +278,7 @@ impl Session {
     /// A node gets another graph inside: counts that in the place of what it has; what to undo if it does not.
     fn replace_size(&mut self, node: u64, inside: Size) -> Result<(u64, u64), CUresult> {
         let (graph, before) = {
-            let node = self.graphs.nodes.get(node)?;
+            let node = self.objects.graphs.nodes.get(node)?;
             (node.graph, node.parts)
         };
         if inside == Size::default() {
@@ -285,16 +289,16 @@ impl Session {
             parts: after.saturating_sub(before),
             height: inside.height,
         };
-        self.graphs.grow(graph, more)?;
-        self.graphs.nodes.get_mut(node)?.parts = after.max(before);
+        self.objects.graphs.grow(graph, more)?;
+        self.objects.graphs.nodes.get_mut(node)?.parts = after.max(before);
         Ok((before, after.max(before)))
     }
 
     fn undo_size(&mut self, node: u64, (before, after): (u64, u64)) {
-        if let Ok(node) = self.graphs.nodes.get_mut(node) {
+        if let Ok(node) = self.objects.graphs.nodes.get_mut(node) {
             node.parts = before;
             let graph = node.graph;
-            self.graphs.shrink(graph, after - before);
+            self.objects.graphs.shrink(graph, after - before);
         }
     }
 
@@ -313,13 +317,13 @@ impl Session {
 
     pub fn note_described(&mut self, described: &Described, exec: u64) {
         if described.prints {
-            self.graphs.prints = true;
-            if let Ok(exec) = self.graphs.execs.get_mut(exec) {
+            self.objects.graphs.prints = true;
+            if let Ok(exec) = self.objects.graphs.execs.get_mut(exec) {
                 exec.prints = true;
             }
         }
         if let Some(handle) = described.refers {
-            self.graphs.refer_to(handle);
+            self.objects.graphs.refer_to(handle);
             self.note_recorded_by_graphs(handle);
         }
     }
@@ -391,11 +395,11 @@ impl Session {
             CU_GRAPH_NODE_TYPE_EMPTY => {}
             CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut body: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut bytes)?;
-                let graph = self.graphs.graphs.get(body.graph)?;
+                let graph = self.objects.graphs.graphs.get(body.graph)?;
                 let moves = body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
                 // A graph inside itself would have no end.
                 let can_move = graph.owner == Owner::Client
-                    && into.is_some_and(|into| !self.graphs.is_inside(into, body.graph));
+                    && into.is_some_and(|into| !self.objects.graphs.is_inside(into, body.graph));
                 if moves && !can_move || graph.filling {
                     return Err(CUDA_ERROR_INVALID_VALUE.into());
                 }
@@ -405,7 +409,7 @@ impl Session {
             }
             CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
                 let handle: u64 = one(&mut bytes)?;
-                params.words[0] = self.events.get(handle)?.raw.0;
+                params.words[0] = self.objects.events.get(handle)?.raw.0;
                 described.refers = Some(handle);
             }
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
@@ -445,7 +449,7 @@ impl Session {
                 for operation in &mut described._operations {
                     self.check_memory_operation(operation)?;
                     let [kind, address, value, flags, ..] = *operation;
-                    let awaited = &mut self.graphs.awaited;
+                    let awaited = &mut self.objects.graphs.awaited;
                     awaited.note(device, kind as u32, address, value, flags as u32)?;
                 }
                 let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
@@ -465,7 +469,9 @@ impl Session {
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
                 // The driver takes the number for what it says.
-                if body.size > BODIES_MOST || !self.graphs.conditions.contains_key(&body.handle) {
+                if body.size > BODIES_MOST
+                    || !self.objects.graphs.conditions.contains_key(&body.handle)
+                {
                     return Err(CUDA_ERROR_INVALID_VALUE.into());
                 }
                 body.context = context.0;

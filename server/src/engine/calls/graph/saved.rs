@@ -129,7 +129,7 @@ fn set_attributes(
 
 impl Session {
     fn reader(&self) -> Reader {
-        let functions = self.functions.iter_with_handles();
+        let functions = self.objects.functions.iter_with_handles();
         Reader {
             functions: functions.map(|(handle, one)| (one.raw, handle)).collect(),
             variables: self.ranges(),
@@ -144,7 +144,7 @@ impl Session {
         reader: &mut Option<Reader>,
     ) -> Result<Arc<Read>, Unsaved> {
         const GONE: Unsaved = "it is gone";
-        let graph = self.graphs.graphs.get(handle).map_err(|_| GONE)?;
+        let graph = self.objects.graphs.graphs.get(handle).map_err(|_| GONE)?;
         if let Some(read) = &graph.read {
             return Ok(Arc::clone(read));
         }
@@ -158,7 +158,12 @@ impl Session {
         let sinks = sinks.iter().filter_map(|node| places.get(node).copied());
         template.sinks = sinks.collect();
         let read = Arc::new(Read { template, places });
-        let graph = self.graphs.graphs.get_mut(handle).map_err(|_| GONE)?;
+        let graph = self
+            .objects
+            .graphs
+            .graphs
+            .get_mut(handle)
+            .map_err(|_| GONE)?;
         graph.read = Some(Arc::clone(&read));
         Ok(read)
     }
@@ -220,7 +225,7 @@ impl Session {
                 driver
                     .child_get(node, &mut inner)
                     .map_err(refused(shared))?;
-                if self.graphs.has_graph(inner) {
+                if self.objects.graphs.has_graph(inner) {
                     return Err("the client knows a graph in a node of it");
                 }
                 let (inside, _) = self.read(shared, inner, device, reader, depth + 1)?;
@@ -272,10 +277,10 @@ impl Session {
                 true => word,
                 false => self.place_of(word),
             };
-            let below = self.globals.range(..=place).next_back();
+            let below = self.objects.globals.range(..=place).next_back();
             match below.filter(|(start, global)| place - **start < global.len) {
                 Some((start, _)) => {
-                    self.graphs.note_named(*start);
+                    self.objects.graphs.note_named(*start);
                     *bytes = self.known_as(place).to_le_bytes();
                 }
                 None if may_have_address(bytes) && has_address(bytes, variables) => {
@@ -304,8 +309,8 @@ impl Session {
     /// What an instance of a graph does: the same as the graph does now.
     pub fn origin(&mut self, shared: &Shared, graph: u64) -> Option<Origin> {
         // Nobody would ask.
-        if !self.kept || self.graphs.may_not_be_saved().is_some() {
-            self.graphs.note_unread();
+        if !self.lasting.kept || self.objects.graphs.may_not_be_saved().is_some() {
+            self.objects.graphs.note_unread();
             return None;
         }
         match self.read_graph(shared, graph, &mut None) {
@@ -317,7 +322,7 @@ impl Session {
             }),
             Err(why) => {
                 tracing::debug!(why, "a graph cannot be made again elsewhere");
-                self.graphs.note_unread();
+                self.objects.graphs.note_unread();
                 None
             }
         }
@@ -357,9 +362,9 @@ impl Session {
             _ => None,
         };
         if found.is_none() {
-            self.graphs.note_unread();
+            self.objects.graphs.note_unread();
         }
-        self.graphs.touch_exec(exec, |origin| {
+        self.objects.graphs.touch_exec(exec, |origin| {
             let place = *origin.read.places.get(&node)?;
             origin.changed.insert(place, found?);
             Some(())
@@ -369,26 +374,26 @@ impl Session {
     /// Writes down what has changed of its graphs. The session is at rest.
     pub fn save_graphs(&mut self, shared: &Shared) {
         let outcome = self.write_graphs(shared);
-        self.graphs.note_saved(outcome.is_ok());
+        self.objects.graphs.note_saved(outcome.is_ok());
         let session = self.shared.info.session;
         match outcome {
             Ok(bytes) => tracing::debug!(session, bytes, "graphs: saved"),
             Err(why) => {
                 tracing::debug!(session, why, "graphs: not saved");
-                self.graphs.note_unread();
+                self.objects.graphs.note_unread();
             }
         }
     }
 
     /// Bytes that were written, or why not all could be.
     fn write_graphs(&mut self, shared: &Shared) -> Result<usize, Unsaved> {
-        if let Some(why) = self.graphs.may_not_be_saved() {
+        if let Some(why) = self.objects.graphs.may_not_be_saved() {
             return Err(why);
         }
         let mut reader = None;
         let mut written = 0;
-        for handle in self.graphs.graphs.handles() {
-            let Ok(graph) = self.graphs.graphs.get(handle) else {
+        for handle in self.objects.graphs.graphs.handles() {
+            let Ok(graph) = self.objects.graphs.graphs.get(handle) else {
                 continue;
             };
             if graph.owner != Owner::Client {
@@ -398,11 +403,11 @@ impl Session {
                 continue;
             }
             let read = self.read_graph(shared, handle, &mut reader)?;
-            let Ok(graph) = self.graphs.graphs.get(handle) else {
+            let Ok(graph) = self.objects.graphs.graphs.get(handle) else {
                 continue;
             };
             let known = graph.nodes().filter_map(|node| {
-                let own = self.graphs.nodes.get(node).ok()?;
+                let own = self.objects.graphs.nodes.get(node).ok()?;
                 Some((*read.places.get(&own.raw)?, node, own.parts))
             });
             let saved = SavedGraph {
@@ -413,17 +418,17 @@ impl Session {
                 handles: known.collect(),
             };
             written += self.append_saved(Kind::Graph, handle, encode(&saved))?;
-            if let Ok(graph) = self.graphs.graphs.get_mut(handle) {
+            if let Ok(graph) = self.objects.graphs.graphs.get_mut(handle) {
                 graph.written = true;
             }
         }
-        for handle in self.graphs.execs.handles() {
-            let Ok(exec) = self.graphs.execs.get(handle) else {
+        for handle in self.objects.graphs.execs.handles() {
+            let Ok(exec) = self.objects.graphs.execs.get(handle) else {
                 continue;
             };
             let origin = exec.origin.as_ref();
             let origin = origin.ok_or("what an instance does is not known")?;
-            let from = match self.graphs.graphs.get(origin.graph) {
+            let from = match self.objects.graphs.graphs.get(origin.graph) {
                 Ok(graph) => {
                     let same = graph.read.as_ref();
                     let same = same.is_some_and(|read| read.template == origin.read.template);
@@ -447,7 +452,7 @@ impl Session {
                 disabled: origin.disabled.clone(),
             };
             written += self.append_saved(Kind::GraphExec, handle, encode(&saved))?;
-            if let Ok(exec) = self.graphs.execs.get_mut(handle) {
+            if let Ok(exec) = self.objects.graphs.execs.get_mut(handle) {
                 exec.written = true;
             }
         }
@@ -462,7 +467,7 @@ impl Session {
     ) -> Result<usize, Unsaved> {
         let bytes = bytes.ok_or("it cannot be encoded")?;
         let len = bytes.len();
-        let others = self.graphs.bytes_but(key);
+        let others = self.objects.graphs.bytes_but(key);
         if others + len > bounds::SAVED_GRAPHS {
             return Err("they are too large");
         }
@@ -475,7 +480,7 @@ impl Session {
         if !self.shared.description.append(&record) {
             return Err("there is no room for them");
         }
-        self.graphs.note_bytes(key, len);
+        self.objects.graphs.note_bytes(key, len);
         Ok(len)
     }
 
@@ -500,7 +505,7 @@ impl Session {
         let sinks = read.template.sinks.iter();
         let sinks = sinks.filter_map(|sink| nodes.get(*sink as usize).copied());
         let sinks = sinks.collect();
-        let graphs = &mut self.graphs;
+        let graphs = &mut self.objects.graphs;
         let restored = graphs.restore_graph((record.key, raw), (device, size), read, sinks, known);
         graphs.note_bytes(record.key, record.bytes.len());
         Ok(restored?)
@@ -517,7 +522,7 @@ impl Session {
         // One that has ended is made for as long as it takes.
         let (graph, raw, read) = match saved.from {
             Source::Graph(handle) => {
-                let graph = self.graphs.graphs.get(handle)?;
+                let graph = self.objects.graphs.graphs.get(handle)?;
                 let read = graph.read.clone().ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 (handle, graph.raw, read)
             }
@@ -544,7 +549,7 @@ impl Session {
             let _ = driver.destroy(raw);
         }
         instantiated?;
-        self.graphs.hold(saved.parts)?;
+        self.objects.graphs.hold(saved.parts)?;
         let exec = Exec {
             raw: made,
             device,
@@ -556,8 +561,10 @@ impl Session {
             origin: Some(origin),
             written: true,
         };
-        self.graphs.execs.restore(record.key, exec)?;
-        self.graphs.note_bytes(record.key, record.bytes.len());
+        self.objects.graphs.execs.restore(record.key, exec)?;
+        self.objects
+            .graphs
+            .note_bytes(record.key, record.bytes.len());
         Ok(())
     }
 

@@ -23,7 +23,7 @@ impl Session {
     /// What a node does, as the client sees it.
     pub fn graph_node_get(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
-        let device = self.graphs.graphs.get(graph)?.device;
+        let device = self.objects.graphs.graphs.get(graph)?.device;
         let driver = &shared.gpu.driver.graph;
         let mut kind = 0;
         driver.node_kind(node, &mut kind)?;
@@ -37,11 +37,11 @@ impl Session {
                 let mut inner = CUgraph::NULL;
                 driver.child_get(node, &mut inner)?;
                 let owner = Owner::Node(body.object);
-                let known = self.graphs.has_graph(inner);
-                let handle = self.graphs.graph_handle(inner, device, owner)?;
+                let known = self.objects.graphs.has_graph(inner);
+                let handle = self.objects.graphs.graph_handle(inner, device, owner)?;
                 if !known {
                     let size = self.measure(shared, inner, GRAPH_DEPTH)?;
-                    self.graphs.graphs.get_mut(handle)?.size = size;
+                    self.objects.graphs.graphs.get_mut(handle)?.size = size;
                 }
                 payload.extend_from_slice(handle.as_bytes());
             }
@@ -86,8 +86,11 @@ impl Session {
                 }
             }
             _ => {
-                let known =
-                    |raw: CUfunction| self.functions.handle_where(|function| function.raw == raw);
+                let known = |raw: CUfunction| {
+                    self.objects
+                        .functions
+                        .handle_where(|function| function.raw == raw)
+                };
                 payload.extend_from_slice(&self.node_as_seen(shared, node, kind, &known)?);
             }
         }
@@ -114,7 +117,7 @@ impl Session {
                 driver.memcpy_get(node, &mut params)?;
                 for array in [&mut params.src_array, &mut params.dst_array] {
                     let raw = RawArray::Plain(CUarray(*array));
-                    let handle = self.arrays.handle_where(|other| other.raw == raw);
+                    let handle = self.objects.arrays.handle_where(|other| other.raw == raw);
                     *array = handle.unwrap_or(0);
                 }
                 Ok(params.as_bytes().to_vec())
@@ -131,7 +134,7 @@ impl Session {
                 } else {
                     driver.event_record_get(node, &mut event)?;
                 }
-                let handle = self.events.handle_where(|other| other.raw == event);
+                let handle = self.objects.events.handle_where(|other| other.raw == event);
                 Ok(handle.unwrap_or(0).as_bytes().to_vec())
             }
             _ => Ok(Vec::new()),
@@ -160,7 +163,7 @@ impl Session {
 
     /// What the client knows the function of a host node by; `None` for any other node.
     pub fn host_token(&self, shared: &Shared, node: CUgraphNode) -> Option<u32> {
-        if !self.graphs.hosts {
+        if !self.objects.graphs.hosts {
             return None;
         }
         let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
@@ -184,7 +187,7 @@ impl Session {
         depth: usize,
     ) -> Result<Vec<(CUgraphNode, u32)>, CUresult> {
         let mut found = Vec::new();
-        if !self.graphs.hosts || depth == 0 {
+        if !self.objects.graphs.hosts || depth == 0 {
             return Ok(found);
         }
         let driver = &shared.gpu.driver.graph;

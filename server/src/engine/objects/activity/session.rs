@@ -16,19 +16,23 @@ impl Session {
         if gpu.calm(self.side).is_urgent() {
             self.say_whether_at_work(gpu);
         }
-        let streams = self.streams.iter_mut().filter(|stream| !stream.capturing);
+        let streams = self
+            .objects
+            .streams
+            .iter_mut()
+            .filter(|stream| !stream.capturing);
         let in_flight: u64 = streams
             .map(|stream| stream.in_flight(gpu, &self.shared.segment))
             .sum();
         let sample = Sample {
             at: now,
             busy: in_flight > 0,
-            waits: self.consumer.has_message(),
+            waits: self.inbox.consumer.has_message(),
         };
         if !gpu.is_tracing() {
             self.tracer = None;
         }
-        let counts = &mut self.counts;
+        let counts = &mut self.flow.counts;
         if let Some(last) = counts.last {
             let between = now.duration_since(last.at).min(LONGEST);
             counts.held += Sample::charge(between, last.busy, sample.busy);
@@ -39,8 +43,8 @@ impl Session {
         let store = |to: &AtomicU64, value| to.store(value, Ordering::Relaxed);
         store(&published.launches, counts.launches);
         store(&published.copies, counts.copies);
-        store(&published.messages, self.dispatched);
-        store(&published.queued, in_flight + self.held.len() as u64);
+        store(&published.messages, self.flow.dispatched);
+        store(&published.queued, in_flight + self.inbox.held.len() as u64);
         store(&published.held_ns, counts.held.as_nanos() as u64);
         store(&published.waited_ns, counts.waited.as_nanos() as u64);
     }

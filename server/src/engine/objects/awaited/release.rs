@@ -30,14 +30,14 @@ impl Release {
     /// left out unless `all`: it may be about to write them.
     pub fn write(&mut self, gpu: &Gpu, session: &Session, all: bool) {
         let began = Instant::now();
-        let awaited = &session.graphs.awaited;
+        let awaited = &session.objects.graphs.awaited;
         if awaited.words.is_empty() || began < self.next {
             return;
         }
         for (place, values) in &awaited.words {
             let value = values.iter().nth(self.round % values.len());
             let len = if place.wide { 8 } else { 4 };
-            let others = session.sharing.contains(place.address, len);
+            let others = session.objects.sharing.contains(place.address, len);
             let (Some(value), Ok(()), true) = (
                 value,
                 session.check_device(place.address, len),

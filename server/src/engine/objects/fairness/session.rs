@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 impl Session {
     /// The driver's priority for one that the client gives.
     pub fn raw_priority(&self, priority: i32) -> i32 {
-        match self.classed {
+        match self.flow.classed {
             true => in_class(self.shared.terms.priority, priority),
             false => priority,
         }
@@ -17,7 +17,7 @@ impl Session {
 
     /// The client's priority for one of the driver's.
     pub fn own_priority(&self, raw: i32) -> i32 {
-        match self.classed {
+        match self.flow.classed {
             true => (raw + 1).clamp(GREATEST, LEAST),
             false => raw,
         }
@@ -26,9 +26,14 @@ impl Session {
     /// Has the priorities of its streams tell it from clients of the other priority, from now on.
     pub fn join_class(&mut self, shared: &Shared) {
         self.enter();
-        self.classed = true;
+        self.flow.classed = true;
         let client = self.shared.terms.priority;
-        for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
+        for stream in self
+            .objects
+            .streams
+            .iter_mut()
+            .filter(|stream| !stream.capturing)
+        {
             let raw = in_class(client, stream.priority);
             if shared.gpu.devices[stream.device]
                 .make_current(&shared.gpu.driver)

@@ -20,14 +20,14 @@ use std::time::Instant;
 impl Session {
     /// Holds back what follows on a stream.
     pub fn hold(&mut self, stream: usize, awaited: Awaited) {
-        self.held.holds.push(Hold { stream, awaited });
-        self.held.blocked.insert(Object::Stream(stream));
+        self.inbox.held.holds.push(Hold { stream, awaited });
+        self.inbox.held.blocked.insert(Object::Stream(stream));
     }
 
     /// Decides about the next message while something is held back.
     pub fn order(&mut self, message: Incoming<'_>) -> Order {
         let touches = self.touches(message);
-        if !self.held.is_blocked(touches, &self.streams) {
+        if !self.inbox.held.is_blocked(touches, &self.objects.streams) {
             return Order::Now;
         }
         if matches!(message.op, Op::EventQuery | Op::EventElapsed) {
@@ -35,17 +35,17 @@ impl Session {
             return Order::Taken;
         }
         let len = message.len() as usize;
-        let room = self.held.backlog.len() < bounds::HELD_MESSAGES
-            && self.held.bytes + len <= bounds::HELD_BYTES;
+        let room = self.inbox.held.backlog.len() < bounds::HELD_MESSAGES
+            && self.inbox.held.bytes + len <= bounds::HELD_BYTES;
         if !room || message.op.is_request() || matches!(touches, Touches::Everything) {
-            self.held.stalled = true;
+            self.inbox.held.stalled = true;
             return Order::Stays;
         }
         let bytes = message.whole();
         let taken = self.take_event(message);
-        self.held.bytes += len;
-        self.held.block(touches);
-        self.held.backlog.push_back(Deferred {
+        self.inbox.held.bytes += len;
+        self.inbox.held.block(touches);
+        self.inbox.held.backlog.push_back(Deferred {
             op: message.op,
             token: message.token,
             bytes,
@@ -62,7 +62,7 @@ impl Session {
             return None;
         };
         let event = self.event_in(message)?;
-        let shared = self.events.get(event).ok()?.shared.as_ref()?;
+        let shared = self.objects.events.get(event).ok()?.shared.as_ref()?;
         Some(match message.op {
             Op::EventRecord => Taken::Record(shared.defer_record()),
             _ => Taken::Wait(shared.latest()),
@@ -83,6 +83,7 @@ impl Session {
     /// An event is one of several sessions from now on: what is deferred has its part of it, in order.
     pub fn share_deferred(&mut self, event: u64) {
         let Some(shared) = self
+            .objects
             .events
             .get(event)
             .ok()
@@ -90,7 +91,7 @@ impl Session {
         else {
             return;
         };
-        for held in &mut self.held.backlog {
+        for held in &mut self.inbox.held.backlog {
             let (offset, records) = match held.op {
                 Op::EventRecord | Op::StreamWaitEvent => {
                     let records = held.op == Op::EventRecord;
@@ -114,15 +115,15 @@ impl Session {
     /// # Errors
     /// The client broke the protocol.
     pub fn replay(&mut self, shared: &Shared) -> Result<bool, String> {
-        let mut holds = take(&mut self.held.holds);
+        let mut holds = take(&mut self.inbox.held.holds);
         let before = holds.len();
         holds.retain_mut(|hold| !self.is_over(shared, hold));
         let released = holds.len() < before;
-        self.held.holds = holds;
-        if !released && !self.held.full {
+        self.inbox.held.holds = holds;
+        if !released && !self.inbox.held.full {
             return Ok(false);
         }
-        let held = &mut self.held;
+        let held = &mut self.inbox.held;
         (held.stalled, held.full) = (false, false);
         held.blocked = held
             .holds
@@ -135,41 +136,52 @@ impl Session {
         let mut worked = released;
         for mut next in take(&mut held.backlog) {
             let waits = match next.touches {
-                Touches::Earlier => !self.held.backlog.is_empty(),
-                touches => self.held.is_blocked(touches, &self.streams),
+                Touches::Earlier => !self.inbox.held.backlog.is_empty(),
+                touches => self.inbox.held.is_blocked(touches, &self.objects.streams),
             };
             if !waits {
                 let bytes = take(&mut next.bytes);
                 let message = Incoming::copied(next.op, next.token, &bytes);
-                let outcome = if self.moment.as_ref().is_some_and(|moment| moment.is_over()) {
+                let outcome = if self
+                    .flow
+                    .moment
+                    .as_ref()
+                    .is_some_and(|moment| moment.is_over())
+                {
                     Err(Undone::Later)
                 } else if self.must_be_alone(shared, message) {
-                    self.wants = None;
+                    self.flow.wants = None;
                     Err(Undone::Alone)
                 } else {
-                    self.held.replaying = true;
-                    self.held.taken = next.taken.take();
+                    self.inbox.held.replaying = true;
+                    self.inbox.held.taken = next.taken.take();
                     let outcome = execute(shared, self, message);
-                    self.held.replaying = false;
-                    next.taken = self.held.taken.take();
+                    self.inbox.held.replaying = false;
+                    next.taken = self.inbox.held.taken.take();
                     outcome
                 };
                 match outcome {
                     Ok(()) => {
-                        self.held.bytes -= bytes.len();
+                        self.inbox.held.bytes -= bytes.len();
                         worked = true;
                         continue;
                     }
                     // Maybe its stream is held now.
-                    Err(Undone::Later) if self.held.is_blocked(next.touches, &self.streams) => {}
-                    Err(Undone::Later) => self.held.full = true,
-                    Err(Undone::Alone) => (self.held.full, self.wants_moment) = (true, true),
+                    Err(Undone::Later)
+                        if self
+                            .inbox
+                            .held
+                            .is_blocked(next.touches, &self.objects.streams) => {}
+                    Err(Undone::Later) => self.inbox.held.full = true,
+                    Err(Undone::Alone) => {
+                        (self.inbox.held.full, self.flow.wants_moment) = (true, true)
+                    }
                     Err(Undone::Violation(why)) => return Err(why),
                 }
                 next.bytes = bytes;
             }
-            self.held.block(next.touches);
-            self.held.backlog.push_back(next);
+            self.inbox.held.block(next.touches);
+            self.inbox.held.backlog.push_back(next);
         }
         Ok(worked)
     }
@@ -180,7 +192,7 @@ impl Session {
             Awaited::Returned { flag, value } => reached(self.shared.flag(*flag), *value),
             Awaited::Word(word) => self.is_word_there(shared, word),
             Awaited::Passed(ops, _) => {
-                let stream = self.streams.at_mut(hold.stream);
+                let stream = self.objects.streams.at_mut(hold.stream);
                 stream.map_or(true, |stream| stream.is_past(&shared.gpu, *ops))
             }
             Awaited::Record(record, _) => !matches!(Record::standing(record), Standing::Pending),
@@ -232,8 +244,8 @@ impl Session {
 
     /// Gives up what the session waits for; whether nothing reads its memory any more.
     pub fn forget_held(&mut self, shared: &Shared) -> bool {
-        self.held.backlog.clear();
-        self.held.holds.retain_mut(|hold| {
+        self.inbox.held.backlog.clear();
+        self.inbox.held.holds.retain_mut(|hold| {
             let Awaited::Word(word) = &mut hold.awaited else {
                 return false;
             };
@@ -244,7 +256,7 @@ impl Session {
             }
             !written
         });
-        self.held.holds.is_empty()
+        self.inbox.held.holds.is_empty()
     }
 
     /// What a message's order depends on.
@@ -266,7 +278,7 @@ impl Session {
             Ordering::Launch(stream) | Ordering::Optional(stream) => {
                 Touches::Objects([Some(self.touched(message, stream)), None])
             }
-            Ordering::Instances if self.held.has_launches() => Touches::Everything,
+            Ordering::Instances if self.inbox.held.has_launches() => Touches::Everything,
             Ordering::Instances => Touches::Nothing,
             Ordering::Earlier => Touches::Earlier,
             Ordering::Everything => Touches::Everything,
@@ -289,6 +301,7 @@ impl Session {
 
     fn launch_has_attributes(&self, message: Incoming<'_>) -> bool {
         let events = self
+            .inbox
             .held
             .blocked
             .iter()

@@ -12,16 +12,20 @@ use std::time::Duration;
 impl Session {
     /// Finds out how often there were marks in the time since the last count; whether there were any.
     pub fn count_marks(&mut self, gpu: &Gpu, over: Duration) -> bool {
-        let marks = std::mem::take(&mut self.marks.lately);
+        let marks = std::mem::take(&mut self.flow.marks.lately);
         let quick = are_quick(marks, over);
-        self.marks.quick_in = quick.then(|| self.only_used(gpu)).flatten();
+        self.flow.marks.quick_in = quick.then(|| self.only_used(gpu)).flatten();
         marks > 0
     }
 
     /// The only stream that was used since this was last asked, by number. Where there are others, a kernel of one that fills
     /// the device and waits for the program to go on would keep the server's from it.
     fn only_used(&mut self, gpu: &Gpu) -> Option<u32> {
-        let streams = self.streams.iter_mut().chain(&mut self.retired);
+        let streams = self
+            .objects
+            .streams
+            .iter_mut()
+            .chain(&mut self.objects.retired);
         let used = |stream: &mut Stream| {
             let used = stream.was_used(gpu, &self.shared.segment);
             used.then_some(stream.number)
@@ -35,7 +39,7 @@ impl Session {
     pub fn writer(&self, gpu: &Gpu, stream: &Stream, threads: u64) -> Option<Writer> {
         let device = &gpu.devices[stream.device];
         let synchronizing = gpu.synchronizing.load(Ordering::Relaxed);
-        let quick = self.marks.quick_in == Some(stream.number);
+        let quick = self.flow.marks.quick_in == Some(stream.number);
         // Where the device is full, a kernel of the server's takes room that another's would have.
         let room = threads.saturating_mul(synchronizing as u64) <= device.threads;
         let prefers = match gpu.marks {
@@ -60,7 +64,7 @@ impl Session {
         slot: u32,
         value: u32,
     ) -> Result<(), CUresult> {
-        self.marks.note();
+        self.flow.marks.note();
         let address = self
             .shared
             .segment

@@ -21,11 +21,11 @@ impl Session {
         handle: u64,
         runs: Runs,
     ) -> Result<(usize, CUstream), CallError> {
-        let index = self.streams.index(handle)?;
-        let device = self.streams.at(index)?.device;
+        let index = self.objects.streams.index(handle)?;
+        let device = self.objects.streams.at(index)?.device;
         gpu.devices[device].make_current(&gpu.driver)?;
         if let Some(awaited) = self.must_await(gpu, index, runs)? {
-            if !self.held.holds(index) {
+            if !self.inbox.held.holds(index) {
                 let session = self.shared.info.session;
                 tracing::trace!(session, index, ?awaited, "holds a stream");
                 self.hold(index, awaited);
@@ -43,7 +43,7 @@ impl Session {
     pub fn submitted_work(&mut self, gpu: &Gpu, index: usize, runs: Runs) -> Result<(), CallError> {
         self.submitted(gpu, index, 1)?;
         let length = self.length(runs);
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         if length != Length::Short && !stream.capturing {
             stream.measure(gpu, runs, length)?;
         }
@@ -53,8 +53,19 @@ impl Session {
     fn length(&self, runs: Runs) -> Length {
         let known = match runs {
             Runs::Nothing => None,
-            Runs::Function(handle) => self.functions.get(handle).ok().map(|one| one.length),
-            Runs::Graph(handle) => self.graphs.execs.get(handle).ok().map(|one| one.length),
+            Runs::Function(handle) => self
+                .objects
+                .functions
+                .get(handle)
+                .ok()
+                .map(|one| one.length),
+            Runs::Graph(handle) => self
+                .objects
+                .graphs
+                .execs
+                .get(handle)
+                .ok()
+                .map(|one| one.length),
         };
         known.unwrap_or(Length::Short)
     }
@@ -68,14 +79,14 @@ impl Session {
         runs: Runs,
     ) -> Result<Option<Awaited>, CallError> {
         let urgent = gpu.calm(self.side).is_urgent();
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         if stream.capturing {
             return Ok(None);
         }
         if stream.pace.measuring.is_some() {
             self.settle(gpu, index)?;
         }
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         if let Some((ops, ..)) = stream.pace.measuring {
             return Ok(Some(Awaited::passed(ops)));
         }
@@ -94,7 +105,7 @@ impl Session {
 
     /// Takes down how long what was measured in a stream took, if it is over.
     fn settle(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
-        let Some((what, length)) = self.streams.at_mut(index)?.measured(gpu) else {
+        let Some((what, length)) = self.objects.streams.at_mut(index)?.measured(gpu) else {
             return Ok(());
         };
         let session = self.shared.info.session;
@@ -103,12 +114,12 @@ impl Session {
         match what {
             Runs::Nothing => {}
             Runs::Function(handle) => {
-                if let Ok(function) = self.functions.get_mut(handle) {
+                if let Ok(function) = self.objects.functions.get_mut(handle) {
                     function.length = length;
                 }
             }
             Runs::Graph(handle) => {
-                if let Ok(exec) = self.graphs.execs.get_mut(handle) {
+                if let Ok(exec) = self.objects.graphs.execs.get_mut(handle) {
                     exec.length = length;
                 }
             }
@@ -119,17 +130,22 @@ impl Session {
     /// Looks how long what is in flight has been there, for others to know.
     pub fn publish_pace(&mut self, gpu: &Gpu, now: Instant) {
         let (mut waited, mut rest) = (Duration::ZERO, None);
-        for stream in self.streams.iter_mut().chain(&mut self.retired) {
+        for stream in self
+            .objects
+            .streams
+            .iter_mut()
+            .chain(&mut self.objects.retired)
+        {
             if stream.look_at_pace(gpu, now) {
                 waited = waited.max(stream.pace.waited);
                 rest = rest.max(stream.pace.rest());
             }
         }
         match rest {
-            Some(_) => self.had_kernel = Some(now),
+            Some(_) => self.flow.had_kernel = Some(now),
             // What waits for a kernel is done a moment after it.
             None => {
-                let since = self.had_kernel.map(|then| now.duration_since(then));
+                let since = self.flow.had_kernel.map(|then| now.duration_since(then));
                 waited = waited.min(since.unwrap_or(Duration::MAX));
             }
         }

@@ -19,14 +19,14 @@ impl Session {
     /// The client broke the ring's rules.
     pub fn launch_run(&mut self, shared: &Shared) -> Result<u64, Violation> {
         let most = shared.gpu.launch_run.min(MOST);
-        if most < 2 || self.held.any() || !self.graphs.captures.is_empty() {
+        if most < 2 || self.inbox.held.any() || !self.objects.graphs.captures.is_empty() {
             return Ok(0);
         }
-        let mut run = std::mem::take(&mut self.planned);
+        let mut run = std::mem::take(&mut self.flow.planned);
         let mark = self.plan(shared, most, &mut run);
         let launched = mark.map(|mark| self.launch_planned(shared, &run, mark));
         run.clear();
-        self.planned = run;
+        self.flow.planned = run;
         Ok(launched?.unwrap_or(0))
     }
 
@@ -38,9 +38,9 @@ impl Session {
         most: usize,
         run: &mut Vec<Planned>,
     ) -> Result<Option<Marking>, Violation> {
-        let mut place = self.consumer.place();
+        let mut place = self.inbox.consumer.place();
         while run.len() < most {
-            let mut found = self.consumer.peek_at(&mut place)?;
+            let mut found = self.inbox.consumer.peek_at(&mut place)?;
             if found.is_none() && self.expects_mark(shared, run) {
                 found = self.await_message(&mut place)?;
             }
@@ -48,7 +48,7 @@ impl Session {
             let Some(op @ (Op::Launch | Op::Mark)) = Op::from_u16(found.op) else {
                 break;
             };
-            let message = Incoming::in_ring(op, *self.consumer.memory(), &found);
+            let message = Incoming::in_ring(op, *self.inbox.consumer.memory(), &found);
             if op == Op::Mark {
                 return Ok(self.marking(shared, run, message, place));
             }
@@ -106,13 +106,16 @@ impl Session {
         let expects = |stream: &Stream| {
             waits(stream) && self.writer(&shared.gpu, stream, only.threads()).is_some()
         };
-        self.streams.get(only.body.stream).is_ok_and(expects)
+        self.objects
+            .streams
+            .get(only.body.stream)
+            .is_ok_and(expects)
     }
 
     fn await_message(&mut self, place: &mut Place) -> Result<Option<Message>, Violation> {
         let since = Instant::now();
         loop {
-            let found = self.consumer.peek_at(place)?;
+            let found = self.inbox.consumer.peek_at(place)?;
             if found.is_some() || since.elapsed() > FOR_MARK {
                 return Ok(found);
             }
@@ -131,7 +134,7 @@ impl Session {
         let body: Mark = message.body().ok()?;
         let fits = run.first()?.body.stream == body.stream && LENGTHS.contains(&run.len());
         fits.then_some(())?;
-        let stream = self.streams.get(body.stream).ok()?;
+        let stream = self.objects.streams.get(body.stream).ok()?;
         let threads = run.iter().map(Planned::threads).max()?;
         Some(Marking {
             body,
@@ -153,14 +156,14 @@ impl Session {
         let messages = |run: &[Planned]| run.len() + usize::from(mark.is_some());
         // An idle GPU begins with the first launch while the others are made nodes.
         let stays_idle = mark.is_none() || run.len() > UNBEGUN;
-        let stream = self.streams.get(first.body.stream).ok()?;
+        let stream = self.objects.streams.get(first.body.stream).ok()?;
         let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
         fits.then_some(())?;
         let (index, raw) = self
             .prepare_work(&shared.gpu, first.body.stream, Runs::Nothing)
             .ok()?;
         let begun = self.trace_clock(shared);
-        let stream = self.streams.at_mut(index).ok()?;
+        let stream = self.objects.streams.at_mut(index).ok()?;
         let room = shared.gpu.window().min(stream.pace.window()) as usize / 4;
         if room < 2 || mark.is_some() && run.len() > room {
             return None;
@@ -172,7 +175,7 @@ impl Session {
         match chain.set(&shared.gpu.driver, run, mark.as_ref()) {
             Ok(()) => {}
             Err(Unfit::Function(handle)) => {
-                self.functions.get_mut(handle).ok()?.in_runs = false;
+                self.objects.functions.get_mut(handle).ok()?.in_runs = false;
                 return None;
             }
             Err(Unfit::Mark) => {
@@ -191,15 +194,15 @@ impl Session {
         let end = mark
             .map(|mark| mark.end)
             .or(run.last().map(|last| last.end));
-        self.consumer.consume_to(end?);
-        self.counts.launches += run.len() as u64;
+        self.inbox.consumer.consume_to(end?);
+        self.flow.counts.launches += run.len() as u64;
         let messages = messages(run) as u64;
         if let Err(CallError::Status(status)) = self.submitted(&shared.gpu, index, messages) {
             shared.gpu.note_status(status);
             self.post_error(status);
         }
         if let Some(Marking { body, .. }) = mark {
-            self.marks.note();
+            self.flow.marks.note();
             self.note_mark(index, body.slot, body.value).ok()?;
         }
         if let Some(begun) = begun {
@@ -210,7 +213,11 @@ impl Session {
 
     /// Functions are about to go, or to be others: no graph of the server's may name them any more.
     pub fn end_runs(&mut self, shared: &Shared) {
-        let streams = self.streams.iter_mut().chain(&mut self.retired);
+        let streams = self
+            .objects
+            .streams
+            .iter_mut()
+            .chain(&mut self.objects.retired);
         for stream in streams.filter(|stream| stream.chains.any()) {
             let device = &shared.gpu.devices[stream.device];
             if device.make_current(&shared.gpu.driver).is_ok() {

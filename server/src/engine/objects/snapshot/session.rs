@@ -21,7 +21,7 @@ impl Session {
     /// A function that may write variables is about to be launched.
     #[inline]
     pub fn note_written(&self) {
-        if !self.saved.launched.replace(true) {
+        if !self.lasting.saved.launched.replace(true) {
             self.bind_to(Bonds::IMAGES);
         }
     }
@@ -36,11 +36,15 @@ impl Session {
 
     #[cold]
     fn note_named(&self) {
-        if !self.saved.named.replace(true) {
+        if !self.lasting.saved.named.replace(true) {
             self.bind_to(Bonds::VARIABLES);
         }
-        let all = self.globals.values().all(|global| global.used.get());
-        self.saved.all_named.set(all);
+        let all = self
+            .objects
+            .globals
+            .values()
+            .all(|global| global.used.get());
+        self.lasting.saved.all_named.set(all);
     }
 
     /// Before anything is submitted: a server that ends in between leaves a true description.
@@ -53,8 +57,8 @@ impl Session {
     /// A graph is about to be launched.
     #[inline]
     pub fn note_graph_launch(&mut self) {
-        if !self.saved.graphs {
-            self.saved.graphs = true;
+        if !self.lasting.saved.graphs {
+            self.lasting.saved.graphs = true;
             self.bind_to(Bonds::IMAGES);
         }
     }
@@ -62,13 +66,19 @@ impl Session {
     /// Whether something of it is not as its description has it, and can be written down.
     #[inline]
     fn is_stale(&self) -> bool {
-        self.saved.is_stale() || self.graphs.are_stale() || self.times.are_stale()
+        self.lasting.saved.is_stale()
+            || self.objects.graphs.are_stale()
+            || self.lasting.times.are_stale()
     }
 
     /// Whether a snapshot would make it portable.
     pub fn wants_snapshot(&self) -> bool {
         let others = self.shared.description.bonds().0 & !SAVED_AT_REST.0;
-        self.is_stale() && self.kept && others == 0 && !self.binding_images && !self.held.any()
+        self.is_stale()
+            && self.lasting.kept
+            && others == 0
+            && !self.lasting.binding_images
+            && !self.inbox.held.any()
     }
 
     /// When to look next whether it is at rest, if it waits for a snapshot.
@@ -76,13 +86,13 @@ impl Session {
         if !self.is_stale() || !self.wants_snapshot() {
             return None;
         }
-        let since = self.saved.rests.map(|(_, since)| since.elapsed());
+        let since = self.lasting.saved.rests.map(|(_, since)| since.elapsed());
         let left = self.rest().saturating_sub(since.unwrap_or_default());
         Some(left.max(BUSY))
     }
 
     fn rest(&self) -> Duration {
-        REST.max(self.saved.took * REST_PER_SNAPSHOT)
+        REST.max(self.lasting.saved.took * REST_PER_SNAPSHOT)
     }
 
     /// Whether a snapshot would come at the right time: the session has sent nothing for a while and has nothing in flight.
@@ -97,19 +107,19 @@ impl Session {
         {
             return false;
         }
-        let position = self.consumer.place().position();
+        let position = self.inbox.consumer.place().position();
         let now = Instant::now();
-        let since = match self.saved.rests {
+        let since = match self.lasting.saved.rests {
             Some((at, since)) if at == position => since,
             _ => now,
         };
-        self.saved.rests = Some((position, since));
+        self.lasting.saved.rests = Some((position, since));
         if now.duration_since(since) < self.rest() {
             return false;
         }
         let rests = !self.has_work_in_flight(&shared.gpu) && self.shared.is_at_rest();
         if !rests {
-            self.saved.rests = Some((position, now));
+            self.lasting.saved.rests = Some((position, now));
         }
         rests
     }
@@ -118,29 +128,33 @@ impl Session {
     fn save(&mut self, shared: &Shared) {
         let began = Instant::now();
         // First, since that tells whether graphs name variables.
-        if self.graphs.are_stale() {
+        if self.objects.graphs.are_stale() {
             self.save_graphs(shared);
         }
-        self.save_times(&shared.gpu, self.saved.graphs);
-        if self.saved.is_stale() {
+        self.save_times(&shared.gpu, self.lasting.saved.graphs);
+        if self.lasting.saved.is_stale() {
             self.save_variables(shared);
         }
-        self.saved.took = began.elapsed();
-        self.saved.rests = None;
+        self.lasting.saved.took = began.elapsed();
+        self.lasting.saved.rests = None;
         self.note_bonds(&shared.images);
     }
 
     fn save_variables(&mut self, shared: &Shared) {
         match self.take_snapshot(shared) {
             Ok(bytes) => {
-                let _ = self.saved.launched.take();
-                let _ = self.saved.named.take();
-                self.saved.all_named.set(self.globals.is_empty());
-                self.saved.graphs = false;
-                for function in self.functions.iter_mut() {
+                let _ = self.lasting.saved.launched.take();
+                let _ = self.lasting.saved.named.take();
+                self.lasting
+                    .saved
+                    .all_named
+                    .set(self.objects.globals.is_empty());
+                self.lasting.saved.graphs = false;
+                for function in self.objects.functions.iter_mut() {
                     function.launched.set(false);
                 }
-                self.globals
+                self.objects
+                    .globals
                     .values()
                     .for_each(|global| global.used.set(false));
                 tracing::debug!(bytes, "variables: saved");
@@ -148,7 +162,7 @@ impl Session {
             Err(why) => {
                 let session = self.shared.info.session;
                 tracing::debug!(session, why, "variables: not saved");
-                self.saved.refused = true;
+                self.lasting.saved.refused = true;
             }
         }
     }
@@ -180,12 +194,17 @@ impl Session {
         }
         for (place, variables, now) in &found {
             let content = encode(variables.changed(now));
-            match self.saved.contents.get(place) {
+            match self.lasting.saved.contents.get(place) {
                 Some(described) if *described == content => continue,
                 None if content.is_empty() => continue,
                 _ => {}
             }
-            let of_others = self.saved.contents.iter().filter(|(of, _)| *of != place);
+            let of_others = self
+                .lasting
+                .saved
+                .contents
+                .iter()
+                .filter(|(of, _)| *of != place);
             let of_others: usize = of_others.map(|(_, content)| content.len()).sum();
             let record = Record {
                 kind: Kind::Variables,
@@ -197,20 +216,21 @@ impl Session {
             if !fits || !self.shared.description.append(&record) {
                 return Err("there is no room for them");
             }
-            self.saved.contents.insert(*place, content);
+            self.lasting.saved.contents.insert(*place, content);
         }
         Ok((bounds::SAVED - room) as usize)
     }
 
     /// Images whose variables may have been written since the last snapshot.
     fn stale_places(&self) -> Result<BTreeSet<Place>, &'static str> {
-        let all = self.saved.graphs;
-        let launched = self.functions.iter();
+        let all = self.lasting.saved.graphs;
+        let launched = self.objects.functions.iter();
         let launched = launched.filter(|one| one.keeps && (all || one.launched.get()));
         let mut stale: BTreeSet<Place> = launched.map(|one| (one.image, one.device)).collect();
-        let named = self.globals.iter();
-        let is_named =
-            |start: u64, global: &Global| all && self.graphs.may_name(start) || global.used.get();
+        let named = self.objects.globals.iter();
+        let is_named = |start: u64, global: &Global| {
+            all && self.objects.graphs.may_name(start) || global.used.get()
+        };
         for (start, global) in named.filter(|(start, global)| is_named(**start, global)) {
             let variables = self.image(global.image).ok();
             let variables = variables.and_then(|image| image.variables(global.device));
@@ -229,10 +249,18 @@ impl Session {
 
     /// Where its variables are, and where its client knows them.
     pub fn ranges(&self) -> Vec<(u64, u64)> {
-        let images = self.images.iter().chain(self.libraries.iter());
-        let known = self.globals.iter();
+        let images = self
+            .objects
+            .images
+            .iter()
+            .chain(self.objects.libraries.iter());
+        let known = self.objects.globals.iter();
         let known = known.map(|(start, global)| (*start, global.len));
-        let moved = self.moved.iter().map(|(start, (len, _))| (*start, *len));
+        let moved = self
+            .lasting
+            .moved
+            .iter()
+            .map(|(start, (len, _))| (*start, *len));
         let places = images.flat_map(|image| image.places());
         places.chain(known).chain(moved).collect()
     }
@@ -252,7 +280,7 @@ impl Session {
         let variables: Arc<AsLoaded> = image.variables(device).ok_or(CUDA_ERROR_NOT_FOUND)?;
         variables.put(&shared.gpu, device, &contents)?;
         let place = (record.key, device);
-        self.saved.contents.insert(place, record.bytes);
+        self.lasting.saved.contents.insert(place, record.bytes);
         Ok(())
     }
 
@@ -264,7 +292,7 @@ impl Session {
         let overlaps = |(known, (of, now)): (&u64, &(u64, u64))| {
             *now != start && *known < start + len && start < *known + *of
         };
-        match self.moved.iter().any(overlaps) {
+        match self.lasting.moved.iter().any(overlaps) {
             true => Err(CUDA_ERROR_NOT_SUPPORTED),
             false => Ok(()),
         }

@@ -9,7 +9,7 @@ use mpsshim_api::cuda::*;
 impl Session {
     /// The client's own flag will be written after everything that was submitted to the stream at this position.
     pub fn note_mark(&mut self, index: usize, slot: u32, value: u32) -> Result<(), CUresult> {
-        self.streams.at_mut(index)?.note_mark(slot, value);
+        self.objects.streams.at_mut(index)?.note_mark(slot, value);
         self.shared.launched.note_mark(slot, value, index);
         Ok(())
     }
@@ -21,27 +21,27 @@ impl Session {
     /// [`CallError::Full`], `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
     #[inline]
     pub fn prepare(&mut self, gpu: &Gpu, handle: u64) -> Result<(usize, CUstream), CallError> {
-        let index = self.streams.index(handle)?;
-        let stream = self.streams.at(index)?;
+        let index = self.objects.streams.index(handle)?;
+        let stream = self.objects.streams.at(index)?;
         let role = stream.role;
         gpu.devices[stream.device].make_current(&gpu.driver)?;
         if stream.capturing {
             let raw = stream.raw;
             // A node, and the edge to it.
-            self.graphs.capture(2)?;
+            self.objects.graphs.capture(2)?;
             return Ok((index, raw));
         }
         if self.is_full(gpu, index)? {
             return Err(CallError::Full);
         }
-        let stream = self.streams.at(index)?;
+        let stream = self.objects.streams.at(index)?;
         match role {
             Role::Independent => {}
             Role::Legacy if stream.members.is_empty() => {}
             Role::Legacy => self.join_members(gpu, index)?,
             Role::Blocking(legacy) => self.join_legacy(gpu, index, legacy)?,
         }
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         stream.begin_work();
         Ok((index, stream.raw))
     }
@@ -49,7 +49,7 @@ impl Session {
     /// Counts operations just submitted, and bounds what is unknown to be done.
     #[inline]
     pub fn submitted(&mut self, gpu: &Gpu, index: usize, operations: u64) -> Result<(), CallError> {
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         let interval = gpu.window().min(stream.pace.window()) / 4;
         if stream.capturing {
             return Ok(());
@@ -63,11 +63,11 @@ impl Session {
     }
 
     fn join_members(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
-        let legacy = self.streams.at(index)?;
+        let legacy = self.objects.streams.at(index)?;
         let raw = legacy.raw;
         for at in 0..legacy.members.len() {
-            let member = self.streams.at(index)?.members[at];
-            let Ok(stream) = self.streams.at_mut(member) else {
+            let member = self.objects.streams.at(index)?.members[at];
+            let Ok(stream) = self.objects.streams.at_mut(member) else {
                 continue;
             };
             if stream.capturing
@@ -84,21 +84,21 @@ impl Session {
     }
 
     fn join_legacy(&mut self, gpu: &Gpu, index: usize, legacy: usize) -> Result<(), CallError> {
-        let Ok(other) = self.streams.at_mut(legacy) else {
+        let Ok(other) = self.objects.streams.at_mut(legacy) else {
             return Ok(());
         };
         let ops = other.ops;
-        let stream = self.streams.at(index)?;
+        let stream = self.objects.streams.at(index)?;
         if stream.seen_legacy == ops {
             return Ok(());
         }
         let raw = stream.raw;
-        let other = self.streams.at_mut(legacy)?;
+        let other = self.objects.streams.at_mut(legacy)?;
         if other.in_flight(gpu, &self.shared.segment) != 0 {
             let event = other.record_join(gpu)?;
             gpu.driver.stream_wait_event(raw, event, 0)?;
         }
-        self.streams.at_mut(index)?.seen_legacy = ops;
+        self.objects.streams.at_mut(index)?.seen_legacy = ops;
         Ok(())
     }
 
@@ -106,9 +106,14 @@ impl Session {
     /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
     pub fn has_work_in_flight(&mut self, gpu: &Gpu) -> bool {
         self.enter();
-        let mut any = self.held.is_reading(gpu);
+        let mut any = self.inbox.held.is_reading(gpu);
         let (tracing, mut points) = (gpu.is_tracing(), Vec::new());
-        for stream in self.streams.iter_mut().chain(self.retired.iter_mut()) {
+        for stream in self
+            .objects
+            .streams
+            .iter_mut()
+            .chain(self.objects.retired.iter_mut())
+        {
             if stream.ops == stream.take_notice(gpu) {
                 continue;
             }
@@ -134,13 +139,18 @@ impl Session {
 
     /// Whether all that it has given to the driver is done, by the driver's word. What a stream captures is not.
     pub fn is_drained(&self, gpu: &Gpu) -> bool {
-        let mut streams = self.streams.iter().chain(&self.retired);
-        !self.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(gpu))
+        let mut streams = self.objects.streams.iter().chain(&self.objects.retired);
+        !self.inbox.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(gpu))
     }
 
     /// Synchronizes with streams that are known to be idle, so that this does not wait: their pools give memory back.
     pub fn synchronize_idle(&mut self, gpu: &Gpu) {
-        for stream in self.streams.iter_mut().filter(|stream| !stream.capturing) {
+        for stream in self
+            .objects
+            .streams
+            .iter_mut()
+            .filter(|stream| !stream.capturing)
+        {
             if stream.ops == 0 || stream.ops != stream.take_notice(gpu) {
                 continue;
             }
@@ -157,7 +167,7 @@ impl Session {
     /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
     #[inline]
     fn is_full(&mut self, gpu: &Gpu, index: usize) -> Result<bool, CallError> {
-        let stream = self.streams.at_mut(index)?;
+        let stream = self.objects.streams.at_mut(index)?;
         Ok(stream.is_beyond(gpu, gpu.window())?)
     }
 }

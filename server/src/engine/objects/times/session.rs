@@ -16,9 +16,9 @@ impl Session {
     /// `CUDA_ERROR_INVALID_HANDLE`.
     #[inline]
     pub fn note_recorded(&mut self, event: u64, captured: bool) -> Result<(), CUresult> {
-        let event = self.events.get_mut(event)?;
+        let event = self.objects.events.get_mut(event)?;
         event.note_recorded(captured);
-        if self.times.note(event) {
+        if self.lasting.times.note(event) {
             self.bind_to(Bonds::TIMES);
         }
         Ok(())
@@ -26,7 +26,7 @@ impl Session {
 
     /// A graph has a node that records this event.
     pub fn note_recorded_by_graphs(&mut self, event: u64) {
-        if let Ok(event) = self.events.get_mut(event) {
+        if let Ok(event) = self.objects.events.get_mut(event) {
             event.recorded = true;
             event.time.by_graphs = true;
             if let Some(gpu) = &event.shared {
@@ -40,7 +40,10 @@ impl Session {
     /// # Errors
     /// The driver's.
     pub fn elapsed(&self, gpu: &Gpu, start: u64, end: u64) -> Result<f32, CUresult> {
-        let (start, end) = (self.events.get(start)?, self.events.get(end)?);
+        let (start, end) = (
+            self.objects.events.get(start)?,
+            self.objects.events.get(end)?,
+        );
         gpu.devices[start.device].make_current(&gpu.driver)?;
         let mut ms = 0.0;
         gpu.driver.event_elapsed_time(&mut ms, start.raw, end.raw)?;
@@ -56,12 +59,16 @@ impl Session {
     /// at rest.
     pub fn save_times(&mut self, gpu: &Gpu, graphs_were_launched: bool) {
         if graphs_were_launched {
-            let by_graphs = self.events.iter_mut().filter(|one| one.time.by_graphs);
+            let by_graphs = self
+                .objects
+                .events
+                .iter_mut()
+                .filter(|one| one.time.by_graphs);
             by_graphs.for_each(|event| {
-                self.times.note(event);
+                self.lasting.times.note(event);
             });
         }
-        if !self.times.are_stale() {
+        if !self.lasting.times.are_stale() {
             return;
         }
         match self.try_save_times(gpu) {
@@ -69,7 +76,7 @@ impl Session {
             Err(status) => {
                 let session = self.shared.info.session;
                 tracing::debug!(session, %status, "times of events: not saved");
-                self.times.refused = true;
+                self.lasting.times.refused = true;
                 gpu.note_status(status);
             }
         }
@@ -80,7 +87,7 @@ impl Session {
     /// driver's.
     fn try_save_times(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
         let mut stale: BTreeMap<Ordinal, Vec<(u64, CUevent)>> = BTreeMap::new();
-        for (handle, event) in self.events.iter_with_handles() {
+        for (handle, event) in self.objects.events.iter_with_handles() {
             if event.time.stale {
                 let of_device = stale.entry(event.device).or_default();
                 of_device.push((handle, event.raw));
@@ -104,10 +111,10 @@ impl Session {
                 if !self.shared.description.append(&record) {
                     return Err(CUDA_ERROR_OUT_OF_MEMORY);
                 }
-                let event = self.events.get_mut(handle)?;
+                let event = self.objects.events.get_mut(handle)?;
                 event.time.stale = false;
                 event.time.record = at;
-                self.times.stale -= 1;
+                self.lasting.times.stale -= 1;
             }
         }
         Ok(())
@@ -116,7 +123,11 @@ impl Session {
     /// The event of a device whose time was written down last, if that is not too long ago: what lies between two events is
     /// then what the driver says.
     fn reference(&self, device: Ordinal) -> Option<(CUevent, Nanoseconds)> {
-        let known = self.events.iter().filter(|event| event.device == device);
+        let known = self
+            .objects
+            .events
+            .iter()
+            .filter(|event| event.device == device);
         let known = known.filter_map(|event| Some((event.raw, event.time.record?)));
         let last = known.max_by_key(|(_, at)| *at);
         last.filter(|(_, at)| now() - at < EXACT)
@@ -132,7 +143,7 @@ impl Session {
         }
         let bytes = record.bytes.as_slice().try_into();
         let at = bytes.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let event = self.events.get_mut(record.key)?;
+        let event = self.objects.events.get_mut(record.key)?;
         let again = gpu.record_timed(event.device, event.raw, PATIENCE_AGAIN)?;
         event.recorded = true;
         event.time.record = Some(again);

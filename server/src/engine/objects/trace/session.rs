@@ -45,7 +45,12 @@ impl Session {
         };
         drop(state);
         let now = tracer.clock.raw();
-        for stream in self.streams.iter().filter(|stream| !stream.capturing) {
+        for stream in self
+            .objects
+            .streams
+            .iter()
+            .filter(|stream| !stream.capturing)
+        {
             for point in stream.points() {
                 let stream = stream.number;
                 let (kind, amount, ops) = (Kind::Earlier, 0, point.ops);
@@ -89,7 +94,7 @@ impl Session {
 
     /// The number of a function's name. Looked for once in a trace.
     fn traced_name(&mut self, shared: &Shared, function: u64, of: u32) -> u32 {
-        let Ok(function) = self.functions.get_mut(function) else {
+        let Ok(function) = self.objects.functions.get_mut(function) else {
             return 0;
         };
         if function.traced.0 != of {
@@ -100,7 +105,7 @@ impl Session {
 
     /// Whether the message there is a mark.
     fn is_mark_at(&mut self, mut place: Place) -> bool {
-        let message = self.consumer.peek_at(&mut place);
+        let message = self.inbox.consumer.peek_at(&mut place);
         matches!(message, Ok(Some(message)) if message.op == Op::Mark as u16)
     }
 
@@ -143,7 +148,7 @@ impl Session {
         };
         // A mark that is about to come tells as well.
         let may_have = kind.is_some() && !self.is_mark_at(next);
-        if let Ok(stream) = self.streams.get_mut(stream)
+        if let Ok(stream) = self.objects.streams.get_mut(stream)
             && !stream.capturing
         {
             if let Some(kind) = kind {
@@ -205,13 +210,17 @@ impl Session {
         };
         let ended = tracer.clock.raw();
         // A mark that is about to come tells as well.
-        let may_have = mark.is_none() && !self.is_mark_at(self.consumer.place());
+        let may_have = mark.is_none() && !self.is_mark_at(self.inbox.consumer.place());
         let each = ended.saturating_sub(begun) / run.len() as u64;
-        let ops = self.streams.get(first.body().stream).map_or(0, Stream::ops);
+        let ops = self
+            .objects
+            .streams
+            .get(first.body().stream)
+            .map_or(0, Stream::ops);
         let before = ops.saturating_sub(run.len() as u64 + u64::from(mark.is_some()));
         for (at, launch) in (0..).zip(run) {
             let name = self.traced_name(shared, launch.body().function, tracer.of);
-            let Ok(stream) = self.streams.get(launch.body().stream) else {
+            let Ok(stream) = self.objects.streams.get(launch.body().stream) else {
                 continue;
             };
             let what = What::Operation {
@@ -222,7 +231,7 @@ impl Session {
             };
             tracer.record(begun + at * each, begun + (at + 1) * each, what);
         }
-        if let Ok(stream) = self.streams.get_mut(first.body().stream) {
+        if let Ok(stream) = self.objects.streams.get_mut(first.body().stream) {
             tracer.record_points(&shared.gpu, stream, (mark, may_have), (ended, ended));
         }
         self.tracer = Some(tracer);
@@ -280,7 +289,7 @@ fn execute_traced(
     let outcome = calls::perform(shared, session, message);
     if outcome.is_ok() {
         let ended = now(session);
-        let next = session.consumer.place().after(message.len());
+        let next = session.inbox.consumer.place().after(message.len());
         session.record(shared, message.op, subject, next, (begun, ended));
     }
     outcome

@@ -143,7 +143,7 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             let stayed = one
                 .stayed
                 .is_some_and(|stayed| now.duration_since(stayed) < STAYS);
-            if !blocked || !late || stayed || one.session.stays {
+            if !blocked || !late || stayed || one.session.flow.stays {
                 return false;
             }
             let may = one.session.may_move(shared);
@@ -307,7 +307,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     let info = session.shared.info.clone();
     let (from, there) = (session.side.number(), to.number());
     if !session.has_images_as_new(shared) {
-        session.stays = true;
+        session.flow.stays = true;
         return shared.lanes.gate(session.side).admit(shared, session);
     }
     match session.move_to(shared, to) {
@@ -317,7 +317,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
         Err(status) => {
             tracing::warn!("Client {info} cannot work in context {there}: {status}");
             shared.gpu.note_status(status);
-            session.stays = true;
+            session.flow.stays = true;
             // The context may have been made for it.
             shared.lanes.gate(to).knock();
         }
@@ -333,7 +333,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
         return shared.lanes.gate(session.side).admit(shared, session);
     }
     session.end_wait(shared);
-    if session.images_of.is_some() {
+    if session.flow.images_of.is_some() {
         let brought = session.bring_images(shared, moment);
         if brought.is_err() || moment.is_over() {
             moment.left.fetch_sub(1, Ordering::AcqRel);
@@ -344,16 +344,17 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
         }
     }
     // What the client has written there meanwhile is another matter.
-    let may = session.wants.is_some() || session.wants_moment || session.calls_next(shared);
-    session.moment = Some(moment.clone());
+    let may =
+        session.flow.wants.is_some() || session.flow.wants_moment || session.calls_next(shared);
+    session.flow.moment = Some(moment.clone());
     // Whatever it does now, others are to find it at work.
     let _ = session.may_work(&shared.gpu);
     let mut violation = None;
     let ready = !may || session.get_ready(shared);
-    if std::mem::take(&mut session.wants_moment) {
+    if std::mem::take(&mut session.flow.wants_moment) {
         if !ready {
             violation = session.replay(shared).err();
-            if !session.held.any() {
+            if !session.inbox.held.any() {
                 session.shared.description.set_deferred(false);
             }
         }
@@ -362,7 +363,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     } else if let Step::Violation(why) = dispatch::step(shared, &mut session, true) {
         violation = Some(why);
     }
-    session.moment = None;
+    session.flow.moment = None;
     session.say_whether_at_work(&shared.gpu);
     moment.left.fetch_sub(1, Ordering::AcqRel);
     match violation {
@@ -376,8 +377,8 @@ fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
     let (info, there) = (session.shared.info.clone(), session.side.number());
     tracing::warn!("Client {info} cannot work in context {there}: {status}");
     shared.gpu.note_status(status);
-    session.stays = true;
-    let of = session.images_of.unwrap_or(session.side);
+    session.flow.stays = true;
+    let of = session.flow.images_of.unwrap_or(session.side);
     match session.move_to(shared, of) {
         Ok(()) => shared.lanes.gate(of).admit(shared, session),
         Err(status) => {
@@ -391,7 +392,7 @@ impl Waiting {
     /// Its launch need not wait any more.
     fn go_on(mut self, shared: &Shared) {
         self.session.end_wait(shared);
-        (self.session.wants, self.session.wants_moment) = (None, false);
+        (self.session.flow.wants, self.session.flow.wants_moment) = (None, false);
         shared.lanes.send_home(self.session);
     }
 
@@ -500,10 +501,10 @@ impl Shared {
 impl Session {
     /// Begins a wait at the gate, or continues the one that goes on.
     pub fn begin_wait(&mut self, shared: &Shared) {
-        let next = self.consumer.next_op().and_then(Op::from_u16);
-        let op = match self.wants_moment {
+        let next = self.inbox.consumer.next_op().and_then(Op::from_u16);
+        let op = match self.flow.wants_moment {
             // Of deferred messages only launches and new streams come to the gate.
-            true if self.wants.is_none() => Op::StreamCreate,
+            true if self.flow.wants.is_none() => Op::StreamCreate,
             true => Op::Launch,
             false => next.unwrap_or(Op::Launch),
         };
@@ -523,7 +524,7 @@ impl Session {
     /// Whether a message asks the driver for something that waits for all work in flight and keeps everybody out.
     #[inline]
     pub fn must_be_alone(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
-        if self.moment.is_some() {
+        if self.flow.moment.is_some() {
             return false;
         }
         match message.op.gate() {
@@ -568,7 +569,7 @@ impl Session {
         let Ok(body) = message.body::<KernelAttribute>() else {
             return false;
         };
-        let Ok(library) = self.libraries.get(body.library) else {
+        let Ok(library) = self.objects.libraries.get(body.library) else {
             return false;
         };
         if body.set == 0 || !library.is_loaded() {
@@ -589,7 +590,7 @@ impl Session {
     fn sets_of_other(&self, shared: &Shared, message: Incoming<'_>) -> bool {
         let body = message.body::<FunctionAttribute>();
         let found = body.and_then(|body| {
-            let function = self.functions.get(body.function)?;
+            let function = self.objects.functions.get(body.function)?;
             let set = (body.attribute, body.value);
             Ok((self.image(function.image)?, &function.key, set))
         });
@@ -607,11 +608,11 @@ impl Session {
         let Ok(device) = shared.gpu.device(body.device) else {
             return false;
         };
-        let part = self.places.get(device.ordinal.index());
+        let part = self.objects.places.get(device.ordinal.index());
         !match (body.green, part.and_then(Option::as_ref)) {
             (0, None) => device.has_stream(priority),
             (0, Some(part)) => part.has_stream(priority),
-            (green, _) => match self.greens.get(green) {
+            (green, _) => match self.objects.greens.get(green) {
                 Ok(green) => green.has_stream(priority),
                 Err(_) => true,
             },
@@ -626,10 +627,10 @@ impl Session {
 
     /// What it waits with.
     fn wants_to(&self) -> String {
-        match self.wants {
+        match self.flow.wants {
             Some(want) => format!("{want:?}"),
             None => {
-                let op = self.consumer.next_op().and_then(Op::from_u16);
+                let op = self.inbox.consumer.next_op().and_then(Op::from_u16);
                 op.map_or_else(String::new, |op| format!("{op:?}"))
             }
         }
@@ -637,26 +638,28 @@ impl Session {
 
     /// The local memory that its next launch needs.
     fn wants_local(&self) -> Option<(Ordinal, u32)> {
-        match self.wants {
-            Some(Want::Local(device, bytes)) if self.images_of.is_none() => Some((device, bytes)),
+        match self.flow.wants {
+            Some(Want::Local(device, bytes)) if self.flow.images_of.is_none() => {
+                Some((device, bytes))
+            }
             _ => None,
         }
     }
 
     /// Whether its next message is a call that has to be made alone.
     fn calls_next(&mut self, shared: &Shared) -> bool {
-        let Ok(Some(found)) = self.consumer.peek() else {
+        let Ok(Some(found)) = self.inbox.consumer.peek() else {
             return false;
         };
         Op::from_u16(found.op).is_some_and(|op| {
-            let message = Incoming::in_ring(op, *self.consumer.memory(), &found);
+            let message = Incoming::in_ring(op, *self.inbox.consumer.memory(), &found);
             self.must_be_alone(shared, message)
         })
     }
 
     /// Makes what its next launch needs; whether that could be made.
     fn get_ready(&mut self, shared: &Shared) -> bool {
-        match self.wants.take() {
+        match self.flow.wants.take() {
             Some(Want::Function(handle)) => self.take_function(shared, handle).is_ok(),
             // It has less in another context: the launch says so.
             Some(Want::Local(device, local)) => !shared.gpu.devices[device].grows(local),

@@ -100,7 +100,7 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     let mut violation = None;
-    let mut alone = session.wants_moment;
+    let mut alone = session.flow.wants_moment;
     for _ in 0..BUDGET {
         if alone {
             break;
@@ -321,7 +321,7 @@ fn prepare(
         welcome.memory[device] = limit;
     }
     let mut session = Box::new(Session::new(session_shared.clone(), home));
-    session.places = places;
+    session.objects.places = places;
     // Listed before the client can act: whoever sees its first call served finds it in the list.
     shared.roster.remember(&session_shared);
     if let Err(error) = shm::send_packet(

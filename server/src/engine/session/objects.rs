@@ -1,0 +1,135 @@
+//! The objects that a client owns here.
+
+use crate::engine::base::account::Charge;
+use crate::engine::base::bounds;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::slots::Slots;
+use crate::engine::gpu::context_limits::RaisedLimits;
+use crate::engine::gpu::devices::Grant;
+use crate::engine::gpu::green::{GreenRef, Resources};
+use crate::engine::gpu::host::HostBlock;
+use crate::engine::gpu::partition::Place;
+use crate::engine::images::instances::Image;
+use crate::engine::objects::arrays::{Array, Reference, TextureObjects};
+use crate::engine::objects::events::Event;
+use crate::engine::objects::files::FileRegistration;
+use crate::engine::objects::functions::{Function, Global};
+use crate::engine::objects::graphs::Graphs;
+use crate::engine::objects::links::Link;
+use crate::engine::objects::pools::Pools;
+use crate::engine::objects::shares::Sharing;
+use crate::engine::objects::streams::Stream;
+use crate::engine::objects::virtual_memory::VirtualMemory;
+use mpsshim_api::cuda::*;
+use mpsshim_proto::handle::Kind;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Positions that linkers may have; fewer of them are taken at a time.
+const LINK_PLACES: usize = 1 << 10;
+
+/// Objects of a session.
+#[derive(Debug)]
+pub struct Objects {
+    /// Streams by handle.
+    pub streams: Slots<Stream>,
+    /// Streams that the client destroyed while they had work.
+    pub retired: Vec<Stream>,
+    /// Events by handle.
+    pub events: Slots<Event>,
+    /// Modules and libraries by handle.
+    pub images: Slots<Image>,
+    /// The same for libraries.
+    pub libraries: Slots<Image>,
+    /// Functions by handle, those that kernels of libraries became included.
+    pub functions: Slots<Function>,
+    /// Known globals by first address.
+    pub globals: BTreeMap<u64, Global>,
+    /// Linkers by handle.
+    pub links: Slots<Link>,
+    /// The part of each device that it may use, by the server's ordinal; `None`: all of it.
+    pub places: Vec<Option<Place>>,
+    /// The parts that contexts of its own have, by handle.
+    pub places_of_contexts: HashMap<u64, Place>,
+    /// Green contexts by handle.
+    pub greens: Slots<GreenRef>,
+    /// Multiprocessors that the client was told of.
+    pub resources: Resources,
+    /// Device memory by first address.
+    pub grants: BTreeMap<u64, Arc<Grant>>,
+    /// Device memory given back while work was in flight.
+    pub releasing: Vec<Arc<Grant>>,
+    /// What counts of other memory that was given back while work was in flight.
+    pub leaving: Vec<Charge>,
+    /// What it shares with other sessions, and they with it.
+    pub sharing: Sharing,
+    /// Devices whose memory other devices may use: the owner's and the user's ordinal.
+    pub peers: BTreeSet<(Ordinal, Ordinal)>,
+    /// Streams for copies from and to memory of devices that its own streams are not of.
+    pub helpers: Vec<(Ordinal, CUstream)>,
+    /// Memory files of the client's that are registered, by first address.
+    pub files: BTreeMap<u64, FileRegistration>,
+    /// Pinned host memory by first address.
+    pub host: BTreeMap<u64, HostBlock>,
+    /// Pinned host memory the client gave back, for its next request of the same size.
+    pub host_spare: Vec<HostBlock>,
+    /// What it reserved, allocated and mapped itself.
+    pub virtual_memory: VirtualMemory,
+    /// Its memory pools.
+    pub pools: Pools,
+    /// Arrays by handle, levels and planes included.
+    pub arrays: Slots<Array>,
+    /// Mipmapped arrays by handle.
+    pub mipmaps: Slots<Array>,
+    /// Arrays that the client destroyed and a reference may still name.
+    pub bound_arrays: Vec<Array>,
+    /// Texture and surface objects.
+    pub textures: TextureObjects,
+    /// Texture references by handle.
+    pub texture_references: Slots<Reference>,
+    /// The same for surface references.
+    pub surface_references: Slots<Reference>,
+    /// Its graphs and captures.
+    pub graphs: Graphs,
+    /// Limits of its contexts that it has raised.
+    pub raised_limits: RaisedLimits,
+}
+
+impl Objects {
+    /// No objects yet.
+    pub fn new() -> Objects {
+        Objects {
+            streams: Slots::new(Kind::Stream, bounds::STREAMS),
+            retired: Vec::new(),
+            events: Slots::new(Kind::Event, bounds::EVENTS),
+            images: Slots::new(Kind::Module, bounds::IMAGES),
+            libraries: Slots::new(Kind::Library, bounds::IMAGES),
+            functions: Slots::new(Kind::Function, bounds::FUNCTIONS),
+            globals: BTreeMap::new(),
+            links: Slots::new(Kind::Link, LINK_PLACES),
+            places: Vec::new(),
+            places_of_contexts: HashMap::new(),
+            greens: Slots::new(Kind::GreenContext, bounds::GREENS),
+            resources: Resources::default(),
+            grants: BTreeMap::new(),
+            releasing: Vec::new(),
+            leaving: Vec::new(),
+            sharing: Sharing::default(),
+            peers: BTreeSet::new(),
+            helpers: Vec::new(),
+            files: BTreeMap::new(),
+            host: BTreeMap::new(),
+            host_spare: Vec::new(),
+            virtual_memory: VirtualMemory::default(),
+            pools: Pools::default(),
+            arrays: Slots::new(Kind::Array, bounds::ARRAYS),
+            mipmaps: Slots::new(Kind::MipmappedArray, bounds::ARRAYS),
+            bound_arrays: Vec::new(),
+            textures: TextureObjects::new(),
+            texture_references: Slots::new(Kind::TextureReference, bounds::IMAGES),
+            surface_references: Slots::new(Kind::SurfaceReference, bounds::IMAGES),
+            graphs: Graphs::default(),
+            raised_limits: RaisedLimits::default(),
+        }
+    }
+}
