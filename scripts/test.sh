@@ -96,7 +96,13 @@ if [ "$failed" = "$before" ]; then
     export MPSSHIM_BUILT=1
     # The tests of packages and containers need its tools.
     [ -z "$all" ] || step scripts/package.sh -p softgpu -p mpsshim-examples
-    step cargo test --workspace --no-fail-fast
+    # It runs tests of several programs at once; .config/nextest.toml names those that need the machine for themselves.
+    if command -v cargo-nextest >/dev/null 2>&1; then
+        step cargo nextest run --workspace --no-fail-fast
+        step cargo test --workspace --doc
+    else
+        step cargo test --workspace --no-fail-fast
+    fi
 fi
 # A folder of its own: other flags would have cargo build everything anew each time.
 step env RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test -p mpsshim-proto --test loom

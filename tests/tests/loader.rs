@@ -1,8 +1,6 @@
 //! How programs reach the driver through the preloaded shim, on a driver of a few C functions
 //! (`fixtures/loader/genuine.c`).
 
-mod symbols;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -13,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use mpsshim_api::table;
 use mpsshim_tests::artifacts::artifact;
-use symbols::{INTERPOSED, exported};
+use mpsshim_tests::symbols::{INTERPOSED, exported};
 use tempfile::TempDir;
 
 /// The compiled fixtures.

@@ -1,0 +1,88 @@
+//! Programs whose state outlives their server (`tests/src/bin/survivor/`), and what they look at.
+
+use crate::PATIENCE;
+use crate::artifacts::artifact;
+use crate::control_daemon::Place;
+use crate::programs::{Running, preloaded, well};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+pub const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
+pub const ASSERT: &str = "CUDA_ERROR_ASSERT (710)";
+pub const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
+
+/// `tests/src/bin/survivor/`.
+pub struct Survivor {
+    pub program: Running,
+    pub rounds: u32,
+}
+
+impl Survivor {
+    pub fn start(place: &Place) -> Survivor {
+        let mut command = preloaded(artifact("survivor"), place.pipe());
+        let program = Running::start_until(&mut command, "started");
+        Survivor { program, rounds: 1 }
+    }
+
+    pub fn say(&mut self, command: &str) {
+        self.program.say(command);
+    }
+
+    pub fn ask(&mut self, command: &str) -> String {
+        self.program.say(command);
+        self.program.line()
+    }
+
+    /// The answer to `round`: all that it had is as it was.
+    pub fn is_well(&mut self) {
+        let answer = self.program.line();
+        self.rounds += 1;
+        let expected = format!("ok {} ", self.rounds);
+        assert!(answer.starts_with(&expected), "{answer}");
+    }
+
+    pub fn round(&mut self) {
+        self.say("round");
+        self.is_well();
+    }
+
+    pub fn end(self) {
+        assert_eq!(well(&self.program.finish(PATIENCE)), "");
+    }
+}
+
+pub fn server(place: &Place) -> Option<i32> {
+    let list = place.control(&["get_server_list"]).out;
+    // One that is ending may still be there.
+    list.lines().last()?.trim().parse().ok()
+}
+
+/// Kills the server as nobody expects it.
+pub fn kill_server(place: &Place) -> i32 {
+    let pid = server(place).expect("a server");
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("kill");
+    pid
+}
+
+pub fn clients(place: &Place) -> Vec<(String, String)> {
+    let mut clients: Vec<_> = place
+        .ps()
+        .iter()
+        .map(|row| (row["pid"].clone(), row["id"].clone()))
+        .collect();
+    clients.sort();
+    clients
+}
+
+pub fn keepers(place: &Place) -> usize {
+    let mine = |pid: &str| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let folder = place.pipe().display().to_string();
+        let has = |part: &[u8]| part.ends_with(folder.as_bytes());
+        name == "mps-keeper\n" && environment.split(|byte| *byte == 0).any(has)
+    };
+    let entries = std::fs::read_dir("/proc").expect("/proc");
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| mine(name)).count()
+}

@@ -1,0 +1,288 @@
+//! What clients may have: multiprocessors and device memory, as programs see them.
+
+use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::peer::{Peer, Worker};
+use mpsshim_tests::programs::{Running, client, preloaded, succeed};
+use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with};
+use std::process::Command;
+use std::time::Duration;
+
+const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+const MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+const PER_CONTEXT: &str = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING";
+
+/// The program, which softgpu gives four multiprocessors and 4 GiB.
+fn limited(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Command {
+    let mut command = preloaded(env!("CARGO_BIN_EXE_limited"), place.pipe());
+    for name in [THREADS, MEMORY, PER_CONTEXT] {
+        command.env_remove(name);
+    }
+    command.args(arguments).envs(environment.iter().copied());
+    command
+}
+
+fn number(shown: &str, name: &str) -> u64 {
+    let line = shown.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.unwrap_or_else(|| panic!("no {name} in {shown}"));
+    number.trim().parse().expect("a number")
+}
+
+#[test]
+fn a_percentage_is_a_part_of_the_multiprocessors() {
+    let place = daemon();
+    for (percentage, count) in [
+        ("", 4),
+        ("100", 4),
+        ("75", 3),
+        ("60", 2),
+        ("33.3", 1),
+        ("1", 1),
+        ("abc", 4),
+        ("0", 4),
+        ("150", 4),
+    ] {
+        let environment = [(THREADS, percentage)];
+        let shown = succeed(&mut limited(&place, &["show"], &environment));
+        assert_eq!(number(&shown, "multiprocessors "), count, "{percentage}");
+        assert_eq!(
+            number(&shown, "multiprocessors in a context "),
+            count,
+            "{percentage}"
+        );
+        let used = succeed(&mut limited(&place, &["where"], &environment));
+        for way in ["launched ", "captured "] {
+            assert_eq!(number(&used, way), count, "{percentage}: {used}");
+        }
+    }
+}
+
+#[test]
+fn each_context_may_have_its_own_percentage() {
+    let place = daemon();
+    let environment = [(PER_CONTEXT, "1"), (THREADS, "50")];
+    let arguments = ["contexts", "50", "25", "75", "100"];
+    let used = succeed(&mut limited(&place, &arguments, &environment));
+    assert_eq!(used, "50: 2 2\n25: 1 1\n75: 3 3\n100: 4 4\n");
+    // Without it, the process's percentage at its start holds.
+    let used = succeed(&mut limited(&place, &arguments, &[(THREADS, "50")]));
+    assert_eq!(used, "50: 2 2\n25: 2 2\n75: 2 2\n100: 2 2\n");
+}
+
+#[test]
+fn a_driver_that_cannot_part_a_device_gives_all_of_it_and_the_log_says_so() {
+    let place = daemon_with(&[("SOFTGPU_GREEN", "0")]);
+    let shown = succeed(&mut limited(&place, &["show"], &[(THREADS, "50")]));
+    assert_eq!(number(&shown, "multiprocessors "), 4);
+    let log = place.log("server.log");
+    assert!(
+        log.contains("should have 50.0 percent of the active threads"),
+        "{log}"
+    );
+    let per_context = [(PER_CONTEXT, "1"), (THREADS, "50")];
+    let used = succeed(&mut limited(&place, &["contexts", "25"], &per_context));
+    assert_eq!(used, "25: 4 4\n");
+}
+
+#[test]
+fn memory_is_limited_however_it_is_allocated() {
+    let place = daemon();
+    let environment = [(MEMORY, "0=1G")];
+    let shown = succeed(&mut limited(&place, &["show"], &environment));
+    assert_eq!(number(&shown, "total "), 1024);
+    assert_eq!(number(&shown, "of the device "), 1024);
+    assert_eq!(number(&shown, "free "), 1024);
+
+    let pieces = succeed(&mut limited(
+        &place,
+        &["allocate", "67108864"],
+        &environment,
+    ));
+    let mut ways = 0;
+    for line in pieces.lines().filter(|line| line.contains(" then ")) {
+        let (way, came) = line.split_once(": ").expect("a way");
+        if way == "graph" && came == "0 then CUDA_ERROR_INVALID_VALUE (1)" {
+            // softgpu's graphs do not allocate; a GPU's do, see tests/gpu/limits.py.
+            ways += 1;
+            continue;
+        }
+        assert_eq!(came, "16 then CUDA_ERROR_OUT_OF_MEMORY (2)", "{line}");
+        ways += 1;
+    }
+    assert_eq!(ways, 7, "{pieces}");
+    let last = pieces.lines().last().expect("a line");
+    assert!(
+        last.ends_with(" of 1024") && last.starts_with("used in the end: 0 "),
+        "{last}"
+    );
+
+    // Another client has all there is.
+    let shown = succeed(&mut limited(&place, &["show"], &[]));
+    assert_eq!(number(&shown, "total "), 4096);
+}
+
+#[test]
+fn what_is_no_limit_is_an_error() {
+    let place = daemon();
+    let shown = succeed(&mut limited(&place, &["show"], &[(MEMORY, "0=512MB")]));
+    assert_eq!(number(&shown, "total "), 512);
+    for mode in ["proxy", "direct"] {
+        for (value, status, why) in [
+            (
+                "1=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "the program has no device 1",
+            ),
+            (
+                "0=1G,7=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "the program has no device 7",
+            ),
+            (
+                "GPU-=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "the program has no device GPU-",
+            ),
+            (
+                "GPU-ffffffff=1G",
+                "CUDA_ERROR_INVALID_DEVICE (101)",
+                "no device GPU-ffffffff",
+            ),
+            (
+                "0",
+                "CUDA_ERROR_INVALID_VALUE (1)",
+                "\"0\" is not DEVICE=AMOUNT",
+            ),
+            (
+                "0=abc",
+                "CUDA_ERROR_INVALID_VALUE (1)",
+                "\"0=abc\" is not DEVICE=AMOUNT",
+            ),
+        ] {
+            let environment = [(MEMORY, value), ("MPSSHIM_MODE", mode)];
+            let running = Running::start(&mut limited(&place, &["show"], &environment));
+            let pid = running.pid();
+            let done = running.finish(Duration::from_secs(60));
+            assert_eq!((done.code, done.out.trim()), (1, status), "{mode} {value}");
+            let line = format!("mpsshim: cuInit fails with {status}: {MEMORY}={value}: ");
+            assert!(
+                done.err.starts_with(&line) && done.err.contains(why),
+                "{}",
+                done.err
+            );
+            let logged = format!("Client {pid} refused itself with status ");
+            wait_until("it is in the log", || {
+                let log = place.log("control.log");
+                let mut lines = log.lines().filter(|line| line.contains(&logged));
+                lines.any(|line| line.contains(why))
+            });
+        }
+    }
+    // More than there is is no mistake.
+    let shown = succeed(&mut limited(&place, &["show"], &[(MEMORY, "0=99G")]));
+    assert_eq!(number(&shown, "total "), 4096);
+}
+
+#[test]
+fn clients_of_two_priorities_go_on_side_by_side() {
+    let place = daemon();
+    let normal = Bystander::start(Worker::connect(&control(&place)).expect("a session"));
+    let low = [("CUDA_MPS_CLIENT_PRIORITY", "1")];
+    let mut waiting = Running::start_until(client(&place, &["idle"]).envs(low), "ready");
+    let mut priorities: Vec<String> = place
+        .ps()
+        .iter()
+        .map(|row| row["priority"].clone())
+        .collect();
+    priorities.sort();
+    assert_eq!(priorities, ["0", "1"]);
+    // Below normal is not never, however busy the others are.
+    succeed(client(&place, &["work", "20"]).envs(low));
+    assert_eq!(
+        succeed(&mut limited(&place, &["where"], &low)),
+        "launched 4\ncaptured 4\nby hand 4\n"
+    );
+    waiting.hang_up();
+    normal.stop();
+    // Nor is one that comes after them hindered.
+    succeed(&mut client(&place, &["work", "20"]));
+}
+
+#[test]
+fn weights_let_everybody_go_on() {
+    let place = daemon();
+    let mut heavy = Peer::connect(&control(&place)).expect("a session");
+    heavy.attach().expect("attach");
+    let bystanders: Vec<Bystander> = (0..3)
+        .map(|_| Bystander::start(Worker::connect(&control(&place)).expect("a session")))
+        .collect();
+    let server = heavy.welcome.server_pid.to_string();
+    let own = std::process::id().to_string();
+    // All of them are this process.
+    for weight in ["1", "10000", "100"] {
+        let done = place.control(&["set_client_weight", &server, &own, weight]);
+        assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+        wait_until("all four have the weight", || {
+            // One that was started and has ended may still be listed.
+            let mut rows = place.ps();
+            rows.retain(|row| row["pid"] == own);
+            let weights: Vec<&str> = rows.iter().map(|row| row["weight"].as_str()).collect();
+            weights == [weight; 4]
+        });
+        succeed(&mut client(&place, &["work", "20"]));
+    }
+    for bystander in bystanders {
+        bystander.stop();
+    }
+}
+
+#[test]
+fn what_the_operator_sets_holds_for_clients_that_come_then() {
+    let place = daemon();
+    let control = |arguments: &[&str]| {
+        let done = place.control(arguments);
+        assert_eq!(
+            (done.code, done.err.as_str()),
+            (0, ""),
+            "{arguments:?}: {}",
+            done.out
+        );
+        done.out
+    };
+    control(&["set_default_active_thread_percentage", "75"]);
+    control(&["set_default_device_pinned_mem_limit", "0", "3G"]);
+    let running = Running::start_until(&mut client(&place, &["idle"]), "ready");
+    let shown = succeed(&mut limited(&place, &["show"], &[]));
+    assert_eq!(
+        (number(&shown, "multiprocessors "), number(&shown, "total ")),
+        (3, 3072)
+    );
+
+    let server = control(&["get_server_list"]).trim().to_owned();
+    assert_eq!(
+        control(&["set_active_thread_percentage", &server, "50"]),
+        "50.0\n"
+    );
+    control(&["set_device_pinned_mem_limit", &server, "0", "1G"]);
+    let shown = succeed(&mut limited(&place, &["show"], &[]));
+    assert_eq!(
+        (number(&shown, "multiprocessors "), number(&shown, "total ")),
+        (2, 1024)
+    );
+    // A client's own environment only lowers.
+    let more = [(THREADS, "100"), (MEMORY, "0=2G")];
+    let shown = succeed(&mut limited(&place, &["show"], &more));
+    assert_eq!(
+        (number(&shown, "multiprocessors "), number(&shown, "total ")),
+        (2, 1024)
+    );
+    let less = [(THREADS, "25"), (MEMORY, "0=512M")];
+    let shown = succeed(&mut limited(&place, &["show"], &less));
+    assert_eq!(
+        (number(&shown, "multiprocessors "), number(&shown, "total ")),
+        (1, 512)
+    );
+    // Who was there before has what it had.
+    let rows = place.ps();
+    assert_eq!(rows[0]["active_thread_percentage"], "75.0");
+    drop(running);
+}

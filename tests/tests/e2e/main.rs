@@ -1,0 +1,36 @@
+//! The control daemon, servers and clients as users have them, on softgpu.
+
+mod asks_overtake;
+mod bad_commands;
+mod bounds;
+mod configuration;
+mod conformance;
+mod control;
+mod control_hostile;
+mod direct;
+mod direct_memory;
+mod direct_server;
+mod directories;
+mod documents;
+mod formats;
+mod limits;
+mod metrics;
+mod mps_run;
+mod operator;
+mod operator_limits;
+mod outlive;
+mod pages;
+mod prompt;
+mod proxy;
+mod quarantine;
+mod required;
+mod restart;
+mod runs;
+mod shared_images;
+mod take_over;
+mod terminal;
+mod top;
+mod trace;
+mod transcript;
+mod user_memory;
+mod users;

@@ -1,0 +1,369 @@
+//! Sessions that outlive their server: killed, or with its context lost.
+
+use mpsshim_tests::PATIENCE;
+use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::programs::{client, succeed};
+use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::survivors::{
+    ASSERT, ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server,
+};
+use std::collections::HashMap;
+
+#[test]
+fn clients_at_rest_go_on_when_their_server_is_killed() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
+    for survivor in &mut survivors {
+        survivor.round();
+    }
+    let before = clients(&place);
+    for _ in 0..5 {
+        let killed = kill_server(&place);
+        // At once: the first finds no server, and waits.
+        for survivor in &mut survivors {
+            survivor.round();
+        }
+        wait_until("the server before has ended", || {
+            server(&place).is_some_and(|pid| pid != killed)
+        });
+        assert_eq!(clients(&place), before, "the same clients and contexts");
+    }
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    let log = place.log("server.log");
+    let again = "Sessions of the server before: 3 go on, 0 have ended";
+    assert_eq!(log.matches(again).count(), 5, "{log}");
+    survivors.into_iter().for_each(Survivor::end);
+    wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+#[test]
+fn a_fault_ends_the_program_that_caused_it_and_no_other() {
+    // Otherwise the second one would run apart from the others.
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
+    for _ in 0..5 {
+        let mut faulty = Survivor::start(&place);
+        faulty.round();
+        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+        for survivor in &mut survivors {
+            survivor.round();
+        }
+        // What is lost stays lost.
+        assert_eq!(faulty.ask("round"), ILLEGAL_ADDRESS);
+    }
+    survivors.into_iter().for_each(Survivor::end);
+    let log = place.log("server.log");
+    assert_eq!(
+        log.matches("of which 3 go on in the next server").count(),
+        5
+    );
+}
+
+/// What the driver says of these threads of `asserting_ptx`'s kernel.
+fn failed(threads: std::ops::Range<u32>) -> String {
+    let line = |thread| {
+        format!(
+            "assert.cu:7: void check(unsigned): block: [0,0,0], thread: [{thread},0,0] Assertion `thread < limit` failed.\n"
+        )
+    };
+    threads.map(line).collect()
+}
+
+#[test]
+fn the_text_of_a_failed_assertion_goes_to_the_program_whose_kernel_failed() {
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    for _ in 0..5 {
+        let [mut faulty, mut idle, mut other, mut same] = [(); 4].map(|()| Survivor::start(&place));
+        // Code that the text could be of, but complete or of another name. Nothing is loaded beside kernels that do not end.
+        for survivor in [&mut faulty, &mut idle, &mut same] {
+            assert_eq!(survivor.ask("assert 8"), "CUDA_SUCCESS (0)");
+        }
+        wait_until_portable(&place, 4);
+        assert_eq!(other.ask("launch 1000000"), "launched");
+        assert_eq!(same.ask("endless"), "launched");
+        assert_eq!(faulty.ask("assert 6"), ASSERT);
+        // Said once.
+        for survivor in [&mut faulty, &mut other, &mut same] {
+            assert_eq!(survivor.ask("round"), ASSERT);
+        }
+        idle.round();
+        let done = faulty.program.finish(PATIENCE);
+        assert_eq!((done.code, done.err), (1, failed(6..8)));
+        for survivor in [other, same] {
+            let done = survivor.program.finish(PATIENCE);
+            assert_eq!((done.code, done.err.as_str()), (1, ""));
+        }
+        idle.end();
+    }
+    let log = place.log("server.log");
+    assert!(!log.contains("Assertion"), "{log}");
+}
+
+#[test]
+fn memory_of_another_client_comes_without_what_was_in_it() {
+    let place = daemon();
+    let mut own = Survivor::start(&place);
+    for _ in 0..3 {
+        let mut other = Survivor::start(&place);
+        assert_eq!(other.ask("look"), "found 0");
+        assert_eq!(other.ask("taint"), "tainted");
+        // Of a client that lives, and of one that has gone.
+        assert_eq!(own.ask("look"), "found 0");
+        other.end();
+        assert_eq!(own.ask("look"), "found 0");
+    }
+    // A program may find what it left itself, as natively: the pattern is found where it is.
+    assert_eq!(own.ask("taint"), "tainted");
+    assert_ne!(own.ask("look"), "found 0");
+    own.end();
+}
+
+#[test]
+fn what_is_in_flight_or_bound_to_its_context_is_lost_and_the_others_go_on() {
+    let place = daemon();
+    let [mut idle, mut busy, mut bound] = [(); 3].map(|()| Survivor::start(&place));
+    assert_eq!(bound.ask("graph"), "graph");
+    // Longer than any patience.
+    assert_eq!(busy.ask("launch 1000000"), "launched");
+    wait_until("the kernel is seen", || {
+        place.control(&["get_server_list"]).code == 0
+    });
+    kill_server(&place);
+    assert_eq!(busy.ask("round"), RPC_FAILURE);
+    assert_eq!(bound.ask("round"), RPC_FAILURE);
+    idle.round();
+    // The clients are told first.
+    wait_until("the log says why", || {
+        let log = place.log("server.log");
+        let says = |why: &str| log.contains(why);
+        says("it was bound to its context by graphs") && says("it had work in flight")
+    });
+    idle.end();
+}
+
+#[test]
+fn kills_at_any_instant_lose_nobody_at_rest_and_corrupt_nothing() {
+    let place = daemon();
+    let [mut idle, mut other] = [(); 2].map(|()| Survivor::start(&place));
+    let mut lost = 0;
+    for round in 0..30u64 {
+        // The other one is somewhere in its round when the server is killed: it goes on, or has an error.
+        other.say("round");
+        std::thread::sleep(std::time::Duration::from_micros(round * 397 % 5000));
+        kill_server(&place);
+        idle.round();
+        let answer = other.program.line();
+        if answer.starts_with("ok ") {
+            other.rounds += 1;
+        } else {
+            assert_eq!(answer, RPC_FAILURE);
+            lost += 1;
+            other = Survivor::start(&place);
+        }
+    }
+    assert!(lost < 30, "some rounds had ended, or not begun");
+    idle.end();
+    other.end();
+}
+
+/// By process.
+fn portable(place: &Place) -> HashMap<i64, bool> {
+    let list = place.control(&["--format=json", "ps"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
+    let clients = list.as_array().into_iter().flatten();
+    let of = |client: &serde_json::Value| (client["pid"].as_i64(), client["portable"] == 1);
+    clients
+        .map(of)
+        .filter_map(|(pid, portable)| Some((pid?, portable)))
+        .collect()
+}
+
+fn wait_until_portable(place: &Place, clients: usize) {
+    wait_until("the clients are portable", || {
+        let portable = portable(place);
+        portable.len() == clients && portable.values().all(|portable| *portable)
+    });
+}
+
+/// When all clients are portable, ends their server: by a signal or by a fault, in turns.
+fn end_server(place: &Place, clients: usize, round: u32) {
+    wait_until_portable(place, clients);
+    if round.is_multiple_of(2) {
+        kill_server(place);
+        return;
+    }
+    let mut faulty = Survivor::start(place);
+    assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn variables_go_on_from_where_they_were() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    let commands = ["count", "count 1"];
+    for round in 1..=8 {
+        for (survivor, command) in survivors.iter_mut().zip(commands) {
+            assert_eq!(survivor.ask(command), format!("counted {}", round * 40));
+        }
+        end_server(&place, 2, round);
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("count"), "counted 360");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn graphs_go_on_as_they_were() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=12 {
+        for survivor in &mut survivors {
+            assert_eq!(survivor.ask("replay"), format!("replayed {round}"));
+        }
+        end_server(&place, 2, round);
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("replay"), "replayed 13");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn events_say_when_they_were_recorded_by_the_server_before() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=6 {
+        for survivor in &mut survivors {
+            let answer = survivor.ask("time");
+            assert_eq!(answer, "time", "{}", place.log("server.log"));
+        }
+        end_server(&place, 2, round);
+    }
+    for survivor in &mut survivors {
+        let answer = survivor.ask("time");
+        assert_eq!(answer, "time", "{}", place.log("server.log"));
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn variables_that_cannot_be_saved_bind_their_session() {
+    let place = daemon();
+    // One that holds an address of another; and more than is saved.
+    for command in ["link", "large 300000"] {
+        let [mut bound, mut saved] = [(); 2].map(|()| Survivor::start(&place));
+        bound.ask(command);
+        // It comes to rest after the other one.
+        saved.ask("count");
+        wait_until("one is portable", || {
+            portable(&place).values().any(|portable| *portable)
+        });
+        kill_server(&place);
+        assert_eq!(bound.ask("count"), RPC_FAILURE);
+        assert_eq!(saved.ask("count"), "counted 80");
+        saved.end();
+    }
+    // A server that is killed at once finds them bound too.
+    let mut survivor = Survivor::start(&place);
+    survivor.say("count");
+    kill_server(&place);
+    let answer = survivor.program.line();
+    assert!(["counted 40", RPC_FAILURE].contains(&&*answer), "{answer}");
+}
+
+#[test]
+fn kills_at_any_instant_leave_variables_right_or_lose_them() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    let (mut counted, mut lost) = (0, 0);
+    for round in 0..30u64 {
+        survivor.say("count");
+        let instant = std::time::Duration::from_micros(round * 1_009 % 12_000);
+        if round % 2 == 0 {
+            std::thread::sleep(instant);
+            kill_server(&place);
+        }
+        let mut answer = survivor.program.line();
+        if answer != RPC_FAILURE && round % 2 == 1 {
+            // About the time when its variables are saved.
+            counted += 40;
+            assert_eq!(answer, format!("counted {counted}"));
+            std::thread::sleep(instant);
+            kill_server(&place);
+            answer = survivor.ask("count");
+        }
+        if answer == RPC_FAILURE {
+            lost += 1;
+            counted = 0;
+            survivor = Survivor::start(&place);
+        } else {
+            counted += 40;
+            assert_eq!(answer, format!("counted {counted}"));
+        }
+        if round % 3 == 0 {
+            // It may have been lost after its answer, which it has not noticed then.
+            wait_until("what is left is portable", || {
+                portable(&place).values().all(|portable| *portable)
+            });
+        }
+    }
+    println!("{lost} of 30 were lost");
+    assert_eq!(survivor.ask("count"), format!("counted {}", counted + 40));
+    survivor.end();
+}
+
+#[test]
+fn a_server_that_is_told_to_end_has_no_successor_and_leaves_no_keeper() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    assert_eq!(keepers(&place), 1);
+    let pid = server(&place).expect("a server").to_string();
+    let done = place.control(&["shutdown_server", &pid, "-f"]);
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert_eq!(survivor.ask("round"), RPC_FAILURE);
+    assert_eq!(server(&place), None);
+    wait_until("the keeper has ended", || keepers(&place) == 0);
+    let next = Survivor::start(&place);
+    assert_eq!(keepers(&place), 1);
+    next.end();
+}
+
+#[test]
+fn what_a_client_has_counts_for_it_in_the_next_server() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    let memory = |place: &Place| {
+        let list = place.control(&["--format=json", "ps"]);
+        let list: serde_json::Value = serde_json::from_str(&list.out).expect("a list");
+        let client = &list[0];
+        assert_eq!(client["portable"], 1, "{client}");
+        (
+            client["memory"].clone(),
+            client["pinned_host_memory"].clone(),
+        )
+    };
+    let without = memory(&place);
+    assert_eq!(survivor.ask("limit"), "limit");
+    let before = memory(&place);
+    assert_ne!(before, without, "what a deeper stack takes is counted");
+    assert!(before.0.as_u64().expect("bytes") > 24 << 20);
+    kill_server(&place);
+    survivor.round();
+    assert_eq!(memory(&place), before);
+    let bound_by = |what: &str| {
+        let wanted = format!("\"bound_by\":\"{what}\"");
+        wait_until(&wanted, || {
+            let list = place.control(&["--format=json", "ps"]).out;
+            list.contains(&wanted)
+        });
+    };
+    assert_eq!(survivor.ask("graph"), "graph");
+    bound_by("graphs");
+    survivor.end();
+}

@@ -1,0 +1,254 @@
+//! Servers that are replaced while their clients go on, and standbys.
+
+use mpsshim_tests::artifacts::artifact;
+use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::peer::Worker;
+use mpsshim_tests::programs::{Running, client, preloaded, succeed};
+use mpsshim_tests::scene::{control, daemon, daemon_with};
+use mpsshim_tests::survivors::{RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The outcome of `restart_server` with these options.
+fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
+    let pid = server(place).expect("a server").to_string();
+    let done = place.control(&[&["restart_server", &pid], options].concat());
+    match done.code {
+        0 => Ok(done.out.trim().parse().expect("a process id")),
+        _ => Err(done.out.trim().to_owned()),
+    }
+}
+
+fn servers(place: &Place) -> usize {
+    place.control(&["get_server_list"]).out.lines().count()
+}
+
+#[test]
+fn clients_go_on_in_the_next_server_without_an_error() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
+    survivors.iter_mut().for_each(Survivor::round);
+    let before = clients(&place);
+    for _ in 0..5 {
+        let old = server(&place).expect("a server");
+        let new = restart(&place, &[]).expect("a restart");
+        assert_ne!(new, old);
+        wait_until("the server before has ended", || servers(&place) == 1);
+        assert_eq!(server(&place), Some(new));
+        survivors.iter_mut().for_each(Survivor::round);
+        assert_eq!(clients(&place), before, "the same clients and contexts");
+    }
+    assert_eq!(keepers(&place), 1);
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    let log = place.log("server.log");
+    let again = "Sessions of the server before: 3 go on, 0 have ended";
+    assert_eq!(log.matches(again).count(), 5, "{log}");
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn clients_that_never_rest_by_themselves_go_on_too() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for survivor in &mut survivors {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    survivor.round();
+                }
+            });
+        }
+        let outcomes: Vec<_> = (0..10).map(|_| restart(&place, &["-t", "600"])).collect();
+        over.store(true, Ordering::Relaxed);
+        for outcome in outcomes {
+            assert!(outcome.is_ok(), "{outcome:?}");
+        }
+    });
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn clients_that_come_meanwhile_wait_for_the_next_server() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let newcomers = scope.spawn(|| {
+            let mut count = 0;
+            while !over.load(Ordering::Relaxed) {
+                assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+                count += 1;
+            }
+            count
+        });
+        // They are bound, by what they make: those that are there are waited for, as long as it takes.
+        let mut done = 0;
+        while done < 3 {
+            match restart(&place, &["-t", "600"]) {
+                Ok(_) => done += 1,
+                Err(why) => assert!(why.contains("is bound by"), "{why}"),
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(newcomers.join().expect("newcomers") > 0);
+    });
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
+fn nothing_is_stopped_for_clients_that_cannot_go_on() {
+    let place = daemon();
+    let [mut idle, mut bound] = [(); 2].map(|()| Survivor::start(&place));
+    assert_eq!(bound.ask("graph"), "graph");
+    let old = server(&place).expect("a server");
+    let pid = bound.program.pid();
+    let why = restart(&place, &[]).expect_err("a client is bound");
+    let expected = format!("the clients of server {old} stay: client {pid} is bound by graphs");
+    assert_eq!(why, expected);
+    wait_until("the standby has ended", || keepers(&place) == 1);
+    assert_eq!(server(&place), Some(old));
+    bound.round();
+    idle.round();
+    let new = restart(&place, &["-f"]).expect("a restart by force");
+    assert_ne!(new, old);
+    assert_eq!(bound.ask("round"), RPC_FAILURE);
+    idle.round();
+    idle.end();
+}
+
+#[test]
+fn long_work_is_waited_for_as_long_as_the_command_says() {
+    let place = daemon();
+    let [mut idle, mut busy] = [(); 2].map(|()| Survivor::start(&place));
+    // Longer than any patience.
+    assert_eq!(busy.ask("launch 1000000"), "launched");
+    let why = restart(&place, &["-t", "0"]).expect_err("a kernel runs");
+    assert!(why.ends_with("has not come to rest within 0 s"), "{why}");
+    idle.round();
+    restart(&place, &["-t", "0", "-f"]).expect("a restart by force");
+    assert_eq!(busy.ask("round"), RPC_FAILURE);
+    idle.round();
+    idle.end();
+}
+
+/// A restart that waits for work without end: `act` has it called off, and its clients go on.
+fn called_off(act: impl FnOnce(&Place, &str)) {
+    let place = daemon();
+    let [mut idle, mut busy] = [(); 2].map(|()| Survivor::start(&place));
+    assert_eq!(busy.ask("launch 1000000"), "launched");
+    let old = server(&place).expect("a server").to_string();
+    std::thread::scope(|scope| {
+        let restarted = scope.spawn(|| restart(&place, &["-t", "600"]));
+        wait_until("the sessions are being brought to rest", || {
+            let log = place.log("server.log");
+            log.contains("Server has been notified to hand over its clients")
+        });
+        act(&place, &old);
+        wait_until("it is called off", || {
+            place
+                .log("server.log")
+                .contains("The clients stay: it was called off")
+        });
+        assert!(restarted.join().expect("the command").is_err());
+        idle.round();
+    });
+    busy.program.kill();
+    idle.end();
+}
+
+#[test]
+fn a_server_that_is_told_to_end_meanwhile_waits_for_its_clients() {
+    called_off(|place, server| {
+        // It would wait for their end.
+        let mut command = place.command("mps-control");
+        command.args(["shutdown_server", server]);
+        let mut waiting = command.spawn().expect("mps-control");
+        wait_until("it is told", || {
+            place
+                .log("control.log")
+                .contains("Try shutting down server")
+        });
+        let _ = waiting.kill();
+        let _ = waiting.wait();
+    });
+}
+
+#[test]
+fn a_daemon_that_dies_meanwhile_takes_no_client_with_it() {
+    called_off(|place, _| place.signal_daemon(nix::sys::signal::Signal::SIGKILL));
+}
+
+#[test]
+fn a_server_that_does_not_start_replaces_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = folder.path().join("mps-server");
+    fs::copy(artifact("mps-server"), &copy).expect("a copy");
+    let place = daemon_with(&[("MPSSHIM_SERVER", copy.to_str().expect("UTF-8"))]);
+    let mut survivor = Survivor::start(&place);
+    let old = server(&place).expect("a server");
+    // As an upgrade replaces it.
+    let next = folder.path().join("next");
+    fs::write(&next, "#!/bin/sh\nexit 1\n").expect("written");
+    fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("permissions");
+    fs::rename(&next, &copy).expect("renamed");
+    let why = restart(&place, &[]).expect_err("it ends at once");
+    assert_eq!(why, "the next server has ended; server.log says why");
+    survivor.round();
+    assert_eq!(server(&place), Some(old));
+    survivor.end();
+}
+
+#[test]
+fn a_server_without_clients_and_one_that_does_not_exist() {
+    let place = daemon();
+    let done = place.control(&["restart_server", "4194305"]);
+    assert_ne!(done.code, 0);
+    assert_eq!(done.out.trim(), "Server 4194305 not found");
+    let worker = Worker::connect(&control(&place)).expect("a client");
+    drop(worker);
+    wait_until("it has gone", || clients(&place).is_empty());
+    let old = server(&place).expect("a server");
+    let new = restart(&place, &[]).expect("a restart");
+    assert_ne!(new, old);
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    assert_eq!(server(&place), Some(new));
+}
+
+#[test]
+fn clients_in_direct_mode_stay() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    let mut command = preloaded(env!("CARGO_BIN_EXE_survivor"), place.pipe());
+    let mut direct = Running::start_until(command.env("MPSSHIM_MODE", "direct"), "started");
+    let why = restart(&place, &[]).expect_err("it has its own context");
+    assert!(why.ends_with("stay: 1 clients are in direct mode"), "{why}");
+    survivor.round();
+    direct.say("round");
+    assert!(direct.line().starts_with("ok 2 "));
+    survivor.end();
+}
+
+#[test]
+fn a_standby_goes_on_when_the_server_is_killed() {
+    let place = daemon_with(&[("MPSSHIM_STANDBY", "1")]);
+    let mut survivor = Survivor::start(&place);
+    // Behind it nothing is in flight.
+    survivor.round();
+    for round in 1..=5 {
+        let stands_by = || place.log("control.log").matches(" stands by").count() == round;
+        wait_until("a standby is ready", stands_by);
+        assert_eq!(servers(&place), 1, "a standby is no server");
+        kill_server(&place);
+        survivor.round();
+    }
+    let log = place.log("control.log");
+    assert_eq!(
+        log.matches("goes on with the clients of server").count(),
+        5,
+        "{log}"
+    );
+    survivor.end();
+}

@@ -1,0 +1,90 @@
+//! What the engine refuses of each operation, and with which status: a table for each subject. The harness is
+//! `tests/src/refusals.rs`.
+
+mod arrays;
+mod captures;
+mod graphs;
+mod green;
+mod images;
+mod memory;
+mod pools;
+mod stream_operations;
+mod streams;
+mod virtual_memory;
+
+use crate::engine;
+use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_proto::message::Op;
+use mpsshim_proto::ring::ALIGN;
+use mpsshim_tests::refusals::Table;
+use std::collections::HashSet;
+
+/// A test of each table, and all of them.
+macro_rules! tables {
+    ($($subject:ident)*) => {
+        $(
+            #[test]
+            fn $subject() {
+                let (engine, before) = engine();
+                $subject::table().run(&engine, &before);
+            }
+        )*
+
+        fn all() -> Vec<Table> {
+            vec![$($subject::table()),*]
+        }
+    };
+}
+
+tables!(arrays captures graphs green images memory pools stream_operations streams virtual_memory);
+
+/// Operations that nothing can be refused of, with the reason.
+const NEVER_REFUSED: &[(Op, &str)] = &[
+    (Op::Printed, "it has no body"),
+    (Op::Settle, "it does nothing: the stream only places it"),
+    (Op::Taken, "it has no body: the answer is all"),
+    (
+        Op::IpcForget,
+        "an allocation that is not shared is forgotten already",
+    ),
+];
+
+#[test]
+fn every_operation_is_refused_somewhere() {
+    let refused: HashSet<Op> = all().iter().flat_map(Table::refused).collect();
+    for op in Op::ALL {
+        let never = NEVER_REFUSED.iter().any(|(never, _)| never == op);
+        let has_rows = refused.contains(op);
+        assert_ne!(has_rows, never, "{op:?}: has rows, is never refused");
+    }
+}
+
+#[test]
+fn a_body_that_is_too_short_ends_the_session() {
+    let (engine, _) = engine();
+    for op in Op::ALL.iter().filter(|op| op.lengths().0 > 0) {
+        let mut peer = engine.connect().expect("a session");
+        // Messages are as long as a multiple of this.
+        let len = op.lengths().0.next_multiple_of(ALIGN as usize) - ALIGN as usize;
+        let body = vec![0; len];
+        peer.put(*op as u16, 0, &[&body]).expect("sent");
+        assert_eq!(peer.await_end(), Ok(CUDA_ERROR_MPS_RPC_FAILURE), "{op:?}");
+    }
+}
+
+#[test]
+fn an_unknown_opcode_ends_the_session() {
+    let (engine, _) = engine();
+    let unknown = (1..u16::MAX).filter(|number| Op::from_u16(*number).is_none());
+    // Neighbours of those that are known, and the last.
+    let beside = unknown.filter(|number| {
+        Op::from_u16(number - 1).is_some()
+            || Op::from_u16(number + 1).is_some()
+            || *number == u16::MAX - 1
+    });
+    for number in beside {
+        let mut peer = engine.connect().expect("a session");
+        peer.put(number, 0, &[&[0; 64]]).expect("sent");
+        assert_eq!(peer.await_end(), Ok(CUDA_ERROR_MPS_RPC_FAILURE), "{number}");
+    }
+}
