@@ -209,10 +209,10 @@ impl Session {
         let (event, of_several) = match self.objects.events.get(body.event) {
             // The server's stream must not join the capture.
             Ok(event) if event.captured => {
-                return self.mark_failed(&mark, CUDA_ERROR_CAPTURED_EVENT.into());
+                return self.mark_failed(&shared.gpu, &mark, CUDA_ERROR_CAPTURED_EVENT.into());
             }
             Ok(event) => (event.raw, event.shared.clone()),
-            Err(status) => return self.mark_failed(&mark, status.into()),
+            Err(status) => return self.mark_failed(&shared.gpu, &mark, status.into()),
         };
         let prepared = match &of_several {
             Some(of_several) => self.await_shared(shared, of_several, body.stream),
@@ -237,7 +237,7 @@ impl Session {
                 self.note_mark(index, body.slot, body.value)?;
                 Ok(())
             }
-            Err(error) => self.mark_failed(&mark, error),
+            Err(error) => self.mark_failed(&shared.gpu, &mark, error),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Streams and marks.
 
 use crate::engine::base::call_error::CallError;
+use crate::engine::gpu::Gpu;
 use crate::engine::objects::held::{Awaited, Phase, Word};
 use crate::engine::objects::streams::{Role, Stream};
 use crate::engine::session::Session;
@@ -129,13 +130,17 @@ impl Session {
         self.shared.segment.check_slot(body.slot)?;
         let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
-            Err(error) => return self.mark_failed(&body, error),
+            Err(error) => return self.mark_failed(&shared.gpu, &body, error),
         };
         if self.objects.streams.at(index)?.capturing {
-            return self.mark_failed(&body, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
+            return self.mark_failed(
+                &shared.gpu,
+                &body,
+                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into(),
+            );
         }
         if let Err(status) = self.queue_mark(&shared.gpu, stream, body.slot, body.value) {
-            return self.mark_failed(&body, status.into());
+            return self.mark_failed(&shared.gpu, &body, status.into());
         }
         self.submitted(&shared.gpu, index, 1)?;
         self.note_mark(index, body.slot, body.value)?;
@@ -153,10 +158,10 @@ impl Session {
         };
         let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
             Ok(ready) => ready,
-            Err(error) => return self.mark_failed(&mark, error),
+            Err(error) => return self.mark_failed(&shared.gpu, &mark, error),
         };
         if self.objects.streams.at(index)?.capturing {
-            return self.mark_failed(&mark, CUDA_ERROR_NOT_SUPPORTED.into());
+            return self.mark_failed(&shared.gpu, &mark, CUDA_ERROR_NOT_SUPPORTED.into());
         }
         let queued = self.queue_mark(&shared.gpu, stream, mark.slot, mark.value);
         self.hold(
@@ -167,7 +172,7 @@ impl Session {
             },
         );
         if let Err(status) = queued {
-            return self.mark_failed(&mark, status.into());
+            return self.mark_failed(&shared.gpu, &mark, status.into());
         }
         self.submitted(&shared.gpu, index, 1)
     }
@@ -301,11 +306,21 @@ impl Session {
     }
 
     /// A mark that cannot be queued must not leave its waiter waiting: the server writes the flag itself after it
-    /// has noted the error, which the waiter finds when it looks.
-    pub fn mark_failed(&mut self, body: &Mark, error: CallError) -> Result<(), CallError> {
+    /// has noted the error, which the waiter finds when it looks. If the context is lost, the session has ended before, so that
+    /// no call of the client succeeds behind the one that returns the error; if the session goes on in the next server, that
+    /// one executes the mark.
+    pub fn mark_failed(
+        &mut self,
+        gpu: &Gpu,
+        body: &Mark,
+        error: CallError,
+    ) -> Result<(), CallError> {
         if let CallError::Status(status) = &error {
-            self.post_error(*status);
-            self.shared.segment.set_flag(body.slot, body.value);
+            gpu.note_status(*status);
+            if !(gpu.is_lost() && self.shared.goes_on(gpu)) {
+                self.post_error(*status);
+                self.shared.segment.set_flag(body.slot, body.value);
+            }
         }
         Err(error)
     }

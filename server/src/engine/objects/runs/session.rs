@@ -199,7 +199,10 @@ impl Session {
         let messages = messages(run) as u64;
         if let Err(CallError::Status(status)) = self.submitted(&shared.gpu, index, messages) {
             shared.gpu.note_status(status);
-            self.post_error(status);
+            // If the context is lost, the session has ended before the client finds the status.
+            if !(shared.gpu.is_lost() && self.shared.goes_on(&shared.gpu)) {
+                self.post_error(status);
+            }
         }
         if let Some(Marking { body, .. }) = mark {
             self.flow.marks.note();
