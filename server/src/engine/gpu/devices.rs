@@ -51,7 +51,7 @@ pub struct Grant {
 /// it is open in any process.
 ///
 /// # Errors
-/// The driver's.
+/// Driver errors.
 pub fn export(driver: &Driver, handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
     let mut raw = -1;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -66,7 +66,7 @@ pub fn export(driver: &Driver, handle: CUmemGenericAllocationHandle) -> Result<O
 /// The account that pays for a grant, and its possible successors.
 #[derive(Debug)]
 struct Paid {
-    /// Charge for its length, held until the driver has the memory back.
+    /// Charge for its length, held until the driver has released the memory.
     charge: Charge,
     /// Sessions that have opened parts of it, one entry per part.
     openers: Vec<Account>,
@@ -76,7 +76,7 @@ impl Grant {
     /// Exports the memory as a descriptor, which holds it while it is open in any process.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn export(&self, driver: &Driver) -> Result<OwnedFd, CUresult> {
         export(driver, self.handle)
     }
@@ -244,7 +244,7 @@ impl Devices {
     /// Reads the properties of the driver's devices; creates no context.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn read(driver: &Driver, count: usize) -> Result<Devices, CUresult> {
         (0..count.min(MAX_DEVICES) as u8)
             .map(|ordinal| Device::new(driver, Ordinal::of_device(ordinal)))
@@ -304,7 +304,7 @@ impl Device {
     /// Reads a device's properties; creates no context.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     fn new(driver: &Driver, ordinal: Ordinal) -> Result<Device, CUresult> {
         let mut raw = 0;
         driver.device_get(&mut raw, ordinal.index() as i32)?;
@@ -367,7 +367,7 @@ impl Device {
     /// and the main context. Takes a few hundred milliseconds.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn attach(&self, driver: &Driver) -> Result<(), CUresult> {
         let _starting = self.starting.lock();
         self.make_main(driver)?;
@@ -566,7 +566,7 @@ impl Device {
     /// Makes a green context of this device current for the calling thread, until another context is made current.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn make_part_current(&self, driver: &Driver, green: &Green) -> Result<(), CUresult> {
         match green.context() {
             None => self.make_current(driver),
@@ -707,7 +707,7 @@ impl Device {
     /// Gives this device access to memory of another device (`cuMemSetAccess`).
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn may_use(&self, driver: &Driver, grant: &Grant) -> Result<(), CUresult> {
         let access = CUmemAccessDesc {
             location: CUmemLocation {
@@ -739,7 +739,7 @@ impl Device {
     /// Returns a non-blocking stream: a kept one if available, else a new one.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
         if let Some(stream) = self.side().streams.take(priority) {
             return Ok(stream);
@@ -773,7 +773,7 @@ impl Device {
     /// Makes the GPU copy a word of `len` bytes from device memory to registered memory, then write a flag.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn read_word(
         &self,
         driver: &Driver,
@@ -792,7 +792,7 @@ impl Device {
     /// session wait until nothing is in flight; here nothing else is in flight.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn launch_something(&self, driver: &Driver, scratch: CUdeviceptr) -> Result<(), CUresult> {
         // Use only the existing context: an annex that was closed meanwhile has a new, empty one.
         let side = self.side();

@@ -59,7 +59,7 @@ impl FlagKernel {
     /// Launches it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn launch(
         self,
         driver: &Driver,

@@ -47,7 +47,7 @@ impl Green {
     /// One of the server's own green contexts, with some streams. The device's context must be current.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn lasting(driver: &Driver, raw: CUgreenCtx, device: Ordinal) -> Result<Green, CUresult> {
         let mut context = CUcontext::NULL;
         driver.context.ctx_from_green(&mut context, raw)?;
@@ -74,7 +74,7 @@ impl Green {
     /// Returns a non-blocking stream: a kept one if available, else a new one. The device's context must be current.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
         let lasting = self.lasting.as_ref();
         match lasting.and_then(|lasting| lasting.streams.take(priority)) {
@@ -218,7 +218,7 @@ impl Resources {
 /// Generates the description from which a green context of these resources is created (`cuDevResourceGenerateDesc`).
 ///
 /// # Errors
-/// The driver's.
+/// Driver errors.
 pub fn description(
     driver: &Driver,
     mut resources: Vec<CUdevResource>,

@@ -29,7 +29,7 @@ impl Registration {
     /// Registers a mapping from `offset` on, for all contexts.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn new(driver: &Driver, mapping: Mapping, offset: usize) -> Result<Registration, CUresult> {
         let address = mapping.base() as u64 + offset as u64;
         driver.mem_host_register(
@@ -315,7 +315,7 @@ impl ServerFlags {
     /// Allocates and registers the flags' memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn new(driver: &Driver) -> Result<ServerFlags, CUresult> {
         let len = SERVER_FLAGS * FLAG_STRIDE;
         let mapping = sealed_memfd(c"mpsshim-flags", len as u64)

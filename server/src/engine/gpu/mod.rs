@@ -136,7 +136,7 @@ impl Gpu {
     /// Returns device memory to the driver if this was the last reference to it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn revoke(&self, grant: Arc<Grant>) -> Result<(), CUresult> {
         match Arc::into_inner(grant) {
             Some(grant) => {

@@ -33,7 +33,7 @@ impl OpenDriver {
     /// Creates the context of the first device, which an engine then reuses. Takes some hundred milliseconds on a GPU.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn attach(&self) -> anyhow::Result<()> {
         let first = self.devices.first();
         let first = first.context("the driver has no device")?;

@@ -154,7 +154,7 @@ impl Place {
     /// device memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn green(&self, driver: &Driver, device: &Device) -> Result<GreenRef, CUresult> {
         let mut made = self.partition.made.lock();
         if let Some(green) = made.get(&self.pieces) {

@@ -78,7 +78,7 @@ impl Counted {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; the caller has the only reference.
+        // SAFETY: as in `bytes`; there is no other reference yet.
         unsafe { std::slice::from_raw_parts_mut(self.bytes.base(), self.bytes.len()) }
     }
 

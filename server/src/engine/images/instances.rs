@@ -188,7 +188,7 @@ impl Instance {
     /// Looks up a function to query it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn function(&self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         let mut state = self.state.lock();
         let State { found, before, .. } = &mut *state;
@@ -712,7 +712,7 @@ impl Image {
     /// Names of its kernels.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn names(&self, store: &ImageStore) -> Result<Vec<&CStr>, CUresult> {
         self.instances[0].names(store)
     }
@@ -778,7 +778,7 @@ impl Image {
     /// [`Image::loads_to_take`] says so.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn take(&mut self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         let wanted = self.chosen.entry(key.clone()).or_default().wanted();
         for known in [true, false] {
@@ -969,7 +969,7 @@ impl Image {
     /// Loads the image on the side that the calling thread has entered, or shares an instance there.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn load_there(&self, store: &ImageStore) -> Result<Arc<Instance>, CUresult> {
         let family = self.family.clone().map(|mut family| {
             family.side = side::entered();

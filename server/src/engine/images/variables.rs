@@ -379,7 +379,7 @@ impl AsLoaded {
     /// Restores the initial contents of the variables. No work of the image may be in flight.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn put_back(&self, gpu: &Gpu, device: Ordinal) -> Result<(), CUresult> {
         if self.held.is_empty() {
             return Ok(());
