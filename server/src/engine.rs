@@ -1,7 +1,7 @@
 //! The part of the server that executes clients' calls: sessions, dispatch, driver.
 //!
-//! `mps-server` (the binary) owns the link to the control daemon and drives an [`Engine`]. Read on in
-//! [`dispatch`], then `calls/`.
+//! `mps-server` (the binary) owns the link to the control daemon and drives an [`Engine`]. Continue with
+//! `scheduling/dispatch.rs`, then `calls/`.
 
 mod base;
 mod calls;
@@ -65,12 +65,12 @@ use threads::shared::Shared;
 use threads::slow::{SlowLane, SlowTask};
 use threads::undertaker::{Buried, Graves};
 
-/// Objects of the driver's that no session has and the next one may get.
+/// Driver objects without a session, kept for reuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Drained streams.
     pub streams: usize,
-    /// Parts of devices for clients with a percentage.
+    /// Green contexts for clients with a percentage.
     pub green_contexts: usize,
 }
 
@@ -81,11 +81,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes the context of the first device, starts the threads, and makes the sessions again that the keeper knows of. Blocks until ready, some hundred milliseconds on a
-    /// GPU. What happens is told to `events`.
+    /// Creates the context of the first device, starts the threads, and restores the sessions known to the keeper.
+    /// Blocks until ready, some hundred milliseconds on a GPU. Later events are sent to `events`.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver refuses.
     pub fn start(
         opened: OpenDriver,
         config: EngineConfig,
@@ -145,7 +145,8 @@ impl Engine {
                 active: AtomicUsize::new(0),
             });
         }
-        // SAFETY: no handler is installed. The signal could come from those who open what is looked at with a lease.
+        // SAFETY: no handler is installed. A client causes this signal if it opens a file on which `shm::is_sole` holds
+        // a lease.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         // SAFETY: a plain system call; the descriptor is new and ours.
         let epoll = unsafe {
@@ -264,7 +265,7 @@ impl Engine {
         self.shared.lanes.send_slow(setup);
     }
 
-    /// Sessions that are alive.
+    /// Clients with a live session.
     pub fn clients(&self) -> Vec<ClientInfo> {
         let mut clients: Vec<ClientInfo> = self
             .shared
@@ -277,8 +278,8 @@ impl Engine {
         clients
     }
 
-    /// Ends a session: its client's calls return `CUDA_ERROR_MPS_CLIENT_TERMINATED` from now on, what it had is freed
-    /// when its work on the device is done. [`EngineEvent::Gone`] follows. Unknown sessions are ignored.
+    /// Ends a session: its client's calls return `CUDA_ERROR_MPS_CLIENT_TERMINATED` from now on, and its objects are
+    /// freed when its work on the device is done. [`EngineEvent::Gone`] follows. Unknown sessions are ignored.
     pub fn terminate(&self, session: u64) {
         if let Some(session) = self.shared.roster.session(session) {
             session.terminated.store(true, Ordering::SeqCst);
@@ -287,7 +288,7 @@ impl Engine {
         }
     }
 
-    /// What clients that come from now on may have.
+    /// Sets the limits of clients that connect from now on.
     pub fn set_limits(&self, limits: Limits) {
         *self.shared.roster.limits.lock() = limits;
     }
@@ -303,7 +304,7 @@ impl Engine {
         }
     }
 
-    /// What the clients have, in order of their coming.
+    /// Usage of all clients, in the order of their arrival.
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage: Vec<Usage> = self
             .shared
@@ -316,12 +317,12 @@ impl Engine {
         usage
     }
 
-    /// Moments with nothing in flight that the gate has opened for clients' calls.
+    /// Number of quiescent points that the gate has opened for clients' calls.
     pub fn gate_moments(&self) -> u64 {
         self.shared.lanes.gates.iter().map(Gate::opened).sum()
     }
 
-    /// What the engine has of the driver for sessions to come, by kind: it is nobody's, and stays.
+    /// Number of driver objects kept for later sessions, by kind.
     pub fn kept(&self) -> Kept {
         let mut all = Kept::default();
         for device in self.shared.gpu.devices.iter() {
@@ -332,25 +333,25 @@ impl Engine {
         all
     }
 
-    /// Unloads images that clients have left, once nothing is in flight.
+    /// Unloads images without clients at the next quiescent point.
     pub fn unload_images(&self) {
         self.shared.images.give_up_residents();
     }
 
-    /// Begins or ends to trace; returns when all that was recorded has been told.
+    /// Starts or stops tracing; returns when everything recorded has been delivered.
     ///
     /// # Errors
-    /// No thread.
+    /// If no thread can be started.
     pub fn trace(&self, run: Option<Arc<Run>>) -> std::io::Result<()> {
         self.shared.trace(run)
     }
 
-    /// Brings all sessions to rest within `patience` and sends how many there are. From then on nothing is executed: the
-    /// process has to end. With `force`, sessions that cannot go on elsewhere are ended; without, clients that cannot be
-    /// handed over are what is sent, with reasons, in words, and everything goes on.
+    /// Brings all sessions to rest within `patience` and sends their number. From then on nothing is executed, and the
+    /// process has to end. With `force`, sessions that cannot continue elsewhere are ended. Without it, if there are
+    /// such sessions, descriptions of their clients with the reasons are sent instead, and all sessions continue.
     ///
     /// # Errors
-    /// No thread.
+    /// If no thread can be started.
     pub fn hand_over(
         &self,
         patience: Duration,
@@ -361,20 +362,20 @@ impl Engine {
         let started = std::thread::Builder::new()
             .name("hand-over".into())
             .spawn(move || {
-                // Whoever asked has gone if this fails.
+                // Sending fails only if the requester has gone.
                 let _ = outcome.send(shared.come_to_rest(patience, force));
             });
         started.map(drop)
     }
 
-    /// Calls that off: everything goes on.
+    /// Cancels the hand-over: all sessions continue.
     pub fn go_on(&self) {
         self.shared.fate.resting.store(0, Ordering::SeqCst);
         self.shared.lanes.wake_dispatchers();
     }
 
-    /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and
-    /// stops the threads that touch them. The contexts go with the process.
+    /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and stops
+    /// the dispatch threads. The contexts are destroyed with the process.
     pub fn shutdown(mut self) {
         let shared = &self.shared;
         shared.fate.stopping.store(true, Ordering::SeqCst);
@@ -393,7 +394,7 @@ impl Engine {
 }
 
 impl Shared {
-    /// A context is lost: decides which sessions go on in the next server, and ends the others.
+    /// Handles the loss of a context: chooses the sessions that continue in the next server, and ends the others.
     fn decide(&self, status: CUresult) {
         let mut going_on = 0;
         let mut ending = Vec::new();
@@ -410,7 +411,7 @@ impl Shared {
             }
             ending.push(session);
         }
-        // Before anybody can see the status.
+        // This must happen before any client can see the status.
         self.hand_out_text(status, &at_work);
         let mut suspects = Vec::new();
         for session in &at_work {

@@ -1,7 +1,7 @@
-//! What a session holds of each memory, and how much it may. Every path that allocates takes a [`Charge`] first and
-//! keeps it in what it allocates: a limit has one place to stand, a step that fails gives back what was counted before
-//! it, and memory is counted until the object that stands for it is dropped, after the driver has taken the memory
-//! back. What the session's user holds in all is counted there, too.
+//! How much of each memory a session holds, and its limits. Every path that allocates memory first takes a [`Charge`]
+//! and keeps it in the allocated object. Limits are thus enforced in one place, a failing step returns its charge, and
+//! memory stays counted until the object that represents it is dropped, after the driver has released the memory. The
+//! total of the session's user is counted here too.
 
 use crate::engine::base::ordinal::Ordinal as DeviceOrdinal;
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
@@ -11,19 +11,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Whose memory.
+/// The kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// A device's, by the server's ordinal.
     Device(DeviceOrdinal),
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     Host,
 }
 
 #[derive(Debug)]
 struct Holding {
     bytes: AtomicU64,
-    /// `u64::MAX`: none.
+    /// `u64::MAX` if there is no limit.
     limit: AtomicU64,
 }
 
@@ -36,18 +36,18 @@ impl Default for Holding {
     }
 }
 
-/// Bytes held. Clones are of the same account.
+/// Bytes held by a session. Clones refer to the same account.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
     devices: Arc<[Holding; MAX_DEVICES]>,
     host: Arc<Holding>,
-    /// Among the user's other clients; `None`: they are not looked at.
+    /// Entry in the user's total; `None` if the user's total is not counted.
     user: Option<Arc<Place>>,
-    /// Charges of what the client has given back and the driver has not.
+    /// Number of charges for memory that the client has freed and the driver does not have back yet.
     leaving: Arc<AtomicUsize>,
 }
 
-/// Memory that is counted as long as this lives. It belongs into the object that stands for the memory.
+/// Counts memory for as long as it lives. Keep it in the object that represents the memory.
 #[derive(Debug)]
 #[must_use = "memory is counted as long as this lives"]
 pub struct Charge {
@@ -58,8 +58,8 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// The client has given the memory back. It is counted until the driver has it, too, and who finds no room may wait
-    /// for that.
+    /// Marks the memory as freed by the client. It stays counted until the driver has released it; an allocation that
+    /// finds no room may wait for that.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.leaving, true) {
             self.account.leaving.fetch_add(1, Ordering::Relaxed);
@@ -71,10 +71,10 @@ impl Charge {
         self.bytes
     }
 
-    /// Counts this many bytes, more or fewer than before.
+    /// Changes the charge to this many bytes.
     ///
     /// # Errors
-    /// As [`Account::take`]; then as many are counted as before.
+    /// As [`Account::take`]; the charge is then unchanged.
     pub fn resize(&mut self, bytes: u64) -> Result<(), CUresult> {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.account.charge(self.memory, more)?,
@@ -84,14 +84,14 @@ impl Charge {
         Ok(())
     }
 
-    /// Counts as many bytes, whatever the limit: the memory is there.
+    /// Raises the charge to this many bytes regardless of the limit, because the memory is already allocated.
     pub fn grow_to(&mut self, bytes: u64) {
         self.account
             .add(self.memory, bytes.saturating_sub(self.bytes));
         self.bytes = self.bytes.max(bytes);
     }
 
-    /// Another account pays from now on, whatever its limit: the memory is there.
+    /// Transfers the charge to another account regardless of its limit, because the memory is already allocated.
     pub fn move_to(&mut self, account: &Account) {
         debug_assert!(!self.leaving);
         account.add(self.memory, self.bytes);
@@ -104,7 +104,7 @@ impl Charge {
         self.account.is(account)
     }
 
-    /// A part of what is counted, all if it is not more, as a charge of its own.
+    /// Splits off a part of at most `bytes` as a separate charge.
     pub fn split(&mut self, bytes: u64) -> Charge {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -116,7 +116,7 @@ impl Charge {
         }
     }
 
-    /// Counts what another of the same memory and account counted.
+    /// Adds another charge of the same memory and account to this one.
     pub fn merge(&mut self, mut other: Charge) {
         debug_assert_eq!(self.memory, other.memory);
         self.bytes += std::mem::take(&mut other.bytes);
@@ -133,7 +133,7 @@ impl Drop for Charge {
 }
 
 impl Account {
-    /// Of a client that has this place among its user's.
+    /// The account of a client with an entry in its user's total.
     pub fn of_user(place: Place) -> Account {
         Account {
             user: Some(Arc::new(place)),
@@ -148,14 +148,14 @@ impl Account {
         }
     }
 
-    /// Bytes held of each device of which any are.
+    /// Bytes held on each device; devices without any are omitted.
     pub fn held_of_devices(&self) -> BTreeMap<usize, u64> {
         let held = |holding: &Holding| holding.bytes.load(Ordering::Relaxed);
         let devices = self.devices.iter().map(held).enumerate();
         devices.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    /// The limit of each device that has one.
+    /// Limits by device; devices without a limit are omitted.
     pub fn limits_of_devices(&self) -> BTreeMap<usize, u64> {
         let limit = |holding: &Holding| holding.limit.load(Ordering::Relaxed);
         let devices = self.devices.iter().map(limit).enumerate();
@@ -167,8 +167,8 @@ impl Account {
         self.of(memory).bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may still be allocated, `u64::MAX`: all there is. The least of what the client's own limit and its
-    /// user's leave.
+    /// Bytes that may still be allocated: the minimum of the remainders of the client's limit and its user's;
+    /// `u64::MAX` if there is no limit.
     pub fn left(&self, memory: Memory) -> u64 {
         let own = match self.limit(memory) {
             None => u64::MAX,
@@ -180,19 +180,20 @@ impl Account {
         }
     }
 
-    /// The client is gone; what the driver still has of its memory is counted to its user, without a place of its own.
+    /// Notes that the client has gone. Memory that the driver still holds counts for the user, but no longer for a
+    /// client.
     pub fn retire(&self) {
         if let Some(user) = &self.user {
             user.retire();
         }
     }
 
-    /// Whether it is the same account.
+    /// Whether both refer to the same account.
     pub fn is(&self, other: &Account) -> bool {
         Arc::ptr_eq(&self.devices, &other.devices)
     }
 
-    /// Whether more is held than may be: others' memory came to it.
+    /// Whether more is held than the limit allows, because charges were transferred to the account.
     pub fn is_over(&self, memory: Memory) -> bool {
         self.limit(memory)
             .is_some_and(|limit| self.held(memory) > limit)
@@ -210,13 +211,13 @@ impl Account {
         self.leaving.load(Ordering::Relaxed) > 0
     }
 
-    /// Bytes that may be held, if there is a limit.
+    /// The client's limit, if any.
     pub fn limit(&self, memory: Memory) -> Option<u64> {
         let limit = self.of(memory).limit.load(Ordering::Relaxed);
         (limit != u64::MAX).then_some(limit)
     }
 
-    /// Bytes that can be held at most, if there is a limit: the lesser of the client's own and its user's.
+    /// The lower of the client's limit and its user's, if any.
     pub fn most(&self, memory: Memory) -> Option<u64> {
         let of_user = match (memory, &self.user) {
             (Memory::Device(device), Some(user)) => user.limit(device.index()),
@@ -225,15 +226,15 @@ impl Account {
         self.limit(memory).into_iter().chain(of_user).min()
     }
 
-    /// Lowers a limit; a higher one than the present changes nothing.
+    /// Lowers a limit; a value above the current limit has no effect.
     pub fn lower_limit(&self, memory: Memory, bytes: u64) {
         self.of(memory).limit.fetch_min(bytes, Ordering::Relaxed);
     }
 
-    /// Counts memory that is about to be allocated, until the charge is dropped.
+    /// Charges memory that is about to be allocated, until the charge is dropped.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` over the limit, or over the user's; then nothing is counted.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the limit of the client or its user; then nothing is charged.
     pub fn take(&self, memory: Memory, bytes: u64) -> Result<Charge, CUresult> {
         self.charge(memory, bytes)?;
         Ok(Charge {

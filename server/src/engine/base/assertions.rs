@@ -1,8 +1,10 @@
-//! The text of failed assertions in kernels, which belongs on the standard error of the client whose kernel failed.
+//! Captures the text of failed assertions in kernels, which belongs on the standard error of the client whose kernel
+//! failed.
 //!
-//! The driver writes it, a line for each thread, to the C library's `stderr` of the process that owns the context, and has
-//! written all of it when a call returns `CUDA_ERROR_ASSERT` (measured, docs/faults.md). So `stderr` is a stream of this
-//! module's, which keeps such lines and passes everything else on to the process's own standard error, the log.
+//! The driver writes it, one line per thread, to the C library's `stderr` of the process that owns the context, and has
+//! written all of it when a call returns `CUDA_ERROR_ASSERT` (measured, docs/faults.md). This module therefore replaces
+//! `stderr` with a stream that keeps such lines and passes everything else on to the process's own standard error, the
+//! log.
 
 use crate::engine::base::bounds::PRINTED;
 use parking_lot::Mutex;
@@ -13,22 +15,22 @@ use std::ptr::{null, null_mut};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// Bytes that the stream collects before it hands on a line without an end.
+/// Maximum bytes of an unterminated line; longer text is passed on.
 const LINE: usize = 64 << 10;
-/// Lines that one assertion may have.
+/// Maximum number of lines per assertion.
 const MOST_LINES: usize = 16;
 
-/// The driver writes lines a microsecond apart: after such a pause it has written all.
+/// The driver writes lines a microsecond apart; after this pause it has written all of them.
 const PAUSE: Duration = Duration::from_millis(2);
 
 static CAPTURED: Mutex<Captured> = Mutex::new(Captured::new());
 
-/// What was kept, and what may become a line to keep.
+/// Captured assertions, and text that may become one.
 #[derive(Debug)]
 struct Captured {
     text: Vec<u8>,
     pending: Vec<u8>,
-    /// When something was kept last.
+    /// Time of the last captured assertion.
     latest: Option<Instant>,
 }
 
@@ -41,7 +43,7 @@ impl Captured {
         }
     }
 
-    /// Takes text in; returns what is no assertion's.
+    /// Adds text. Returns the text that belongs to no assertion.
     fn add(&mut self, text: &[u8]) -> Vec<u8> {
         let mut others = Vec::new();
         self.pending.extend_from_slice(text);
@@ -64,7 +66,7 @@ impl Captured {
                 Some(&end) => {
                     let line: Vec<u8> = self.pending.drain(..end).collect();
                     self.latest = Some(Instant::now());
-                    // The first ones say what happened.
+                    // When the buffer is full, the first lines are kept, since they show the cause.
                     if self.text.len() + line.len() <= PRINTED {
                         self.text.extend(line);
                     }
@@ -80,12 +82,12 @@ impl Captured {
     }
 }
 
-/// `: block: [1,0,0], thread: [3,0,0] Assertion ``, wherever it is.
+/// Whether the line contains `: block: [1,0,0], thread: [3,0,0] Assertion ``.
 fn begins(line: &[u8]) -> bool {
     position(line).is_some()
 }
 
-/// Where the thread is said, and where the expression begins.
+/// Positions of the block and thread, and of the expression.
 fn position(line: &[u8]) -> Option<(usize, usize)> {
     const BLOCK: &[u8] = b": block: [";
     const SAID: &[u8] = b"] Assertion `";
@@ -94,12 +96,12 @@ fn position(line: &[u8]) -> Option<(usize, usize)> {
     Some((block, block + said + SAID.len()))
 }
 
-/// Whether the expression, which may have several lines, is there to its end.
+/// Whether the text, whose expression may span several lines, is complete.
 fn is_whole(text: &[u8]) -> bool {
     text.ends_with(b"failed.\n")
 }
 
-/// What the first line of such a text says.
+/// Parsed first line of an assertion's text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Assertion<'a> {
     /// The source file.
@@ -111,14 +113,14 @@ pub struct Assertion<'a> {
 }
 
 impl<'a> Assertion<'a> {
-    /// Reads the first line; `None` where it is of another form.
+    /// Parses the first line; `None` if it has another form.
     pub fn read(text: &'a [u8]) -> Option<Assertion<'a>> {
         const END: &[u8] = b"` failed.";
         let (block, said) = position(text)?;
         let rest = &text[said..];
         let expression = &rest[..memchr::memmem::find(rest, END)?];
         let head = &text[..block];
-        // The first `:LINE: `: a path may have colons.
+        // The path ends at the first `:LINE: `, since it may contain colons.
         let is_line = |at: &usize| {
             let digits = head[at + 1..].iter().take_while(|b| b.is_ascii_digit());
             let count = digits.count();
@@ -133,7 +135,7 @@ impl<'a> Assertion<'a> {
         })
     }
 
-    /// The function's name alone, if it has one: a kernel of this name, mangled or not, may be it.
+    /// The function's unqualified name, if it has one, to compare with kernels' names, mangled or not.
     pub fn name(&self) -> Option<&'a [u8]> {
         let is_word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_';
         // Arguments begin at the first parenthesis outside of template arguments.
@@ -200,16 +202,16 @@ unsafe extern "C" fn take_in(_: *mut c_void, text: *const c_char, len: usize) ->
     let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), len) };
     let others = CAPTURED.lock().add(text);
     if !others.is_empty() {
-        // Nobody could be told that it did not work.
+        // There is no way to report a failure.
         let _ = io::stderr().write_all(&others);
     }
     len as isize
 }
 
-/// Puts the stream in the place of `stderr`, once in a process. What Rust writes to standard error does not come this way.
+/// Replaces `stderr` with the capturing stream, once per process. Rust's own writes to standard error bypass it.
 ///
 /// # Errors
-/// When there is no memory.
+/// If no memory is available.
 pub fn capture() -> io::Result<()> {
     static DONE: Once = Once::new();
     let mut result = Ok(());
@@ -236,8 +238,8 @@ pub fn capture() -> io::Result<()> {
     result
 }
 
-/// Whether the driver is writing such lines: a query of a stream or an event would have it stop (measured with assertions
-/// that fail in 1,000 threads and more).
+/// Whether the driver is writing assertions: a query of a stream or an event would interrupt it (measured with
+/// assertions that fail in 1,000 threads and more).
 pub fn are_coming() -> bool {
     let latest = CAPTURED.lock().latest;
     latest.is_some_and(|latest| latest.elapsed() < PAUSE)
@@ -249,17 +251,17 @@ pub fn flush() {
     unsafe { libc::fflush(null_mut()) };
 }
 
-/// The lines of failed assertions since it was called last.
+/// Takes the lines of assertions that failed since the last call.
 pub fn take() -> Vec<u8> {
     flush();
     std::mem::take(&mut CAPTURED.lock().text)
 }
 
-/// Sends a client what its kernels wrote last, to standard output and to standard error: no request of it will be
-/// answered any more.
+/// Sends a client the last text of its kernels, for standard output and for standard error, because its requests are
+/// not answered any more.
 ///
 /// # Errors
-/// When there is no memory, or the client does not take it.
+/// If no memory is available, or the client does not receive it.
 pub fn send(socket: BorrowedFd<'_>, printed: &[u8], asserted: &[u8]) -> io::Result<()> {
     use mpsshim_proto::handshake::{DescriptorNote, LAST_WORDS};
     use mpsshim_proto::shm;

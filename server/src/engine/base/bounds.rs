@@ -1,33 +1,33 @@
-//! What one session may hold of each kind, declared once: the code takes its numbers from here, and the section
-//! "Bounds" of docs/threat-model.md is written from [`TABLE`]. What has no bound here is bounded by what it needs: a
+//! Limits of the objects and memory that one session may hold, declared once: the code uses these constants, and the
+//! section "Bounds" of docs/threat-model.md is generated from [`TABLE`]. Other sizes are bounded by their container: a
 //! message by the ring, a name by its message.
 
 use mpsshim_proto::segment::FLAGS;
 use std::fmt::Write as _;
 
-/// What a number counts.
+/// The unit of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Objects.
     Count,
     /// Bytes.
     Bytes,
-    /// How many of it make up a device's memory.
+    /// A fraction: this many of them make up a device's memory.
     PartOfDevice,
 }
 
 /// One row of the table.
 #[derive(Debug)]
 pub struct Bound {
-    /// The name of the constant.
+    /// Name of the constant.
     pub name: &'static str,
-    /// What is counted.
+    /// The limited objects or memory.
     pub what: &'static str,
-    /// How many a session may have at a time.
+    /// Maximum that a session may hold at a time.
     pub most: u64,
-    /// Objects, bytes or a part.
+    /// Unit of the maximum.
     pub unit: Unit,
-    /// Why this number.
+    /// Reason for this maximum.
     pub reason: &'static str,
 }
 
@@ -134,7 +134,7 @@ bounds! {
         "32 times the usual; each takes 9,376 bytes of the device and stays";
 }
 
-/// The rows as the section of docs/threat-model.md has them.
+/// The rows as written in the section of docs/threat-model.md.
 pub fn markdown() -> String {
     let mut text = String::from(
         "| what one session may have at a time | most | why so many |\n|---|---|---|\n",
@@ -150,7 +150,7 @@ pub fn markdown() -> String {
     text
 }
 
-/// A number with a comma before every three digits.
+/// A number with thousands separated by commas.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -163,7 +163,7 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// Bytes in the largest unit of which they are a multiple.
+/// Bytes in the largest unit that divides them.
 fn amount(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let found = units
@@ -175,8 +175,8 @@ fn amount(bytes: u64) -> String {
     }
 }
 
-/// Stack of a thread, bytes: what the driver's compiler and linker, which run in the slow lane, may count on in a
-/// program of their own. Taken only as far as it is used.
+/// Stack of a thread, bytes: as large as the driver's compiler and linker, which run in the slow lane, may expect in a
+/// program of their own. Only its used part takes memory.
 pub const STACK: usize = 64 << 20;
 
 #[cfg(test)]

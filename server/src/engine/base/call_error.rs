@@ -7,13 +7,13 @@ use thiserror::Error;
 /// Why a message was not executed.
 #[derive(Debug, Error)]
 pub enum CallError {
-    /// The driver, or a check in its place, says no: the client gets the status.
+    /// The driver, or a check in its place, refused: the client gets the status.
     #[error("{0}")]
     Status(#[from] CUresult),
-    /// It has to wait: its stream has as much in flight as it may, or another session prints.
+    /// It has to wait: its stream has reached its limit of work in flight, or another session prints.
     #[error("has to wait for work in flight")]
     Full,
-    /// It has to be done while nothing is in flight: see [`crate::engine::threads::gate`].
+    /// It must be executed while nothing is in flight: see [`crate::engine::threads::gate`].
     #[error("has to wait until nothing is in flight")]
     Alone,
     /// The client broke the protocol: its session ends.

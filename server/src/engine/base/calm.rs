@@ -1,47 +1,49 @@
-//! Moments in which nothing is in flight, on one side of the devices ([`crate::engine::base::side`]).
+//! Quiescent points, at which nothing is in flight on one side of the devices ([`crate::engine::base::side`]).
 //!
-//! Some calls of the driver's wait for all work that is queued, everyone's, and keep everybody out meanwhile. They are made
-//! only while no session has work in flight and none may submit any: then they wait for nothing, and nobody waits for
-//! them. The undertaker ([`crate::engine::threads::undertaker`]) has such calls, which can wait for a moment that comes by itself, and the
-//! gate ([`crate::engine::threads::gate`]), whose clients wait for them. What the undertaker has had for long waits at the gate too.
+//! Some driver calls wait for all queued work, of every client, and block all other calls meanwhile. They are made only
+//! while no session has work in flight and none may submit any; then they do not wait, and delay no other session. Such
+//! calls come from the undertaker ([`crate::engine::threads::undertaker`]), which can wait for a quiescent point that
+//! occurs by itself, and from the gate ([`crate::engine::threads::gate`]), where clients wait for them. Overdue calls
+//! of the undertaker wait at the gate too.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
-/// Who wants a moment of calm, and whether there is one.
+/// Pending requests for a quiescent point, and whether one is in effect.
 #[derive(Debug, Default)]
 pub struct Calm {
-    /// Nobody may submit anything now.
+    /// No session may submit work now.
     hushed: AtomicBool,
-    /// Only one at a time has a moment.
+    /// Held during a quiescent point, so that there is only one at a time.
     turn: Mutex<()>,
-    /// The undertaker has something to do when all is quiet.
+    /// The undertaker has calls to make at a quiescent point.
     undertaker_waits: AtomicBool,
-    /// It has waited for long.
+    /// The undertaker has waited for too long.
     overdue: AtomicBool,
     /// Clients wait at the gate.
     gate_waits: AtomicBool,
-    /// Long work is held back for them.
+    /// Long work is held back for clients at the gate.
     holds: AtomicBool,
-    /// Goes up whenever streams that are held back for the gate may go on.
+    /// Incremented whenever streams held back for the gate may continue.
     pauses: AtomicU32,
-    /// Sessions that are over and have work in flight, or may have.
+    /// Number of ended sessions that have, or may have, work in flight.
     dying: AtomicUsize,
-    /// Some ended session's work does not end.
+    /// Work of an ended session does not complete.
     stuck: AtomicBool,
-    /// How long the work of an ended session has gone on since, in milliseconds.
+    /// How long work of an ended session has kept running, in milliseconds.
     dying_for: AtomicU32,
-    /// Who has begun to work, or wanted to, since the last moment began: a session's number, [`NOBODY`] or [`SEVERAL`].
+    /// The session that has started to work, or wanted to, since the last quiescent point began: its number, [`NOBODY`]
+    /// or [`SEVERAL`].
     workers: AtomicU64,
 }
 
-/// [`Calm::workers`]: nobody. Sessions count from 1.
+/// [`Calm::workers`]: no session. Sessions count from 1.
 const NOBODY: u64 = 0;
-/// [`Calm::workers`]: more than one.
+/// [`Calm::workers`]: more than one session.
 const SEVERAL: u64 = u64::MAX;
 
-/// A moment in which nobody submits anything; it is over with this.
+/// Holds back all submissions until it is dropped.
 #[derive(Debug)]
 pub struct Hush<'a> {
     calm: &'a Calm,
@@ -55,12 +57,12 @@ impl Drop for Hush<'_> {
 }
 
 impl Calm {
-    /// Holds back what anybody would submit. What is in flight goes on.
+    /// Holds back new submissions of all sessions. Work in flight continues.
     pub fn hush(&self) -> Hush<'_> {
         let turn = self.turn.lock();
         self.workers.store(NOBODY, Ordering::Relaxed);
         self.hushed.store(true, Ordering::SeqCst);
-        // Partner: `Session::may_work`. Either it sees the hush, or the session is seen to be at work.
+        // Pairs with `Session::may_work`: either it sees the hush, or this thread sees that the session is working.
         fence(Ordering::SeqCst);
         Hush {
             calm: self,
@@ -68,7 +70,7 @@ impl Calm {
         }
     }
 
-    /// A session begins to work, or would.
+    /// Notes that a session starts to work, or wants to.
     pub fn note_worker(&self, session: u64) {
         match self.workers.load(Ordering::Relaxed) {
             known if known == session || known == SEVERAL => {}
@@ -76,90 +78,90 @@ impl Calm {
             _ => self.workers.store(SEVERAL, Ordering::Relaxed),
         }
     }
-    /// Whether nobody but this session has worked, or wanted to, since the last moment began. A moment now would keep nobody
-    /// from anything, however many there were before.
+    /// Whether no other session has worked, or wanted to, since the last quiescent point began. A quiescent point now
+    /// would then delay no other session, however many there were before.
     pub fn is_left_to(&self, session: Option<u64>) -> bool {
         let worker = self.workers.load(Ordering::Relaxed);
         worker == NOBODY || Some(worker) == session
     }
 
-    /// A session is over.
+    /// Notes that a session has ended.
     pub fn begin_dying(&self) {
         self.dying.fetch_add(1, Ordering::SeqCst);
     }
-    /// Nothing of it is in flight.
+    /// Notes that an ended session has nothing in flight any more.
     pub fn end_dying(&self) {
         self.dying.fetch_sub(1, Ordering::SeqCst);
     }
-    /// Whether no ended session has anything in flight.
+    /// Whether no ended session has work in flight.
     pub fn is_still(&self) -> bool {
         self.dying.load(Ordering::SeqCst) == 0
     }
-    /// Whether there are ended sessions whose work does not end.
+    /// Sets whether work of an ended session does not complete.
     pub fn set_stuck(&self, stuck: bool) {
         self.stuck.store(stuck, Ordering::Relaxed);
     }
-    /// The same.
+    /// Whether work of an ended session does not complete.
     pub fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Relaxed)
     }
-    /// How long the work of an ended session has gone on since; zero where there is none.
+    /// Sets how long work of an ended session has kept running; zero if there is none.
     pub fn set_dying_for(&self, time: Duration) {
         let milliseconds = time.as_millis().try_into().unwrap_or(u32::MAX);
         self.dying_for.store(milliseconds, Ordering::Relaxed);
     }
-    /// The same.
+    /// How long work of an ended session has kept running; zero if there is none.
     pub fn dying_for(&self) -> Duration {
         Duration::from_millis(self.dying_for.load(Ordering::Relaxed).into())
     }
-    /// Whether the undertaker has something to do.
+    /// Sets whether the undertaker has calls to make.
     pub fn set_undertaker_waits(&self, waits: bool) {
         self.undertaker_waits.store(waits, Ordering::SeqCst);
     }
-    /// Whether the undertaker has waited for long; it must not wait for ever.
+    /// Sets whether the undertaker has waited for too long, so that its calls go through the gate.
     pub fn set_overdue(&self, overdue: bool) {
         self.overdue.store(overdue, Ordering::SeqCst);
     }
-    /// The same.
+    /// Whether the undertaker has waited for too long.
     pub fn is_overdue(&self) -> bool {
         self.overdue.load(Ordering::SeqCst)
     }
-    /// Whether clients wait at the gate. When none does any more, what was held back for them goes on.
+    /// Sets whether clients wait at the gate. When the last one leaves, work held back for them continues.
     pub fn set_gate_waits(&self, waits: bool) {
         self.gate_waits.store(waits, Ordering::SeqCst);
         self.set_holds(waits);
     }
-    /// Whether long work is held back for clients at the gate.
+    /// Sets whether long work is held back for clients at the gate.
     pub fn set_holds(&self, holds: bool) {
         let before = self.holds.swap(holds, Ordering::SeqCst);
         if before && !holds {
             self.pauses.fetch_add(1, Ordering::SeqCst);
         }
     }
-    /// The same.
+    /// Whether long work is held back for clients at the gate.
     pub fn holds(&self) -> bool {
         self.holds.load(Ordering::SeqCst)
     }
-    /// How often they could go on; a hold of an earlier number is over.
+    /// How often held-back streams were allowed to continue; a hold with an earlier number is over.
     pub fn pauses(&self) -> u32 {
         self.pauses.load(Ordering::Relaxed)
     }
-    /// Number of the present hold of long work for clients at the gate, if there is one.
+    /// Number of the current hold of long work for clients at the gate, if there is one.
     pub fn hold(&self) -> Option<u32> {
         let pauses = self.pauses();
         self.holds().then_some(pauses)
     }
-    /// Whether clients wait for a moment.
+    /// Whether clients wait for a quiescent point.
     #[inline]
     pub fn is_urgent(&self) -> bool {
         self.gate_waits.load(Ordering::Relaxed)
     }
-    /// Whether sessions that are looked at anyway should say if they have work in flight.
+    /// Whether sessions that are polled anyway should report if they have work in flight.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         self.is_urgent() || self.undertaker_waits.load(Ordering::Relaxed)
     }
-    /// Whether nobody may submit anything now; a moment.
+    /// Whether submissions are held back now.
     #[inline]
     pub fn is_hushed(&self) -> bool {
         self.hushed.load(Ordering::Relaxed)

@@ -1,10 +1,10 @@
-//! The description of a session, in memory that outlives the server: what its client has made, as the messages that made it,
-//! and whether something is in flight.
+//! The description of a session, in memory that outlives the server: the objects its client has made, as the messages
+//! that made them, and whether work is in flight.
 //!
-//! It is a memory file that only servers have: the keeper ([`crate::keeper`]) holds a descriptor of it. The first page says
-//! how the session is; records follow, in one of two areas. A record is appended before its message is answered, and counts
-//! once the header says so; when an area is full, what still counts is written to the other one. A server that is killed at
-//! any instant leaves a description that is true.
+//! It is a memory file accessible to servers only; the keeper ([`crate::keeper`]) holds a descriptor of it. The first
+//! page holds the session's state; records follow, in one of two areas. A record is appended before its message is
+//! answered, and takes effect once the header's end includes it. When an area is full, the current records are copied
+//! to the other one. If the server is killed at any instant, the description is still correct.
 
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::message::{GetFunction, Op};
@@ -16,53 +16,55 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Streams whose progress is noted, by their positions.
+/// Number of streams whose progress is noted, by position.
 pub const STREAMS: usize = 256;
 /// Bytes before the first area.
 const HEADER: usize = 8192;
-/// Bytes of an area. Only what is written takes memory. A full one is compacted by the thread that has the session, which other
-/// sessions wait for: 2 MiB of the shortest records take some 25 ms.
+/// Bytes of an area; only written pages take memory. A full area is compacted by the thread that runs the session,
+/// which delays that thread's other sessions: 2 MiB of the shortest records take some 25 ms.
 const AREA: usize = 2 << 20;
-/// What may count of an area, bytes: with more, it would be compacted time and again.
+/// Maximum bytes of current records in an area; with more, it would be compacted again and again.
 const FULL: usize = AREA / 4 * 3;
 /// Bytes of the whole file.
 const LEN: usize = HEADER + 2 * AREA;
-/// The bit of [`Header::end`] that tells which area counts.
+/// Bit of [`Header::end`] that selects the second area.
 const SECOND: u64 = 1 << 63;
 
-/// How far a stream is.
+/// Progress of a stream.
 #[repr(C)]
 struct Progress {
-    /// 1: something was submitted, or is about to be, that no mark covers.
+    /// 1: work was submitted, or is about to be, that no completion marker covers.
     busy: AtomicU32,
     /// The client's flag behind everything submitted, plus one; 0: nothing is in flight.
     slot: AtomicU32,
-    /// What the flag will be.
+    /// The flag's value upon completion.
     value: AtomicU32,
     _pad: u32,
 }
 
 #[repr(C)]
 struct Header {
-    /// [`wire::fingerprint`] of the server that writes.
+    /// [`wire::fingerprint`] of the server that writes the description.
     fingerprint: AtomicU64,
-    /// End of the records, from the area's beginning, and [`SECOND`].
+    /// End of the records, relative to the area's start, combined with [`SECOND`].
     end: AtomicU64,
-    /// Position in the ring behind the last message that is described.
+    /// Ring position after the last described message.
     described: AtomicU64,
     /// [`Bonds`].
     bonds: AtomicU32,
     /// Messages are deferred.
     deferred: AtomicU32,
-    /// Destroyed streams may have work.
+    /// Destroyed streams may have work in flight.
     retired: AtomicU32,
-    /// Its server has lost the context, and nothing of it was in flight: what it was given since was not begun.
+    /// The server has lost the context while nothing of the session was in flight; messages since then were not
+    /// executed.
     outlives: AtomicU32,
-    /// Servers that have ended one after the other with the message at this position, plus one, as the session's next.
+    /// Number of consecutive servers that continued with the same message, at `waiting_at` less one, as the session's
+    /// next.
     attempts: AtomicU32,
-    /// Servers that have ended one after the other while they made the session again.
+    /// Number of consecutive servers that ended while restoring the session.
     remade: AtomicU32,
-    /// The session's weight, if an operator has set it; 0: the one that it came with.
+    /// The session's weight if an operator has set it; 0: its initial weight.
     weight: AtomicU32,
     waiting_at: AtomicU64,
     streams: [Progress; STREAMS],
@@ -70,57 +72,59 @@ struct Header {
 
 const _: () = assert!(size_of::<Header>() <= HEADER);
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Kind {
-    /// Who the client is, and its terms: the first record.
+    /// The client's identity and terms: the first record.
     Client = 1,
-    /// A message that makes an object, or an object's state; one with the same operation and key takes its place.
+    /// A message that creates an object, or an object's state. A later one with the same operation and key replaces it.
     Makes = 2,
-    /// A message that changes an object; only one with the same content takes its place.
+    /// A message that changes an object. Only a later one with identical content replaces it.
     Sets = 3,
-    /// The object with this key is gone, and what was set of it.
+    /// The object with this key has been destroyed, and with it all settings of it.
     Ends = 4,
     /// Device memory; the key is its address.
     Memory = 5,
-    /// It is gone.
+    /// Device memory has been freed.
     MemoryEnds = 6,
     /// Pinned memory; the key is its address.
     Host = 7,
-    /// It is gone.
+    /// Pinned memory has been freed.
     HostEnds = 8,
     /// A reservation of addresses; the key is the first.
     Reservation = 9,
-    /// It is gone.
+    /// A reservation has been freed.
     ReservationEnds = 10,
-    /// Physical memory, by the handle that it was made with.
+    /// Physical memory; the key is the handle under which it was created.
     Physical = 11,
-    /// It is gone: no handle and no mapping is left.
+    /// Physical memory has been freed: it has neither a handle nor a mapping.
     PhysicalEnds = 12,
-    /// That handle was released.
+    /// The handle of physical memory was released.
     Released = 13,
     /// A mapping; the key is its address.
     Mapping = 14,
-    /// It is gone.
+    /// A mapping has been removed.
     MappingEnds = 15,
     /// Access to mappings; the key is the first address.
     Access = 16,
-    /// A variable, by its address.
+    /// A variable; the key is its address.
     Variable = 17,
-    /// The client does not know it any more.
+    /// The client no longer knows the variable.
     VariableEnds = 18,
-    /// What variables of an image hold: the key is the image, the operation's place has the server's ordinal of a device.
+    /// Contents of an image's variables. The key is the image; the operation's field holds the server's ordinal of the
+    /// device.
     Variables = 19,
-    /// A graph, by its handle.
+    /// A graph; the key is its handle.
     Graph = 20,
-    /// An instance of a graph, by its handle.
+    /// An instance of a graph; the key is its handle.
     GraphExec = 21,
-    /// What an image leaves behind, so that the next server need not look into it: the key is the image.
+    /// State that an image leaves behind, so that the next server need not analyze it; the key is the image.
     Leaves = 22,
-    /// When an event was recorded last, by its handle: `CLOCK_MONOTONIC`, ns; empty if it was not.
+    /// Time of an event's last record, `CLOCK_MONOTONIC` in ns; empty if it was not recorded. The key is the event's
+    /// handle.
     Time = 23,
-    /// A limit of a device's context; the key is the server's ordinal, and the limit in the upper half.
+    /// A limit of a device's context; the key is the server's ordinal, with the limit in the upper half.
     Limit = 24,
 }
 
@@ -152,7 +156,7 @@ impl Kind {
         Kind::Limit,
     ];
 
-    /// What is gone with the key, by a record of this kind.
+    /// Kinds of records that a record of this kind invalidates if they have its key.
     fn ends(self) -> &'static [Kind] {
         match self {
             Kind::MemoryEnds => &[Kind::Memory],
@@ -165,7 +169,7 @@ impl Kind {
         }
     }
 
-    /// Whether a record of this kind counts no more when the object with its key has ended.
+    /// Whether records of this kind become invalid when the object with their key is destroyed.
     fn ends_with_object(self) -> bool {
         matches!(
             self,
@@ -187,17 +191,17 @@ impl Kind {
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it says.
+    /// Its kind.
     pub kind: Kind,
-    /// The operation, of a message.
+    /// The operation, if it is a message.
     pub op: u16,
-    /// What it is about.
+    /// Identifies the object; the meaning depends on the kind.
     pub key: u64,
-    /// A message, whole, or what the kind says.
+    /// A whole message, or data of the kind.
     pub bytes: Vec<u8>,
 }
 
-/// Bytes before a record's own: length, operation, kind, key.
+/// Bytes of a record's header: length, operation, kind, key.
 const RECORD: usize = 16;
 
 impl Record {
@@ -206,7 +210,7 @@ impl Record {
     }
 }
 
-/// The file, mapped. All threads read; the thread that has the session writes.
+/// The mapped file. Any thread reads it; only the thread that runs the session writes it.
 #[derive(Debug)]
 pub struct Description {
     file: OwnedFd,
@@ -214,10 +218,10 @@ pub struct Description {
 }
 
 impl Description {
-    /// An empty one.
+    /// Creates an empty description.
     ///
     /// # Errors
-    /// No memory, no descriptors.
+    /// If no memory or no descriptor is available.
     pub fn new() -> io::Result<Description> {
         let file = sealed_memfd(c"mpsshim-session", LEN as u64)?;
         let this = Description::open(file)?;
@@ -228,27 +232,27 @@ impl Description {
         Ok(this)
     }
 
-    /// One that another server has made.
+    /// Maps a description that an earlier server created.
     ///
     /// # Errors
-    /// Those of `mmap(2)`.
+    /// Errors of `mmap(2)`.
     pub fn open(file: OwnedFd) -> io::Result<Description> {
         let mapping = Mapping::sparse(file.as_fd(), LEN)?;
         Ok(Description { file, mapping })
     }
 
-    /// Whether a server like this one has made it.
+    /// Whether it was created by a server of the same release.
     pub fn is_of_this_release(&self) -> bool {
         self.header().fingerprint.load(Ordering::Relaxed) == wire::fingerprint()
     }
 
-    /// For the keeper.
+    /// The file, for the keeper.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping has LEN bytes, which are more, and lives as long as self; all that is written there is atomic.
+        // SAFETY: the mapping's LEN bytes include the header and live as long as self; only its atomics are written.
         unsafe { &*self.mapping.base().cast::<Header>() }
     }
 
@@ -258,17 +262,17 @@ impl Description {
         unsafe { self.mapping.base().add(at) }
     }
 
-    /// What binds the session to its context.
+    /// The reasons that bind the session to its context.
     pub fn bonds(&self) -> Bonds {
         Bonds(self.header().bonds.load(Ordering::Acquire))
     }
 
-    /// Notes what binds the session.
+    /// Sets the reasons that bind the session to its context.
     pub fn set_bonds(&self, bonds: Bonds) {
         self.header().bonds.store(bonds.0, Ordering::Release);
     }
 
-    /// Notes that messages are deferred, or not any more.
+    /// Sets whether messages are deferred.
     #[inline]
     pub fn set_deferred(&self, deferred: bool) {
         let (word, value) = (&self.header().deferred, u32::from(deferred));
@@ -277,7 +281,7 @@ impl Description {
         }
     }
 
-    /// Notes whether destroyed streams may have work.
+    /// Sets whether destroyed streams may have work in flight.
     pub fn set_retired(&self, any: bool) {
         self.header().retired.store(any.into(), Ordering::Release);
     }
@@ -286,14 +290,14 @@ impl Description {
         self.header().streams.get(stream)
     }
 
-    /// Something is about to be submitted to the stream at this position.
+    /// Notes that work is about to be submitted to the stream at this position.
     pub fn begin(&self, stream: usize) {
         if let Some(progress) = self.progress(stream) {
             progress.busy.store(1, Ordering::Release);
         }
     }
 
-    /// All that was submitted to it is done when this flag of the client's has the value.
+    /// Notes that all work submitted to the stream is complete once this flag of the client has the value.
     pub fn cover(&self, stream: usize, slot: u32, value: u32) {
         if let Some(progress) = self.progress(stream) {
             progress.value.store(value, Ordering::Relaxed);
@@ -302,14 +306,14 @@ impl Description {
         }
     }
 
-    /// What was begun was not submitted; the last flag covers everything, as before.
+    /// Cancels [`Description::begin`]: nothing was submitted, so the last flag still covers all work.
     pub fn take_back(&self, stream: usize) {
         if let Some(progress) = self.progress(stream) {
             progress.busy.store(0, Ordering::Release);
         }
     }
 
-    /// Nothing of it is in flight.
+    /// Notes that nothing of the stream is in flight.
     pub fn settle(&self, stream: usize) {
         if let Some(progress) = self.progress(stream) {
             progress.slot.store(0, Ordering::Relaxed);
@@ -317,7 +321,7 @@ impl Description {
         }
     }
 
-    /// Whether nothing of the session is in flight, as `has` tells of the client's flags that they have a value.
+    /// Whether nothing of the session is in flight. `has` tells whether a flag of the client has reached a value.
     pub fn is_at_rest(&self, has: impl Fn(u32, u32) -> bool) -> bool {
         let header = self.header();
         let rests = |stream: &Progress| {
@@ -331,29 +335,30 @@ impl Description {
             && header.streams.iter().all(rests)
     }
 
-    /// The weight that an operator has given the session, if any.
+    /// The weight that an operator has set for the session, if any.
     pub fn weight(&self) -> Option<u32> {
         let weight = self.header().weight.load(Ordering::Relaxed);
         (weight > 0).then_some(weight)
     }
 
-    /// Notes it.
+    /// Sets the weight that an operator has given the session.
     pub fn set_weight(&self, weight: u32) {
         self.header().weight.store(weight, Ordering::Relaxed);
     }
 
-    /// Whether it was decided that the session goes on in the next server.
+    /// Whether the session was chosen to continue in the next server.
     #[inline]
     pub fn may_outlive(&self) -> bool {
         self.header().outlives.load(Ordering::Acquire) != 0
     }
 
-    /// Decides that.
+    /// Chooses the session to continue in the next server.
     pub fn set_outlives(&self) {
         self.header().outlives.store(1, Ordering::SeqCst);
     }
 
-    /// Another server goes on, with a message at this position as the next: how many have with the same one.
+    /// Notes that another server continues with the message at this position as the next. Returns the number of
+    /// consecutive servers that did so with the same position, this one included.
     pub fn note_attempt(&self, position: u64) -> u32 {
         let header = self.header();
         let before = header.waiting_at.swap(position + 1, Ordering::Relaxed);
@@ -367,12 +372,13 @@ impl Description {
         attempts
     }
 
-    /// Another server begins to make the session again: how many have begun, and not come to the end.
+    /// Notes that another server starts restoring the session. Returns the number of attempts since the last successful
+    /// one, this one included.
     pub fn note_remake(&self) -> u32 {
         self.header().remade.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// In another server, which has made the session again: nothing is in flight any more.
+    /// Resets the state after another server has restored the session, because nothing is in flight any more.
     pub fn reset(&self) {
         self.header().remade.store(0, Ordering::Relaxed);
         self.header().outlives.store(0, Ordering::SeqCst);
@@ -381,7 +387,7 @@ impl Description {
         self.set_retired(false);
     }
 
-    /// Position in the ring behind the last message that is described.
+    /// Ring position after the last described message.
     pub fn described(&self) -> u64 {
         self.header().described.load(Ordering::Acquire)
     }
@@ -391,12 +397,12 @@ impl Description {
         (end & SECOND != 0, ((end & !SECOND) as usize).min(AREA))
     }
 
-    /// Notes that the messages before this position in the ring are described.
+    /// Notes that the messages before this ring position are described.
     pub fn set_described(&self, position: u64) {
         self.header().described.store(position, Ordering::Release);
     }
 
-    /// Appends a record. `false`: there is no room, even without what does not count any more.
+    /// Appends a record. Returns `false` if there is no room, even after compacting.
     #[must_use]
     pub fn append(&self, record: &Record) -> bool {
         let (mut second, mut end) = self.end();
@@ -423,7 +429,7 @@ impl Description {
         head[6..8].copy_from_slice(&(record.kind as u16).to_le_bytes());
         head[8..].copy_from_slice(&record.key.to_le_bytes());
         debug_assert!(at + record.len() <= AREA);
-        // SAFETY: the callers have seen to the room; nobody reads behind the end.
+        // SAFETY: the callers have checked that there is room; readers stop at the published end.
         unsafe {
             let to = self.area(second).add(at);
             std::ptr::copy_nonoverlapping(head.as_ptr(), to, RECORD);
@@ -432,7 +438,7 @@ impl Description {
         }
     }
 
-    /// Writes what counts to the other area; that one and its end.
+    /// Copies the current records to the other area and switches to it. Returns the area and its end.
     fn compact(&self) -> Option<(bool, usize)> {
         let second = !self.end().0;
         let mut end = 0;
@@ -444,22 +450,22 @@ impl Description {
             end += record.len();
         }
         self.publish(second, end);
-        // Nothing but room is lost if the pages stay.
-        // SAFETY: a part of our own mapping, in which nothing counts any more.
+        // If the pages cannot be freed, they only waste memory.
+        // SAFETY: a part of our own mapping without current records.
         unsafe { libc::madvise(self.area(!second).cast(), AREA, libc::MADV_REMOVE) };
         Some((second, end))
     }
 
-    /// What counts, in the order of its coming.
+    /// The current records, oldest first.
     pub fn records(&self) -> Vec<Record> {
         let (second, end) = self.end();
-        // SAFETY: inside the mapping; only the thread that has the session writes, behind the end or in the other area.
+        // SAFETY: inside the mapping; only the thread that runs the session writes, past the end or in the other area.
         let bytes = unsafe { std::slice::from_raw_parts(self.area(second), end) };
         current(parse(bytes))
     }
 }
 
-/// All records, as far as they are whole.
+/// Parses all records up to the first incomplete one.
 fn parse(mut bytes: &[u8]) -> Vec<Record> {
     let mut records = Vec::new();
     while let Some((head, rest)) = bytes.split_at_checked(RECORD) {
@@ -484,7 +490,7 @@ fn parse(mut bytes: &[u8]) -> Vec<Record> {
     records
 }
 
-/// Those that later ones have neither ended nor replaced.
+/// Filters out records that later ones have invalidated or replaced.
 fn current(records: Vec<Record>) -> Vec<Record> {
     let mut kept: Vec<Option<Record>> = Vec::with_capacity(records.len());
     let mut made: HashMap<(Kind, u16, u64), usize> = HashMap::new();
@@ -510,7 +516,7 @@ fn current(records: Vec<Record>) -> Vec<Record> {
             continue;
         }
         if record.kind == Kind::Sets {
-            // What was set once more counts from now on.
+            // A repeated setting takes effect at its last position.
             let content = (record.op, record.key, record.bytes.clone());
             if !set.insert(content) {
                 let same = |at: &&usize| kept[**at].as_ref() == Some(&record);
@@ -539,7 +545,7 @@ fn current(records: Vec<Record>) -> Vec<Record> {
     records
 }
 
-/// Drops functions whose images are gone, and what was set of them.
+/// Drops functions whose images are gone, with their settings.
 fn forget_functions(records: &mut Vec<Record>) {
     let of = |op: Op| move |record: &&Record| record.kind == Kind::Makes && record.op == op as u16;
     let images = records.iter().filter(of(Op::ImageLoad));
@@ -608,7 +614,7 @@ mod tests {
             record(Kind::Memory, 0, 2, b"at an address like a handle"),
         ];
         assert_eq!(description.records(), expected);
-        // The same in another process.
+        // Another process reads the same records.
         let file = description.file().try_clone_to_owned().expect("its file");
         let again = Description::open(file).expect("opened again");
         assert!(again.is_of_this_release());
@@ -671,7 +677,7 @@ mod tests {
         assert!(!description.is_at_rest(reached));
         description.reset();
         assert!(description.is_at_rest(|_, _| false));
-        // What has no room is bound, and notes nothing.
+        // A stream beyond the table binds the session and notes nothing.
         description.begin(STREAMS);
         assert!(description.is_at_rest(|_, _| false));
     }

@@ -1,4 +1,4 @@
-//! The genuine driver: found, opened, and every function the server uses, typed.
+//! The genuine driver: located, opened, and with typed entry points for every function that the server uses.
 //!
 //! All foreign calls of the server go through here. Functions that take host addresses take them as `u64`: the
 //! callers pass only addresses inside mappings the server made itself, with lengths they have checked.
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub use symbols::DriverError;
 use symbols::{Find, symbol, unsupported};
 
-/// Functions that a driver may lack (an older one, or a small one); calls of them are refused.
+/// Functions that an older or reduced driver may lack; calls of them then return `CUDA_ERROR_NOT_SUPPORTED`.
 const OPTIONAL: &[&str] = &[
     "cuOccupancyMaxActiveClusters",
     "cuOccupancyMaxPotentialClusterSize",
@@ -31,8 +31,7 @@ mod image;
 mod memory;
 mod stream;
 
-/// The driver's functions. Those every driver here must have are the driver's own methods; further subjects, which
-/// a driver may lack, have a table each.
+/// The driver's functions. Required functions are methods of this type; optional subjects have a table each.
 #[derive(Debug)]
 pub struct Driver {
     path: String,
@@ -43,7 +42,7 @@ pub struct Driver {
     pub context: context::ContextFunctions,
     /// Graphs and capture.
     pub graph: graph::GraphFunctions,
-    /// The linker and what else concerns code.
+    /// The linker, and other functions for code.
     pub image: image::ImageFunctions,
     /// Pools, virtual memory, managed memory.
     pub memory: memory::MemoryFunctions,
@@ -135,10 +134,10 @@ fn open(path: &Path) -> Result<Driver, DriverError> {
     let text = path.display().to_string();
     let name = CString::new(path.as_os_str().as_encoded_bytes())
         .map_err(|_| DriverError::Open(text.clone(), "the path has a NUL".into()))?;
-    // SAFETY: a NUL-ended name; the driver's initialisers are trusted as those of any CUDA program.
+    // SAFETY: a NUL-terminated name; the driver's initializers are trusted as in any CUDA program.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        // SAFETY: dlerror returns a NUL-ended string or null, valid until the next dl call of this thread.
+        // SAFETY: dlerror returns a NUL-terminated string or null, valid until the next dl call of this thread.
         let why = unsafe {
             let message = libc::dlerror();
             if message.is_null() {
@@ -165,7 +164,7 @@ impl Driver {
     pub fn open(path: Option<&Path>) -> Result<Driver, DriverError> {
         open(path.unwrap_or(&PathBuf::from("libcuda.so.1")))
     }
-    /// The driver whose functions `find` gives; `path` is for errors.
+    /// The driver whose functions `find` returns; `path` is for errors.
     ///
     /// # Errors
     /// [`DriverError::Missing`].
@@ -181,11 +180,11 @@ impl Driver {
             path: path.to_owned(),
         })
     }
-    /// What was opened.
+    /// Path of the opened library.
     pub fn path(&self) -> &str {
         &self.path
     }
-    /// Whether a stream captures, well or not (`cuStreamIsCapturing`).
+    /// Whether a stream is capturing, with an invalidated capture included (`cuStreamIsCapturing`).
     pub fn is_capturing(&self, stream: CUstream) -> bool {
         let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
         let asked = self.graph.is_capturing(stream, &mut status);
@@ -234,7 +233,7 @@ mod tests {
     }
 }
 
-/// The `extra` of a launch whose parameters are packed: so many bytes at `params`. Good as long as `size` is.
+/// The `extra` argument of a launch whose packed parameters are `size` bytes at `params`. Valid for as long as `size`.
 pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
     [
         CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,

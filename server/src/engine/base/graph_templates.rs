@@ -1,34 +1,34 @@
-//! Graphs and instances in a form that another server can read: what each node does as a client's message says it, with the
-//! session's own handles, so that the same checks and the same code make it again.
+//! Graphs and instances in a form that another server can read: each node's operation is stored as a client's message
+//! with the session's own handles, so that the same checks and the same code create it again.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How large a graph is.
+/// Size of a graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Nodes and edges, those of the graphs inside it included as often as they are in there.
+    /// Nodes and edges, with those of child graphs counted once per occurrence.
     pub parts: u64,
-    /// Graphs inside each other: 1 for a graph that has none inside.
+    /// Nesting depth; 1 for a graph without child graphs.
     pub height: usize,
 }
 
-/// Attributes that a kernel node can have, beyond what it does.
+/// Attributes that a kernel node can have besides its operation.
 pub type Attributes = BTreeMap<u32, Vec<u8>>;
 
-/// What is in a graph.
+/// Contents of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Template {
-    /// In the order in which the driver lists them.
+    /// Nodes in the driver's order.
     pub nodes: Vec<Node>,
-    /// Nodes at the ends of a captured graph, in the order in which `cuGraphExecUpdate` compares them, if there are several.
+    /// Leaf nodes of a captured graph, if there are several, in the order in which `cuGraphExecUpdate` compares them.
     pub sinks: Vec<u32>,
 }
 
 impl Template {
-    /// The order in which to make the nodes, each behind those that it depends on; the driver takes this order for a part of what
-    /// the graph is when it updates an instance.
+    /// The order in which to create the nodes, each after its dependencies. The driver treats this order as significant
+    /// when it updates an instance.
     pub fn order(&self) -> Vec<usize> {
         let count = self.nodes.len();
         let mut dependents = vec![Vec::new(); count];
@@ -41,7 +41,7 @@ impl Template {
                 }
             }
         }
-        // Others may have come behind them since.
+        // A captured leaf may have got dependents since.
         let mut sinks: Vec<usize> = self.sinks.iter().map(|sink| *sink as usize).collect();
         sinks.retain(|sink| dependents.get(*sink).is_some_and(Vec::is_empty));
         let free = (0..count).filter(|at| missing[*at] == 0);
@@ -70,13 +70,13 @@ pub struct Node {
     pub kind: u32,
     /// Server's ordinal of the device.
     pub device: u32,
-    /// What it does.
+    /// The operation, as a client's message.
     pub does: Vec<u8>,
-    /// Values of attributes, without the zeros at their ends; one that is missing is zero.
+    /// Attribute values without trailing zeros; a missing attribute is zero.
     pub attributes: Attributes,
-    /// Positions of the nodes that it depends on, and the driver's `CUgraphEdgeData`.
+    /// Positions of the nodes that it depends on, with the driver's `CUgraphEdgeData`.
     pub dependencies: Vec<(u32, [u8; 8])>,
-    /// The graph in it.
+    /// The child graph in it.
     pub inside: Option<Box<Template>>,
 }
 
@@ -85,18 +85,18 @@ pub struct Node {
 pub struct SavedGraph {
     /// Server's ordinal.
     pub device: u32,
-    /// Nodes and edges, as they were counted.
+    /// Number of nodes and edges.
     pub parts: u64,
-    /// Graphs inside each other.
+    /// Nesting depth.
     pub height: usize,
-    /// What is in it.
+    /// Its contents.
     pub template: Template,
-    /// Handles that the client knows: position, handle, parts.
+    /// Handles known to the client: position, handle, parts.
     pub handles: Vec<(u32, u64, u64)>,
 }
 
 impl SavedGraph {
-    /// How large it is.
+    /// Size of the graph.
     pub fn size(&self) -> Size {
         Size {
             parts: self.parts,
@@ -105,40 +105,40 @@ impl SavedGraph {
     }
 }
 
-/// An instance.
+/// An instance of a graph.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SavedExec {
     /// Server's ordinal.
     pub device: u32,
     /// `CUgraphInstantiate_flags`.
     pub flags: u64,
-    /// Nodes and edges, as they were counted.
+    /// Number of nodes and edges.
     pub parts: u64,
-    /// Launching it may print.
+    /// Its launch may print.
     pub prints: bool,
-    /// The graph that it was made from, or what was in that one when it is gone.
+    /// The graph that it was instantiated from, or that graph's contents if it has been destroyed.
     pub from: Source,
-    /// Nodes that do something else in the instance.
+    /// Nodes whose operation differs in the instance.
     pub changed: BTreeMap<u32, Vec<u8>>,
-    /// Nodes that are disabled.
+    /// Disabled nodes.
     pub disabled: BTreeSet<u32>,
 }
 
-/// What an instance is made from.
+/// The origin of an instance.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Source {
-    /// A graph with this handle, which is described.
+    /// An existing graph with this handle, which has a record of its own.
     Graph(u64),
-    /// A graph that has ended.
+    /// Contents of a graph that has been destroyed.
     Template(Template),
 }
 
-/// A record's bytes.
+/// Encodes the bytes of a record.
 pub fn encode(what: &impl Serialize) -> Option<Vec<u8>> {
     postcard::to_allocvec(what).ok()
 }
 
-/// What a record says.
+/// Decodes the bytes of a record; `None` if they are malformed.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     postcard::from_bytes(bytes).ok()
 }
@@ -147,7 +147,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// Nodes that depend on others, by their positions.
+    /// Nodes with these dependencies, by position.
     fn template(dependencies: &[&[u32]], sinks: &[u32]) -> Template {
         let node = |on: &&[u32]| Node {
             kind: 0,
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(order(&[&[2], &[0], &[]]), [2, 0, 1]);
         assert_eq!(order(&[&[], &[], &[]]), [0, 1, 2]);
         assert_eq!(order(&[]), [0; 0]);
-        // A circle, which no driver has: those in it are missing.
+        // The nodes of a cycle, which the driver does not allow, are left out.
         assert_eq!(order(&[&[1], &[0], &[]]), [2]);
         assert_eq!(order(&[&[7]]), [0]);
     }
@@ -179,7 +179,7 @@ mod tests {
     fn sinks_come_last_in_the_order_of_their_capture() {
         let forked: &[&[u32]] = &[&[], &[0], &[0]];
         assert_eq!(template(forked, &[2, 1]).order(), [0, 2, 1]);
-        // Nodes were added behind one of them, and one is gone.
+        // One leaf got a dependent, and another was removed.
         let grown: &[&[u32]] = &[&[], &[0], &[0], &[2]];
         assert_eq!(template(grown, &[2, 1, 9]).order(), [0, 2, 3, 1]);
     }

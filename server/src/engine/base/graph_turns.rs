@@ -1,31 +1,32 @@
-//! Whose graphs allocate memory now.
+//! The turn of sessions whose graphs allocate memory.
 //!
-//! Memory of allocating graph nodes comes from a pool that the driver keeps for the context and clears of nothing: what a
-//! graph has left there the next one finds, whosever it is (measured on an H100, driver 580.159.04). So one session at a time
-//! has such graphs in flight, and before the next one has its turn `cuDeviceGraphMemTrim` gives what is unused back to the
-//! driver, which clears what it hands out. That takes 0.1 ms, and 2.3 ms for 1 GiB. A session that is alone keeps its turn.
+//! Memory of allocating graph nodes comes from a pool that the driver keeps for the context and never clears: a graph
+//! can read data left there by a graph of any other session (measured on an H100, driver 580.159.04). So only one
+//! session at a time has such graphs in flight, and before the turn passes on, `cuDeviceGraphMemTrim` returns unused
+//! memory to the driver, which clears memory before handing it out. That takes 0.1 ms, and 2.3 ms for 1 GiB. A session
+//! keeps its turn while no other wants it.
 
 mod session;
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a session has its turn at least while another one waits for it.
+/// Minimum time for which a session keeps its turn while another one waits for it.
 const TURN: Duration = Duration::from_millis(5);
-/// A session that waits asks again within this time.
+/// A waiting session asks again within this time.
 const FRESH: Duration = Duration::from_millis(20);
-/// After this time a session goes on beside another one of its user, for which it may be that it waits itself: by an event of
-/// several processes.
+/// After this time, a session continues beside another one of the same user, which may itself be waiting for it through
+/// an interprocess event.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The turn.
+/// The turn to use graph memory.
 #[derive(Debug, Default)]
 pub struct GraphTurns(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     holder: Option<Holder>,
-    /// Who had the turn last, if nobody else has left anything in the pool since.
+    /// The last holder, if no other session has left memory in the pool since.
     last: Option<u64>,
     waiter: Option<Waiter>,
 }
@@ -44,16 +45,16 @@ struct Waiter {
     asked: Instant,
 }
 
-/// What a session that asks may do.
+/// The answer to a session that asks for the turn.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Go on.
+    /// Continue.
     Goes,
-    /// Go on once the pool has no memory that is not in use.
+    /// Trim the pool's unused memory, then continue.
     Trims,
     /// Wait, and ask again.
     Waits,
-    /// Drain, and let another one have the turn.
+    /// Drain, and pass the turn on.
     Yields,
 }
 
@@ -111,17 +112,17 @@ impl State {
 }
 
 impl GraphTurns {
-    /// A session asks for the turn.
+    /// Requests the turn for a session.
     pub fn ask(&self, session: u64, uid: u32) -> Answer {
         self.0.lock().ask(session, uid, Instant::now())
     }
 
-    /// A session gives its turn back.
+    /// Releases the session's turn.
     pub fn leave(&self, session: u64) {
         self.0.lock().leave(session);
     }
 
-    /// Memory of graphs has gone back to the pool outside of a turn: the next turn begins with a trim.
+    /// Notes that graph memory was returned to the pool outside of a turn, so that the next turn begins with a trim.
     pub fn note_left(&self) {
         self.0.lock().last = None;
     }
@@ -183,7 +184,7 @@ mod tests {
             assert_eq!(turns.ask(2, 7, at(ms)), Answer::Waits);
         }
         assert_eq!(turns.ask(2, 7, at(1002)), Answer::Trims);
-        // It has no turn: each launch has to find nothing.
+        // It does not have the turn, so each of its launches needs a trim.
         assert_eq!(turns.ask(2, 7, at(1004)), Answer::Trims);
         for ms in (1010..=3000).step_by(3) {
             assert_eq!(turns.ask(3, 8, at(ms)), Answer::Waits, "of another user");

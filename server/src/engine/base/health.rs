@@ -1,5 +1,5 @@
-//! Whether the contexts are sound. A fault of one kernel (an illegal address, a failed assertion) ends all contexts of the
-//! process for good.
+//! Whether the contexts are sound. A fault of one kernel (an illegal address, a failed assertion) permanently breaks
+//! all contexts of the process.
 
 use mpsshim_api::cuda::CUresult;
 use std::fmt;
@@ -13,7 +13,7 @@ type OnLoss = Box<dyn Fn(CUresult) + Send + Sync>;
 pub struct Health {
     /// The sticky status of a lost context, 0 while all contexts are sound.
     lost: AtomicU32,
-    /// It is decided which sessions go on in the next server.
+    /// The sessions that continue in the next server have been chosen.
     decided: AtomicBool,
     on_loss: OnceLock<OnLoss>,
 }
@@ -39,12 +39,13 @@ impl Health {
         }
     }
 
-    /// Sets the function that decides, at the first sticky status, which sessions go on in the next server.
+    /// Sets the function that chooses, at the first sticky status, which sessions continue in the next server.
     pub fn on_loss(&self, decide: impl Fn(CUresult) + Send + Sync + 'static) {
         let _ = self.on_loss.set(Box::new(decide));
     }
 
-    /// The driver has returned a sticky status. The first caller has the sessions' fate decided; the others go on at once.
+    /// Notes that the driver has returned a sticky status. The first caller runs the function that decides the
+    /// sessions' fate; the others return at once.
     pub fn lose(&self, status: CUresult) {
         let first = self
             .lost
@@ -57,12 +58,12 @@ impl Health {
         }
     }
 
-    /// It is decided which sessions go on in the next server.
+    /// Notes that the sessions that continue in the next server have been chosen.
     pub fn set_decided(&self) {
         self.decided.store(true, Ordering::SeqCst);
     }
 
-    /// Waits, after a context was lost, until it is decided which sessions go on in the next server.
+    /// After a context was lost, waits until the sessions that continue in the next server have been chosen.
     pub fn await_decision(&self) {
         while !self.decided.load(Ordering::SeqCst) {
             std::thread::yield_now();

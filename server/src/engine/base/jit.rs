@@ -1,16 +1,16 @@
-//! Options of the driver's compiler and linker, as a message carries them and as the driver takes them.
+//! Options of the driver's compiler and linker, in the forms of the messages and of the driver.
 
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{ImageLoaded, JitOption};
 use std::ffi::c_void;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Options whose value is a plain number, so that a client's value can be handed on. The others are pointers, which
-/// the driver would follow, and what goes with them.
+/// Options with a numeric value, which can be passed on from the client. The other options are pointers, which the
+/// driver would dereference, and options that accompany them.
 const NUMBERS: &[u32] = &[
     0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 21, 22, 23, 24, 29, 30, 31, 32, 33, 34,
 ];
-/// Lists: the option, and the one that says how many entries it has.
+/// List options, each with the option that gives its number of entries.
 const LISTS: [(u32, u32); 4] = [
     (CU_JIT_GLOBAL_SYMBOL_NAMES, CU_JIT_GLOBAL_SYMBOL_COUNT),
     (CU_JIT_GLOBAL_SYMBOL_ADDRESSES, CU_JIT_GLOBAL_SYMBOL_COUNT),
@@ -23,33 +23,35 @@ const LISTS: [(u32, u32); 4] = [
         CU_JIT_REFERENCED_VARIABLE_COUNT,
     ),
 ];
-/// Options one call may have.
+/// Maximum number of options per call.
 const MAX_OPTIONS: usize = 64;
-/// Bytes of log of one kind that are carried back.
+/// Maximum bytes returned of each log.
 const MAX_LOG: u32 = 24 << 10;
 
-/// Options in the driver's form, and all memory they lead to. The driver keeps a link's until it is destroyed.
+/// Options in the driver's form, with all memory they point to. The driver keeps using a link's options until the link
+/// is destroyed.
 #[derive(Debug, Default)]
 pub struct JitOptions {
     names: Vec<u32>,
     values: Vec<u64>,
     info: Vec<u8>,
     error: Vec<u8>,
-    /// The lists, and the texts that those of names lead to.
+    /// The lists, and the texts to which lists of names point.
     lists: Vec<Vec<u64>>,
     texts: Vec<Vec<u8>>,
-    /// The driver divides by the number of threads, and dies of a zero (580.159.04).
+    /// An option's value must not reach the driver: it divides by the number of threads, and crashes if that is zero
+    /// (580.159.04).
     refused: bool,
 }
 
-/// Room behind a log: the driver writes a NUL even into one of 0 bytes.
+/// Spare bytes after a log: the driver writes a NUL even into a log of 0 bytes.
 const BEYOND: usize = 64;
 
 impl JitOptions {
-    /// Reads `count` options and the lists behind them; also gives what follows.
+    /// Parses `count` options and the lists after them. Also returns the remaining bytes.
     ///
     /// # Errors
-    /// What is wrong with them, which ends the session.
+    /// A description of the violation, which ends the session.
     pub fn read(bytes: &[u8], count: u32) -> Result<(JitOptions, &[u8]), String> {
         let count = count as usize;
         if count > MAX_OPTIONS {
@@ -83,7 +85,7 @@ impl JitOptions {
                     if !this.names.contains(counted_by) {
                         this.push(*counted_by, entries);
                     } else if this.value(*counted_by) != entries {
-                        // The driver reads as many entries of each list as one of them says.
+                        // The driver reads the same number of entries from each list that shares a count.
                         return Err(format!("lists of {entries} and of another length"));
                     }
                 }
@@ -94,7 +96,7 @@ impl JitOptions {
                 None => {}
             }
         }
-        // The driver reads both by one count, and would find only one.
+        // The driver reads both lists with one count, but only one would be present.
         this.refused |= this.names.contains(&CU_JIT_GLOBAL_SYMBOL_NAMES)
             != this.names.contains(&CU_JIT_GLOBAL_SYMBOL_ADDRESSES);
         Ok((this, rest))
@@ -128,7 +130,7 @@ impl JitOptions {
         count
     }
 
-    /// Asks for logs of these lengths, and for the time.
+    /// Requests logs of these lengths, in bytes, and the time.
     pub fn want(&mut self, info: u32, error: u32) {
         let (info, error) = (info.min(MAX_LOG) as usize, error.min(MAX_LOG) as usize);
         self.info = vec![0; info + BEYOND];
@@ -155,10 +157,10 @@ impl JitOptions {
         self.push(CU_JIT_WALL_TIME, 0);
     }
 
-    /// Count, names and values, as the driver takes them. It writes results into the values.
+    /// Count, names and values in the driver's form. The driver writes results into the values.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for values that the driver must not get.
+    /// `CUDA_ERROR_INVALID_VALUE` for values that must not reach the driver.
     pub fn raw(&mut self) -> Result<(u32, *mut u32, *mut *mut c_void), CUresult> {
         if self.refused {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -175,7 +177,7 @@ impl JitOptions {
         at.map_or(0, |at| self.values[at])
     }
 
-    /// What the driver said: [`ImageLoaded`] and the logs.
+    /// The driver's results: [`ImageLoaded`] and the logs.
     pub fn outcome(&self, cubin: u64) -> Vec<u8> {
         let text = |log: &[u8]| log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
         let (info, error) = (text(&self.info), text(&self.error));
@@ -214,7 +216,7 @@ mod tests {
         bytes.extend(b"name");
         let (read, rest) = JitOptions::read(&bytes, 4).unwrap();
         assert_eq!(rest, b"name");
-        // The pointer of the client's own is not handed on; the count is the lists'.
+        // The client's pointer is not passed on; the count is taken from the lists.
         assert_eq!(read.names, [7, 17, 19, 18]);
         assert_eq!(read.value(19), 2);
         assert_eq!(read.lists[1], [1, 2]);
@@ -232,7 +234,7 @@ mod tests {
         assert!(JitOptions::read(&option(18, u32::MAX, 1), 1).is_err());
     }
 
-    /// Names and addresses of symbols with the list of names that many names long, and so on; whether the driver gets them.
+    /// Whether lists of these options and lengths are passed on to the driver; `None` if they are a violation.
     fn symbols(lists: &[(u32, usize)]) -> Option<bool> {
         let (mut heads, mut behind) = (Vec::new(), Vec::new());
         for &(list, entries) in lists {

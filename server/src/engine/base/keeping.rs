@@ -1,4 +1,4 @@
-//! Descriptors that another process holds for the server that comes after this one ([`crate::keeper`]).
+//! Descriptors that another process holds for the next server ([`crate::keeper`]).
 
 use crate::keeper::{self, Keeper, Name};
 use std::os::fd::BorrowedFd;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub struct Keeping(Option<Arc<Keeper>>);
 
 impl Keeping {
-    /// Descriptors go to this keeper; `None`: nothing is kept.
+    /// Passes descriptors to this keeper; with `None`, nothing is kept.
     pub fn new(keeper: Option<Arc<Keeper>>) -> Keeping {
         Keeping(keeper)
     }
@@ -23,20 +23,20 @@ impl Keeping {
         self.0.as_ref()
     }
 
-    /// Has the keeper hold a descriptor. Whether it does.
+    /// Makes the keeper hold a descriptor. Returns whether it does.
     pub fn keep(&self, name: Name, fd: BorrowedFd<'_>) -> bool {
         let keeper = self.keeper();
         keeper.is_some_and(|keeper| keeper.hold(name, fd))
     }
 
-    /// Has the keeper close a descriptor.
+    /// Makes the keeper close a descriptor.
     pub fn forget(&self, name: Name) {
         if let Some(keeper) = self.keeper() {
             keeper.release(name);
         }
     }
 
-    /// Has the keeper close the descriptors of a session.
+    /// Makes the keeper close the descriptors of a session.
     pub fn forget_session(&self, session: u64) {
         for kind in keeper::Kind::OF_SESSION {
             self.forget(Name::numbered(kind, session));

@@ -1,11 +1,11 @@
-//! Memory files that a client maps and the driver pins, and when the next client may have one.
+//! Memory files that a client maps and the driver pins, and whether the next client may reuse one.
 //!
-//! A client can take pages out of its file: `fallocate(FALLOC_FL_PUNCH_HOLE)`, `madvise(MADV_REMOVE)`. The driver keeps
-//! the pages it pinned, and the file gets new ones. In the hands of the next client, the GPU would write that client's flags
-//! where it does not look, and read what the last one had written. No seal prevents that: those that forbid holes also
-//! forbid writable mappings. Nor do the file's times reveal it, since the first store into a page changes them too. But the
-//! kernel reports `fallocate`, through which `madvise` does its work, to inotify, and stores not at all. So each file is
-//! watched for as long as the server has it.
+//! A client can remove pages from its file: `fallocate(FALLOC_FL_PUNCH_HOLE)`, `madvise(MADV_REMOVE)`. The driver keeps
+//! the pages that it pinned, and the file gets new ones. If the next client got such a file, the GPU would write its
+//! flags to pages that the client does not see, and would read data left by the last client. No seal prevents that:
+//! seals that forbid holes also forbid writable mappings. Nor do the file's times reveal it, since the first store into
+//! a page changes them too. But the kernel reports `fallocate`, on which `madvise` is based, to inotify, and does not
+//! report stores. So each file is watched for as long as the server has it.
 
 use mpsshim_proto::shm;
 use nix::errno::Errno;
@@ -17,43 +17,44 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
 
-/// A sealed memory file whose other descriptions can be told from the server's.
+/// A sealed memory file; operations of the client on it are distinguishable from the server's.
 #[derive(Debug)]
 pub struct MemoryFile {
     fd: OwnedFd,
-    /// None if pages may have been removed, or nobody would have noticed: then no other client gets the file.
+    /// `None` if pages may have been removed, or their removal would not have been noticed; then no other client gets
+    /// the file.
     watch: Option<Watch>,
 }
 
 impl MemoryFile {
-    /// Makes one of `len` bytes.
+    /// Creates a file of `len` bytes.
     ///
     /// # Errors
-    /// When there is no memory or no descriptor.
+    /// If no memory or no descriptor is available.
     pub fn new(name: &CStr, len: u64) -> io::Result<MemoryFile> {
         let fd = new_file(name, len)?;
         let watch = Watch::new(fd.as_fd());
         Ok(MemoryFile { fd, watch })
     }
 
-    /// One that another server has made. No other client gets it: nobody has watched what its client did.
+    /// Takes over a file of an earlier server. No other client gets it, because its client was not watched meanwhile.
     pub fn adopt(fd: OwnedFd) -> MemoryFile {
         MemoryFile { fd, watch: None }
     }
 
-    /// A description for the client. Only such descriptions may leave the process: what is done through the one that
-    /// `memfd_create` returned, Linux 6.18 does not report.
+    /// An open file description for the client. Only such descriptions may leave the process: Linux 6.18 does not
+    /// report operations through the one returned by `memfd_create`.
     ///
     /// # Errors
-    /// Those of [`shm::reopen`].
+    /// Errors of [`shm::reopen`].
     pub fn description(&self) -> io::Result<OwnedFd> {
         shm::reopen(self.fd.as_fd())
     }
 
-    /// Whether another client may have it now: no other process has it open or mapped, and all its pages are those it was
-    /// made with. `false` in case of doubt. From then on it is watched for what that client does.
+    /// Whether another client may reuse the file now: it is open or mapped in no other process, and all its pages are
+    /// the original ones. `false` in case of doubt. If so, starts to watch the operations of that client.
     pub fn pass_on(&mut self) -> bool {
-        // In this order: once nobody else has it open, nothing more can happen to it.
+        // In this order: once it is open in no other process, its pages cannot change any more.
         if self.watch.is_none() || !shm::is_sole(self.fd.as_fd()) {
             return false;
         }
@@ -75,7 +76,7 @@ fn new_file(name: &CStr, len: u64) -> io::Result<OwnedFd> {
     shm::reopen(shm::sealed_memfd(name, len)?.as_fd())
 }
 
-/// The process's inotify instance; none where the kernel does not report holes.
+/// The process's inotify instance; `None` if the kernel does not report holes.
 static NOTICES: LazyLock<Option<Mutex<Notices>>> = LazyLock::new(|| {
     let made = Notices::new().and_then(|mut notices| {
         notices.check()?;
@@ -90,7 +91,7 @@ static NOTICES: LazyLock<Option<Mutex<Notices>>> = LazyLock::new(|| {
 #[derive(Debug)]
 struct Notices {
     inotify: Inotify,
-    /// How often notices were lost.
+    /// How often notifications were lost.
     lost: u64,
 }
 
@@ -101,7 +102,7 @@ impl Notices {
         Ok(Notices { inotify, lost: 0 })
     }
 
-    /// Whether the kernel reports a hole in a memory file.
+    /// Checks that the kernel reports a hole in a memory file.
     fn check(&mut self) -> io::Result<()> {
         let file = new_file(c"mpsshim-check", 4096)?;
         let id = self.begin(file.as_fd())?;
@@ -113,7 +114,7 @@ impl Notices {
         Ok(())
     }
 
-    /// One notice ends a watch, so that no client can fill the queue.
+    /// Starts a watch. The first notification ends it, so that no client can fill the queue.
     fn begin(&mut self, file: BorrowedFd<'_>) -> Result<WatchDescriptor, Errno> {
         self.read();
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -121,15 +122,15 @@ impl Notices {
         self.inotify.add_watch(path.as_str(), mask)
     }
 
-    /// Whether the watch was still there: nothing has happened to the file.
+    /// Ends a watch. Returns whether it was still in place, that is, nothing has happened to the file.
     fn end(&mut self, id: WatchDescriptor) -> bool {
         let was_there = self.inotify.rm_watch(id).is_ok();
         self.read();
         was_there
     }
 
-    /// Empties the queue. It matters only whether something is missing there: a notice for which the kernel had no memory
-    /// leaves its watch in place.
+    /// Empties the queue. Only an overflow matters: a notification for which the kernel had no memory leaves its watch
+    /// in place.
     fn read(&mut self) {
         while let Ok(events) = self.inotify.read_events() {
             let missing = |mask: AddWatchFlags| mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
@@ -140,11 +141,11 @@ impl Notices {
     }
 }
 
-/// Looks whether pages are taken out of a file.
+/// Detects whether pages are removed from a file.
 #[derive(Debug)]
 struct Watch {
     id: WatchDescriptor,
-    /// [`Notices::lost`] when it began.
+    /// [`Notices::lost`] at the start of the watch.
     lost: u64,
 }
 
@@ -167,8 +168,8 @@ impl Watch {
 }
 
 impl Drop for Watch {
-    /// It would last as long as a client keeps the file. After [`Watch::saw_nothing`] there is none any more: the kernel
-    /// does not give its number to another soon.
+    /// The inotify watch would outlive this object while a client holds the file. After [`Watch::saw_nothing`] it is
+    /// already gone; ending it again is harmless, since the kernel does not reuse its number soon.
     fn drop(&mut self) {
         if let Some(notices) = NOTICES.as_ref() {
             notices.lock().end(self.id);

@@ -1,4 +1,4 @@
-//! Types that know neither a device nor a session: accounting, the driver's functions, handles.
+//! Types that depend on neither a device nor a session: accounting, the driver's functions, handles.
 
 pub mod account;
 pub mod assertions;

@@ -1,40 +1,41 @@
-//! Moments in which sessions make the calls that need a quiescent point (see [`crate::engine::base::calm`]).
+//! Quiescent points in which sessions make the calls that need them (see [`crate::engine::base::calm`]).
 
 use crate::engine::base::ordinal::Ordinal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long all are held back for the calls themselves. One that takes longer, since it compiles, goes on beside them.
+/// Maximum time for which sessions are held back for the calls. A longer call, such as a compilation, continues
+/// beside them.
 const CALLS: Duration = Duration::from_millis(20);
-/// Pause between two looks at work that is about to end.
+/// Poll interval for work that is about to complete.
 pub const SHORT_LOOK: Duration = Duration::from_micros(20);
 
-/// What a launch needs that can only be had while nothing is in flight.
+/// A requirement of a launch that can only be met while nothing is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// So many bytes of local memory for each thread of the device.
+    /// This many bytes of local memory for each thread of the device.
     Local(Ordinal, u32),
-    /// The function of this handle, with the attributes that the session set: no instance has it.
+    /// The function of this handle with the session's attributes, which no loaded instance can provide.
     Function(u64),
 }
 
-/// A moment for some sessions' calls.
+/// A quiescent point for the calls of some sessions.
 #[derive(Debug)]
 pub struct Moment {
-    /// Sessions that have not made theirs.
+    /// Number of sessions that have not finished their calls.
     pub left: AtomicUsize,
-    /// Nobody begins any more.
+    /// No further call may begin.
     closed: AtomicBool,
 }
 
 impl Moment {
-    /// One that does not end: nobody else is there yet.
+    /// A quiescent point without an end, for a server in which no other session runs yet.
     pub fn endless() -> Arc<Moment> {
         Moment::of(0)
     }
 
-    /// One for so many sessions.
+    /// A quiescent point for `count` sessions.
     pub fn of(count: usize) -> Arc<Moment> {
         Arc::new(Moment {
             left: AtomicUsize::new(count),
@@ -42,7 +43,7 @@ impl Moment {
         })
     }
 
-    /// Waits until all calls are made, for [`CALLS`] at most; whether they are.
+    /// Waits until all calls are made, for at most [`CALLS`]. Returns whether all are.
     pub fn await_calls(&self) -> bool {
         let began = Instant::now();
         while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < CALLS {
@@ -52,7 +53,7 @@ impl Moment {
         self.left.load(Ordering::Acquire) == 0
     }
 
-    /// Nobody begins anything any more.
+    /// Whether no further call may begin.
     pub fn is_over(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! Numbers of devices.
+//! Device ordinals.
 
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::fmt;
@@ -11,18 +11,18 @@ pub struct Ordinal(u8);
 const _: () = assert!(MAX_DEVICES <= u8::MAX as usize);
 
 impl Ordinal {
-    /// The ordinal of a device that exists: for `Devices`, which counts them.
+    /// The ordinal of an existing device, for `Devices`, which counts them.
     pub fn of_device(number: u8) -> Ordinal {
         Ordinal(number)
     }
 
-    /// The position in a table of [`MAX_DEVICES`].
+    /// Index into a table of [`MAX_DEVICES`] entries.
     #[inline]
     pub fn index(self) -> usize {
         self.0.into()
     }
 
-    /// One that needs no device behind it.
+    /// An ordinal for tests, which need no device.
     #[cfg(test)]
     pub fn of_test(ordinal: u8) -> Ordinal {
         Ordinal(ordinal)

@@ -1,12 +1,12 @@
-//! Device `printf`: what a client's kernels print belongs on that client's standard output.
+//! Device `printf`: text printed by a client's kernels belongs on that client's standard output.
 //!
 //! The driver writes the text to the standard output of the process that owns the context, when a stream is
-//! synchronized or a kernel launched, without a word on which kernel printed it. So the server's standard output
-//! is a memory file, and one session at a time has printing kernels in flight: whatever is in the file when its
-//! streams are idle is its own. Sessions whose images have no code that names `vprintf` (`cubin::prints`) are not concerned.
+//! synchronized or a kernel launched, without telling which kernel printed it. So the server's standard output is a
+//! memory file, and only one session at a time has printing kernels in flight: all text in the file when its streams
+//! are idle is its own. Sessions whose images contain no code that names `vprintf` (`cubin::prints`) are not affected.
 //!
-//! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory file,
-//! which the driver goes on writing to while the session has work in flight: [`Printing::contain`].
+//! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory
+//! file, to which the driver keeps writing while the session has work in flight: [`Printing::contain`].
 
 mod session;
 
@@ -18,12 +18,12 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The captured standard output and whose turn it is.
+/// The captured standard output and the session whose turn it is to print.
 #[derive(Debug)]
 pub struct Printing {
     output: Mutex<Output>,
     holder: Mutex<Option<u64>>,
-    /// Whether there is a holder.
+    /// Whether a session has the turn.
     held: AtomicBool,
 }
 
@@ -31,13 +31,13 @@ pub struct Printing {
 #[derive(Debug)]
 struct Output {
     file: File,
-    /// Bytes at its beginning that were dropped.
+    /// Number of dropped bytes at its beginning.
     dropped: u64,
 }
 
 impl Output {
-    /// Drops the oldest text beyond [`PRINTED`]. The file becomes no shorter, since the driver may append to it at any time:
-    /// its first pages are given back.
+    /// Drops the oldest text beyond [`PRINTED`]. The file is not shortened, since the driver may append to it at any
+    /// time; instead its first pages are freed.
     fn contain(&mut self) -> std::io::Result<()> {
         let len = self.file.metadata()?.len();
         let Some(keep_from) = len.checked_sub(PRINTED as u64) else {
@@ -56,7 +56,7 @@ impl Output {
         Ok(())
     }
 
-    /// What is in the file, which is empty then.
+    /// Takes the text out of the file.
     fn take(&mut self) -> std::io::Result<Vec<u8>> {
         let mut text = Vec::new();
         self.file.seek(SeekFrom::Start(self.dropped))?;
@@ -72,7 +72,7 @@ impl Output {
     }
 }
 
-/// A session's side of it.
+/// A session's part of printing.
 #[derive(Debug, Default)]
 pub struct Printed {
     /// It has the turn.
@@ -91,10 +91,10 @@ impl Printed {
 }
 
 impl Printing {
-    /// Puts a memory file in the place of standard output.
+    /// Replaces standard output with a memory file.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// Errors of the system calls.
     pub fn capture() -> std::io::Result<Printing> {
         // SAFETY: plain system calls; the descriptor is new and ours.
         let file = unsafe {
@@ -104,7 +104,7 @@ impl Printing {
             }
             <File as std::os::fd::FromRawFd>::from_raw_fd(raw)
         };
-        // SAFETY: as above. Appending, so that truncating it after each reading leaves no hole.
+        // SAFETY: as above. Append mode, so that truncating the file after each reading leaves no hole.
         unsafe {
             if libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) < 0
                 || libc::dup2(file.as_raw_fd(), 1) < 0
@@ -123,21 +123,21 @@ impl Printing {
         }
     }
 
-    /// Whether some session has printing kernels in flight.
+    /// Whether a session has the turn, and so may have printing kernels in flight.
     #[inline]
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Drops the oldest text where there is too much. To be called now and then while a session has the turn: whatever is
-    /// submitted may have the driver write.
+    /// Drops the oldest text if there is too much. To be called regularly while a session has the turn, because any
+    /// submission may make the driver write.
     pub fn contain(&self) {
         if let Err(error) = self.output.lock().contain() {
             tracing::warn!("printed text is not dropped: {error}");
         }
     }
 
-    /// Gives a session the turn if it is free; whether it was.
+    /// Gives a session the turn if it is free. Returns whether it was.
     pub fn take_turn(&self, session: u64) -> bool {
         let mut holder = self.holder.lock();
         if holder.is_some() {
@@ -156,7 +156,7 @@ impl Printing {
         self.held.store(false, Ordering::Relaxed);
     }
 
-    /// Drops text that was printed while no session had the turn: it belongs to none.
+    /// Drops text that was printed while no session had the turn, since its origin is unknown.
     pub fn drop_unclaimed(&self) {
         if self.holder.lock().is_none() {
             self.drop_output();
@@ -170,7 +170,7 @@ impl Printing {
         }
     }
 
-    /// Whose turn it is, and what was printed since it fetched it last.
+    /// The session that has the turn, and the text printed since its last fetch.
     pub fn take_last(&self) -> Option<(u64, Vec<u8>)> {
         let holder = (*self.holder.lock())?;
         Some((holder, self.take_output()))
@@ -193,7 +193,7 @@ mod tests {
     use std::os::fd::FromRawFd;
     use std::os::unix::fs::MetadataExt;
 
-    /// What the driver writes at a time: the whole of its buffer.
+    /// The driver writes its whole buffer at a time.
     const FLUSHED: usize = 1 << 20;
 
     #[test]

@@ -1,9 +1,9 @@
-//! How far a stream is, noted in its session's description.
+//! Progress of a stream, noted in its session's description.
 
 use crate::engine::base::description::Description;
 use std::sync::Arc;
 
-/// Where a stream notes how far it is.
+/// Notes the progress of one stream.
 #[derive(Debug)]
 pub struct Progress {
     description: Arc<Description>,
@@ -12,7 +12,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of the stream at this position, which has nothing in flight.
+    /// For the stream at this position, which must have nothing in flight.
     pub fn new(description: &Arc<Description>, stream: usize) -> Progress {
         description.settle(stream);
         Progress {
@@ -22,7 +22,7 @@ impl Progress {
         }
     }
 
-    /// Something is about to be submitted.
+    /// Notes that work is about to be submitted.
     #[inline]
     pub fn begin(&mut self) {
         if !self.begun {
@@ -31,21 +31,21 @@ impl Progress {
         }
     }
 
-    /// A flag of the client's covers everything that was submitted.
+    /// Notes that a flag of the client covers all submitted work.
     #[inline]
     pub fn cover(&mut self, slot: u32, value: u32) {
         self.begun = false;
         self.description.cover(self.stream, slot, value);
     }
 
-    /// Nothing was submitted after all.
+    /// Cancels [`Progress::begin`], because nothing was submitted.
     pub fn take_back(&mut self) {
         if std::mem::take(&mut self.begun) {
             self.description.take_back(self.stream);
         }
     }
 
-    /// Nothing is in flight.
+    /// Notes that nothing is in flight.
     #[inline]
     pub fn settle(&mut self) {
         if self.begun {
@@ -56,7 +56,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// The stream is destroyed: the session says whether it has work.
+    /// When the stream is destroyed, its remaining work is noted for the session instead.
     fn drop(&mut self) {
         self.description.settle(self.stream);
     }

@@ -1,4 +1,4 @@
-//! Hands out addresses of a fixed range.
+//! Allocates addresses in a fixed range.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ pub struct RangeAllocator {
 }
 
 impl RangeAllocator {
-    /// All of `[start, start + len)` is free; what is handed out is a multiple of `granularity` (a power of two).
+    /// An allocator of `[start, start + len)`, all of it free. Allocations are multiples of `granularity` (a power of
+    /// two).
     pub fn new(start: u64, len: u64, granularity: u64) -> Self {
         RangeAllocator {
             granularity,
@@ -18,12 +19,12 @@ impl RangeAllocator {
         }
     }
 
-    /// `len` bytes rounded up as they will be handed out; `None` when that overflows.
+    /// `len` bytes rounded up to the granularity; `None` on overflow.
     pub fn round_up(&self, len: u64) -> Option<u64> {
         len.max(1).checked_next_multiple_of(self.granularity)
     }
 
-    /// The start of a free range of `len` bytes (already rounded), which is free no more.
+    /// Takes a free range of `len` bytes (already rounded) and returns its start.
     pub fn take(&mut self, len: u64) -> Option<u64> {
         let (&start, &room) = self.free.iter().find(|(_, room)| **room >= len)?;
         self.free.remove(&start);
@@ -53,7 +54,7 @@ impl RangeAllocator {
         Some(())
     }
 
-    /// Makes a range that was taken free again.
+    /// Frees a range that was taken.
     pub fn give_back(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &room)) = self.free.range(..start).next_back()
             && before + room == start

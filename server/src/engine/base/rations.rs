@@ -1,5 +1,5 @@
-//! What a server has a fixed number of, given out so that nobody gets the last of it: what a user, or a session, may have
-//! follows from what is left over.
+//! Shares out the server's fixed-size resources so that no user or session can exhaust them: the limits of a user and
+//! of a session depend on the remaining number.
 
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use nix::sys::resource::{Resource, getrlimit};
@@ -8,29 +8,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Mappings that a process may have where nobody says, as the kernel's default.
+/// The kernel's default limit of mappings per process, used if the actual limit is unknown.
 const USUAL_MAPPINGS: usize = 65_530;
-/// What a process may have at least of descriptors and mappings for its clients.
+/// Minimum number of descriptors and mappings for clients.
 const FEWEST: usize = 64;
 
-/// How much one may have: what is left over, divided by this.
+/// Limit of a holder: the remaining number divided by this.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
-    /// All of a user's sessions.
+    /// Divisor for all sessions of a user.
     pub user: usize,
-    /// One session; more than a user's, so that its other sessions get some.
+    /// Divisor for one session; greater than the user's, so that the user's other sessions get some.
     pub session: usize,
 }
 
 impl Part {
-    /// A user gets half of all at most, and a session a third.
+    /// At most half of all for a user and a third for a session.
     pub const USUAL: Part = Part {
         user: 1,
         session: 2,
     };
 }
 
-/// Things of one kind.
+/// A resource of which there is a fixed number.
 #[derive(Debug)]
 pub struct Rations {
     most: usize,
@@ -43,7 +43,7 @@ struct Given {
     users: BTreeMap<u32, usize>,
 }
 
-/// Whose things they are.
+/// The session that rations belong to, and its user.
 #[derive(Debug, Clone)]
 pub struct Holder {
     uid: u32,
@@ -60,7 +60,7 @@ impl Holder {
     }
 }
 
-/// One thing that was given out; it is there for others when this is dropped.
+/// One unit of a resource, returned when this is dropped.
 #[derive(Debug)]
 pub struct Ration {
     of: Arc<Rations>,
@@ -68,7 +68,7 @@ pub struct Ration {
 }
 
 impl Rations {
-    /// So many.
+    /// A resource of `most` units.
     pub fn new(most: usize) -> Arc<Rations> {
         Arc::new(Rations {
             most,
@@ -76,8 +76,8 @@ impl Rations {
         })
     }
 
-    /// Memory files that clients may have this process hold, each with a descriptor and a mapping: half of its descriptors,
-    /// and a quarter of its mappings, since one splits the reservation around it.
+    /// Memory files held for clients, each with a descriptor and a mapping: half of the process's descriptors, and a
+    /// quarter of its mappings, since each one splits the reservation around it.
     pub fn of_files() -> Arc<Rations> {
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(now, _)| {
             usize::try_from(now).unwrap_or(usize::MAX)
@@ -90,10 +90,10 @@ impl Rations {
         Rations::new((descriptors / 2).min(mappings / 4).max(FEWEST))
     }
 
-    /// One more for a session.
+    /// Takes one unit for a session.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when that is too much.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the share of the session or its user.
     pub fn take(self: &Arc<Self>, holder: &Holder, part: Part) -> Result<Ration, CUresult> {
         let mut given = self.given.lock();
         let left = self.most - given.all;
@@ -113,7 +113,7 @@ impl Rations {
 }
 
 impl Ration {
-    /// Another session of the same user has it from now on.
+    /// Transfers it to another session of the same user.
     pub fn pass_to(&mut self, holder: &Holder) {
         debug_assert_eq!(self.holder.uid, holder.uid);
         self.holder.count.fetch_sub(1, Ordering::Relaxed);

@@ -1,45 +1,46 @@
 //! The contexts of a device.
 //!
-//! All sessions share the main context of each device. Beside a kernel that does not end, nothing can be loaded there any
-//! more: a session that wants to has to go into another context of the same process, an annex. Memory is the process's:
-//! all sides see it at the same addresses. Streams, modules and the like belong to one of them. The device gives its time
-//! to the contexts in turn.
+//! All sessions share the main context of each device. While a kernel that never completes runs there, nothing can be
+//! loaded; a session that needs to load must move to another context of the same process, an annex. Memory belongs to
+//! the process: all sides see it at the same addresses. Streams, modules and the like belong to one side. The device
+//! time-slices between the contexts.
 //!
-//! Whose work a thread does decides which context it uses: [`enter`] says so, once per session and not with each call.
+//! A thread uses the context of the session it works for: [`enter`] selects it, once per session and not with each
+//! call.
 
 use std::cell::Cell;
 
-/// Sides there are. Each annex has its own kernels, and one beside them is of use only as long as those end: so there is
-/// more than one. Each takes half a GiB of the device while there is anybody.
+/// Number of sides. A kernel that never completes may run in an annex too, so there is more than one annex. Each annex
+/// takes half a GiB of the device while sessions use it.
 pub const SIDES: usize = 4;
 
-/// One of them; the main side by default.
+/// A side; the main side by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Side(u8);
 
 impl Side {
-    /// Where sessions usually are.
+    /// The side on which sessions start.
     pub const MAIN: Side = Side(0);
-    /// All of them.
+    /// All sides.
     pub const ALL: [Side; SIDES] = [Side(0), Side(1), Side(2), Side(3)];
 
-    /// The side of a position; any number will do.
+    /// The side at a position; any number is accepted.
     pub fn at(index: usize) -> Side {
         Side::ALL[index % SIDES]
     }
 
-    /// Position in a table of [`SIDES`].
+    /// Index into a table of [`SIDES`] entries.
     #[inline]
     pub fn index(self) -> usize {
         self.0.into()
     }
 
-    /// What users call it: 1 is the main one.
+    /// Number shown to users; 1 is the main side.
     pub fn number(self) -> u32 {
         u32::from(self.0) + 1
     }
 
-    /// Position in a table of the annexes, [`SIDES`] less one; none for the main side.
+    /// Index into a table of the annexes, with [`SIDES`] less one entries; `None` for the main side.
     #[inline]
     pub fn annex(self) -> Option<usize> {
         self.index().checked_sub(1)
@@ -50,13 +51,13 @@ thread_local! {
     static ENTERED: Cell<Side> = const { Cell::new(Side::MAIN) };
 }
 
-/// From now on the calling thread works on this side.
+/// Selects the side that the calling thread works on.
 #[inline]
 pub fn enter(side: Side) {
     ENTERED.set(side);
 }
 
-/// Does something on a side; the calling thread then works where it did before.
+/// Runs a function on a side; the calling thread then returns to its previous side.
 pub fn on<R>(side: Side, does: impl FnOnce() -> R) -> R {
     let before = entered();
     enter(side);
@@ -65,7 +66,7 @@ pub fn on<R>(side: Side, does: impl FnOnce() -> R) -> R {
     done
 }
 
-/// Does something on the main side: what is registered there is there for both, and lives as long as the server.
+/// Runs a function on the main side: memory registered there is available to all sides and lives as long as the server.
 pub fn on_main<R>(does: impl FnOnce() -> R) -> R {
     on(Side::MAIN, does)
 }

@@ -1,10 +1,10 @@
-//! Tables of a session's objects at positions that the client chose. A table has room only where objects are: one at a
-//! far position takes no more than a near one.
+//! Tables of a session's objects at positions chosen by the client. Only occupied parts of a table take memory, so an
+//! object at a high position takes no more than at a low one.
 
 use mpsshim_api::cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
 
-/// Positions that get room together.
+/// Number of positions allocated together.
 const CHUNK: usize = 32;
 
 type Chunk<T> = Box<[Option<(u16, T)>; CHUNK]>;
@@ -29,7 +29,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// How many objects there are.
+    /// Number of objects.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -53,11 +53,11 @@ impl<T> Slots<T> {
         })
     }
 
-    /// Puts an object where the client wants it.
+    /// Inserts an object at the position of a handle chosen by the client.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE` for another kind of handle or a position in use, `CUDA_ERROR_OUT_OF_MEMORY`
-    /// beyond the limit. The object comes back with the status.
+    /// `CUDA_ERROR_INVALID_HANDLE` for another kind of handle or a position in use, `CUDA_ERROR_OUT_OF_MEMORY` beyond
+    /// the limit. The object is returned with the status.
     pub fn insert(&mut self, handle: u64, object: T) -> Result<&mut T, (CUresult, T)> {
         let handle = Handle(handle);
         let index = handle.index() as usize;
@@ -83,7 +83,7 @@ impl<T> Slots<T> {
     /// The position of a live handle.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE` for a stale one or one of another kind.
+    /// `CUDA_ERROR_INVALID_HANDLE` for a stale handle or another kind of handle.
     #[inline]
     pub fn index(&self, handle: u64) -> Result<usize, CUresult> {
         let handle = Handle(handle);
@@ -108,7 +108,7 @@ impl<T> Slots<T> {
         self.at(index)
     }
 
-    /// As [`Slots::get`], to change it.
+    /// The object of a live handle, mutably.
     ///
     /// # Errors
     /// As [`Slots::index`].
@@ -121,7 +121,7 @@ impl<T> Slots<T> {
     /// The object at a position.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE` when there is none.
+    /// `CUDA_ERROR_INVALID_HANDLE` if there is none.
     #[inline]
     pub fn at(&self, index: usize) -> Result<&T, CUresult> {
         match self.slot(index) {
@@ -130,7 +130,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// As [`Slots::at`], to change it.
+    /// The object at a position, mutably.
     ///
     /// # Errors
     /// As [`Slots::at`].
@@ -142,7 +142,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Takes the object of a live handle out.
+    /// Removes and returns the object of a live handle.
     ///
     /// # Errors
     /// As [`Slots::index`].
@@ -189,14 +189,14 @@ impl<T> Slots<T> {
         })
     }
 
-    /// All objects, to change them.
+    /// All objects, mutably.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let chunks = self.chunks.iter_mut().flatten();
         let slots = chunks.flat_map(|chunk| chunk.iter_mut().flatten());
         slots.map(|(_, object)| object)
     }
 
-    /// Takes all objects out.
+    /// Removes and returns all objects.
     pub fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
         self.count = 0;
         let chunks = self.chunks.drain(..).flatten();

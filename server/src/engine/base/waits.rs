@@ -1,7 +1,7 @@
-//! Waits at the gate, for operators: how long each session has waited, with which call, and for whom.
+//! Waits at the gate, for operators: how long each session has waited, with which call, and for which clients.
 //!
-//! `ps`, `top`, metrics and traces show them. A wait lasts from the session's arrival until its call begins, including the
-//! time that a move to another side takes.
+//! `ps`, `top`, metrics and traces show them. A wait lasts from the session's arrival until its call begins, including
+//! the time that a move to another side takes.
 
 use crate::engine::base::side::Side;
 use mpsshim_model::client::ClientInfo;
@@ -11,15 +11,15 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Stands for clients that have left, whose names are not kept.
+/// Represents clients that have left, whose names are not kept.
 pub const LEFT: &str = "clients that have left";
 
-/// Clients whose long work is in the way of others' calls, [`MOST_BLOCKERS`] at most.
+/// Clients whose long work delays other clients' calls, at most [`MOST_BLOCKERS`].
 #[derive(Clone, Debug, Default)]
 pub struct Blockers {
-    /// Who they are.
+    /// Their identities.
     pub clients: Vec<ClientInfo>,
-    /// Work of clients that have left is in the way, too.
+    /// Work of clients that have left delays calls too.
     pub left: bool,
 }
 
@@ -40,7 +40,7 @@ impl Blockers {
 }
 
 impl fmt::Display for Blockers {
-    /// As logs name them.
+    /// Formats the names as in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let clients = self.clients.iter().map(ClientInfo::to_string);
         let left = self.left.then(|| LEFT.to_owned());
@@ -55,7 +55,7 @@ pub struct Waits(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Sum of the waits that are over.
+    /// Sum of the completed waits.
     total: Duration,
     present: Option<Wait>,
 }
@@ -64,20 +64,20 @@ struct State {
 #[derive(Clone, Debug)]
 pub struct Wait {
     since: Instant,
-    /// The call that cannot be made yet.
+    /// The call that has to wait.
     pub op: Op,
-    /// Who was in the way when the gate was last looked at.
+    /// The blockers at the gate's last check.
     now: Blockers,
-    /// Who was in the way at any time.
+    /// All blockers during this wait.
     pub ever: Blockers,
-    /// Number of the trace that went on when it began, and the time there.
+    /// Number of the trace that was running when the wait began, and the time in it.
     pub traced: Option<(u32, u64)>,
 }
 
 impl Waits {
-    /// Begins a wait, or continues the one that goes on.
+    /// Begins a wait, or continues the current one.
     pub fn begin(&self, op: Op, traced: Option<(u32, u64)>) {
-        // A session that has moved, or missed its moment, is still in the same wait.
+        // A session that has moved, or missed its quiescent point, is still in the same wait.
         self.0.lock().present.get_or_insert_with(|| Wait {
             since: Instant::now(),
             op,
@@ -95,7 +95,7 @@ impl Waits {
         Some(wait)
     }
 
-    /// Notes who is in the way now.
+    /// Records the current blockers.
     pub fn note(&self, blockers: &Blockers) {
         if let Some(wait) = &mut self.0.lock().present {
             wait.now.clone_from(blockers);
@@ -103,12 +103,12 @@ impl Waits {
         }
     }
 
-    /// The wait that goes on.
+    /// The current wait.
     pub fn present(&self) -> Option<Wait> {
         self.0.lock().present.clone()
     }
 
-    /// Everybody who has been in the way during the present wait, as logs name them. `None`: nobody had long work.
+    /// All blockers during the current wait, as named in logs; `None` if no client had long work.
     pub fn whom(&self) -> Option<String> {
         let state = self.0.lock();
         let ever = state.present.as_ref().map(|wait| &wait.ever);
@@ -118,7 +118,7 @@ impl Waits {
 }
 
 impl Waits {
-    /// Time at the gate and present blockers, for operators.
+    /// Time spent at the gate and current blockers, for operators.
     pub fn usage(&self, side: Side) -> GateUsage {
         let state = self.0.lock();
         let present = state.present.as_ref();

@@ -31,7 +31,8 @@ impl Segment {
         // SAFETY: the mapping has SEGMENT_LEN bytes; a session keeps its segment as long as its consumer.
         unsafe { RingMemory::new(self.base()) }
     }
-    /// The value of a flag, as last written by the GPU (or by the client, which then deceives only itself); 0 outside the table.
+    /// Value of a flag, as last written by the GPU (or by the client, which then deceives only itself); 0 for a slot
+    /// outside the table.
     #[inline]
     pub fn flag(&self, slot: u32) -> u32 {
         self.flag_word(slot)
@@ -42,16 +43,16 @@ impl Segment {
         // SAFETY: inside the mapping, aligned to a word.
         Some(unsafe { &*self.base().add(offset).cast::<AtomicU32>() })
     }
-    /// Writes a flag from here, for a mark that the GPU will not write.
+    /// Writes a flag from the CPU, for a completion marker that the GPU will not write.
     pub fn set_flag(&self, slot: u32, value: u32) {
         if let Some(word) = self.flag_word(slot) {
             word.store(value, Ordering::Release);
         }
     }
-    /// Whether there is a slot of this number.
+    /// Checks that a slot exists.
     ///
     /// # Errors
-    /// A violation when not.
+    /// A violation if it does not.
     pub fn check_slot(&self, slot: u32) -> Result<(), CallError> {
         if slot as usize >= segment::FLAGS {
             return Err(CallError::Violation(format!(
@@ -63,7 +64,7 @@ impl Segment {
     /// Device address of a flag.
     ///
     /// # Errors
-    /// A violation for a flag that is not there.
+    /// A violation for a slot outside the table.
     pub fn flag_address(&self, slot: u32) -> Result<CUdeviceptr, CallError> {
         let offset = segment::flag_offset(slot)
             .ok_or_else(|| CallError::Violation(format!("flag slot {slot} is out of range")))?;

@@ -1,7 +1,9 @@
-//! Limits of a context (`cuCtxSetLimit`): what they take of a device, how far a session may raise them, and who pays.
+//! Limits of a context (`cuCtxSetLimit`): the device memory they take, how far a session may raise them, and the charge
+//! for them.
 //!
-//! The context is all clients': a limit that one of them raises stays raised, and what the driver takes for it stays taken.
-//! So each limit has a bound, and a session pays for what a context of its own would have taken beyond the usual.
+//! All clients share the context, so a limit that one client raises stays raised, and the driver keeps the memory it
+//! took for it. Each limit is therefore bounded, and a session pays for the memory that a context of its own would have
+//! taken beyond the default.
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
@@ -11,24 +13,24 @@ use mpsshim_api::cuda::*;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Device memory for each launch of a kernel by a kernel that may be pending, bytes (measured: 9,376 on an H100, driver
+/// Device memory for each pending kernel launch made by a kernel, bytes (measured: 9,376 on an H100, driver
 /// 580.159.04).
 const PENDING_LAUNCH: u64 = 9_376;
-/// Device memory for each level at which kernels wait for those that they launched, bytes (CUDA programming guide: up to
-/// 150 MB). The driver has this limit only before compute capability 9.0.
+/// Device memory for each nesting level at which kernels wait for their child kernels, bytes (CUDA programming guide:
+/// up to 150 MB). The driver has this limit only before compute capability 9.0.
 const SYNC_LEVEL: u64 = 150 << 20;
 
-/// A limit of a device's context, and what it should be.
+/// A limit of a device's context and its target value.
 #[derive(Debug, Clone, Copy)]
 pub struct ContextLimit {
-    /// Which one.
+    /// `CU_LIMIT_*`.
     pub limit: CUlimit,
-    /// What the driver makes of the value that was asked for.
+    /// The requested value, rounded as the driver does.
     pub value: u64,
 }
 
 impl ContextLimit {
-    /// One of the limits that take device memory; `None` for others. `value` is the client's.
+    /// A limit that takes device memory; `None` for other limits. `value` is the client's.
     pub fn new(limit: CUlimit, value: u64) -> Option<ContextLimit> {
         // Measured: 580.159.04.
         let value = match limit {
@@ -42,7 +44,7 @@ impl ContextLimit {
         Some(ContextLimit { limit, value })
     }
 
-    /// Whether it is within the session's bounds on this device.
+    /// Whether the value is within the session's bounds on this device.
     pub fn is_within_bounds(self, device: &Device) -> bool {
         self.fits(device.threads, device.memory)
     }
@@ -74,21 +76,21 @@ impl ContextLimit {
     }
 }
 
-/// The limits that a session has raised beyond those that a context begins with, and what it pays for them until it ends.
+/// The limits that a session has raised above their initial values, with the charges held until the session ends.
 #[derive(Debug, Default)]
 pub struct RaisedLimits(BTreeMap<(Ordinal, CUlimit), Charge>);
 
 impl RaisedLimits {
-    /// Whether there are any.
+    /// Whether the session has raised any limit.
     pub fn any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Charges the session for a limit that takes so many bytes more than at first. Who lowers a limit again goes on paying:
-    /// the context does not shrink. Returns the bytes that were paid before, for [`RaisedLimits::undo`].
+    /// Charges the session for a limit that takes `bytes` more than its initial value. Lowering a limit does not reduce
+    /// the charge, because the context does not shrink. Returns the bytes charged before, for [`RaisedLimits::undo`].
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the session's memory limit; then nothing has changed.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the session's memory limit; then the charge is unchanged.
     pub fn pay(
         &mut self,
         account: &Account,
@@ -112,12 +114,12 @@ impl RaisedLimits {
         }
     }
 
-    /// The driver has refused: the session pays what it paid before.
+    /// Restores the earlier charge after the driver has refused the limit.
     pub fn undo(&mut self, device: Ordinal, limit: CUlimit, before: u64) {
         if before == 0 {
             self.0.remove(&(device, limit));
         } else if let Some(charge) = self.0.get_mut(&(device, limit)) {
-            // Fewer bytes are never refused.
+            // Shrinking a charge never fails.
             let _ = charge.resize(before);
         }
     }
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    /// Of an H100: 132 multiprocessors with 2,048 threads each, 80 GB.
+    /// An H100: 132 multiprocessors with 2,048 threads each, 80 GB.
     const THREADS: u64 = 132 * 2048;
     const MEMORY: u64 = 79 * GIB;
 
@@ -192,7 +194,7 @@ mod tests {
                 assert!(!limit(of, more).fits(THREADS, MEMORY), "{of}: {more}");
             }
         }
-        // What recursive programs set by hand.
+        // A value that recursive programs set explicitly.
         assert!(limit(CU_LIMIT_STACK_SIZE, 64 << 10).fits(THREADS, MEMORY));
     }
 

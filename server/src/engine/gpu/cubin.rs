@@ -1,8 +1,8 @@
-//! What the code in an image can write, and whether clients that load the same content may have one copy of it; whether
-//! it prints.
+//! Static analysis of the code in an image: which variables it can write, and so whether clients that load the same
+//! content can share one copy; and whether it prints.
 //!
-//! The layout of a fatbin's entries is NVIDIA's own and not documented; it is as `nvcc -fatbin` of CUDA 11 to 13 writes
-//! it. What is not as expected here is not shared, so that a mistake costs memory only.
+//! NVIDIA does not document the layout of a fatbin's entries; this module assumes the output of `nvcc -fatbin` of CUDA
+//! 11 to 13. An image that deviates is not shared, so a mistake costs only memory.
 
 use crate::engine::gpu::host::is_affordable;
 use object::read::elf::{ElfFile64, FileHeader};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-/// The largest code that is looked into, bytes.
+/// The largest code that is analyzed, bytes.
 const MAX_CODE: u64 = 1 << 30;
 
 /// One entry of a fatbin.
@@ -22,7 +22,7 @@ pub struct Entry<'a> {
     pub arch: u32,
     flags: u64,
     code: &'a [u8],
-    /// Bytes when decompressed; 0 when it is not compressed.
+    /// Uncompressed size, bytes; 0 if the code is not compressed.
     whole: u64,
 }
 
@@ -30,7 +30,7 @@ const ELF: &[u8] = b"\x7fELF";
 /// The ELF machine of a cubin.
 pub const EM_CUDA: u16 = 190;
 const FATBIN: u32 = 0xBA55_ED50;
-/// Bytes of a fatbin's header, and of an entry's, at the least: whatever an image says, each step through it is as long.
+/// Minimum sizes of the headers of a fatbin and of an entry, bytes. They guarantee progress through any image.
 const HEADER: usize = 16;
 const ENTRY: usize = 64;
 pub const KIND_TEXT: u16 = 1;
@@ -42,14 +42,14 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// What is scanned is counted where tests look at it.
+/// Counts scanned bytes, for tests.
 mod work {
     #[cfg(test)]
     thread_local! {
         pub static BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
-    /// So many bytes were looked at.
+    /// Adds to the number of scanned bytes.
     #[inline]
     pub fn count(_bytes: usize) {
         #[cfg(test)]
@@ -57,35 +57,36 @@ mod work {
     }
 }
 
-/// Bytes that may still be looked at. What an image names can overlap, and what is compressed can be far longer than the
-/// image: the scan must end in time linear in the image's length all the same.
+/// Bytes that may still be scanned. Items in an image can overlap, and compressed code can be far longer than the
+/// image; the budget keeps the scan linear in the image's length.
 pub struct Budget(u64);
 
-/// Variables of an image that the log names.
+/// Maximum number of an image's variables that are logged.
 const NAMED: usize = 16;
 
-/// Bytes that count for a relocation.
+/// Bytes charged for a relocation.
 const RELOCATION: u64 = 16;
 
 impl Budget {
-    /// For names in an image: they may overlap a little.
+    /// For names in an image, which may overlap slightly.
     pub fn of_names(image: &[u8]) -> Budget {
         Budget(4 * image.len() as u64)
     }
 
-    /// For code that is compressed: as much as compilers' output shrinks, and a small image may shrink more.
+    /// For compressed code: the ratios that compiler output reaches, plus an allowance for small images, which may
+    /// exceed them.
     pub fn of_code(image: &[u8]) -> Budget {
         Budget((64 << 20) + 64 * image.len() as u64)
     }
 
-    /// `None` when it is spent.
+    /// `None` if it is exhausted.
     pub fn spend(&mut self, bytes: u64) -> Option<()> {
         self.0 = self.0.checked_sub(bytes)?;
         Some(())
     }
 }
 
-/// The entries of a fatbin, or of several behind one another.
+/// The entries of a fatbin, or of several concatenated ones.
 pub fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
     let mut found = Vec::new();
     while bytes.len() >= HEADER && field(bytes, 0).map(u32::from_le_bytes) == Some(FATBIN) {
@@ -126,7 +127,7 @@ pub fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
 }
 
 impl<'a> Entry<'a> {
-    /// Whether it is code that a device of a compute capability (`10 * major + minor`) runs.
+    /// Whether a device of a compute capability (`10 * major + minor`) runs this code.
     pub fn fits(&self, arch: u32) -> bool {
         self.kind == KIND_CUBIN && self.arch / 10 == arch / 10 && self.arch <= arch
     }
@@ -156,7 +157,7 @@ impl<'a> Entry<'a> {
 /// Whether a variable is never written: literals, tables of NVIDIA's own device libraries (CUDA math, cuRAND), and the
 /// empty objects that NVIDIA's C++ libraries define in each file that includes them.
 pub fn is_constant(name: &str, size: u64) -> bool {
-    // Literals of nvcc and of LLVM; then constants of a header that nvcc includes in each file, and of CuPy's headers.
+    // Literals of nvcc and LLVM, then constants of a header that nvcc includes in each file and of CuPy's headers.
     const LITERALS: [&str; 7] = [
         "$str",
         "_$_str",
@@ -192,7 +193,7 @@ pub fn is_constant(name: &str, size: u64) -> bool {
     begins(&LITERALS) || begins(&TABLES) || is_empty()
 }
 
-/// Whether no kernel of a cubin can change what another kernel sees of the cubin.
+/// Whether no kernel of a cubin can change state of the cubin that another kernel sees.
 fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
@@ -232,16 +233,16 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
         tracing::debug!(?kept, "kernels may write variables");
         return Some(false);
     }
-    // Variables without names would be nobody's known constants.
+    // Variables without names cannot be recognized as constants.
     Some(writable.is_empty() || named > 0)
 }
 
-/// Whether a text for the driver's compiler declares no variable that kernels could write: `.global` that begins a
-/// statement. (`.const` is the host's to write, and behind a dot it is part of an instruction.)
+/// Whether a PTX text declares no variable that kernels could write: looks for `.global` at the beginning of a
+/// statement. (Only the host writes `.const` variables, and after a dot, `.global` is part of an instruction.)
 fn is_constant_text(bytes: &[u8]) -> bool {
     let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'}' | b'{' | b'/');
-    // Up to where the text has been looked at. A declaration is known by the words at its end, so that further `.global`
-    // within it, as a comment may have any number of, say nothing new.
+    // End of the text scanned so far. Only the words at a declaration's end matter, so further `.global` within it, of
+    // which a comment may contain any number, are skipped.
     let mut seen = 0;
     memchr::memmem::find_iter(bytes, b".global").all(|at| {
         let before = &bytes[..at];
@@ -258,8 +259,8 @@ fn is_constant_text(bytes: &[u8]) -> bool {
     })
 }
 
-/// Name and length of an array of bytes that a statement declares, and where the name ends; any other variable has
-/// length 0.
+/// Name and size of the byte array that a statement declares, and the position after the name; the size is 0 for any
+/// other variable.
 fn declared(statement: &[u8]) -> Option<(&str, u64, usize)> {
     let end = statement
         .iter()
@@ -281,9 +282,9 @@ fn declared(statement: &[u8]) -> Option<(&str, u64, usize)> {
     Some((name, size, end))
 }
 
-/// Whether no kernel of a cubin can come by the address of a variable, of a function or of memory that kernels allocate, and
-/// leave it in memory for a later one: the compiler puts such addresses, those of `malloc` and of tables of virtual functions
-/// included, into constant banks 2 and 4 (as nvcc 13.0 does for sm_90).
+/// Whether no kernel of a cubin can obtain the address of a variable, of a function or of memory that kernels allocate,
+/// and leave it in memory for a later kernel. The compiler puts such addresses, including those of `malloc` and of
+/// virtual function tables, into constant banks 2 and 4 (as nvcc 13.0 does for sm_90).
 fn takes_no_addresses_cubin(bytes: &[u8]) -> Option<bool> {
     const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
@@ -298,7 +299,8 @@ fn takes_no_addresses_cubin(bytes: &[u8]) -> Option<bool> {
     Some(true)
 }
 
-/// The same of a text for the driver's compiler: by the words that such code has.
+/// Whether no kernel of a PTX text can obtain such an address (see [`takes_no_addresses_cubin`]), judged by the
+/// keywords that such code needs.
 fn takes_no_addresses_text(bytes: &[u8]) -> bool {
     const WORDS: [&[u8]; 5] = [
         b"malloc",
@@ -311,13 +313,14 @@ fn takes_no_addresses_text(bytes: &[u8]) -> bool {
     !WORDS.iter().any(has)
 }
 
-/// Whether all that a device of a compute capability (`10 * major + minor`) would run of an image keeps nothing between
-/// launches.
+/// Whether all code of an image that a device of a compute capability (`10 * major + minor`) would run keeps no state
+/// between launches.
 pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
     of_all_code(image, arch, is_constant_cubin, is_constant_text)
 }
 
-/// Whether it also cannot leave addresses of its own in memory, so that loaded elsewhere it finds what it left.
+/// Whether the code moreover cannot store its own addresses in memory, so that data it left stays valid after a reload
+/// elsewhere.
 pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
     let of_cubin =
         |bytes: &[u8]| Some(is_constant_cubin(bytes)? && takes_no_addresses_cubin(bytes)?);
@@ -325,10 +328,10 @@ pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
     of_all_code(image, arch, of_cubin, of_text)
 }
 
-/// Whether the kernels of a cubin leave no addresses in memory that mean something else when it is loaded elsewhere: where
-/// it has addresses of functions, as tables of virtual functions or for memory that kernels allocate, they are those of
-/// assertions and of `printf`, which the driver provides. Addresses of literals and of variables are not counted: a kernel
-/// that is launched once more takes them anew.
+/// Whether the kernels of a cubin store no addresses in memory that become invalid when it is reloaded elsewhere. The
+/// function addresses it refers to (as for virtual function tables or memory that kernels allocate) may only be those
+/// of assertions and of `printf`, which the driver provides. Addresses of literals and variables are ignored, because a
+/// kernel obtains them anew at its next launch.
 fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
     const HARMLESS: [&str; 2] = ["__assertfail", "vprintf"];
     const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
@@ -362,23 +365,24 @@ fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
     Some(true)
 }
 
-/// The same of a text for the driver's compiler, by the words that such code has.
+/// Whether the kernels of a PTX text store no such addresses (see [`stores_nothing_cubin`]), judged by the keywords
+/// that such code needs.
 fn stores_nothing_text(bytes: &[u8]) -> bool {
     const WORDS: [&[u8]; 3] = [b"malloc", b".callprototype", b".calltargets"];
     let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
     !WORDS.iter().any(has)
 }
 
-/// What of an image is lost when it is loaded elsewhere between two launches of its kernels.
+/// State of an image that is lost if it is reloaded elsewhere between two launches of its kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaves {
-    /// Its kernels may write its variables, whose content a new load does not have.
+    /// Its kernels may write its variables, and a new load resets them.
     pub variables: bool,
-    /// They may store addresses of its functions, or of memory that they allocate, which nothing can translate.
+    /// Its kernels may store addresses of its functions, or of memory that they allocate; these cannot be translated.
     pub addresses: bool,
 }
 
-/// What the code of an image that a device of a compute capability (`10 * major + minor`) would run leaves in it.
+/// State left by the code of an image that a device of a compute capability (`10 * major + minor`) would run.
 pub fn leaves(image: &[u8], arch: u32) -> Leaves {
     Leaves {
         variables: !keeps_nothing(image, arch),
@@ -402,7 +406,7 @@ fn of_all_code(
         return of_text(image);
     }
     let runs = |entry: &Entry<'_>| entry.fits(arch);
-    // The driver compiles where no cubin fits, and any may be the one it takes.
+    // If no cubin fits, the driver compiles a text, and it may choose any of them.
     let compiled = !entries.iter().any(runs);
     let mut code = entries
         .iter()
@@ -425,8 +429,8 @@ fn of_all_code(
         })
 }
 
-/// Whether kernels that devices of these compute capabilities (`10 * major + minor`) would run of an image may call
-/// device `printf`. Code that cannot be read, or only beyond the [`Budget`], counts as printing.
+/// Whether kernels of an image that devices of these compute capabilities (`10 * major + minor`) would run may call
+/// device `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
 pub fn prints(image: &[u8], archs: &[u32]) -> bool {
     let calls = |code: &[u8]| memchr::memmem::find(code, b"vprintf").is_some();
     if calls(image) {
@@ -441,7 +445,7 @@ pub fn prints(image: &[u8], archs: &[u32]) -> bool {
     let mut budget = Budget::of_code(image);
     let runs = |arch: &u32| entries.iter().any(|entry| entry.fits(*arch));
     entries.iter().any(|entry| match entry.kind {
-        // The driver may compile it even where code fits: the client can ask for that.
+        // The driver may compile a text even if a cubin fits: the client can request that.
         KIND_TEXT => entry
             .content(&mut budget)
             .is_none_or(|text| !text.is_ascii() || calls(&text)),
@@ -449,16 +453,16 @@ pub fn prints(image: &[u8], archs: &[u32]) -> bool {
             .content(&mut budget)
             .is_none_or(|code| !code.starts_with(ELF) || calls(&code)),
         KIND_CUBIN => false,
-        // An intermediate language, which is compiled where no code fits.
+        // An intermediate language, compiled if no cubin fits.
         _ => !archs.iter().all(runs),
     })
 }
 
-/// Whether code that devices of these compute capabilities (`10 * major + minor`) would run of an image has all these
-/// strings. Code that cannot be read, or only beyond the [`Budget`], may have them.
+/// Whether code of an image that devices of these compute capabilities (`10 * major + minor`) would run contains all
+/// these strings. Code that is unreadable, or exceeds the [`Budget`], counts as containing them.
 pub fn holds(image: &[u8], archs: &[u32], strings: &[&[u8]]) -> bool {
     let in_text = |code: &[u8], string: &[u8]| {
-        // A literal of a text is a list of its bytes.
+        // In a text, a literal is written as a list of bytes.
         let bytes: Vec<String> = string.iter().map(u8::to_string).collect();
         memchr::memmem::find(code, bytes.join(", ").as_bytes()).is_some()
     };
@@ -575,7 +579,7 @@ mod tests {
             let packed = lz4_flex::block::compress(text.as_bytes());
             let image = fatbin(&packed, LZ4, text.len(), KIND_TEXT, 75);
             assert_eq!(keeps_nothing(&image, 90), expected);
-            // Of another length than it says.
+            // The size differs from the declared one.
             assert!(!keeps_nothing(
                 &fatbin(&packed, LZ4, text.len() + 1, KIND_TEXT, 75),
                 90
@@ -597,7 +601,7 @@ mod tests {
 
     #[test]
     fn printing_code_is_found_however_it_is_packed() {
-        // Parts of the name come before it, so that packed code does not have it as it is.
+        // The name is preceded by parts of itself, so that the compressed code does not contain it verbatim.
         const NAME: &str = "vpri_ vprin_ rintf vprintf";
         let text = format!("{}// {NAME} {NAME}\n", KERNEL.repeat(9));
         let code = [ELF, NAME.as_bytes(), &[0; 600]].concat();
@@ -617,7 +621,7 @@ mod tests {
                     let behind = [fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75), image].concat();
                     assert_eq!(prints(&behind, &[100, 86]), expected, "{kind} {flags:#x}");
                 }
-                // What no device runs prints nothing, however it is packed.
+                // Code that no device runs does not count, however it is packed.
                 let other = fatbin(&lz4, LZ4, content.len(), KIND_CUBIN, 80);
                 if kind == KIND_CUBIN {
                     assert!(!prints(&other, &[90, 75]));
@@ -634,18 +638,18 @@ mod tests {
         let packed = |flags, whole, kind| fatbin(&lz4, flags, whole, kind, 75);
         assert!(!prints(&packed(LZ4, KERNEL.len(), KIND_TEXT), &[75]));
         for unreadable in [
-            // Of another length than it says, or packed in another way.
+            // The size or the compression differs from the declared one.
             packed(LZ4, KERNEL.len() - 1, KIND_TEXT),
             packed(ZSTD, KERNEL.len(), KIND_TEXT),
             packed(0x1000, KERNEL.len(), KIND_CUBIN),
             packed(LZ4, 1 << 40, KIND_CUBIN),
-            // A kind that is not known.
+            // An unknown kind.
             packed(LZ4, KERNEL.len(), 0x10),
             fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75)[..120].to_vec(),
         ] {
             assert!(prints(&unreadable, &[75]));
         }
-        // Beyond the budget.
+        // Exceeds the budget.
         let whole = vec![b' '; 16 << 20];
         let bomb = fatbin(
             &lz4_flex::block::compress(&whole),
@@ -661,7 +665,7 @@ mod tests {
 
     #[test]
     fn code_for_this_device_comes_before_text() {
-        // It is no cubin, so nothing is known of it; for another device it does not count.
+        // The content is no valid cubin and so cannot be analyzed; for another device it does not count.
         let mut image = fatbin(KERNEL.as_bytes(), 0, 0, KIND_TEXT, 75);
         image.extend(fatbin(b"junk", 0, 0, KIND_CUBIN, 80));
         assert!(keeps_nothing(&image, 90));
@@ -675,7 +679,7 @@ mod tests {
         assert!(!keeps_nothing(&own, 90));
     }
 
-    /// Bytes that are looked at to judge an image.
+    /// Number of bytes scanned to analyze an image.
     fn work_of(image: &[u8]) -> usize {
         work::BYTES.set(0);
         keeps_nothing(image, 90);
@@ -743,7 +747,7 @@ mod tests {
             addresses: true,
         };
         assert_eq!(of(&format!(".global .u32 counter;\n{call}")), both);
-        // What cannot be read may leave anything.
+        // Unreadable code counts as leaving everything.
         assert_eq!(leaves(b"\x7fELF but none", 90), both);
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(leaves(&own, 90), both);
@@ -762,7 +766,7 @@ mod tests {
             }
             image[table + 64 + 4] = 3;
             assert_eq!(leaves(&image, 90), NOTHING, "{table}");
-            // A section that kernels may write, without names.
+            // A writable section without symbols.
             let mut kept = image.clone();
             kept.splice(40..48, (table as u64 + 16).to_le_bytes());
             kept.splice(table..table, *b"\0.nv.global\0\0\0\0\0");
@@ -777,7 +781,7 @@ mod tests {
     #[test]
     fn names_that_overlap_are_not_read_without_bound() {
         const SECTIONS: usize = 2000;
-        // One name of 64 KiB that all sections have.
+        // One name of 64 KiB shared by all sections.
         let names = [vec![b'x'; 64 << 10], vec![0]].concat();
         let table = 64 + names.len().next_multiple_of(8);
         let mut image = vec![0; table + SECTIONS * 64];

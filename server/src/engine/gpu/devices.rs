@@ -20,17 +20,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Streams made ahead: creating one while another client's kernels run can block until they are done.
+/// Streams created ahead of use: creating one while another client's kernels run can block until they complete.
 const STREAMS_AHEAD: usize = 32;
 
 /// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
 /// first module that allocates is loaded.
 const DEVICE_HEAP: usize = 512 << 20;
 
-/// Pause between two looks whether others are done with a context.
+/// Poll interval while other threads still use a context that is to be closed.
 const GRACE: Duration = Duration::from_micros(100);
 
-/// Local memory for kernels that are not known to be launched may take this part of a device.
+/// Local memory reserved for kernels that may never be launched is limited to this fraction (1/`LOCAL_AHEAD`) of a
+/// device's memory.
 const LOCAL_AHEAD: u64 = 100;
 
 /// A mapping of device memory at an address of the device arena.
@@ -46,10 +47,11 @@ pub struct Grant {
     paid: Mutex<Paid>,
 }
 
-/// A descriptor of physical memory, which holds it as long as somebody has it open.
+/// Exports physical memory as a descriptor (`cuMemExportToShareableHandle`), which holds the memory while
+/// it is open in any process.
 ///
 /// # Errors
-/// The driver's.
+/// Driver errors.
 pub fn export(driver: &Driver, handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
     let mut raw = -1;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -61,31 +63,31 @@ pub fn export(driver: &Driver, handle: CUmemGenericAllocationHandle) -> Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Who pays for a grant.
+/// The account that pays for a grant, and its possible successors.
 #[derive(Debug)]
 struct Paid {
-    /// Its length, counted until the driver has the memory back.
+    /// Charge for its length, held until the driver has released the memory.
     charge: Charge,
-    /// Sessions that have opened a part of it, once for each part.
+    /// Sessions that have opened parts of it, one entry per part.
     openers: Vec<Account>,
 }
 
 impl Grant {
-    /// A descriptor of the memory, which holds it as long as somebody has it open.
+    /// Exports the memory as a descriptor, which holds it while it is open in any process.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn export(&self, driver: &Driver) -> Result<OwnedFd, CUresult> {
         export(driver, self.handle)
     }
 
-    /// A session has opened a part of it.
+    /// Notes that a session has opened a part of it.
     pub fn opened_by(&self, account: &Account) {
         self.paid.lock().openers.push(account.clone());
     }
 
-    /// A session that has it, or has opened a part of it, gives that up. If it has paid so far, one that goes on having it
-    /// pays from now on.
+    /// Removes one use by a session that owns the grant or has opened a part of it. If that session paid for the grant,
+    /// the charge moves to a session that still uses it.
     pub fn left_by(&self, account: &Account) {
         let mut paid = self.paid.lock();
         let Paid { charge, openers } = &mut *paid;
@@ -109,39 +111,39 @@ pub struct Device {
     pub name: String,
     /// Its UUID.
     pub uuid: CUuuid,
-    /// Where it is on the bus, such as `0000:00:06.0`.
+    /// PCI address, such as `0000:00:06.0`.
     pub pci: String,
     /// Bytes of its memory.
     pub memory: u64,
     /// Its compute capability, `10 * major + minor`.
     pub capability: u32,
-    /// Threads that it has room for at a time.
+    /// Maximum number of resident threads.
     pub threads: u64,
-    /// The server's number of it.
+    /// Server's ordinal.
     pub ordinal: Ordinal,
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     main: Context,
-    /// Further contexts, made when they are needed and closed when nobody has anything there.
+    /// Annex contexts, created when needed and closed when no session uses them.
     annexes: [RwLock<Arc<Context>>; SIDES - 1],
-    /// The driver has had no memory for somebody.
+    /// The driver ran out of memory for an allocation.
     short: AtomicBool,
 }
 
-/// A context of a device, and what belongs to it.
+/// A context of a device, with its streams, limits and flag kernel.
 #[derive(Debug)]
 struct Context {
-    /// No other context of the server's has it.
+    /// Unique among all contexts of the server.
     id: u32,
     raw: OnceLock<CUcontext>,
     streams: KeptStreams,
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
     flag_kernel: OnceLock<FlagKernel>,
-    /// Bytes of local memory that each thread has.
+    /// Bytes of local memory per thread that the driver has reserved.
     local: AtomicU32,
-    /// Bytes that it should have when next nothing is in flight.
+    /// Bytes of local memory per thread to reserve at the next quiescent point.
     wanted_local: AtomicU32,
 }
 
@@ -162,7 +164,7 @@ impl Default for Context {
 }
 
 impl Context {
-    /// Makes it current, once it is made; whether it is.
+    /// Makes it current if it has been created. Returns whether it has.
     #[inline]
     fn make_current(&self, driver: &Driver) -> Result<bool, CUresult> {
         if CURRENT.get() == self.id {
@@ -176,7 +178,7 @@ impl Context {
         Ok(true)
     }
 
-    /// Makes what a context begins with, which is current.
+    /// Creates the initial streams, limits and flag kernel of the current context.
     fn furnish(&self, driver: &Driver) -> Result<(), CUresult> {
         let mut ahead = Vec::new();
         for _ in 0..=STREAMS_AHEAD {
@@ -197,7 +199,7 @@ impl Context {
             self.local.fetch_max(local_of(stack), Ordering::Relaxed);
         }
         let _ = self.first_limits.set(first);
-        // The driver takes no larger heap once a module that allocates on the device is loaded, be it another client's.
+        // The driver accepts no larger heap once any client's module that allocates on the device is loaded.
         if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
             tracing::debug!(%status, "the heap of device code stays as it is");
         }
@@ -211,12 +213,12 @@ impl Context {
     }
 }
 
-/// Bytes of local memory, by a limit of the driver's.
+/// Converts a limit of the driver, bytes of local memory.
 fn local_of(bytes: u64) -> u32 {
     bytes.try_into().unwrap_or(u32::MAX)
 }
 
-/// The context of a side, for a while: an annex is not closed before.
+/// Reference to a side's context; it keeps an annex from being closed.
 enum Lent<'a> {
     Main(&'a Context),
     Annex(Arc<Context>),
@@ -234,15 +236,15 @@ impl Deref for Lent<'_> {
     }
 }
 
-/// The devices that a server serves, at most [`MAX_DEVICES`].
+/// The devices of a server, at most [`MAX_DEVICES`].
 #[derive(Debug)]
 pub struct Devices(Vec<Device>);
 
 impl Devices {
-    /// Reads what the driver's devices are; makes no context.
+    /// Reads the properties of the driver's devices; creates no context.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn read(driver: &Driver, count: usize) -> Result<Devices, CUresult> {
         (0..count.min(MAX_DEVICES) as u8)
             .map(|ordinal| Device::new(driver, Ordinal::of_device(ordinal)))
@@ -253,30 +255,30 @@ impl Devices {
     /// The device of an ordinal that a client named.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_DEVICE` when there is none.
+    /// `CUDA_ERROR_INVALID_DEVICE` if there is no such device.
     pub fn get(&self, ordinal: u32) -> Result<&Device, CUresult> {
         let device = usize::try_from(ordinal).ok().and_then(|at| self.0.get(at));
         device.ok_or(CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// The device whose part of the device arena an address is in.
+    /// The device to whose part of the device arena an address belongs.
     pub fn of_address(&self, address: u64) -> Option<Ordinal> {
         let part = address.checked_sub(DEVICE_ARENA)? / DEVICE_ARENA_STRIDE;
         let device = self.get(part.try_into().ok()?).ok()?;
         Some(device.ordinal)
     }
 
-    /// All of them, by ordinal.
+    /// All devices, by ordinal.
     pub fn iter(&self) -> std::slice::Iter<'_, Device> {
         self.0.iter()
     }
 
-    /// The first.
+    /// The first device.
     pub fn first(&self) -> Option<&Device> {
         self.0.first()
     }
 
-    /// How many there are.
+    /// Number of devices.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -295,14 +297,14 @@ thread_local! {
     static CURRENT: Cell<u32> = const { Cell::new(NONE) };
 }
 
-/// No context of [`Context::id`] is known to be current.
+/// Marks that no context with a [`Context::id`] is known to be current.
 const NONE: u32 = 0;
 
 impl Device {
-    /// Reads what a device is; makes no context.
+    /// Reads a device's properties; creates no context.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     fn new(driver: &Driver, ordinal: Ordinal) -> Result<Device, CUresult> {
         let mut raw = 0;
         driver.device_get(&mut raw, ordinal.index() as i32)?;
@@ -347,12 +349,12 @@ impl Device {
         })
     }
 
-    /// The context, once it is made.
+    /// The context of the side that the calling thread has entered, once it is created.
     pub fn context(&self) -> Option<CUcontext> {
         self.side().raw.get().copied()
     }
 
-    /// What the side that the calling thread works on has of it.
+    /// The device's context of the side that the calling thread has entered.
     #[inline]
     fn side(&self) -> Lent<'_> {
         match side::entered().annex() {
@@ -361,11 +363,11 @@ impl Device {
         }
     }
 
-    /// Makes the context of the side that the calling thread works on, and what goes with it, once. Takes a few hundred
-    /// milliseconds.
+    /// Creates the context of the side that the calling thread has entered, unless it exists, with its initial streams
+    /// and the main context. Takes a few hundred milliseconds.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn attach(&self, driver: &Driver) -> Result<(), CUresult> {
         let _starting = self.starting.lock();
         self.make_main(driver)?;
@@ -387,7 +389,7 @@ impl Device {
             self.name
         );
         let mut context = CUcontext::NULL;
-        // What the driver makes is current afterwards.
+        // The driver makes a new context current.
         CURRENT.set(NONE);
         driver
             .context
@@ -414,7 +416,7 @@ impl Device {
         );
         driver.primary_ctx_set_flags(self.raw, CU_CTX_SCHED_SPIN)?;
         let mut context = CUcontext::NULL;
-        // What the driver makes is current afterwards.
+        // The driver makes a new context current.
         CURRENT.set(NONE);
         driver.primary_ctx_retain(&mut context, self.raw)?;
         driver.ctx_set_current(context)?;
@@ -438,7 +440,7 @@ impl Device {
         Ok(())
     }
 
-    /// Whether it has a context of this side.
+    /// Whether the device has a context on this side.
     pub fn has(&self, side: Side) -> bool {
         match side.annex() {
             None => self.is_attached(),
@@ -446,19 +448,20 @@ impl Device {
         }
     }
 
-    /// Whether the driver has had no memory for somebody since this was last asked.
+    /// Whether an allocation failed for lack of device memory since the last call.
     pub fn was_short(&self) -> bool {
         self.short.swap(false, Ordering::Relaxed)
     }
 
-    /// Ends the context of an annex, in which nobody has anything; who needs one next makes another.
+    /// Destroys the context of an annex, which no session may be using. The next session on that side creates a new
+    /// one.
     pub fn close_annex(&self, driver: &Driver, side: Side) {
         let Some(annex) = side.annex().map(|annex| &self.annexes[annex]) else {
             return;
         };
         let _starting = self.starting.lock();
         let old = std::mem::take(&mut *annex.write());
-        // Who asks how it is does so for a moment.
+        // Threads that query its state hold it only briefly.
         while Arc::strong_count(&old) > 1 {
             std::thread::sleep(GRACE);
         }
@@ -474,25 +477,25 @@ impl Device {
         if let Err(status) = driver.context.ctx_destroy(context) {
             tracing::warn!(%status, "the context stays");
         }
-        // Of those that the driver has for the calling thread.
+        // The driver has changed the calling thread's context.
         CURRENT.set(NONE);
     }
 
-    /// The kernel that writes marks, if the driver took it.
+    /// The kernel that writes completion markers, if the driver could load it.
     pub fn flag_kernel(&self) -> Option<FlagKernel> {
         self.side().flag_kernel.get().copied()
     }
 
-    /// Makes this device's context the calling thread's.
+    /// Makes this device's context current for the calling thread (`cuCtxSetCurrent`).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_DEVICE` when no client has attached to the device.
+    /// `CUDA_ERROR_INVALID_DEVICE` if no client has attached to the device.
     #[inline]
     pub fn make_current(&self, driver: &Driver) -> Result<(), CUresult> {
         if self.side().make_current(driver)? {
             return Ok(());
         }
-        // A session that has come to an annex may use a device that was attached to before.
+        // A session that has moved to an annex may use a device attached to before the move.
         if !self.is_attached() {
             return Err(CUDA_ERROR_INVALID_DEVICE);
         }
@@ -503,25 +506,28 @@ impl Device {
         }
     }
 
-    /// Whether the driver takes more memory from the device when a kernel is launched whose threads have so many bytes of
-    /// local memory: it then waits until nothing is in flight. As many as the limit of the stack says are there already.
+    /// Whether the driver must take more memory from the device to launch a kernel that needs `local` bytes of local
+    /// memory per thread; the launch then waits until nothing is in flight. The stack limit's bytes are reserved in
+    /// advance.
     #[inline]
     pub fn grows(&self, local: u32) -> bool {
         local > self.side().local.load(Ordering::Relaxed)
     }
 
-    /// Each thread has so many bytes of local memory from now on: such a kernel was launched, or the limit was raised.
+    /// Notes that each thread now has `local` bytes of local memory, because such a kernel was launched or the limit
+    /// raised.
     pub fn has_grown(&self, local: u64) {
         let local = local_of(local);
         self.side().local.fetch_max(local, Ordering::Relaxed);
     }
 
-    /// A kernel that needs so many bytes of local memory for each thread is about to be launched.
+    /// Requests `local` bytes of local memory per thread, because a kernel that needs them is about to be launched.
     pub fn want_local(&self, local: u32) {
         self.side().wanted_local.fetch_max(local, Ordering::Relaxed);
     }
 
-    /// A kernel that needs so many may be launched some time: they are not worth much memory.
+    /// Requests `local` bytes of local memory per thread for a kernel that may be launched later, unless that takes too
+    /// much memory.
     pub fn want_local_ahead(&self, local: u32) {
         let first = self.first_limit(CU_LIMIT_STACK_SIZE).unwrap_or(0);
         let more = u64::from(local).saturating_sub(first);
@@ -530,8 +536,8 @@ impl Device {
         }
     }
 
-    /// Takes the local memory that is wanted from the device, by the limit of the stack: a launch that needs no more waits
-    /// for nobody. To be called while nothing is in flight; what cannot be had is left to the launch.
+    /// Reserves the requested local memory by raising the stack limit, so that launches that need no more do not stall.
+    /// To be called while nothing is in flight. If the driver refuses, the launch itself reserves the memory.
     pub fn meet_local(&self, driver: &Driver) {
         let wanted = self.side().wanted_local.swap(0, Ordering::Relaxed);
         if !self.grows(wanted) || self.make_current(driver).is_err() {
@@ -545,10 +551,10 @@ impl Device {
         }
     }
 
-    /// How it can be parted.
+    /// The device's partition into groups of multiprocessors.
     ///
     /// # Errors
-    /// The driver's, each time the same.
+    /// Driver errors, the same one on each call.
     pub fn partition(&self, driver: &Driver) -> Result<&Arc<Partition>, CUresult> {
         let made = || Partition::new(driver, self.raw).map(Arc::new);
         self.partition
@@ -557,10 +563,10 @@ impl Device {
             .map_err(|status| *status)
     }
 
-    /// Makes a part of this device the calling thread's, until a context is made current the next time.
+    /// Makes a green context of this device current for the calling thread, until another context is made current.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn make_part_current(&self, driver: &Driver, green: &Green) -> Result<(), CUresult> {
         match green.context() {
             None => self.make_current(driver),
@@ -571,12 +577,12 @@ impl Device {
         }
     }
 
-    /// What a limit was before any client set it.
+    /// Initial value of a limit, before any client set it.
     pub fn first_limit(&self, limit: CUlimit) -> Option<u64> {
         *self.side().first_limits.get()?.get(limit as usize)?
     }
 
-    /// Whether it has a context. One of another side is made when it is needed.
+    /// Whether it has a main context. Contexts of other sides are created when needed.
     pub fn is_attached(&self) -> bool {
         self.main.raw.get().is_some()
     }
@@ -593,11 +599,11 @@ impl Device {
         }
     }
 
-    /// Device memory of at least `len` bytes, mapped and accessible, and counted with all that it is rounded up to.
-    /// Blocks on no other client's work.
+    /// Allocates at least `len` bytes of device memory, mapped and accessible; the rounded-up size is charged. Does not
+    /// wait for other clients' work.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's; nothing is counted or held then.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors; then nothing is charged or held.
     pub fn grant(&self, driver: &Driver, account: &Account, len: u64) -> Result<Grant, CUresult> {
         self.make_current(driver)?;
         let len = self
@@ -624,10 +630,10 @@ impl Device {
         }
     }
 
-    /// Memory that another server has granted, at its address.
+    /// Maps memory granted by an earlier server at its old address.
     ///
     /// # Errors
-    /// As [`Device::grant`]; `CUDA_ERROR_INVALID_VALUE` where no server grants any, or did so already.
+    /// As [`Device::grant`]; `CUDA_ERROR_INVALID_VALUE` if the addresses cannot be a grant's or are already in use.
     pub fn adopt(
         &self,
         driver: &Driver,
@@ -652,7 +658,7 @@ impl Device {
         }
     }
 
-    /// Maps memory for this device; the handle is released where that fails.
+    /// Maps physical memory with access for this device; releases the handle on failure.
     fn map(
         &self,
         driver: &Driver,
@@ -698,10 +704,10 @@ impl Device {
         }
     }
 
-    /// Gives this device access to memory of another.
+    /// Gives this device access to memory of another device (`cuMemSetAccess`).
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn may_use(&self, driver: &Driver, grant: &Grant) -> Result<(), CUresult> {
         let access = CUmemAccessDesc {
             location: CUmemLocation {
@@ -713,10 +719,10 @@ impl Device {
         driver.mem_set_access(grant.start, grant.len as usize, &access, 1)
     }
 
-    /// Gives memory back to the driver. No work may touch it any more.
+    /// Returns memory to the driver. No work may access it any more.
     ///
     /// # Errors
-    /// The driver's; the addresses then stay taken.
+    /// Driver errors; the addresses then remain taken.
     pub fn revoke(&self, driver: &Driver, grant: Grant) -> Result<(), CUresult> {
         self.make_current(driver)?;
         driver.mem_unmap(grant.start, grant.len as usize)?;
@@ -725,15 +731,15 @@ impl Device {
         Ok(())
     }
 
-    /// Whether a stream of this priority was kept.
+    /// Whether a kept stream of this priority is available.
     pub fn has_stream(&self, priority: i32) -> bool {
         self.side().streams.has(priority)
     }
 
-    /// A non-blocking stream, a kept one if there is one.
+    /// Returns a non-blocking stream: a kept one if available, else a new one.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
         if let Some(stream) = self.side().streams.take(priority) {
             return Ok(stream);
@@ -752,7 +758,7 @@ impl Device {
         }
     }
 
-    /// Streams that are kept, those in parts of the device included, and parts.
+    /// Number of kept streams, including those in green contexts, and number of green contexts.
     pub fn kept(&self) -> (usize, usize) {
         let parted = self.partition.get().and_then(|parted| parted.as_ref().ok());
         let (streams, parts) = parted.map_or((0, 0), |partition| partition.kept());
@@ -764,10 +770,10 @@ impl Device {
         (own + streams, parts)
     }
 
-    /// Has the GPU copy a word of device memory to registered memory, and then write a flag.
+    /// Makes the GPU copy a word of `len` bytes from device memory to registered memory, then write a flag.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn read_word(
         &self,
         driver: &Driver,
@@ -782,13 +788,13 @@ impl Device {
         driver.stream_write_value32(stream, flag, value, 0)
     }
 
-    /// Launches a kernel and waits for it: after the driver was asked for functions, the next launch, whosever it is, waits
-    /// until nothing is in flight. Nothing else is.
+    /// Launches the flag kernel and waits for it. After function look-ups, the driver makes the next launch of any
+    /// session wait until nothing is in flight; here nothing else is in flight.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn launch_something(&self, driver: &Driver, scratch: CUdeviceptr) -> Result<(), CUresult> {
-        // Not what comes after an annex that was closed meanwhile.
+        // Use only the existing context: an annex that was closed meanwhile has a new, empty one.
         let side = self.side();
         let (Some(kernel), Some(probe)) = (side.flag_kernel.get(), side.probe.get()) else {
             return Ok(());

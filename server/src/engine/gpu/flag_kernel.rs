@@ -1,15 +1,16 @@
-//! A kernel of the server's own that writes a client's flag.
+//! The server's own kernel that writes a client's flag.
 //!
-//! The operation of a stream that writes a word (`cuStreamWriteValue32`) is later the more streams have one: with 8 that each
-//! wait for a kernel of 50 µs a round takes 6 µs longer than with one, with 32 of them 40. A kernel behind a kernel in a graph
-//! is not (docs/design/0002-marks-and-waits.md).
+//! The stream operation that writes a word (`cuStreamWriteValue32`) is delayed more the more streams use it: with 8
+//! streams that each wait for a kernel of 50 µs, a round takes 6 µs longer than with one stream; with 32 streams, 40
+//! µs. A kernel that follows a kernel in a graph is not delayed (docs/design/0002-marks-and-waits.md).
 
 use crate::engine::base::driver::{Driver, packed};
 use mpsshim_api::cuda::*;
 use std::ffi::CStr;
 
-/// Writes the word behind whatever came before it. The barrier is for all of the system and cumulative, so that who sees
-/// the word sees what the kernels before it in its stream wrote (PTX ISA, Memory Consistency Model).
+/// Writes the word after all preceding work of the stream. The barrier is cumulative and has system scope, so that an
+/// observer of the word also sees the writes of the preceding kernels in the stream (PTX ISA, Memory Consistency
+/// Model).
 const PTX: &CStr = c".version 7.0
 .target sm_50
 .address_size 64
@@ -25,7 +26,7 @@ const PTX: &CStr = c".version 7.0
 }
 ";
 
-/// The kernel, loaded on a device; its module goes with the device's context.
+/// The kernel, loaded on a device; its module is destroyed with the device's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagKernel(CUfunction);
 
@@ -35,21 +36,21 @@ struct Params {
     value: u32,
 }
 
-/// Bytes of the parameters; the structure's end is padded.
+/// Size of the parameters in bytes, without the structure's padding at the end.
 const PARAMS: usize = size_of::<CUdeviceptr>() + size_of::<u32>();
 
 impl FlagKernel {
-    /// Loads it into the current context, so that no later use has to.
+    /// Loads it into the current context, so that no later use has to load it.
     ///
     /// # Errors
-    /// The driver's, such as when it cannot compile.
+    /// Driver errors, such as when it cannot compile.
     pub fn load(driver: &Driver) -> Result<FlagKernel, CUresult> {
         let mut module = CUmodule::NULL;
         let (options, values) = (std::ptr::null_mut(), std::ptr::null_mut());
         driver.module_load_data_ex(&mut module, PTX.as_ptr().cast(), 0, options, values)?;
         let mut function = CUfunction::NULL;
         driver.module_get_function(&mut function, module, c"mpsshim_flag".as_ptr())?;
-        // A function is loaded when something is first asked of it.
+        // The driver loads a function at the first query of it.
         let mut registers = 0;
         driver.func_get_attribute(&mut registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function)?;
         Ok(FlagKernel(function))
@@ -58,7 +59,7 @@ impl FlagKernel {
     /// Launches it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn launch(
         self,
         driver: &Driver,
@@ -73,7 +74,7 @@ impl FlagKernel {
         driver.launch_kernel(self.0, 1, 1, 1, 1, 1, 1, 0, stream, none, extra)
     }
 
-    /// Has `give` take a launch of it that writes `value` at `address`, in the driver's form.
+    /// Calls `give` with the driver's description of a launch that writes `value` at `address`.
     pub fn with<R>(
         self,
         address: CUdeviceptr,

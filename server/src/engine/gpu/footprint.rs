@@ -1,12 +1,12 @@
-//! What an image takes on a device, for its client's memory limit: the sections that a cubin has loaded, those without
-//! content in the file included, and the variables that a text declares.
+//! Device memory that an image takes, for its client's memory limit: the loaded sections of a cubin, including those
+//! without content in the file, and the variables declared by a PTX text.
 
 use crate::engine::gpu::cubin::{Budget, KIND_CUBIN, KIND_TEXT, entries};
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, SectionFlags};
 
-/// Bytes that an image takes on a device of a compute capability (`10 * major + minor`); the most that it may take where
-/// the driver chooses. `None`: it cannot be told.
+/// Bytes that an image takes on a device of a compute capability (`10 * major + minor`), or the maximum if the driver
+/// chooses among several; `None` if it cannot be determined.
 pub fn footprint(image: &[u8], arch: u32) -> Option<u64> {
     if image.starts_with(b"\x7fELF") {
         return of_cubin(image);
@@ -29,7 +29,7 @@ pub fn footprint(image: &[u8], arch: u32) -> Option<u64> {
     Some(most)
 }
 
-/// Bytes of all sections that are loaded.
+/// Bytes of all loaded sections.
 fn of_cubin(bytes: &[u8]) -> Option<u64> {
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     let mut sum = 0u64;
@@ -53,8 +53,8 @@ fn of_text(bytes: &[u8]) -> Option<u64> {
     Some(sum)
 }
 
-/// What stands behind a state space's name up to the semicolon, for each declaration of variables in it; `None` for one that
-/// does not end. The text has no comments.
+/// For each declaration of variables in a state space, the text after the space's name up to the semicolon; `None` for
+/// an unterminated one. The text must have no comments.
 pub fn declarations<'a>(text: &'a [u8], space: &'a [u8]) -> impl Iterator<Item = Option<&'a [u8]>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -62,7 +62,7 @@ pub fn declarations<'a>(text: &'a [u8], space: &'a [u8]) -> impl Iterator<Item =
             let begin = at + memchr::memmem::find(&text[at..], space)?;
             let behind = begin + space.len();
             at = behind;
-            // Behind a dot it is part of an instruction, behind `.ptr` it says where a parameter points.
+            // After a dot it is part of an instruction; after `.ptr` it qualifies a parameter's address space.
             let before = &text[..begin];
             let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'{' | b'}');
             if before.last().is_some_and(|byte| !ends(byte))
@@ -80,7 +80,7 @@ pub fn declarations<'a>(text: &'a [u8], space: &'a [u8]) -> impl Iterator<Item =
     })
 }
 
-/// The text with a space for each comment.
+/// The text with each comment replaced by a space.
 pub fn without_comments(bytes: &[u8]) -> Vec<u8> {
     let (mut text, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {
@@ -100,7 +100,8 @@ pub fn without_comments(bytes: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Bytes of what stands between `.global` and the semicolon: attributes, a type, names with dimensions and initializers.
+/// Bytes declared by the text between `.global` and the semicolon: attributes, a type, names with dimensions and
+/// initializers.
 pub fn of_declaration(words: &[u8]) -> Option<u64> {
     let words = std::str::from_utf8(words).ok()?;
     let (mut width, mut vector, mut sum) = (None, 1, 0u64);
@@ -124,7 +125,7 @@ pub fn of_declaration(words: &[u8]) -> Option<u64> {
         for (n, dimension) in dimensions.split('[').skip(1).enumerate() {
             let inside = dimension.trim_end().strip_suffix(']')?.trim();
             let count = match (inside, content) {
-                // As many as the initializer has.
+                // As many elements as the initializer has.
                 ("", Some(content)) if n == 0 => at_top_of_braces(content)?,
                 _ => number(inside)?,
             };
@@ -135,7 +136,7 @@ pub fn of_declaration(words: &[u8]) -> Option<u64> {
     Some(sum)
 }
 
-/// Parts that are separated outside of braces, brackets and parentheses.
+/// Splits text at separators outside of braces, brackets and parentheses.
 pub fn at_top(text: &str, separator: char) -> Vec<&str> {
     let mut depth = 0;
     text.split(|letter| {
@@ -149,17 +150,17 @@ pub fn at_top(text: &str, separator: char) -> Vec<&str> {
     .collect()
 }
 
-/// Elements of an initializer.
+/// Number of elements of an initializer.
 fn at_top_of_braces(content: &str) -> Option<u64> {
     let inside = content.trim().strip_prefix('{')?.strip_suffix('}')?;
     Some(at_top(inside, ',').len() as u64)
 }
 
-/// Bytes of a type.
+/// Size of a type, bytes.
 fn width_of(word: &str) -> Option<u64> {
     let bits = match word {
         ".pred" => 8,
-        // Handles, which take a word of 64 bits.
+        // Handles, which take a 64-bit word.
         ".texref" | ".samplerref" | ".surfref" => 64,
         _ => {
             let digits = word
@@ -172,7 +173,7 @@ fn width_of(word: &str) -> Option<u64> {
     (8..=1024).contains(&bits).then_some(bits.div_ceil(8))
 }
 
-/// A number as the assembler's language writes it.
+/// Parses a number in PTX syntax.
 fn number(word: &str) -> Option<u64> {
     let word = word.trim_end_matches('U');
     let (digits, radix) = match word.as_bytes() {

@@ -1,8 +1,8 @@
-//! Green contexts of clients, and the multiprocessors they are made of.
+//! Green contexts of clients, and the multiprocessor resources they are made of.
 //!
-//! The driver's structure of a resource holds addresses of its own and a check sum. It never leaves the server: a
-//! client gets a place in its session's list. Equal resources share one, so that the list is as long as there are
-//! different ones; CUDA has no call that would take one off.
+//! The driver's resource structure contains its own addresses and a checksum, so it never leaves the server: a client
+//! gets an index into its session's list. Equal resources share an entry, which limits the list to the number of
+//! distinct ones; CUDA has no call that would release one.
 
 use crate::engine::base::bounds;
 use crate::engine::base::driver::Driver;
@@ -12,29 +12,30 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::Resource;
 use std::sync::Arc;
 
-/// Streams made ahead in a lasting green context: creating one can block while other clients' kernels run.
+/// Streams created ahead in a lasting green context: creating one can block while other clients' kernels run.
 const STREAMS_AHEAD: usize = 8;
 
-/// A green context. Its streams hold it, so that it ends after them.
+/// A green context. Its streams hold a reference, so that it is destroyed after them.
 #[derive(Debug)]
 pub struct Green {
-    /// The driver's.
+    /// The driver's object.
     pub raw: CUgreenCtx,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// The server's own, for clients with a percentage: it and its streams are there for as long as the server.
+    /// Present if it is one of the server's own, for clients with a percentage; it and its streams last as long as the
+    /// server.
     lasting: Option<Lasting>,
 }
 
 #[derive(Debug)]
 struct Lasting {
-    /// What a thread makes current for calls that take the current context's multiprocessors.
+    /// Made current for calls that use the current context's multiprocessors.
     context: CUcontext,
     streams: KeptStreams,
 }
 
 impl Green {
-    /// One that a client has made.
+    /// A green context created by a client.
     pub fn of_client(raw: CUgreenCtx, device: Ordinal) -> Green {
         Green {
             raw,
@@ -43,10 +44,10 @@ impl Green {
         }
     }
 
-    /// One of the server's own, with some streams; its device's context is current.
+    /// One of the server's own green contexts, with some streams. The device's context must be current.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn lasting(driver: &Driver, raw: CUgreenCtx, device: Ordinal) -> Result<Green, CUresult> {
         let mut context = CUcontext::NULL;
         driver.context.ctx_from_green(&mut context, raw)?;
@@ -65,15 +66,15 @@ impl Green {
         Ok(green)
     }
 
-    /// What a thread makes current to work within it; `None` for a client's.
+    /// The context to make current for working in it; `None` for a client's green context.
     pub fn context(&self) -> Option<CUcontext> {
         self.lasting.as_ref().map(|lasting| lasting.context)
     }
 
-    /// A non-blocking stream, a kept one if there is one; the device's context is current.
+    /// Returns a non-blocking stream: a kept one if available, else a new one. The device's context must be current.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
         let lasting = self.lasting.as_ref();
         match lasting.and_then(|lasting| lasting.streams.take(priority)) {
@@ -82,7 +83,7 @@ impl Green {
         }
     }
 
-    /// Whether one was kept.
+    /// Whether a kept stream of this priority is available.
     pub fn has_stream(&self, priority: i32) -> bool {
         let lasting = self.lasting.as_ref();
         lasting.is_some_and(|lasting| lasting.streams.has(priority))
@@ -95,12 +96,12 @@ impl Green {
         Ok(stream)
     }
 
-    /// Whether its streams are kept.
+    /// Whether it is one of the server's own, whose streams are kept.
     pub fn is_lasting(&self) -> bool {
         self.lasting.is_some()
     }
 
-    /// Keeps a drained stream, or destroys a client's.
+    /// Keeps a drained stream of the server's own green context, or destroys a stream of a client's.
     pub fn end_stream(&self, driver: &Driver, priority: i32, stream: CUstream) {
         match &self.lasting {
             Some(lasting) => {
@@ -114,7 +115,7 @@ impl Green {
         }
     }
 
-    /// Streams that are kept in it.
+    /// Number of kept streams.
     pub fn kept_streams(&self) -> usize {
         self.lasting
             .as_ref()
@@ -122,10 +123,10 @@ impl Green {
     }
 }
 
-/// Kept by session and streams.
+/// Referenced by sessions and by streams.
 pub type GreenRef = Arc<Green>;
 
-/// What a session was told of multiprocessors.
+/// Multiprocessor resources known to a session.
 #[derive(Debug, Default)]
 pub struct Resources {
     list: Vec<(CUdevResource, Ordinal)>,
@@ -133,15 +134,15 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Whether the client was told of none.
+    /// Whether the client has received none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty() && self.descriptions.is_empty()
     }
 
-    /// What a client gets to know of a resource of a device.
+    /// Registers a device's resource and returns its description for the client.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are too many.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond [`bounds::RESOURCES`].
     pub fn tell(&mut self, resource: CUdevResource, device: Ordinal) -> Result<Resource, CUresult> {
         let known = self
             .list
@@ -164,10 +165,10 @@ impl Resources {
         })
     }
 
-    /// The driver's structure and its device.
+    /// The driver's structure of a resource, and its device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_RESOURCE_TYPE` for one that was never told.
+    /// `CUDA_ERROR_INVALID_RESOURCE_TYPE` for a token that was never issued.
     pub fn get(&self, token: u32) -> Result<(CUdevResource, Ordinal), CUresult> {
         self.list
             .get(token as usize)
@@ -175,10 +176,11 @@ impl Resources {
             .ok_or(CUDA_ERROR_INVALID_RESOURCE_TYPE)
     }
 
-    /// Puts resources together, as the driver sees fit; the same way gives the same again.
+    /// Combines resources into a description (`cuDevResourceGenerateDesc`). Returns its index; the same combination has
+    /// the same index.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when there are too many ways.
+    /// Driver errors; `CUDA_ERROR_OUT_OF_MEMORY` beyond [`bounds::RESOURCES`] combinations.
     pub fn describe(
         &mut self,
         driver: &Driver,
@@ -204,7 +206,7 @@ impl Resources {
     /// A description for a device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for one that was never made, or for another device.
+    /// `CUDA_ERROR_INVALID_VALUE` for an index that was never issued, or of another device.
     pub fn description(&self, at: usize, device: Ordinal) -> Result<CUdevResourceDesc, CUresult> {
         match self.descriptions.get(at) {
             Some((_, description, of)) if *of == device => Ok(*description),
@@ -213,10 +215,10 @@ impl Resources {
     }
 }
 
-/// What a green context of these resources is made from.
+/// Generates the description from which a green context of these resources is created (`cuDevResourceGenerateDesc`).
 ///
 /// # Errors
-/// The driver's.
+/// Driver errors.
 pub fn description(
     driver: &Driver,
     mut resources: Vec<CUdevResource>,

@@ -1,4 +1,4 @@
-//! Memory that both the CPU of a client and the device reach: the arena, and the driver's registrations.
+//! Memory that both the client's CPU and the device access: the host arena, and registrations with the driver.
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::driver::Driver;
@@ -15,8 +15,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's
-/// lock, so it is left to quiet moments ([`crate::engine::threads::undertaker`]): see [`Registration::unregister`].
+/// A registered shared mapping. `cuMemHostUnregister` waits for other clients' work while it holds the driver's lock,
+/// so it is deferred to quiescent points ([`crate::engine::threads::undertaker`]): see [`Registration::unregister`].
 #[derive(Debug)]
 pub struct Registration {
     mapping: Mapping,
@@ -29,7 +29,7 @@ impl Registration {
     /// Registers a mapping from `offset` on, for all contexts.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn new(driver: &Driver, mapping: Mapping, offset: usize) -> Result<Registration, CUresult> {
         let address = mapping.base() as u64 + offset as u64;
         driver.mem_host_register(
@@ -50,7 +50,7 @@ impl Registration {
         }
         Ok(this)
     }
-    /// The mapping, whole.
+    /// The whole mapping.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -58,12 +58,12 @@ impl Registration {
     pub fn device_address(&self) -> CUdeviceptr {
         self.device
     }
-    /// Writes zeros all over it. Nobody else may have it.
+    /// Zeroes the whole mapping. No other process may have it mapped.
     pub fn clear(&self) {
-        // SAFETY: the mapping has as many bytes; whoever it belonged to has let go of it.
+        // SAFETY: the mapping has that many bytes, and its former user has released it.
         unsafe { std::ptr::write_bytes(self.mapping.base(), 0, self.mapping.len()) };
     }
-    /// Undoes the registration; may wait for all work that is queued anywhere.
+    /// Unregisters the mapping (`cuMemHostUnregister`). May wait for all work queued by any client.
     pub fn unregister(mut self, driver: &Driver) -> Mapping {
         let address = self.mapping.base() as u64 + self.offset as u64;
         if self.registered
@@ -76,8 +76,8 @@ impl Registration {
     }
 }
 
-/// Whether the machine has this much memory to spare (`MemAvailable`): the pages of a mapping are taken at once,
-/// and a client that asks for more than there is must not have the kernel end the server. Unknown counts as yes.
+/// Whether the machine can spare this much memory (`MemAvailable`). A mapping's pages are allocated at once, and a
+/// client that asks for too much must not get the server killed by the kernel. Returns `true` if unknown.
 pub fn is_affordable(bytes: u64) -> bool {
     let available = || {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -96,26 +96,26 @@ pub struct HostBlock {
     pub registration: Registration,
     /// The memory file.
     pub file: MemoryFile,
-    /// Device memory that managed memory counts as.
+    /// Device memory charged if the block is managed memory.
     pub charge: Option<Charge>,
-    /// Its length; `None` while nobody has it.
+    /// Host memory charged for its length; `None` while no session uses it.
     pub host: Option<Charge>,
-    /// Its descriptor and mapping.
+    /// The ration of its descriptor and mapping.
     pub place: Ration,
 }
 
 impl HostBlock {
-    /// First address, the same in the client.
+    /// First address, identical in the client.
     pub fn start(&self) -> u64 {
         self.registration.mapping().base() as u64
     }
-    /// Bytes.
+    /// Size in bytes.
     pub fn len(&self) -> u64 {
         self.registration.mapping().len() as u64
     }
 }
 
-/// The arena's addresses in this process.
+/// The arena's address range in this process.
 #[derive(Debug)]
 pub struct HostArena {
     _reservation: Reservation,
@@ -126,7 +126,7 @@ impl HostArena {
     /// Reserves the arena.
     ///
     /// # Errors
-    /// When the addresses are in use.
+    /// If the addresses are in use.
     pub fn new() -> std::io::Result<HostArena> {
         let reservation = Reservation::at(HOST_ARENA, HOST_ARENA_LEN)?;
         let addresses = Mutex::new(RangeAllocator::new(HOST_ARENA, HOST_ARENA_LEN, 2 << 20));
@@ -136,10 +136,10 @@ impl HostArena {
         })
     }
 
-    /// Makes pinned memory of at least `len` bytes.
+    /// Allocates at least `len` bytes of pinned memory.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
     pub fn allocate(
         &self,
         driver: &Driver,
@@ -158,7 +158,7 @@ impl HostArena {
         let host = account.take(Memory::Host, bytes)?;
         let (start, room) = self.take(bytes)?;
         let made = MemoryFile::new(c"mpsshim-pinned", bytes).and_then(|file| {
-            // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
+            // SAFETY: the range was taken from the reserved arena and is exclusively ours until it is given back.
             let mapping = unsafe { Mapping::at(start, file.as_fd(), bytes as usize) }?;
             Ok((file, mapping))
         });
@@ -183,10 +183,11 @@ impl HostArena {
         }
     }
 
-    /// Pinned memory that another server has made, at its address.
+    /// Takes over pinned memory that an earlier server allocated, at its old address.
     ///
     /// # Errors
-    /// As [`HostArena::allocate`]; `CUDA_ERROR_INVALID_VALUE` where no server has made any.
+    /// As [`HostArena::allocate`]; `CUDA_ERROR_INVALID_VALUE` if the addresses cannot be a block's or are already in
+    /// use.
     pub fn adopt(
         &self,
         driver: &Driver,
@@ -206,7 +207,7 @@ impl HostArena {
             room
         };
         let file = MemoryFile::adopt(file);
-        // SAFETY: the range was taken from the reserved arena and is nobody else's until it is given back.
+        // SAFETY: the range was taken from the reserved arena and is exclusively ours until it is given back.
         let mapping = unsafe { Mapping::at(start, file.as_fd(), len as usize) };
         let mapping = mapping.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY);
         match mapping.and_then(|mapping| Registration::new(driver, mapping, 0)) {
@@ -224,7 +225,7 @@ impl HostArena {
         }
     }
 
-    /// Unregisters a block and frees it; may wait for all work that is queued anywhere.
+    /// Unregisters and frees a block. May wait for all work queued by any client.
     pub fn free(&self, driver: &Driver, block: HostBlock) {
         let start = block.start();
         let room = self
@@ -236,7 +237,7 @@ impl HostArena {
         self.retire(start, room);
     }
 
-    /// Addresses for `len` bytes, and how many are taken.
+    /// Takes addresses for `len` bytes. Returns the first address and the number of bytes taken.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -247,7 +248,7 @@ impl HostArena {
         Ok((start, room))
     }
 
-    /// Gives addresses back and keeps them free of anything else.
+    /// Returns addresses to the arena and reserves them again.
     pub fn retire(&self, start: u64, room: u64) {
         // The mapping was replaced by a reservation (or never made, or unmapped by its drop): reserve it again in
         // any case, so that nothing else of this process lands in the arena.
@@ -256,7 +257,7 @@ impl HostArena {
     }
 }
 
-/// What a word of 4 or 8 bytes in mapped memory holds now; the other process, or the GPU, may write it.
+/// Reads a word of 4 or 8 bytes in mapped memory, which the client or the GPU may write at any time.
 pub fn read_word(address: u64, wide: bool) -> u64 {
     // SAFETY: the callers have checked that a mapping of the server's holds the aligned word.
     unsafe {
@@ -282,7 +283,7 @@ pub fn write_word(address: u64, wide: bool, value: u64) {
     }
 }
 
-/// Completion flags that only the server and the GPU write: they bound the work in flight of each stream.
+/// Completion flags written only by the server and the GPU. They limit the work in flight of each stream.
 #[derive(Debug)]
 pub struct ServerFlags {
     registration: Registration,
@@ -290,16 +291,16 @@ pub struct ServerFlags {
     rations: Arc<Rations>,
 }
 
-/// Server flags there are.
+/// Number of server flags.
 const SERVER_FLAGS: usize = 16 << 10;
-/// Flags for streams: a third of all for a user, a fifth for a session. Streams without one are asked about instead, so the
-/// rest is for what cannot be done otherwise.
+/// Limits of flags for streams: at most a third of all per user and a fifth per session. A stream without a flag is
+/// polled through the driver instead, so the rest is reserved for uses without such a fallback.
 const FOR_STREAMS: Part = Part {
     user: 2,
     session: 4,
 };
 
-/// A server flag that somebody has.
+/// A server flag in use.
 #[derive(Debug)]
 pub struct Flag {
     /// Its number.
@@ -307,14 +308,14 @@ pub struct Flag {
     _ration: Ration,
 }
 
-/// A flag that means nothing.
+/// A flag whose value is ignored.
 pub const SCRATCH: u32 = 0;
 
 impl ServerFlags {
-    /// Makes and registers the page.
+    /// Allocates and registers the flags' memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn new(driver: &Driver) -> Result<ServerFlags, CUresult> {
         let len = SERVER_FLAGS * FLAG_STRIDE;
         let mapping = sealed_memfd(c"mpsshim-flags", len as u64)
@@ -327,11 +328,11 @@ impl ServerFlags {
             rations: Rations::new(SERVER_FLAGS),
         })
     }
-    /// A flag for a stream, and its present value; none for a session that has many.
+    /// A flag for a stream with its current value; `None` if the session already has many.
     pub fn for_stream(&self, holder: &Holder) -> Option<(Flag, u32)> {
         self.take(holder, FOR_STREAMS).ok()
     }
-    /// A flag for a word that a session waits for, and its present value.
+    /// A flag for a word that a session waits for, with its current value.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -347,11 +348,11 @@ impl ServerFlags {
         };
         Ok((flag, self.value(slot)))
     }
-    /// Gives a flag back; nothing may write it any more. One that is dropped instead is never given to another.
+    /// Returns a flag. No work may write it any more. A flag that is dropped instead is never reused.
     pub fn give_back(&self, flag: Flag) {
         self.free.lock().push(flag.slot);
     }
-    /// What the GPU wrote last.
+    /// The value last written by the GPU.
     pub fn value(&self, slot: u32) -> u32 {
         // SAFETY: slots are below SERVER_FLAGS and the mapping lives as long as self; the GPU writes whole words.
         let word = unsafe {
@@ -364,7 +365,7 @@ impl ServerFlags {
         };
         word.load(Ordering::Acquire)
     }
-    /// Its address here; the line behind the flag itself is its holder's.
+    /// Host address of a flag; the rest of its stride is free for the flag's holder.
     pub fn host_address(&self, slot: u32) -> u64 {
         self.registration.mapping().base() as u64 + slot as u64 * FLAG_STRIDE as u64
     }

@@ -1,29 +1,29 @@
-//! Streams that are kept for the next session that wants one.
+//! Drained streams kept for reuse by later sessions.
 
 use mpsshim_api::cuda::CUstream;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Streams of one priority that are kept at a time. A client may have thousands, and be gone a moment later.
+/// Maximum number of streams kept per priority. A client may create thousands and exit a moment later.
 const KEPT_STREAMS: usize = 256;
 
-/// Drained streams that are kept for who needs one next, by priority.
+/// Drained streams kept for reuse, by priority.
 #[derive(Debug, Default)]
 pub struct KeptStreams(Mutex<HashMap<i32, Vec<CUstream>>>);
 
 impl KeptStreams {
-    /// One that was kept.
+    /// Removes and returns a kept stream of this priority.
     pub fn take(&self, priority: i32) -> Option<CUstream> {
         self.0.lock().get_mut(&priority)?.pop()
     }
 
-    /// Whether one was kept.
+    /// Whether a stream of this priority is kept.
     pub fn has(&self, priority: i32) -> bool {
         let kept = self.0.lock();
         kept.get(&priority).is_some_and(|kept| !kept.is_empty())
     }
 
-    /// Keeps one, or gives it back where there are enough.
+    /// Keeps a stream, or returns it if enough are kept.
     pub fn keep(&self, priority: i32, stream: CUstream) -> Option<CUstream> {
         let mut kept = self.0.lock();
         let kept = kept.entry(priority).or_default();
@@ -34,7 +34,7 @@ impl KeptStreams {
         None
     }
 
-    /// How many are kept.
+    /// Number of kept streams.
     pub fn count(&self) -> usize {
         self.0.lock().values().map(Vec::len).sum()
     }

@@ -1,4 +1,4 @@
-//! The devices with their contexts, and everything of the server's that belongs to them rather than to a client.
+//! The devices with their contexts, and everything of the server that belongs to them rather than to a client.
 
 pub mod client_segment;
 pub mod context_limits;
@@ -40,10 +40,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 /// Operations of one stream that may be in flight: below the driver's queue of 1,021 launches (measured), so that
 /// a dispatch thread never waits inside a launch.
 pub const WINDOW: u64 = 256;
-/// The same limit while clients wait at the gate.
+/// Limit of operations in flight per stream while clients wait at the gate.
 const WINDOW_BESIDE_LOAD: u64 = 16;
 
-/// The devices, what the server has of the driver, and the state of the contexts.
+/// The devices, the driver, and the state of the contexts.
 pub struct Gpu {
     /// The driver's functions.
     pub driver: Driver,
@@ -71,9 +71,9 @@ pub struct Gpu {
     pub graph_turns: GraphTurns,
     /// How completion markers are written.
     pub marks: MarkKind,
-    /// Kernels that are given to the driver at a time, at most; 1: each by itself.
+    /// Maximum number of kernels in a launch batch; 1: each kernel is launched by itself.
     pub launch_run: usize,
-    /// Number of sessions that wait for the device often.
+    /// Number of sessions that synchronize with the device often.
     pub synchronizing: AtomicUsize,
     /// A trace is being recorded.
     pub tracing: AtomicBool,
@@ -102,7 +102,7 @@ impl Gpu {
         }
     }
 
-    /// Whether an allocation failed lately for lack of device memory.
+    /// Whether an allocation failed recently for lack of device memory.
     pub fn is_short(&self) -> bool {
         self.devices.iter().any(Device::was_short)
     }
@@ -124,7 +124,7 @@ impl Gpu {
         self.tracing.load(Ordering::Relaxed)
     }
 
-    /// Operations of a stream of the current side that may be in flight.
+    /// Maximum number of operations in flight per stream of the current side.
     pub fn window(&self) -> u64 {
         if self.calm(side::entered()).is_urgent() {
             WINDOW_BESIDE_LOAD
@@ -133,10 +133,10 @@ impl Gpu {
         }
     }
 
-    /// Gives device memory back if this was the last reference to it.
+    /// Returns device memory to the driver if this was the last reference to it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn revoke(&self, grant: Arc<Grant>) -> Result<(), CUresult> {
         match Arc::into_inner(grant) {
             Some(grant) => {
@@ -151,7 +151,7 @@ impl Gpu {
     /// The part of a device for an active thread percentage; `None` for all of it.
     ///
     /// # Errors
-    /// The driver cannot part the device.
+    /// Driver errors, if it cannot partition the device.
     pub fn place(&self, device: &Device, threads: Percentage) -> Result<Option<Place>, CUresult> {
         if threads == Percentage::ALL {
             return Ok(None);
@@ -160,7 +160,7 @@ impl Gpu {
         Ok(Some(partition.place(threads.of(partition.total))))
     }
 
-    /// Destroys a green context without other holders; returns it while a stream has it.
+    /// Destroys a green context if this was the last reference; returns it while a stream still refers to it.
     pub fn end_green(&self, green: GreenRef) -> Option<GreenRef> {
         if green.is_lasting() {
             return None;
@@ -177,7 +177,7 @@ impl Gpu {
         }
     }
 
-    /// A place for more registered memory. Both the memory that all sessions hold and the memory that waits to be
+    /// A ration for more registered memory. Both the memory held by all sessions and the memory waiting to be
     /// unregistered are bounded.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl Gpu {
     /// Pinned memory of `len` bytes, all zero: a spare block of the same user, or a new one.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, or the driver's.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
     pub fn take_block(
         &self,
         (account, holder, uid): (&Account, &Holder, u32),
@@ -211,7 +211,7 @@ impl Gpu {
         side::on_main(|| self.arena.allocate(&self.driver, device, paid, len))
     }
 
-    /// Has the keeper hold device memory for the next server. Whether it does.
+    /// Passes a descriptor of device memory to the keeper for the next server. Returns whether the keeper holds it.
     pub fn keep_grant(&self, grant: &Grant) -> bool {
         if !self.keeping.is_on() {
             return false;
@@ -221,7 +221,8 @@ impl Gpu {
         exported.is_ok_and(|fd| self.keeping.keep(name, std::os::fd::AsFd::as_fd(&fd)))
     }
 
-    /// Gives the unused memory of graphs back to the driver, which clears what it hands out.
+    /// Returns unused graph memory to the driver (`cuDeviceGraphMemTrim`), which clears memory before handing it out
+    /// again.
     pub fn trim_graph_memory(&self) {
         for device in self.devices.iter().filter(|device| device.is_attached()) {
             let trimmed = device
@@ -244,7 +245,7 @@ impl Gpu {
         self.health.lost()
     }
 
-    /// Checks whether a status means that the context is lost; then every client is told before this returns.
+    /// Checks whether a status means that the context is lost; if so, every client is notified before this returns.
     pub fn note_status(&self, status: CUresult) {
         if is_sticky(status) {
             self.health.lose(status);
@@ -257,7 +258,7 @@ impl Gpu {
             return;
         }
         for device in self.devices.iter().filter(|device| device.is_attached()) {
-            // The main context last: it is then the one that the thread has.
+            // The main context comes last, so that it stays current for the thread.
             for side in Side::ALL.into_iter().rev() {
                 if let Err(status) = side::on(side, || device.probe(&self.driver)) {
                     self.note_status(status);

@@ -1,4 +1,4 @@
-//! The driver without contexts: what there is to know before, or without, an engine.
+//! The driver without contexts, for queries before, or without, starting an engine.
 
 use crate::engine::base::driver::Driver;
 use crate::engine::gpu::devices::{Device, Devices};
@@ -7,7 +7,7 @@ use anyhow::Context;
 use mpsshim_model::device::DeviceInfo;
 use std::path::Path;
 
-/// A driver and its devices. There is no context yet.
+/// An opened driver and its devices, without any context.
 pub struct OpenDriver {
     pub(in crate::engine) arena: HostArena,
     pub(in crate::engine) driver: Driver,
@@ -18,7 +18,7 @@ impl OpenDriver {
     /// Opens `cuda_library`, or the driver that the loader finds.
     ///
     /// # Errors
-    /// When there is no driver, no device, or the driver refuses.
+    /// If there is no driver or no device, or the driver refuses.
     pub fn open(cuda_library: Option<&Path>) -> anyhow::Result<OpenDriver> {
         // Before the driver lays out its own address space.
         let arena = HostArena::new().context("cannot reserve the host arena's addresses")?;
@@ -30,10 +30,10 @@ impl OpenDriver {
         })
     }
 
-    /// Makes the context of the first device, which an engine then finds. Takes some hundred milliseconds on a GPU.
+    /// Creates the context of the first device, which an engine then reuses. Takes some hundred milliseconds on a GPU.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn attach(&self) -> anyhow::Result<()> {
         let first = self.devices.first();
         let first = first.context("the driver has no device")?;
@@ -45,7 +45,7 @@ impl OpenDriver {
         self.devices.iter().map(DeviceInfo::from).collect()
     }
 
-    /// Their UUIDs.
+    /// The devices' UUIDs.
     pub fn uuids(&self) -> Vec<[u8; 16]> {
         self.devices.iter().map(|device| device.uuid.0).collect()
     }
@@ -65,7 +65,7 @@ impl From<&Device> for DeviceInfo {
 /// The devices that a server here would serve, by ordinal.
 ///
 /// # Errors
-/// When there is no driver, no device, or the driver refuses.
+/// If there is no driver or no device, or the driver refuses.
 pub fn list_devices(cuda_library: Option<&Path>) -> anyhow::Result<Vec<DeviceInfo>> {
     let (_, devices) = open(cuda_library)?;
     Ok(devices.iter().map(DeviceInfo::from).collect())

@@ -1,5 +1,5 @@
-//! Active-thread percentages: a client that may use a part of a device's multiprocessors gets a green context of so
-//! many, and its streams are made in there.
+//! Active thread percentages: a client limited to a part of a device's multiprocessors gets a green context of that
+//! many, in which its streams are created.
 //!
 //! The driver splits a device into groups of multiprocessors that thread block clusters fit into (eight on compute
 //! capability 9.0) and a remainder. A place is a run of groups, with or without the remainder. Finer splits exist, but
@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most groups that are asked for: more than any device has multiprocessors.
+/// Maximum number of groups requested: more than any device has multiprocessors.
 const MAX_GROUPS: usize = 1024;
 
-/// How a device can be parted.
+/// The pieces into which a device can be partitioned.
 #[derive(Debug)]
 pub struct Partition {
     /// Multiprocessors of the device.
@@ -24,19 +24,18 @@ pub struct Partition {
     /// The groups, then the remainder if there is one.
     pieces: Vec<CUdevResource>,
     groups: usize,
-    /// How many places each piece is in.
+    /// Number of places that include each piece.
     load: Mutex<Vec<u32>>,
-    /// Green contexts by what they are made of. The driver keeps some of the memory of a green context that ends, so
-    /// none of them ends.
+    /// Green contexts by their pieces. The driver keeps some memory of a destroyed green context, so none is destroyed.
     made: Mutex<HashMap<Vec<usize>, GreenRef>>,
 }
 
-/// Multiprocessors that a client may use.
+/// Multiprocessors assigned to a client.
 #[derive(Debug)]
 pub struct Place {
     partition: Arc<Partition>,
     pieces: Vec<usize>,
-    /// How many.
+    /// Number of multiprocessors.
     pub count: u32,
 }
 
@@ -50,10 +49,10 @@ impl Drop for Place {
 }
 
 impl Partition {
-    /// Asks the driver how the device can be parted. Needs no context.
+    /// Asks the driver how the device can be partitioned. Needs no context.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_NOT_SUPPORTED` when it has no green contexts.
+    /// Driver errors; `CUDA_ERROR_NOT_SUPPORTED` if it has no green contexts.
     pub fn new(driver: &Driver, device: CUdevice) -> Result<Partition, CUresult> {
         let driver = &driver.context;
         let mut whole = CUdevResource::INVALID;
@@ -90,7 +89,7 @@ impl Partition {
         }
     }
 
-    /// Streams that are kept in its green contexts, and how many of these there are.
+    /// Number of streams kept in its green contexts, and number of green contexts.
     pub fn kept(&self) -> (usize, usize) {
         let made = self.made.lock();
         let streams = made.values().map(|green| green.kept_streams()).sum();
@@ -101,7 +100,8 @@ impl Partition {
         self.pieces[piece].sm[0]
     }
 
-    /// A place of at most `cap` multiprocessors, one group at the least: where the fewest others are.
+    /// A place of at most `cap` multiprocessors but at least one group, located where it overlaps the fewest other
+    /// places.
     pub fn place(self: &Arc<Partition>, cap: u32) -> Place {
         let unit = self.size(0);
         let remainder = self.pieces.get(self.groups).map(|rest| rest.sm[0]);
@@ -122,7 +122,7 @@ impl Partition {
             let last = self.groups - count;
             (0..=last).step_by(count).chain([last])
         };
-        // Who has over half of the device takes the remainder: whole groups are then left for the others.
+        // A place of over half of the device includes the remainder, which leaves whole groups for the others.
         let large = cap > self.total / 2;
         let plain = ((cap / unit) as usize).clamp(1, self.groups);
         if !(large && remainder.is_some_and(|rest| rest + unit <= cap)) {
@@ -130,7 +130,7 @@ impl Partition {
                 consider((start..start + plain).collect());
             }
         }
-        // Never alone: clusters of more than two blocks do not fit into it.
+        // Never the remainder alone: clusters of more than two blocks do not fit into it.
         if let Some(rest) = remainder.filter(|rest| rest + unit <= cap) {
             let count = (((cap - rest) / unit) as usize).min(self.groups);
             for start in runs(count) {
@@ -150,10 +150,11 @@ impl Partition {
 }
 
 impl Place {
-    /// The green context, made on first use; the device has a context. Takes 2 ms and 6 MiB of the device the first time.
+    /// The green context, created on first use; the device must have a context. The first call takes 2 ms and 6 MiB of
+    /// device memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn green(&self, driver: &Driver, device: &Device) -> Result<GreenRef, CUresult> {
         let mut made = self.partition.made.lock();
         if let Some(green) = made.get(&self.pieces) {
@@ -174,7 +175,7 @@ impl Place {
         Ok(green)
     }
 
-    /// Whether it is made and has a stream that was kept. Does not wait while one is made.
+    /// Whether the green context exists and has a kept stream of this priority. Does not wait for one being created.
     pub fn has_stream(&self, priority: i32) -> bool {
         let made = self.partition.made.try_lock();
         let green = made.as_ref().and_then(|made| made.get(&self.pieces));
@@ -186,7 +187,7 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// As an H200 is parted: 15 groups of 8 and a remainder of 12.
+    /// Pieces of an H200: 15 groups of 8 and a remainder of 12.
     fn h200() -> Arc<Partition> {
         let piece = |count| CUdevResource {
             kind: CU_DEV_RESOURCE_TYPE_SM,

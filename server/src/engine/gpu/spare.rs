@@ -6,19 +6,19 @@ use crate::engine::gpu::host::HostBlock;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Objects that wait to be destroyed at a time; with more, clients get no further registered memory.
+/// Maximum number of objects waiting to be destroyed; beyond it, clients get no further registered memory.
 const MOST_WAITING: usize = 16 << 10;
-/// Bytes of registered memory kept here at a time; with more, clients get no further registered memory.
+/// Maximum bytes of registered memory kept here; beyond it, clients get no further registered memory.
 const MOST_SPARE: u64 = 4 << 30;
 
-/// Registered memory that nobody uses: taken by sessions that come, unregistered when all is quiet.
+/// Unused registered memory: reused by new sessions, or unregistered at a quiescent point.
 ///
-/// It goes to clients of the same user only, and only when nobody has it open or mapped any more, since the one who had it
-/// cannot be made to let go, and has lost no pages ([`MemoryFile::pass_on`]).
+/// It is reused only for clients of the same user, only when it is open or mapped in no other process, since its
+/// former user cannot be made to release it, and only if it has lost no pages ([`MemoryFile::pass_on`]).
 #[derive(Debug, Default)]
 pub struct Spare {
     kept: Mutex<Kept>,
-    /// What the undertaker has to do, graves included.
+    /// Number of objects waiting for the undertaker, those in graves included.
     waiting: AtomicUsize,
 }
 
@@ -71,11 +71,11 @@ impl Spare {
         Some(segment)
     }
 
-    /// Puts a block there.
+    /// Adds a block.
     pub fn put_block(&self, uid: u32, block: HostBlock) {
         self.kept.lock().blocks.push((uid, block));
     }
-    /// Puts a segment there.
+    /// Adds a segment.
     pub fn put_segment(&self, uid: u32, segment: Segment) {
         self.kept.lock().segments.push((uid, segment));
     }
@@ -83,7 +83,7 @@ impl Spare {
     pub fn len(&self) -> usize {
         self.kept.lock().len()
     }
-    /// Notes how many objects wait to be destroyed, those here included.
+    /// Sets the number of objects waiting to be destroyed, those kept here included.
     pub fn note_waiting(&self, waiting: usize) {
         self.waiting.store(waiting, Ordering::Relaxed);
     }
@@ -95,7 +95,7 @@ impl Spare {
         blocks.iter().map(|(_, block)| block.len()).sum()
     }
 
-    /// Takes out one that is to be unregistered: blocks first.
+    /// Removes one object that is to be unregistered, blocks first.
     pub fn take_any(&self) -> Option<Unused> {
         let mut kept = self.kept.lock();
         let block = kept.blocks.pop().map(|(_, block)| Unused::Block(block));
@@ -106,12 +106,12 @@ impl Spare {
         })
     }
 
-    /// Takes out all of it.
+    /// Removes all objects.
     pub fn take_all(&self) -> impl Sized {
         std::mem::take(&mut *self.kept.lock())
     }
 
-    /// Whether as much waits to be unregistered as may.
+    /// Whether the limit of memory waiting to be unregistered is reached.
     pub fn is_full(&self) -> bool {
         self.waiting() >= MOST_WAITING || self.bytes() >= MOST_SPARE
     }

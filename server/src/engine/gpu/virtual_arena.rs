@@ -5,17 +5,17 @@ use crate::engine::base::ranges::RangeAllocator;
 use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN};
 use parking_lot::{Mutex, MutexGuard};
 
-/// An arena of less is not worth having.
+/// Minimum size of the arena, bytes; a smaller one is not worth having.
 const LEAST_ARENA: u64 = 64 << 30;
-/// Reservations are multiples of this many bytes, whatever the driver's unit.
+/// Reservations are multiples of this many bytes, regardless of the driver's granularity.
 pub const UNIT: u64 = 2 << 20;
 
-/// The addresses that programs' reservations lie in.
+/// The address range for programs' reservations.
 #[derive(Debug)]
 pub struct VirtualArena(Mutex<RangeAllocator>);
 
 impl VirtualArena {
-    /// Reserves the addresses with the driver, fewer where it refuses; all of them free.
+    /// Reserves the addresses with the driver, fewer if it refuses; initially all are free.
     pub fn new(driver: &Driver) -> VirtualArena {
         let mut len = VIRTUAL_ARENA_LEN;
         loop {

@@ -1,4 +1,4 @@
-//! Module and library images: received, checked, kept once per content.
+//! Contents of modules and libraries: received, checked and stored once per content.
 
 use crate::engine::base::bounds;
 use crate::engine::gpu::host::is_affordable;
@@ -14,26 +14,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Content of an image; a NUL follows it.
+/// Content of an image, followed by a NUL.
 #[derive(Debug, Clone)]
 pub struct Content(Arc<Counted>);
 
-/// Bytes that count as those of the session that sent them, for as long as anybody uses them.
+/// Bytes charged to the session that sent them, for as long as any session uses them.
 #[derive(Debug)]
 struct Counted {
     bytes: Mapping,
     hash: [u8; 32],
-    /// Holds it until it is dropped.
+    /// Holds the memory file until this is dropped.
     keeper: Option<Arc<Keeper>>,
     sent: Sent,
 }
 
-/// Bytes of images that a session has sent and that are still in use.
+/// Bytes of a session's images that are still in use.
 #[derive(Debug, Clone, Default)]
 pub struct Sent(Arc<AtomicU64>);
 
 impl Sent {
-    /// Counts so many more.
+    /// Adds `len` bytes.
     fn add(&self, len: u64) -> Result<(), CUresult> {
         let sum = |sent: u64| {
             let sum = sent.checked_add(len)?;
@@ -59,7 +59,7 @@ impl Deref for Content {
 }
 
 impl Counted {
-    /// An image of so many bytes, and a NUL, in a memory file.
+    /// Maps a memory file that has room for an image of `len` bytes and a NUL.
     fn new(file: BorrowedFd<'_>, len: usize, hash: &[u8; 32], sent: &Sent) -> io::Result<Counted> {
         let bytes = Mapping::sparse(file, len + 1)?;
         let counted = sent.add(len as u64 + 1);
@@ -73,12 +73,12 @@ impl Counted {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as self, and nobody writes there once the image is known.
+        // SAFETY: the mapping lives as long as self, and it is not written once the image is known.
         unsafe { std::slice::from_raw_parts(self.bytes.base(), self.bytes.len()) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; nobody else has it yet.
+        // SAFETY: as in `bytes`; there is no other reference yet.
         unsafe { std::slice::from_raw_parts_mut(self.bytes.base(), self.bytes.len()) }
     }
 
@@ -99,24 +99,24 @@ impl Drop for Counted {
     }
 }
 
-/// Content that may be gone.
+/// Weak reference to a content.
 #[derive(Debug)]
 pub struct WeakContent(Weak<Counted>);
 
 impl WeakContent {
-    /// It, if anybody still uses it.
+    /// The content, if it is still in use.
     pub fn get(&self) -> Option<Content> {
         self.0.upgrade().map(Content)
     }
 
-    /// Whether it is this one.
+    /// Whether it refers to this content.
     pub fn is(&self, content: &Content) -> bool {
         std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&content.0))
     }
 }
 
 impl Content {
-    /// It, without keeping it.
+    /// A weak reference to it.
     pub fn weak(&self) -> WeakContent {
         WeakContent(Arc::downgrade(&self.0))
     }
@@ -141,7 +141,7 @@ pub enum Raw {
     Library(CUlibrary),
 }
 
-/// What was found out about images, by SHA-256.
+/// Results of analyzing images, by SHA-256.
 #[derive(Debug)]
 pub struct Findings<T> {
     known: Mutex<HashMap<[u8; 32], T>>,
@@ -149,7 +149,7 @@ pub struct Findings<T> {
 }
 
 impl<T: Clone> Findings<T> {
-    /// Of so many images at most; with one more, all are forgotten.
+    /// Keeps the results of at most `most` images; at the limit, all are discarded.
     pub fn new(most: usize) -> Findings<T> {
         Findings {
             known: Mutex::default(),
@@ -157,7 +157,7 @@ impl<T: Clone> Findings<T> {
         }
     }
 
-    /// What is known of an image, or what looking into it finds, which takes time.
+    /// Returns the known result for an image, or computes it with `find`, which takes time.
     pub fn look_up(&self, hash: &[u8; 32], find: impl FnOnce() -> T) -> T {
         let known = self.known.lock().get(hash).cloned();
         if let Some(known) = known {
@@ -181,7 +181,7 @@ pub struct ImageCache {
 }
 
 impl ImageCache {
-    /// An empty one, whose contents the keeper holds, if there is one.
+    /// An empty cache. Its contents are held by the keeper, if there is one.
     pub fn new(keeper: Option<Arc<Keeper>>) -> ImageCache {
         ImageCache {
             known: Mutex::default(),
@@ -194,12 +194,12 @@ impl ImageCache {
         self.known.lock().get(hash)?.upgrade().map(Content)
     }
 
-    /// Takes a content from the descriptor of a client that has sent so much. Its hash is computed here: a client cannot
-    /// give another one's image a false content.
+    /// Receives a content of `len` bytes from a client's descriptor. The hash is computed here, so a client cannot
+    /// substitute the content of another client's image.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_IMAGE` when it is not what the message says or is truncated; `CUDA_ERROR_OUT_OF_MEMORY` beyond
-    /// [`bounds::IMAGES_BYTES`], or when the machine has too little memory for it.
+    /// `CUDA_ERROR_INVALID_IMAGE` if the content is truncated or differs from the message's length or hash;
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond [`bounds::IMAGES_BYTES`], or if the machine has too little memory for it.
     pub fn receive(
         &self,
         fd: BorrowedFd<'_>,
@@ -227,7 +227,7 @@ impl ImageCache {
         if actual != *hash || !is_whole(bytes) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
-        // Not the same content twice: the name would be gone with the first.
+        // Do not store the same content twice: dropping the first would release the keeper's name of both.
         if let Some(content) = self.get(hash) {
             return Ok(content);
         }
@@ -244,10 +244,10 @@ impl ImageCache {
         Content(content)
     }
 
-    /// A content that another server has left with the keeper, which goes on holding it.
+    /// Takes over a content that an earlier server left with the keeper, which continues to hold it.
     ///
     /// # Errors
-    /// Those of the system calls; `InvalidData` for what no server has left.
+    /// Errors of the system calls; `InvalidData` if no server can have left it.
     pub fn adopt(&self, file: OwnedFd, hash: &[u8; 32]) -> io::Result<Content> {
         let file = std::fs::File::from(file);
         let len = file.metadata()?.len() as usize;
@@ -268,7 +268,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Whether an image's own lengths stay inside it. The driver reads as far as they say.
+/// Whether the lengths in an image's headers stay inside it. The driver reads as far as they say.
 pub fn is_whole(bytes: &[u8]) -> bool {
     let whole = || -> Option<bool> {
         let len = bytes.len() as u64;
@@ -344,11 +344,11 @@ mod tests {
         let (sent, other) = (Sent::default(), Sent::default());
         let first = send(1, &sent).expect("the first");
         assert_eq!(&first[..11], text(1));
-        // Room for one more, its NUL included.
+        // Leaves room for one more content including its NUL.
         sent.add(bounds::IMAGES_BYTES - 2 * 12).expect("room");
         let second = send(2, &sent).expect("the second");
         assert_eq!(send(3, &sent).err(), Some(CUDA_ERROR_OUT_OF_MEMORY));
-        // What is there already takes nothing; others have their own.
+        // Content already in use is not counted again; each session has its own limit.
         let again = send(1, &sent).expect("the first again");
         let third = send(3, &other).expect("another session's");
         drop((second, first));

@@ -1,8 +1,8 @@
-//! Images that are the same, loaded the same way, and which of their instances a client that comes may have.
+//! Groups identical images loaded with identical options and picks the instance that a new client reuses.
 //!
-//! Where kernels keep nothing between launches ([`crate::engine::gpu::cubin`]) clients have one instance together. Where they keep
-//! something, or clients ask for variables, an instance is one client's own; once it was left and its variables hold again
-//! what they held at first ([`crate::engine::images::variables`]), it is the next client's.
+//! If the kernels keep no state between launches ([`crate::engine::gpu::cubin`]), clients share one instance. If they
+//! keep state, or if clients ask for variables, each client has a private instance; when it leaves, and the initial
+//! contents of the variables are restored ([`crate::engine::images::variables`]), the next client reuses the instance.
 
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{SIDES, Side};
@@ -14,16 +14,16 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Contents that are the same, loaded the same way.
+/// Identifies identical contents loaded with identical options.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Family {
     /// SHA-256 of the content.
     pub hash: [u8; 32],
     /// The device of a module, `None` for a library.
     pub device: Option<Ordinal>,
-    /// The side that it is loaded on.
+    /// Side that it is loaded on.
     pub side: Side,
-    /// Options, as the message had them.
+    /// Options, as encoded in the message.
     pub options: Vec<u8>,
 }
 
@@ -31,30 +31,29 @@ pub struct Family {
 struct Members {
     instances: Vec<Weak<Instance>>,
     keeps_nothing: Option<bool>,
-    /// A client asked for a variable: others that load the same are likely to.
+    /// A client asked for a variable, so other clients of the image are likely to.
     asked: bool,
 }
 
-/// A longer image is given to several clients together even where each is likely to want its own, bytes: it is large on the
-/// device too, and many of its clients ask for nothing.
+/// Size limit for private instances handed out in advance, bytes. A larger image is shared even if its clients are
+/// likely to ask for variables: it is large on the device too, and many of its clients never ask.
 const LONGEST_APART: usize = 1 << 20;
 
-/// All instances that clients may have together.
+/// All instances that clients may share.
 #[derive(Debug, Default)]
 pub struct Families {
     known: Mutex<HashMap<Family, Members>>,
-    /// Instances in the driver, of each side, whoever has them.
+    /// Instances loaded in the driver by side, private ones included.
     alive: [AtomicUsize; SIDES],
 }
 
 impl Families {
-    /// How many instances of a side there are in the driver.
+    /// Number of instances of a side loaded in the driver.
     pub fn alive(&self, side: Side) -> usize {
         self.alive[side.index()].load(Ordering::Acquire)
     }
 
-    /// An instance that a client may have, if there is one. Only now, when a second client wants it, the content is looked
-    /// into.
+    /// An instance for a new client, if there is one. The content is analyzed only here, when a second client wants it.
     pub fn another(&self, store: &ImageStore, family: &Family) -> Option<Arc<Instance>> {
         self.known.lock().retain(|_, members| {
             members.instances.retain(|one| one.strong_count() > 0);
@@ -65,7 +64,7 @@ impl Families {
         Some(found)
     }
 
-    /// The same, for a client that is yet to take it.
+    /// Like [`Families::another`], for a client that has yet to load the image.
     pub fn offer(&self, store: &ImageStore, family: &Family) -> Option<Arc<Instance>> {
         if self.is_asked(family)
             && let Some(own) = store.residents.take_of(family)
@@ -83,11 +82,11 @@ impl Families {
             return Some(first);
         }
         let_go(store, first);
-        // What is resident has no client.
+        // Residents have no client.
         store.residents.take_of(family)
     }
 
-    /// A client asks for a variable of it.
+    /// Notes that a client asked for a variable of an image.
     pub fn note_asked(&self, family: &Family) {
         if let Some(members) = self.known.lock().get_mut(family) {
             members.asked = true;
@@ -104,12 +103,12 @@ impl Families {
         self.alive[side.index()].fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The driver has unloaded one.
+    /// Uncounts an instance that the driver has unloaded.
     pub fn discount(&self, side: Side) {
         self.alive[side.index()].fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether nothing says that the kernels of a family keep something.
+    /// Whether no analysis has found that the kernels of a family keep state.
     pub fn may_keep_nothing(&self, family: &Family) -> bool {
         let known = self
             .known
@@ -119,14 +118,14 @@ impl Families {
         known.unwrap_or(true)
     }
 
-    /// Whether it was found that the kernels of a family keep nothing.
+    /// Whether an analysis has found that the kernels of a family keep no state.
     pub fn is_known_to_keep_nothing(&self, family: &Family) -> bool {
         let known = self.known.lock();
         let members = known.get(family);
         members.is_some_and(|members| members.keeps_nothing == Some(true))
     }
 
-    /// Whether the kernels of a family keep nothing between launches. The content is looked into once.
+    /// Whether the kernels of a family keep no state between launches. The content is analyzed once.
     pub fn keeps_nothing(&self, store: &ImageStore, family: &Family, content: &Content) -> bool {
         let members = self
             .known
@@ -148,7 +147,7 @@ impl Families {
         found
     }
 
-    /// The open instances of a family. Whoever does not keep one lets go of it.
+    /// The open instances of a family. The caller must pass those it does not keep to [`let_go`].
     pub fn all(&self, store: &ImageStore, family: &Family) -> Vec<Arc<Instance>> {
         let alive: Vec<_> = {
             let families = self.known.lock();
@@ -161,7 +160,7 @@ impl Families {
         open
     }
 
-    /// Those who come may have it.
+    /// Registers an instance so that new clients can share it.
     pub fn add(&self, instance: &Arc<Instance>) {
         let Some(family) = instance.family() else {
             return;

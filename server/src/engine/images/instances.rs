@@ -1,11 +1,11 @@
-//! Modules and libraries in the driver, and which clients have them together.
+//! Instances of modules and libraries in the driver, and how clients share them.
 //!
-//! What kernels keep nothing between launches ([`crate::engine::gpu::cubin`]) needs to be loaded once for all clients that load the
-//! same content with the same options. The driver's functions have attributes, though, which a client may set: a
-//! function of an instance is used together by clients that set the same; one that sets something else uses the
-//! function of another instance. A function has taken a client's attributes when the client first uses it, so that
-//! clients which set attributes before they launch come together. A client that asks for a variable gets an instance
-//! of its own.
+//! An image whose kernels keep no state between launches ([`crate::engine::gpu::cubin`]) is loaded once for all clients
+//! that load the same content with the same options. A driver function, however, has attributes that a client may set,
+//! so clients share a function of an instance only while they set equal attributes; a client that sets others uses the
+//! function of another instance. A function takes on a client's attributes when the client first uses it, so clients
+//! that set attributes before their first launch can still share. A client that asks for a variable gets a private
+//! instance.
 
 use crate::engine::base::account::Charge;
 use crate::engine::base::jit::JitOptions;
@@ -25,14 +25,14 @@ use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A longer image is not loaded before something of it is wanted, bytes: large libraries have many, and use few.
+/// Size limit for loading an image ahead of its first use, bytes: large libraries contain many kernels and use few.
 const AHEAD_MOST: usize = 1 << 20;
 
-/// A kernel's name, its NUL included, and the server's ordinal of a device.
+/// A kernel's name including its NUL, and the server's ordinal of the device.
 pub type Key = (Box<[u8]>, Ordinal);
-/// What variables held at first, by device; `None` where that is not known.
+/// Initial contents of the variables by device; `None` if unknown.
 type Before = BTreeMap<Ordinal, Option<Arc<AsLoaded>>>;
-/// Attributes of a function that were set.
+/// Function attributes set by clients.
 type Attributes = BTreeMap<CUfunction_attribute, i32>;
 
 /// A module or library in the driver.
@@ -40,52 +40,52 @@ type Attributes = BTreeMap<CUfunction_attribute, i32>;
 pub struct Instance {
     /// The driver's object.
     pub raw: Raw,
-    /// Server's ordinal; of no meaning for a library, which is there for all devices.
+    /// Server's ordinal; meaningless for a library, which is loaded for all devices.
     pub device: Ordinal,
-    /// Where it is loaded.
+    /// Side that it is loaded on.
     pub side: Side,
-    /// Of which family, if others may have it too.
+    /// Its family, if clients may share it.
     family: Option<Family>,
-    /// Kept as long as the driver may look at it.
+    /// Kept for as long as the driver may read it.
     content: Content,
-    /// What clients can change in it. `None`: it cannot be told.
+    /// The variables that clients can change; `None` if they cannot be determined.
     variables: Variables,
-    /// The options of its load, and the logs they lead to: a library is compiled when it is first used, and nothing
-    /// says that the driver has forgotten them by then.
+    /// Load options and the log buffers they point to: the driver compiles a library at its first use, and does not
+    /// document when it stops referring to them.
     _options: Box<JitOptions>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// One image has it for itself.
+    /// Reserved for a single image.
     closed: bool,
     functions: HashMap<Key, Use>,
-    /// The driver's functions that were asked for: whoever asks again waits for nothing.
+    /// Driver functions looked up so far; a second look-up does not block.
     found: HashMap<Key, CUfunction>,
-    /// Devices whose functions were all asked for.
+    /// Devices for which all functions were looked up.
     looked_ahead: HashSet<Ordinal>,
-    /// Images that have it. Each pays for it.
+    /// Number of images that use this instance. Each pays for it.
     payers: usize,
-    /// What the last of them paid, until the driver has unloaded it, or it is kept for others.
+    /// The last payer's charge, until the driver has unloaded the instance or it is kept for other clients.
     owed: Option<Charge>,
-    /// It is counted as one that was kept for others, until the driver has unloaded it.
+    /// Counts it among the evicted residents until the driver has unloaded it.
     counted: Option<Counted>,
-    /// What its variables held when it was loaded, by device; `None` where that is not known.
+    /// Contents of its variables at load time, by device; `None` if unknown.
     before: Before,
-    /// Something of it was changed that cannot be put back.
+    /// A client made a change to it that cannot be reverted.
     altered: bool,
-    /// All that its last client had in flight is over.
+    /// Everything that its last client had in flight has completed.
     drained: bool,
 }
 
-/// How a function of an instance is used.
+/// Users and attributes of one function of an instance.
 #[derive(Debug, Default)]
 struct Use {
-    /// Images.
+    /// Ids of the images that use it.
     by: HashSet<u64>,
     set: Attributes,
-    /// What was there before it was set.
+    /// Attribute values from before the first client set them.
     usual: Attributes,
 }
 
@@ -115,7 +115,8 @@ impl Instance {
         instance
     }
 
-    /// The driver has loaded it on a device just now, or had done so before it was said here.
+    /// Notes that the driver has loaded it on a device, now or earlier, and saves the initial contents of its
+    /// variables.
     pub fn note_loaded(&self, store: &ImageStore, device: Ordinal) {
         self.remember(store, &mut self.state.lock().before, device);
     }
@@ -132,8 +133,8 @@ impl Instance {
         });
     }
 
-    /// Has its variables hold again what they held at first, for the next client; whether nothing of the last one is left
-    /// in it. Nobody has it.
+    /// Restores the initial contents of its variables for the next client. Returns whether that removed all state of
+    /// the last client. No client may be using the instance.
     pub fn renew(&self, store: &ImageStore) -> bool {
         let mut state = self.state.lock();
         if !state.may_be_renewed() {
@@ -149,45 +150,45 @@ impl Instance {
         put_back
     }
 
-    /// Whether what its clients have left in it can be undone.
+    /// Whether the state left by its clients can be reverted.
     pub fn may_be_renewed(&self) -> bool {
         self.state.lock().may_be_renewed()
     }
 
-    /// What its variables on a device held at first, where that is known.
+    /// Initial contents of its variables on a device, if known.
     fn as_loaded(&self, device: Ordinal) -> Option<Arc<AsLoaded>> {
         self.state.lock().before.get(&device)?.clone()
     }
 
-    /// Something of it is changed that cannot be put back.
+    /// Notes a change that cannot be reverted.
     pub fn note_altered(&self) {
         self.state.lock().altered = true;
     }
 
-    /// Clients that come may have it with those that do.
+    /// Whether new clients may share it.
     pub fn is_open(&self) -> bool {
         !self.state.lock().closed
     }
 
-    /// From now on it is one client's own.
+    /// Reserves it for a single client from now on.
     pub fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// Of which family, if others may have it.
+    /// Its family, if clients may share it.
     pub fn family(&self) -> Option<&Family> {
         self.family.as_ref()
     }
 
-    /// What it was loaded from.
+    /// The content it was loaded from.
     pub fn content(&self) -> &Content {
         &self.content
     }
 
-    /// One of its functions, to ask about it.
+    /// Looks up a function to query it.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn function(&self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         let mut state = self.state.lock();
         let State { found, before, .. } = &mut *state;
@@ -225,12 +226,12 @@ impl Instance {
         self.state.lock().found.contains_key(key)
     }
 
-    /// Whether the driver has loaded it: a library when something of it was used.
+    /// Whether the driver has loaded it. The driver loads a library when one of its functions is first looked up.
     fn is_loaded(&self) -> bool {
         matches!(self.raw, Raw::Module(_)) || !self.state.lock().found.is_empty()
     }
 
-    /// Has the driver load a library of which nothing was asked for yet, if it may.
+    /// Makes the driver load a library none of whose functions was looked up yet, if `may` allows it.
     fn load_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
         let loaded = state.before.contains_key(&device) || !state.found.is_empty();
@@ -241,12 +242,12 @@ impl Instance {
         if let Some(name) = names.first() {
             let key = (name.to_bytes_with_nul().into(), device);
             let State { found, before, .. } = &mut *state;
-            // One that cannot be had fails when it is asked for.
+            // If this fails, the client gets the error when it asks for the function.
             let _ = self.find(store, (found, before), &key);
         }
     }
 
-    /// Asks for its functions, as long as it may.
+    /// Looks up its functions ahead of their use, for as long as `may` allows it.
     fn look_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
         let long = state.found.is_empty() && self.content.len() > AHEAD_MOST;
@@ -258,7 +259,7 @@ impl Instance {
                 return;
             }
             let key = (name.to_bytes_with_nul().into(), device);
-            // One that cannot be had fails when it is asked for.
+            // If this fails, the client gets the error when it asks for the function.
             let State { found, before, .. } = &mut *state;
             let Ok(function) = self.find(store, (found, before), &key) else {
                 continue;
@@ -275,7 +276,7 @@ impl Instance {
         }
     }
 
-    /// The names of its kernels. They live as long as it.
+    /// Names of its kernels, valid for as long as the instance.
     fn names(&self, store: &ImageStore) -> Result<Vec<&CStr>, CUresult> {
         let driver = &store.gpu.driver;
         let mut count = 0;
@@ -303,11 +304,12 @@ impl Instance {
             }
         }
         let names = names.into_iter().filter(|name| !name.is_null());
-        // SAFETY: the driver's names are NUL-ended and live as long as what they are names in.
+        // SAFETY: the driver's names are NUL-terminated and live as long as the module or library.
         Ok(names.map(|name| unsafe { CStr::from_ptr(name) }).collect())
     }
 
-    /// Has an image use a function with these attributes, if nobody else uses it with others.
+    /// Assigns a function with these attributes to an image; `None` if other images use the function with other
+    /// attributes.
     fn take(
         &self,
         store: &ImageStore,
@@ -337,7 +339,7 @@ impl Instance {
         Some(taken)
     }
 
-    /// An image has it, and pays for it.
+    /// Adds an image that uses the instance and pays for it.
     fn join(&self) {
         let mut state = self.state.lock();
         state.payers += 1;
@@ -345,7 +347,7 @@ impl Instance {
         (state.owed, state.counted) = (None, None);
     }
 
-    /// An image has it no longer; what that one paid for it, and whether nothing of it is in flight.
+    /// Removes an image, with the charge it paid and whether all its work has drained.
     fn part(&self, image: u64, paid: Option<Charge>, drained: bool) {
         self.leave(image, |_| true);
         let mut state = self.state.lock();
@@ -359,13 +361,13 @@ impl Instance {
         }
     }
 
-    /// It is kept for others: nobody pays for it any more.
+    /// Drops its charges, because it is kept for other clients.
     pub fn forgive(&self) {
         let mut state = self.state.lock();
         (state.owed, state.counted) = (None, None);
     }
 
-    /// It is not kept any longer, if nobody has it.
+    /// Counts it as an evicted resident if no image uses it.
     pub fn count(&self, counted: Counted) {
         let mut state = self.state.lock();
         if state.payers == 0 {
@@ -390,7 +392,7 @@ impl Instance {
         }
     }
 
-    /// Unloads it.
+    /// Unloads it (`cuModuleUnload` or `cuLibraryUnload`).
     pub fn end(self, store: &ImageStore) {
         side::enter(self.side);
         let _ = store.gpu.devices[self.device].make_current(&store.gpu.driver);
@@ -441,13 +443,13 @@ impl Use {
     }
 }
 
-/// What an image has of one function.
+/// An image's attributes and instance for one function.
 #[derive(Debug, Default)]
 struct Chosen {
-    /// Set for the kernel, and for the function, which counts.
+    /// Set for the kernel and for the function; the function's values take precedence.
     of_kernel: Attributes,
     of_function: Attributes,
-    /// The instance, once the function was used.
+    /// Index of the instance, once the function was used.
     instance: Option<usize>,
 }
 
@@ -467,44 +469,45 @@ impl Chosen {
     }
 }
 
-/// The instance that an image takes a function from.
+/// The instance from which an image takes a function.
 enum Picked {
-    /// Of its own ones, by number.
+    /// One of the image's own instances, by index.
     Own(usize),
-    /// Of other clients.
+    /// An instance of other clients.
     Others(Arc<Instance>),
 }
 
 /// A module or library of a session.
 #[derive(Debug)]
 pub struct Image {
-    /// Unique in the life of the server.
+    /// Unique in the server's lifetime.
     id: u64,
-    /// Where its functions are. Variables are looked for in the first.
+    /// Instances of its functions. Variables are looked up in the first.
     instances: Vec<Arc<Instance>>,
-    /// Of which family; `None` when it has an instance for itself.
+    /// Its family; `None` once it has a private instance.
     family: Option<Family>,
-    /// Attributes go through [`Image::set`]: it is, or was, of a family.
+    /// Attributes go through [`Image::set`] because the image belongs, or belonged, to a family.
     tracked: bool,
     content: Content,
     chosen: HashMap<Key, Chosen>,
-    /// Server's ordinal; of no meaning for a library.
+    /// Server's ordinal; meaningless for a library.
     pub device: Ordinal,
-    /// Its kernels print.
+    /// Its kernels call device `printf`.
     pub prints: bool,
-    /// What its instances take on its device; it passes to each of them when the image is left.
+    /// Charge for its instances on the device; split among them when the session leaves the image.
     charge: Option<Charge>,
-    /// What each takes, bytes.
+    /// Charge for each instance, bytes.
     each: u64,
-    /// Nobody keeps what is left of it.
+    /// [`Image::retire`] has already offered its instances to other clients.
     retired: bool,
-    /// Nothing that the session had in flight is left.
+    /// Everything that the session had in flight has completed.
     drained: bool,
 }
 
 static NEXT_IMAGE: AtomicU64 = AtomicU64::new(1);
 
-/// Gives up a hold of an instance; the last one to do so leaves it to [`crate::engine::images::residents`]. Nothing else may drop one.
+/// Releases a reference to an instance; the last release passes it to [`crate::engine::images::residents`]. Do not drop
+/// a reference in any other way.
 pub fn let_go(store: &ImageStore, instance: Arc<Instance>) {
     if let Some(last) = Arc::into_inner(instance) {
         store.bury(Unloading::Left(last));
@@ -512,8 +515,8 @@ pub fn let_go(store: &ImageStore, instance: Arc<Instance>) {
 }
 
 impl Image {
-    /// Loads an image for a session, or finds it loaded. `family` is `None` for what must not be store. Gives the status
-    /// of the load with the image or without.
+    /// Loads an image for a session, or shares an instance that is already loaded. `family` is `None` for an image that
+    /// must not be shared. Returns the image or the driver's error, and the encoded outcome of the JIT options.
     pub fn load(
         store: &ImageStore,
         handle: u64,
@@ -576,75 +579,75 @@ impl Image {
         (Ok(image), said)
     }
 
-    /// What it takes on its device was counted.
+    /// Takes over the charge for the first instance.
     pub fn pay(&mut self, charge: Charge) {
         self.each = charge.bytes();
         self.charge = Some(charge);
     }
 
-    /// The client has given it back.
+    /// Marks the charge as left: the client has unloaded the image.
     pub fn leave_charge(&mut self) {
         if let Some(charge) = &mut self.charge {
             charge.leave();
         }
     }
 
-    /// Counts one instance more than it has.
+    /// Adds the charge for one more instance.
     fn pay_for_another(&mut self) -> Result<(), CUresult> {
         let each = self.each;
         let charge = self.charge.as_mut();
         charge.map_or(Ok(()), |charge| charge.resize(charge.bytes() + each))
     }
 
-    /// What it pays for one instance.
+    /// Splits off the charge for one instance.
     fn part_of_charge(&mut self) -> Option<Charge> {
         let each = self.each;
         self.charge.as_mut().map(|charge| charge.split(each))
     }
 
-    /// Where it is loaded.
+    /// Side that it is loaded on.
     pub fn side(&self) -> Side {
         self.instances[0].side
     }
 
-    /// All that its session had in flight is over.
+    /// Notes that everything the session had in flight has completed.
     pub fn note_drained(&mut self) {
         self.drained = true;
     }
 
-    /// The driver has loaded what names are looked for in, on a device.
+    /// Notes that the driver has loaded the first instance, where names are looked up, on a device.
     pub fn note_loaded(&self, store: &ImageStore, device: Ordinal) {
         self.instances[0].note_loaded(store, device);
     }
 
-    /// Its variables on a device, which are this session's alone, as they were at first; `None` where that is not known.
+    /// Initial contents of the session's private variables on a device; `None` if unknown.
     pub fn variables(&self, device: Ordinal) -> Option<Arc<AsLoaded>> {
-        // One of several that others may have too would not say which has the variables.
+        // With several shared instances it is not known which one holds the variables.
         let is_one = self.family.is_none() || self.instances.len() == 1;
         self.instances[0].as_loaded(device).filter(|_| is_one)
     }
 
-    /// First address and bytes of each variable that is known of it.
+    /// First address and bytes of each known variable.
     pub fn places(&self) -> Vec<(u64, u64)> {
         let state = self.instances[0].state.lock();
         let known = state.before.values().flatten();
         known.flat_map(|variables| variables.places()).collect()
     }
 
-    /// The session changes something of it that cannot be put back.
+    /// Notes that the session makes a change that cannot be reverted.
     pub fn note_altered(&self) {
         self.instances[0].note_altered();
     }
 
-    /// Whether a client finds it as new wherever it is loaded, as far as can be told without looking at the content: of one
-    /// that is loaded, kernels may have changed variables.
+    /// Whether the image can be reloaded elsewhere without its client noticing, judged without reading the content: in
+    /// a loaded image, kernels may have changed variables.
     pub fn may_move(&self, store: &ImageStore) -> bool {
         let known = self.family.as_ref();
         known.is_some_and(|family| !self.is_loaded() || store.families.may_keep_nothing(family))
     }
 
-    /// Whether kernels that have run find it as they have left it wherever it is loaded, and what they have left in memory is
-    /// good there too. Takes time.
+    /// Whether kernels that already ran can continue with a reloaded image, and data they left in memory stays valid
+    /// with it, because the code takes no addresses. Takes time.
     pub fn is_as_new(&self, store: &ImageStore) -> bool {
         let bytes = &self.content[..self.content.len() - 1];
         !self.is_loaded()
@@ -655,72 +658,72 @@ impl Image {
                 .all(|device| cubin::takes_no_addresses(bytes, device.capability))
     }
 
-    /// What it was loaded from.
+    /// The content it was loaded from.
     pub fn content(&self) -> &Content {
         &self.content
     }
 
-    /// The driver's object to ask about names.
+    /// The driver's object for looking up names.
     pub fn raw(&self) -> Raw {
         self.instances[0].raw
     }
 
-    /// Whether attributes of its functions are set by [`Image::set`], and functions got by [`Image::take`].
+    /// Whether its functions are obtained by [`Image::take`] and their attributes set by [`Image::set`].
     pub fn is_tracked(&self) -> bool {
         self.tracked
     }
 
-    /// Whether other clients may have its instances too.
+    /// Whether other clients may share its instances.
     pub fn may_be_shared(&self) -> bool {
         self.family.is_some()
     }
 
-    /// Whether others have, or had, what it has: to be by itself it has to be loaded once more.
+    /// Whether its instances are, or were, shared, so that a private instance requires another load.
     pub fn is_with_others(&self) -> bool {
         self.family.is_some()
             && !matches!(&self.instances[..], [only] if Arc::strong_count(only) == 1)
     }
 
-    /// A function to ask about, before it is used.
+    /// Looks up a function to query it before its first use.
     pub fn look(&self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         self.of(key).function(store, key)
     }
 
-    /// Whether a function was asked for before, so that nobody waits when it is asked for again.
+    /// Whether a function was looked up before, so that another look-up does not block.
     pub fn knows(&self, key: &Key) -> bool {
         self.of(key).knows(key)
     }
 
-    /// Whether the driver has loaded what names are looked for in.
+    /// Whether the driver has loaded the first instance, where names are looked up.
     pub fn is_loaded(&self) -> bool {
         self.instances[0].is_loaded()
     }
 
-    /// Has the driver load a library of which nothing was asked for yet, if it may.
+    /// Makes the driver load a library none of whose functions was looked up yet, if `may` allows it.
     pub fn load_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
         self.instances[0].load_ahead(store, device, may);
     }
 
-    /// Asks for its functions, as long as it may.
+    /// Looks up its functions ahead of their use, for as long as `may` allows it.
     pub fn look_ahead(&self, store: &ImageStore, device: Ordinal, may: &dyn Fn() -> bool) {
         self.instances[0].look_ahead(store, device, may);
     }
 
-    /// The names of its kernels.
+    /// Names of its kernels.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn names(&self, store: &ImageStore) -> Result<Vec<&CStr>, CUresult> {
         self.instances[0].names(store)
     }
 
-    /// Where a function is.
+    /// The instance of a function.
     fn of(&self, key: &Key) -> &Instance {
         let at = self.chosen.get(key).and_then(|chosen| chosen.instance);
         &self.instances[at.unwrap_or(0)]
     }
 
-    /// Puts what the session set, or what is usual, in the place of what others have set.
+    /// Replaces attribute values set by other clients with the session's own or with the initial ones.
     pub fn correct(&self, key: &Key, attributes: &mut [i32]) {
         let chosen = self.chosen.get(key);
         let at = chosen.and_then(|chosen| chosen.instance).unwrap_or(0);
@@ -734,9 +737,9 @@ impl Image {
         }
     }
 
-    /// The instance that serves a function with these attributes, if one does: the one that does so already and the image's
-    /// others come before those of other clients, which only images have whose kernels keep nothing. With `known`, only one
-    /// that was asked for the function before: the driver waits for nothing then.
+    /// Picks an instance that can provide a function with these attributes. Prefers the instance in use, then the
+    /// image's other instances, then those of other clients; the latter only if the image's kernels keep no state. With
+    /// `known`, picks only an instance in which the function was already looked up, so that the driver does not block.
     fn pick(
         &self,
         store: &ImageStore,
@@ -745,7 +748,7 @@ impl Image {
         known: bool,
     ) -> Option<Picked> {
         let fits = |one: &Instance| (!known || one.knows(key)) && one.suits(self.id, key, wanted);
-        // One that was separated has its variables in the first; the others are there for what is in flight.
+        // A separated image keeps its variables in the first instance; the others remain only for work in flight.
         let own = match self.family {
             Some(_) => &self.instances[..],
             None => &self.instances[..1],
@@ -771,16 +774,16 @@ impl Image {
         picked.map(Picked::Others)
     }
 
-    /// The function as the session uses it from now on. It is asked for, or loaded once more, where [`Image::loads_to_take`]
-    /// says so.
+    /// Returns the function that the session uses from now on. Blocks for a look-up or another load where
+    /// [`Image::loads_to_take`] says so.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn take(&mut self, store: &ImageStore, key: &Key) -> Result<CUfunction, CUresult> {
         let wanted = self.chosen.entry(key.clone()).or_default().wanted();
         for known in [true, false] {
             let picked = self.pick(store, key, &wanted, known);
-            // Another client may have come before.
+            // Another client may have taken it first.
             let taken = picked.and_then(|picked| self.take_from(store, picked, key, &wanted));
             if let Some(taken) = taken {
                 return taken;
@@ -823,8 +826,8 @@ impl Image {
         Some(taken)
     }
 
-    /// Whether [`Image::take`], or [`Image::set`] of an attribute, of the kernel or of the function, has the driver load
-    /// something, or asks for a function that nobody has asked for: others wait for that too.
+    /// Whether [`Image::take`], or [`Image::set`] of an attribute of the kernel or the function, makes the driver load
+    /// an image or look up a function for the first time, which stalls other clients too.
     pub fn loads_to_take(
         &self,
         store: &ImageStore,
@@ -848,7 +851,7 @@ impl Image {
         false
     }
 
-    /// Has one instance more, for which it pays as for the first.
+    /// Loads another instance, for which the image pays as for the first.
     fn load_another(
         &mut self,
         store: &ImageStore,
@@ -892,7 +895,7 @@ impl Image {
         ))
     }
 
-    /// Sets an attribute for this session alone; gives the function, which may be another one now.
+    /// Sets an attribute for this session only. Returns the function, which may now belong to another instance.
     pub fn set(
         &mut self,
         store: &ImageStore,
@@ -925,12 +928,13 @@ impl Image {
         }
     }
 
-    /// What the session set for a kernel.
+    /// Value of an attribute that the session set for a kernel.
     pub fn of_kernel(&self, key: &Key, attribute: CUfunction_attribute) -> Option<i32> {
         self.chosen.get(key)?.of_kernel.get(&attribute).copied()
     }
 
-    /// Gives the image an instance of its own, where its variables are; says whether functions are others now.
+    /// Gives the image a private instance, which holds its variables from now on. Returns whether its functions
+    /// changed.
     pub fn separate(&mut self, store: &ImageStore) -> Result<bool, CUresult> {
         let Some(family) = &self.family else {
             return Ok(false);
@@ -938,7 +942,7 @@ impl Image {
         store.families.note_asked(family);
         if let [only] = &self.instances[..] {
             let mut state = only.state.lock();
-            // Whoever is about to have it too holds it already.
+            // A client about to share it already holds a reference.
             if Arc::strong_count(only) == 1 {
                 state.closed = true;
                 drop(state);
@@ -951,7 +955,7 @@ impl Image {
         for other in &self.instances {
             other.leave(self.id, |_| true);
         }
-        // What is in flight, and graphs, still use the others.
+        // Graphs and work in flight still use the other instances.
         self.instances.insert(0, own);
         self.family = None;
         let keys: Vec<Key> = self.chosen.keys().cloned().collect();
@@ -962,10 +966,10 @@ impl Image {
         Ok(true)
     }
 
-    /// What it would be on the side that the calling thread works on.
+    /// Loads the image on the side that the calling thread has entered, or shares an instance there.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn load_there(&self, store: &ImageStore) -> Result<Arc<Instance>, CUresult> {
         let family = self.family.clone().map(|mut family| {
             family.side = side::entered();
@@ -982,15 +986,15 @@ impl Image {
         Ok(own)
     }
 
-    /// Takes this instance, which is on another side, in the place of those it has, none of whose functions it uses. The
-    /// side of these is entered.
+    /// Replaces its instances with one on another side. The image must not be using any of their functions. The calling
+    /// thread has entered the side of the old instances.
     pub fn move_to(&mut self, store: &ImageStore, to: Side, instance: Arc<Instance>) {
         instance.join();
         for (n, old) in std::mem::replace(&mut self.instances, vec![instance])
             .into_iter()
             .enumerate()
         {
-            // It goes on to pay for one.
+            // It keeps paying for one instance.
             let paid = if n == 0 { None } else { self.part_of_charge() };
             old.part(self.id, paid, false);
             let_go(store, old);
@@ -1003,7 +1007,7 @@ impl Image {
         }
     }
 
-    /// The session's context on a device is over, and what was set for functions there.
+    /// Discards function attributes on a device, because the session's context there has ended.
     pub fn leave(&mut self, device: Ordinal) {
         for instance in &self.instances {
             instance.leave(self.id, |(_, of)| *of == device);
@@ -1016,19 +1020,19 @@ impl Image {
         }
     }
 
-    /// Ends the session's use of what others have too; gives the image back if it has anything besides.
+    /// Leaves the instances that are shared with other clients. Returns the image if it has private ones.
     pub fn leave_shared(mut self, store: &ImageStore) -> Option<Image> {
         let others_have = |instance: &mut Arc<Instance>| Arc::strong_count(instance) > 1;
         let left: Vec<_> = self.instances.extract_if(.., others_have).collect();
         for instance in left {
             instance.part(self.id, self.part_of_charge(), false);
-            // The others may have left meanwhile.
+            // The other clients may have left meanwhile.
             let_go(store, instance);
         }
         (!self.instances.is_empty()).then_some(self)
     }
 
-    /// Leaves what nobody else has to those who come; gives the image back if something is to be unloaded.
+    /// Offers instances that only this session used to future clients. Returns the image if any must be unloaded.
     pub fn retire(mut self, store: &ImageStore) -> Option<Image> {
         if !self.retired {
             self.retired = true;
@@ -1040,7 +1044,7 @@ impl Image {
         (!self.instances.is_empty()).then_some(self)
     }
 
-    /// Ends the session's use; unloads what nobody else has.
+    /// Ends the session's use and unloads the instances that no other client uses.
     pub fn end(self, store: &ImageStore) {
         for instance in self.instances {
             instance.leave(self.id, |_| true);

@@ -1,4 +1,4 @@
-//! Everything that the server has of images: their contents, their instances in the driver, and what was found out about them.
+//! All images of the server: their contents, their instances in the driver, and the results of analyzing them.
 
 pub mod contents;
 pub mod families;
@@ -21,7 +21,7 @@ use mpsshim_api::cuda::{CUlibrary, CUmodule, CUresult};
 use mpsshim_proto::handle::Kind;
 use std::sync::Arc;
 
-/// Images of which findings are kept; with one more, all findings are forgotten.
+/// Number of images whose analysis results are kept; at the limit, all results are discarded.
 const MOST_KNOWN: usize = 16 << 10;
 
 /// An image, or an instance of one, that is to be unloaded at a quiescent point.
@@ -46,9 +46,9 @@ pub struct ImageStore {
     pub families: Families,
     /// Instances without sessions.
     pub residents: Residents,
-    /// Takes instances about which it is to be decided whether they stay.
+    /// Queues instances for the retain-or-unload decision.
     pub assessor: Sender<Arc<Instance>>,
-    /// What images leave behind that are loaded elsewhere, by SHA-256.
+    /// State lost when an image is reloaded elsewhere, by SHA-256.
     outlasting: Findings<Leaves>,
     variables: KnownVariables,
     /// Which images print, by SHA-256.
@@ -57,7 +57,7 @@ pub struct ImageStore {
 }
 
 impl ImageStore {
-    /// A store without images. `unload` takes images that are to be unloaded when nothing is in flight.
+    /// A store without images. `unload` takes images to unload at the next quiescent point.
     pub fn new(
         gpu: Arc<Gpu>,
         keeper: Option<Arc<Keeper>>,
@@ -77,7 +77,7 @@ impl ImageStore {
         }
     }
 
-    /// Has an image or instance unloaded when nothing is in flight.
+    /// Schedules an image or instance for unloading at the next quiescent point.
     pub fn bury(&self, unloading: Unloading) {
         (self.unload)(unloading);
     }
@@ -85,7 +85,7 @@ impl ImageStore {
     /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of handle.
     ///
     /// # Errors
-    /// The driver's, beside what it has made.
+    /// The driver error of the load; the object beside it is then invalid.
     pub fn load(
         &self,
         kind: Option<Kind>,
@@ -122,13 +122,13 @@ impl ImageStore {
             (status, Raw::Module(module))
         }
     }
-    /// Unloads an image that nothing of its session refers to any more.
+    /// Unloads an image to which its session has no reference left.
     pub fn discard(&self, mut image: Image) {
         image.leave_charge();
         self.bury(Unloading::Image(image));
     }
 
-    /// Whether the kernels of an image keep nothing between launches, on any device that it may be loaded on.
+    /// Whether the kernels of an image keep no state between launches on any device that it may be loaded on.
     pub fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
         let bytes = &content[..content.len() - 1];
         self.gpu.devices.iter().all(|device| {
@@ -137,7 +137,7 @@ impl ImageStore {
         })
     }
 
-    /// The variables of an image. Its content is looked into once.
+    /// The variables of an image. Its content is analyzed once.
     pub fn variables_of(&self, hash: &[u8; 32], content: &Content) -> Variables {
         let devices = self.gpu.devices.iter();
         variables::find(
@@ -148,7 +148,7 @@ impl ImageStore {
         )
     }
 
-    /// Whether an image may print on some device. Its content is looked into once.
+    /// Whether an image may call device `printf` on some device. Its content is analyzed once.
     pub fn image_prints(&self, hash: &[u8; 32], content: &Content) -> bool {
         self.prints.look_up(hash, || {
             let archs: Vec<u32> = self.gpu.devices.iter().map(|one| one.capability).collect();
@@ -156,13 +156,13 @@ impl ImageStore {
         })
     }
 
-    /// The server before has found this of the image with a hash.
+    /// Records a result that the previous server found for the image with this hash.
     pub fn note_leaves(&self, hash: &[u8; 32], leaves: Leaves) {
         let _ = self.outlasting.look_up(hash, || leaves);
     }
 
-    /// What of an image is lost when it is loaded elsewhere between two launches of its kernels. Its content is looked into
-    /// once.
+    /// State of an image that is lost if it is reloaded elsewhere between two launches of its kernels. Its content is
+    /// analyzed once.
     pub fn leaves(&self, content: &Content) -> Leaves {
         self.outlasting.look_up(content.hash(), || {
             let bytes = &content[..content.len() - 1];

@@ -1,4 +1,4 @@
-//! Images that were received before their load, which waits at the gate.
+//! Images received ahead of their load, which waits at the gate.
 
 use crate::engine::base::account::Charge;
 use crate::engine::base::call::Incoming;
@@ -6,7 +6,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::images::contents::Content;
 use mpsshim_proto::message::ImageLoad;
 
-/// An image that was taken in before its load, which waits at the gate.
+/// An image received ahead of its load, which waits at the gate.
 #[derive(Debug)]
 pub struct Prepared {
     pub body: ImageLoad,
@@ -32,7 +32,7 @@ impl Prepared {
     }
 }
 
-/// What a load needs besides the driver.
+/// Inputs of a load besides the driver.
 #[derive(Debug)]
 pub struct Ready {
     pub content: Content,
@@ -41,10 +41,10 @@ pub struct Ready {
     pub prints: bool,
 }
 
-/// What counts of an image.
+/// Memory charged for an image.
 #[derive(Debug)]
 pub struct ImageCharge {
     pub charge: Charge,
-    /// Its content says what it takes.
+    /// The size was determined from its content.
     pub is_whole: bool,
 }

@@ -1,9 +1,9 @@
-//! Instances of images that no client has at the moment, kept loaded for the next one that wants them.
+//! Instances without clients, kept loaded for the next client.
 //!
-//! A load waits until nothing is in flight ([`crate::engine::threads::gate`]). A program that is started again, or a further worker of the
-//! same program, finds its images loaded and waits for nobody. The next client must find an image as new: one that keeps
-//! something between launches, or that a client had for itself, stays only if its variables can be given the content again
-//! that they had at first ([`crate::engine::images::variables`]).
+//! A load waits for a quiescent point ([`crate::engine::threads::gate`]). With residents, a restarted program or
+//! another worker of the same program finds its images loaded and does not wait. The next client must not see state of
+//! earlier ones: an instance that keeps state between launches, or that was private, is retained only if the initial
+//! contents of its variables can be restored ([`crate::engine::images::variables`]).
 
 use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::footprint::footprint;
@@ -16,27 +16,27 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Instances at most.
+/// Maximum number of residents.
 const MOST: usize = 1024;
-/// Instances about which it is being decided, at most; others are unloaded.
+/// Maximum number of instances queued for the retain-or-unload decision; any more are unloaded.
 pub const MOST_ASSESSED: usize = 256;
-/// The part of the smallest device's memory that they may take, together.
+/// All residents together may take this fraction (1/`PART`) of the smallest device's memory.
 const PART: u64 = 256;
 
-/// How many times [`PART`] they may take with those that were given up and the driver has not unloaded yet.
+/// Multiple of the [`PART`] limit that residents may take together with evicted ones not yet unloaded by the driver.
 const WITH_LEAVING: u64 = 2;
 
-/// Loaded instances without clients, the one that was left first at the front.
+/// Loaded instances without clients, least recently used first.
 #[derive(Debug, Default)]
 pub struct Residents {
     kept: Mutex<Kept>,
-    /// Those about which it is being decided.
+    /// Number of instances queued for the retain-or-unload decision.
     assessed: AtomicUsize,
-    /// Bytes of those that were given up and the driver has not unloaded yet: nobody pays for them.
+    /// Bytes of evicted instances that the driver has not unloaded yet; no client pays for them.
     leaving: Arc<AtomicU64>,
 }
 
-/// Bytes of one that was given up, until the driver has unloaded it or a client has it.
+/// Bytes of an evicted instance, counted until the driver has unloaded it or a client takes it.
 #[derive(Debug)]
 pub struct Counted {
     bytes: u64,
@@ -70,7 +70,7 @@ impl Kept {
 }
 
 impl Residents {
-    /// A client has an instance: it is kept no longer.
+    /// Removes an instance from the residents because a client uses it.
     pub fn take(&self, instance: &Arc<Instance>) {
         let mut kept = self.kept.lock();
         let found = kept
@@ -82,7 +82,7 @@ impl Residents {
         }
     }
 
-    /// One of a family, the one that was left last; it is kept no longer.
+    /// Removes and returns the most recently used resident of a family.
     pub fn take_of(&self, family: &Family) -> Option<Arc<Instance>> {
         let mut kept = self.kept.lock();
         let of_family = |one: &Resident| one.instance.family() == Some(family);
@@ -93,7 +93,8 @@ impl Residents {
     }
 }
 
-/// The body of the thread that decides which images stay: to look into one takes time, and a client decides how much.
+/// Body of the thread that makes the retain-or-unload decisions. Analyzing an image takes time, and its client
+/// determines how much.
 pub fn run(store: &ImageStore, left: &Receiver<Arc<Instance>>) {
     for instance in left {
         side::enter(instance.side);
@@ -105,7 +106,8 @@ pub fn run(store: &ImageStore, left: &Receiver<Arc<Instance>>) {
 }
 
 impl ImageStore {
-    /// Has it decided whether an instance stays that its last client has left; gives it back where too many wait for that.
+    /// Queues an instance without clients for the retain-or-unload decision. Returns it if it cannot be retained or the
+    /// queue is full.
     pub fn assess(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
         let residents = &self.residents;
         let most = self.most_resident();
@@ -125,18 +127,18 @@ impl ImageStore {
         }
     }
 
-    /// Whether it is not decided about some instance yet.
+    /// Whether any retain-or-unload decision is pending.
     pub fn assesses(&self) -> bool {
         self.residents.assessed.load(Ordering::Acquire) > 0
     }
 
-    /// Bytes that all of them may take.
+    /// Bytes that all residents together may take.
     fn most_resident(&self) -> u64 {
         let parts = self.gpu.devices.iter().map(|device| device.memory / PART);
         parts.min().unwrap_or(0)
     }
 
-    /// Keeps an instance that nobody has; gives back one that is to be unloaded.
+    /// Retains an instance without clients. Returns it if it is to be unloaded.
     fn keep_resident(&self, instance: Arc<Instance>) -> Option<Arc<Instance>> {
         let most = self.most_resident();
         let bytes = match self.resident_bytes(&instance) {
@@ -162,7 +164,7 @@ impl ImageStore {
         None
     }
 
-    /// Gives up all of them, for others to have the memory when next nothing is in flight.
+    /// Evicts all residents, which frees their memory at the next quiescent point.
     pub fn give_up_residents(&self) {
         let mut kept = self.residents.kept.lock();
         let over: Vec<_> = std::iter::from_fn(|| kept.pop()).collect();
@@ -170,7 +172,7 @@ impl ImageStore {
         self.give_up(over);
     }
 
-    /// Gives up those of a side; whether there were any.
+    /// Evicts the residents of a side. Returns whether there were any.
     pub fn give_up_residents_of(&self, side: Side) -> bool {
         let mut kept = self.residents.kept.lock();
         let (over, stay) = std::mem::take(&mut kept.instances)
@@ -194,13 +196,14 @@ impl ImageStore {
     }
 
     fn unload(&self, instance: Arc<Instance>) {
-        // A client may have found it meanwhile, and leaves it later.
+        // If a client has taken it meanwhile, that client releases it later.
         if let Some(last) = Arc::into_inner(instance) {
             self.bury(Unloading::Instance(last));
         }
     }
 
-    /// Bytes that an instance takes, on a device or in the server's own memory; `None` for one that cannot be had again.
+    /// Bytes that an instance takes on a device or in the server's memory, whichever is more; `None` if it cannot be
+    /// reused.
     fn resident_bytes(&self, instance: &Instance) -> Option<u64> {
         let (family, content) = (instance.family()?, instance.content());
         let is_as_new = || instance.is_open() && self.families.keeps_nothing(self, family, content);

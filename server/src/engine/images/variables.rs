@@ -1,8 +1,8 @@
-//! Variables of an image, and what they held when it was loaded.
+//! Variables of an image and their initial contents.
 //!
-//! What one client had for itself is as new for the next one once its variables hold again what they held then
-//! ([`crate::engine::images::residents`]): nothing needs to be loaded, which would wait until nothing is in flight. What they hold now is
-//! read for a server that comes after this one ([`crate::engine::objects::snapshot`]).
+//! A private instance can be reused by the next client once the initial contents of its variables are restored
+//! ([`crate::engine::images::residents`]). That avoids a load, which would wait for a quiescent point. The current
+//! contents are read for the next server ([`crate::engine::objects::snapshot`]).
 
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
@@ -20,38 +20,38 @@ use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, Symb
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// A longer image is not looked into, bytes: that would take time before each first load.
+/// Images larger than this are not analyzed, bytes: the analysis would delay each first load.
 const LONGEST: usize = 1 << 20;
 /// Variables of an image.
 const MOST: usize = 1024;
-/// Bytes of an image's variables that are kept in the server's memory: all but those that begin as zeros.
+/// Bytes of an image's variables kept in the server's memory; variables that are initially zero are not counted.
 const MOST_KEPT: u64 = 256 << 10;
-/// Bytes that are written to put everything back.
+/// Bytes written to restore all variables.
 const MOST_WRITTEN: u64 = 16 << 20;
-/// Bytes of their names: they are kept when the image has gone.
+/// Bytes of the variables' names, which are kept after the image is unloaded.
 const MOST_NAMES: usize = 64 << 10;
-/// Images whose variables are known, at most.
+/// Number of images whose variables are known.
 pub const MOST_KNOWN: usize = 1024;
-/// What is written where a variable begins as zeros.
+/// Source for restoring variables that are initially zero.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 /// A variable that kernels or the client can write.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Variable {
-    /// Its NUL included.
+    /// Name including its NUL.
     name: Box<[u8]>,
     len: u64,
-    /// It begins as zeros.
+    /// Initially zero.
     zeros: bool,
 }
 
-/// All of an image; `None` where that cannot be told, or there are too many.
+/// All variables of an image; `None` if they cannot be determined or exceed a limit.
 pub type Variables = Option<Arc<[Variable]>>;
 
-/// The variables of images.
+/// Known variables by image.
 pub type KnownVariables = Findings<Variables>;
 
-/// The variables of an image on devices of these compute capabilities. Its content is looked into once.
+/// The variables of an image on devices of these compute capabilities. Its content is analyzed once.
 pub fn find(
     known: &KnownVariables,
     hash: &[u8; 32],
@@ -74,8 +74,8 @@ pub fn find(
     })
 }
 
-/// The variables that the code has which a device of a compute capability (`10 * major + minor`) would run; `None` where
-/// that cannot be told for certain.
+/// The variables of the code that a device of a compute capability (`10 * major + minor`) would run; `None` if they
+/// cannot be determined with certainty.
 fn variables(image: &[u8], arch: u32) -> Option<Vec<Variable>> {
     let found = if image.starts_with(b"\x7fELF") {
         of_cubin(image)?
@@ -116,16 +116,16 @@ fn variables(image: &[u8], arch: u32) -> Option<Vec<Variable>> {
         && of_names <= MOST_NAMES
         && kept <= MOST_KEPT
         && kept.saturating_add(zeros) <= MOST_WRITTEN;
-    // One name for two variables would lead to one of them only.
+    // Two variables of the same name could not be looked up separately.
     (fits && names.len() == found.len()).then_some(found)
 }
 
 fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
     /// Section flag `SHF_WRITE`.
     const WRITE: u64 = object::elf::SHF_WRITE as u64;
-    /// In a symbol's `st_other`: the variable is managed, and its content elsewhere.
+    /// Flag in a symbol's `st_other`: the variable is managed, so its content lies elsewhere.
     const MANAGED: u8 = 4;
-    /// What the driver itself defines, without a state of the image's own.
+    /// Symbols defined by the driver, without state in the image.
     const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
@@ -185,7 +185,7 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
     }
     let whole = |(_, size, align, ranges): &mut (bool, u64, u64, Vec<(u64, u64)>)| {
         ranges.sort_unstable();
-        // What has no name has no other place than between those that have.
+        // Unnamed data can only lie in gaps between symbols; a gap larger than the alignment may contain some.
         let mut end = 0u64;
         for (start, len) in ranges.iter() {
             if *start > end.saturating_add(*align) {
@@ -226,11 +226,11 @@ fn of_text(bytes: &[u8]) -> Option<Vec<Variable>> {
     Some(found)
 }
 
-/// What the variables of a loaded image held on a device before anybody could write them.
+/// Contents of a loaded image's variables on a device before any kernel or client could write them.
 #[derive(Debug)]
 pub struct AsLoaded {
     variables: Arc<[Variable]>,
-    /// Where each is, and what it held.
+    /// Address and initial contents of each.
     held: Vec<(CUdeviceptr, Before)>,
 }
 
@@ -241,7 +241,7 @@ enum Before {
 }
 
 impl Before {
-    /// Whether it is this.
+    /// Whether `bytes` equal the initial contents.
     fn is(&self, bytes: &[u8]) -> bool {
         match self {
             Before::Zeros(len) => bytes.len() as u64 == *len && bytes.iter().all(|byte| *byte == 0),
@@ -251,11 +251,11 @@ impl Before {
 }
 
 impl AsLoaded {
-    /// Of an image that was loaded just now.
+    /// Reads the variables of an image that was just loaded.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_INVALID_IMAGE` for a variable that is not as long as the image says;
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for their content.
+    /// Driver errors; `CUDA_ERROR_INVALID_IMAGE` if a variable's size differs from the image's;
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the machine has too little memory for their contents.
     pub fn read(
         gpu: &Gpu,
         raw: Raw,
@@ -307,16 +307,16 @@ impl AsLoaded {
         })
     }
 
-    /// First address and bytes of each.
+    /// First address and bytes of each variable.
     pub fn places(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let each = self.held.iter().zip(self.variables.iter());
         each.map(|((start, _), variable)| (*start, variable.len))
     }
 
-    /// What each holds now. Nothing of the image runs.
+    /// Reads the current contents of each variable. No work of the image may be in flight.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_OUT_OF_MEMORY` when the machine has too little memory for it.
+    /// Driver errors; `CUDA_ERROR_OUT_OF_MEMORY` if the machine has too little memory.
     pub fn read_again(&self, gpu: &Gpu, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
         if !is_affordable(self.places().map(|(_, len)| len).sum()) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
@@ -337,7 +337,7 @@ impl AsLoaded {
         Ok(now)
     }
 
-    /// Names, their NUL included, and content of those that hold something else `now` than at first.
+    /// Names, including their NUL, and current contents of the variables whose contents differ from the initial ones.
     pub fn changed<'a>(
         &'a self,
         now: &'a [Box<[u8]>],
@@ -347,10 +347,10 @@ impl AsLoaded {
             .map(|((variable, _), now)| (&variable.name[..], &now[..]))
     }
 
-    /// Has variables hold this, by name. Nothing of the image runs.
+    /// Writes variables by name. No work of the image may be in flight.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_NOT_FOUND` for one that the image does not have, or that has another length.
+    /// Driver errors; `CUDA_ERROR_NOT_FOUND` if the image has no variable of this name and size.
     pub fn put(
         &self,
         gpu: &Gpu,
@@ -376,10 +376,10 @@ impl AsLoaded {
         })
     }
 
-    /// Has the variables hold it again. Nothing of the image runs.
+    /// Restores the initial contents of the variables. No work of the image may be in flight.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn put_back(&self, gpu: &Gpu, device: Ordinal) -> Result<(), CUresult> {
         if self.held.is_empty() {
             return Ok(());
@@ -406,7 +406,7 @@ impl AsLoaded {
     }
 }
 
-/// Makes copies in a stream and waits for them, however they ended.
+/// Submits copies to a stream and waits for them, even if submitting failed.
 fn on_stream(
     gpu: &Gpu,
     device: &Device,
@@ -452,7 +452,7 @@ mod tests {
                 ("c\0".into(), 8, true)
             ])
         );
-        // Nobody writes a literal.
+        // Literals are never written.
         assert_eq!(of(".global .align 1 .b8 $str[2] = {65, 0};"), Some(vec![]));
     }
 

@@ -5,7 +5,8 @@ use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_int, c_void};
 
 functions! {
-    /// Arrays, textures, surfaces, two- and three-dimensional copies. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Arrays, textures, surfaces, two- and three-dimensional copies.
+    /// A function that the driver lacks returns `CUDA_ERROR_NOT_SUPPORTED`.
     ArrayFunctions, |_| true;
     memcpy3d_async = "cuMemcpy3DAsync_v2" (copy: &CUDA_MEMCPY3D, stream: CUstream);
     array3d_create = "cuArray3DCreate_v2" (array: &mut CUarray, descriptor: &CUDA_ARRAY3D_DESCRIPTOR);

@@ -5,7 +5,8 @@ use mpsshim_api::cuda::*;
 use std::ffi::c_void;
 
 functions! {
-    /// Green contexts, peers, device-wide settings. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Green contexts, peers, device-wide settings.
+    /// A function that the driver lacks returns `CUDA_ERROR_NOT_SUPPORTED`.
     ContextFunctions, |_| true;
     device_get_dev_resource = "cuDeviceGetDevResource" (device: CUdevice, resource: &mut CUdevResource, kind: u32);
     green_get_dev_resource = "cuGreenCtxGetDevResource" (green: CUgreenCtx, resource: &mut CUdevResource, kind: u32);

@@ -5,7 +5,8 @@ use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_void};
 
 functions! {
-    /// Graphs and stream capture. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Graphs and stream capture.
+    /// A function that the driver lacks returns `CUDA_ERROR_NOT_SUPPORTED`.
     GraphFunctions, |_| true;
     begin_capture = "cuStreamBeginCapture_v2" (stream: CUstream, mode: u32);
     begin_capture_to = "cuStreamBeginCaptureToGraph" (stream: CUstream, graph: CUgraph, nodes: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize, mode: u32);
@@ -62,10 +63,10 @@ functions! {
 }
 
 impl GraphFunctions {
-    /// Gives a kernel's node a priority.
+    /// Sets the priority of a kernel node (`cuGraphKernelNodeSetAttribute`).
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn set_priority(&self, node: CUgraphNode, priority: i32) -> Result<(), CUresult> {
         // The value is the first word of a union.
         let mut value = [0; 8];

@@ -1,11 +1,12 @@
-//! The linker and what else concerns code.
+//! The linker, and other functions for code.
 
 use crate::engine::base::driver::symbols::{DriverError, Find, unsupported};
 use mpsshim_api::cuda::*;
 use std::ffi::{c_char, c_void};
 
 functions! {
-    /// The linker and what else concerns code. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
+    /// The linker, and other functions for code.
+    /// A function that the driver lacks returns `CUDA_ERROR_NOT_SUPPORTED`.
     ImageFunctions, |_| true;
     kernel_get_attribute = "cuKernelGetAttribute" (value: &mut i32, attribute: CUfunction_attribute, kernel: CUkernel, device: CUdevice);
     kernel_set_attribute = "cuKernelSetAttribute" (attribute: CUfunction_attribute, value: i32, kernel: CUkernel, device: CUdevice);

@@ -5,7 +5,8 @@ use mpsshim_api::cuda::*;
 use std::ffi::{c_int, c_void};
 
 functions! {
-    /// Pools, virtual memory, managed, shared and registered memory. A driver may lack any of them: it then answers `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Pools, virtual memory, managed, shared and registered memory.
+    /// A function that the driver lacks returns `CUDA_ERROR_NOT_SUPPORTED`.
     MemoryFunctions, |_| true;
     mem_address_free = "cuMemAddressFree" (address: CUdeviceptr, len: usize);
     mem_set_accesses = "cuMemSetAccess" (address: CUdeviceptr, len: usize, accesses: *const CUmemAccessDesc, count: usize);

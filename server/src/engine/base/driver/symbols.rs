@@ -4,7 +4,7 @@ use mpsshim_api::cuda::{CUDA_ERROR_NOT_SUPPORTED, CUresult};
 use std::ffi::{CString, c_void};
 use thiserror::Error;
 
-/// Why there is no driver to serve with.
+/// Reasons why the driver cannot be used.
 #[derive(Debug, Error)]
 pub enum DriverError {
     /// No library could be opened.
@@ -12,26 +12,26 @@ pub enum DriverError {
         "cannot open the CUDA driver {0}: {1}; set MPSSHIM_CUDA_LIBRARY to the genuine libcuda.so.1"
     )]
     Open(String, String),
-    /// It lacks a function.
+    /// A required function is missing.
     #[error("the CUDA driver {0} has no {1}: it is too old")]
     Missing(String, &'static str),
-    /// A preloaded mpsshim answered instead.
+    /// A preloaded mpsshim was found instead.
     #[error("{0} is mpsshim itself, not a CUDA driver; unset LD_PRELOAD for the server")]
     Shim(String),
 }
 
-/// Gives the address of a function by its name, null for one that is missing.
+/// Returns the address of a function by its name, null if it is missing.
 pub type Find<'a> = dyn Fn(&str) -> *mut c_void + 'a;
 
-/// Stands in for a missing function of any signature: in the C ABI the caller cleans up the arguments.
+/// Replaces a missing function of any signature: in the C ABI the caller cleans up the arguments.
 pub extern "C" fn unsupported() -> CUresult {
     CUDA_ERROR_NOT_SUPPORTED
 }
 
-/// The address of a function in a library, null for one that is missing.
+/// The address of a function in a library, null if it is missing.
 pub fn symbol(handle: *mut c_void, name: &str) -> *mut c_void {
     let name = CString::new(name).expect("symbol names have no NUL");
-    // SAFETY: an open handle and a NUL-ended name.
+    // SAFETY: an open handle and a NUL-terminated name.
     unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
 
@@ -43,7 +43,7 @@ macro_rules! functions {
             $($method: unsafe extern "C" fn($($ty),*) -> CUresult,)*
         }
         impl $table {
-            /// `find` gives the address of a function, null for one that is missing; `path` is for errors.
+            /// `find` returns the address of a function, null if it is missing; `path` is for errors.
             pub(super) fn load(find: &Find<'_>, path: &str) -> Result<$table, DriverError> {
                 Ok($table {
                     $($method: {
@@ -57,7 +57,7 @@ macro_rules! functions {
                     },)*
                 })
             }
-            /// Names and signatures of all of them.
+            /// Names and signatures of all functions.
             #[cfg(test)]
             pub(super) fn signatures() -> Vec<mpsshim_signatures::Named> {
                 vec![$(($symbol, mpsshim_signatures::signature!($($ty),*))),*]

@@ -5,7 +5,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::session::Session;
 
 impl Session {
-    /// Whether a graph or an instance allocates memory, or frees what another one has allocated.
+    /// Whether a graph or its instance allocates memory, or frees memory that another one has allocated.
     fn uses_graph_memory(&self, graph: u64) -> bool {
         let memory = &self.objects.graphs.memory;
         !memory.is_empty()
@@ -35,14 +35,14 @@ impl Session {
         true
     }
 
-    /// Gives the turn back if nothing is in flight.
+    /// Releases the turn if nothing is in flight.
     pub fn end_graph_turn(&mut self, gpu: &Gpu) {
         if self.flow.has_graph_turn && !self.has_work_in_flight(gpu) && self.is_idle(gpu) {
             self.leave_graph_turn(gpu);
         }
     }
 
-    /// Gives the turn back for a session that is over and whose streams are idle.
+    /// Releases the turn for an ended session whose streams are idle.
     pub fn leave_graph_turn(&mut self, gpu: &Gpu) {
         if std::mem::take(&mut self.flow.has_graph_turn) {
             let session = self.shared.info.session;

@@ -1,15 +1,15 @@
-//! A session's turn to print, and its text ([`super`]).
+//! A session's turn to print, and its printed text ([`super`]).
 
 use crate::engine::gpu::Gpu;
 use crate::engine::session::Session;
 use mpsshim_api::cuda::{CUDA_ERROR_NOT_READY, CUresult};
 use std::time::{Duration, Instant};
 
-/// How long a client that asks for its text is held up at most while its streams still work.
+/// Maximum time for which a request for printed text waits for the session's streams to become idle.
 const SETTLING: Duration = Duration::from_millis(1);
 
 impl Session {
-    /// Whether this session may launch a kernel that prints now; takes the turn if it is free.
+    /// Whether this session may launch a printing kernel now; takes the turn if it is free.
     pub fn may_print(&mut self, gpu: &Gpu) -> bool {
         if !self.flow.printed.holds {
             self.flow.printed.holds = gpu.printing.take_turn(self.shared.info.session);
@@ -22,20 +22,20 @@ impl Session {
         self.flow.printed.holds
     }
 
-    /// Gives the turn back if nothing is in flight, after fetching what was printed.
+    /// Fetches the printed text and releases the turn if nothing is in flight.
     pub fn stop_printing(&mut self, gpu: &Gpu) {
         if self.flow.printed.holds && !self.has_work_in_flight(gpu) && self.is_idle(gpu) {
             self.surrender_printing(gpu);
         }
     }
 
-    /// Gives the turn back for a session that is over and whose streams are idle. What is known of its work does
-    /// not matter: work that no flag covers would count as being in flight for ever.
+    /// Releases the turn for an ended session whose streams are idle. Its count of work in flight is ignored, because
+    /// work not covered by a flag would count as in flight forever.
     pub fn surrender_printing(&mut self, gpu: &Gpu) {
         if !self.flow.printed.holds {
             return gpu.printing.drop_unclaimed();
         }
-        // What it has printed nobody will ask for, and it must not be taken for the next holder's.
+        // Its text is fetched even though it will never be requested, so that it is not attributed to the next holder.
         if let Err(status) = self.fetch_printed(gpu) {
             gpu.note_status(status);
         }
@@ -43,7 +43,7 @@ impl Session {
         gpu.printing.end_turn();
     }
 
-    /// Whether the driver says that all streams are idle. What [`Session::has_work_in_flight`] goes by may be known
+    /// Whether the driver reports all streams as idle. The flags that [`Session::has_work_in_flight`] reads may change
     /// a moment before the driver notices, and synchronizing must not wait.
     pub fn is_idle(&self, gpu: &Gpu) -> bool {
         let works = self.objects.streams.iter().chain(&self.objects.retired);
@@ -63,16 +63,16 @@ impl Session {
         Ok(())
     }
 
-    /// The next `room` bytes of what its kernels printed, and how many are left after them.
+    /// Takes the next `room` bytes printed by its kernels. Returns them and the number of remaining bytes.
     pub fn take_printed(&mut self, gpu: &Gpu, room: usize) -> Result<(Vec<u8>, usize), CUresult> {
+            // The driver may notice the completion a moment later than the client.
         if self.flow.printed.holds {
-            // The driver may learn a moment after the client that its work is done.
             let began = Instant::now();
             while !self.is_idle(gpu) && began.elapsed() < SETTLING {
                 std::thread::yield_now();
             }
             if self.has_work_in_flight(gpu) {
-                // Work of other streams still runs; the text of what the client waited for is complete nevertheless.
+                // Other streams are still working, but the text of the work that the client waited for is complete.
                 self.flow.printed.add(&gpu.printing.take_output());
             } else {
                 self.stop_printing(gpu);
