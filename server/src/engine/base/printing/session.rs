@@ -65,7 +65,7 @@ impl Session {
 
     /// Takes the next `room` bytes printed by its kernels. Returns them and the number of remaining bytes.
     pub fn take_printed(&mut self, gpu: &Gpu, room: usize) -> Result<(Vec<u8>, usize), CUresult> {
-            // The driver may notice the completion a moment later than the client.
+        // The driver may notice the completion a moment later than the client.
         if self.flow.printed.holds {
             let began = Instant::now();
             while !self.is_idle(gpu) && began.elapsed() < SETTLING {
