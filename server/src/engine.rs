@@ -12,6 +12,8 @@ mod objects;
 mod order;
 mod scheduling;
 mod session;
+#[cfg(test)]
+mod testing;
 mod threads;
 
 // Public for the fuzz target and tests.
@@ -23,47 +25,27 @@ pub use objects::runs;
 use crate::admission::Admission;
 use crate::keeper::Keeper;
 use base::bounds::STACK;
-use base::graph_turns::GraphTurns;
-use base::health::Health;
 use base::keeping::Keeping;
 use base::printing::Printing;
-use base::rations::Rations;
 use base::side::Side;
-use crossbeam_channel::{Sender, bounded, unbounded};
+use crossbeam_channel::Sender;
 use gpu::Gpu;
-use gpu::host::ServerFlags;
 pub use gpu::open::{OpenDriver, list_devices};
-use gpu::spare::Spare;
-use gpu::virtual_arena::VirtualArena;
-use images::ImageStore;
-use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_proto::handshake::ClientHello;
-use mpsshim_proto::shm::Doorbell;
-use objects::fairness::Fairness;
-use objects::shared_events::SharedEvents;
-use objects::shares::Shares;
-use objects::trace::traces::Traces;
-use parking_lot::{Mutex, RwLock};
 pub use scheduling::resting::Rested;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use threads::fate::Fate;
 use threads::gate::Gate;
-use threads::lanes::Dispatcher;
-use threads::lanes::Lanes;
-use threads::lanes::Snapshots;
-use threads::roster::Roster;
 pub use threads::shared::EngineConfig;
 use threads::shared::Shared;
-use threads::slow::{SlowLane, SlowTask};
-use threads::undertaker::{Buried, Graves};
+use threads::slow::SlowTask;
 
 /// Driver objects without a session, kept for reuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,105 +86,18 @@ impl Engine {
             .context("the driver has no device")?
             .attach(&driver)
             .context("the first device's context")?;
-        let gpu = Arc::new(Gpu {
-            virtual_arena: VirtualArena::new(&driver),
-            flags: ServerFlags::new(&driver).context("the server's flags")?,
-            driver,
-            devices,
-            arena,
-            held_files: Rations::of_files(),
-            spare: Spare::default(),
-            health: Health::default(),
-            keeping: Keeping::new(keeper.clone()),
-            calm: Default::default(),
-            printing: Printing::capture().context("standard output")?,
-            graph_turns: GraphTurns::default(),
-            marks: config.marks,
-            launch_run: config.launch_run,
-            synchronizing: AtomicUsize::new(0),
-            tracing: AtomicBool::new(false),
-            streams: AtomicU32::new(0),
-        });
-        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let dispatch_threads = match config.dispatch_threads {
-            0 => (cpus / 4).clamp(1, 4),
-            n => n,
-        };
-        let (reaper, ended) = unbounded();
-        let (undertaker, buried) = unbounded();
-        let (snapshots, resting) = unbounded();
-        let (assessor, left) = bounded(images::residents::MOST_ASSESSED);
-        let mut inboxes = Vec::new();
-        let mut dispatchers = Vec::new();
-        for _ in 0..dispatch_threads {
-            let (inbox, receiver) = unbounded();
-            inboxes.push(receiver);
-            let bell = Doorbell::new().context("a dispatch thread's doorbell")?;
-            dispatchers.push(Dispatcher {
-                inbox,
-                bell,
-                load: AtomicUsize::new(0),
-                active: AtomicUsize::new(0),
-            });
-        }
+        let printing = Printing::capture().context("standard output")?;
+        let keeping = Keeping::new(keeper.clone());
+        let settings = (config.marks, config.launch_run);
+        let gpu = Gpu::new((driver, devices, arena), printing, keeping, settings)
+            .context("the server's flags")?;
         // SAFETY: no handler is installed. A client causes this signal if it opens a file on which `shm::is_sole` holds
         // a lease.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-        // SAFETY: a plain system call; the descriptor is new and ours.
-        let epoll = unsafe {
-            let raw = libc::epoll_create1(libc::EPOLL_CLOEXEC);
-            anyhow::ensure!(
-                raw >= 0,
-                "epoll_create1: {}",
-                std::io::Error::last_os_error()
-            );
-            OwnedFd::from_raw_fd(raw)
-        };
         base::assertions::capture().context("standard error")?;
-        let to_bury = undertaker.clone();
-        let images = ImageStore::new(gpu.clone(), keeper, assessor, move |unloading| {
-            let buried = Buried::from(unloading);
-            let _ = to_bury.send((buried.side(), buried));
-        });
-        let shared = Arc::new(Shared {
-            gpu,
-            images,
-            roster: Roster {
-                sessions: Mutex::default(),
-                leaving: Mutex::default(),
-                limits: Mutex::default(),
-                fairness: Fairness::default(),
-                admission,
-                shares: Shares::default(),
-                shared_events: SharedEvents::default(),
-                events,
-                epoll,
-                threads: dispatch_threads,
-                cpus,
-                crowded: AtomicBool::new(false),
-            },
-            lanes: Lanes {
-                dispatchers,
-                slow: SlowLane::new(),
-                snapshots: Snapshots::new(snapshots),
-                reaper,
-                undertaker,
-                gates: Default::default(),
-                graves: Side::ALL.map(Graves::new),
-                moving: RwLock::default(),
-                watcher: OnceLock::new(),
-                watcher_idle: AtomicBool::new(false),
-            },
-            fate: Fate::default(),
-            traces: Traces::default(),
-            config,
-        });
-        let deciding = Arc::downgrade(&shared);
-        shared.gpu.health.on_loss(move |status| {
-            if let Some(shared) = deciding.upgrade() {
-                shared.decide(status);
-            }
-        });
+        let (shared, outlets) = Shared::new(gpu, config, keeper, admission, events)
+            .context("the queues of the threads")?;
+        shared.decide_on_loss();
         let mut threads = Vec::new();
         type Body = Box<dyn FnOnce(&Arc<Shared>) + Send>;
         let mut spawn = |name: String, body: Body| -> anyhow::Result<()> {
@@ -215,7 +110,7 @@ impl Engine {
             );
             Ok(())
         };
-        for (me, inbox) in inboxes.into_iter().enumerate() {
+        for (me, inbox) in outlets.inboxes.into_iter().enumerate() {
             spawn(
                 format!("dispatch-{me}"),
                 Box::new(move |shared| scheduling::dispatch::run(shared, me, &inbox)),
@@ -225,19 +120,19 @@ impl Engine {
         spawn("slow-watch".into(), Box::new(threads::slow::run::watch))?;
         spawn(
             "reaper".into(),
-            Box::new(move |shared| scheduling::reaper::run(shared, &ended)),
+            Box::new(move |shared| scheduling::reaper::run(shared, &outlets.ended)),
         )?;
         spawn(
             "snapshots".into(),
-            Box::new(move |shared| objects::snapshot::session::run(shared, &resting)),
+            Box::new(move |shared| objects::snapshot::session::run(shared, &outlets.resting)),
         )?;
         spawn(
             "undertaker".into(),
-            Box::new(move |shared| threads::undertaker::run::run(shared, &buried)),
+            Box::new(move |shared| threads::undertaker::run::run(shared, &outlets.buried)),
         )?;
         spawn(
             "residents".into(),
-            Box::new(move |shared| images::residents::run(&shared.images, &left)),
+            Box::new(move |shared| images::residents::run(&shared.images, &outlets.left)),
         )?;
         for side in Side::ALL {
             let name = format!("gate-{}", side.index());
@@ -253,7 +148,7 @@ impl Engine {
         let _ = shared
             .lanes
             .watcher
-            .set(threads[dispatch_threads].thread().clone());
+            .set(threads[shared.lanes.dispatchers.len()].thread().clone());
         scheduling::adopt::run(&shared).context("sessions of the server before")?;
         Ok(Engine { shared, threads })
     }
@@ -390,42 +285,5 @@ impl Engine {
         while shared.roster.admission.alive() > 0 && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-impl Shared {
-    /// Handles the loss of a context: chooses the sessions that continue in the next server, and ends the others.
-    fn decide(&self, status: CUresult) {
-        let mut going_on = 0;
-        let mut ending = Vec::new();
-        let mut at_work = self.roster.leaving_at_work();
-        for session in self.roster.session_list() {
-            let is_at_rest = session.is_at_rest();
-            if is_at_rest && session.description.bonds().is_empty() {
-                session.description.set_outlives();
-                going_on += 1;
-                continue;
-            }
-            if !is_at_rest {
-                at_work.push(session.clone());
-            }
-            ending.push(session);
-        }
-        // This must happen before any client can see the status.
-        self.hand_out_text(status, &at_work);
-        let mut suspects = Vec::new();
-        for session in &at_work {
-            session.add_to(&mut suspects);
-        }
-        for session in ending {
-            session.end(status);
-            self.gpu.keeping.forget_session(session.info.session);
-        }
-        self.gpu.health.set_decided();
-        self.roster.tell(EngineEvent::Fault {
-            status: status.0,
-            going_on,
-            suspects,
-        });
     }
 }

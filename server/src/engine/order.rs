@@ -82,7 +82,7 @@ fn modules() -> BTreeMap<String, PathBuf> {
         }
     }
     // Tests may import anything.
-    found.retain(|name, _| name != "order" && !name.ends_with("tests"));
+    found.retain(|name, _| name != "order" && name != "testing" && !name.ends_with("tests"));
     found
 }
 

@@ -115,7 +115,8 @@ impl Printing {
         Ok(Printing::of(file))
     }
 
-    fn of(file: File) -> Printing {
+    /// With this file in the place of standard output.
+    pub fn of(file: File) -> Printing {
         Printing {
             output: Mutex::new(Output { file, dropped: 0 }),
             holder: Mutex::new(None),

@@ -1,6 +1,7 @@
 //! Streams and marks.
 
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::driver::is_sticky;
 use crate::engine::gpu::Gpu;
 use crate::engine::objects::held::{Awaited, Phase, Word};
 use crate::engine::objects::streams::{Role, Stream};
@@ -316,6 +317,10 @@ impl Session {
         error: CallError,
     ) -> Result<(), CallError> {
         if let CallError::Status(status) = &error {
+            if is_sticky(*status) {
+                // Refused: the mark is not in flight.
+                self.take_back_begun();
+            }
             gpu.note_status(*status);
             if !(gpu.is_lost() && self.shared.goes_on(gpu)) {
                 self.post_error(*status);
@@ -329,6 +334,12 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::calls::Undone;
+    use crate::engine::testing::{Fixture, Function, counts, fails};
+    use mpsshim_model::bonds::Bonds;
+    use mpsshim_proto::handle::{Handle, Kind};
+    use mpsshim_proto::message::Op;
+    use zerocopy::FromZeros;
 
     #[test]
     fn a_value_begins_with_a_number() {
@@ -343,5 +354,101 @@ mod tests {
     fn streams_have_the_priorities_of_the_driver() {
         let priorities = [i32::MIN, -17, -16, -3, 0, 1, i32::MAX];
         assert_eq!(priorities.map(clamped), [-16, -16, -16, -3, 0, 0, 0]);
+    }
+
+    const STREAM: Handle = Handle::new(Kind::Stream, 1, 0);
+
+    fn creates(test: &mut Fixture) -> u64 {
+        let body = StreamCreate {
+            stream: STREAM.0,
+            ..StreamCreate::new_zeroed()
+        };
+        assert_eq!(test.status(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
+        STREAM.0
+    }
+
+    #[test]
+    fn a_stream_is_refused_on_a_device_that_does_not_exist() {
+        let mut test = Fixture::new(&[]);
+        let body = StreamCreate {
+            stream: STREAM.0,
+            device: 1,
+            ..StreamCreate::new_zeroed()
+        };
+        let status = test.status(Op::StreamCreate, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        assert_eq!(test.session.objects.streams.len(), 0);
+    }
+
+    #[test]
+    fn a_mark_is_written_by_the_stream() {
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", counts as Function)]);
+        let mark = Mark {
+            stream: creates(&mut test),
+            slot: 3,
+            value: 7,
+        };
+        assert!(test.execute(Op::Mark, &mark, &[]).is_ok());
+        assert_eq!(test.calls(), 1);
+        assert_eq!(test.session.shared.flag(3), 0, "the device writes it");
+        assert_eq!(test.posted_error(), CUDA_SUCCESS);
+    }
+
+    #[test]
+    fn a_mark_that_fails_is_written_by_the_server_behind_its_error() {
+        let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", refuses as Function)]);
+        let mark = Mark {
+            stream: creates(&mut test),
+            slot: 3,
+            value: 7,
+        };
+        assert!(test.execute(Op::Mark, &mark, &[]).is_ok());
+        assert_eq!(test.session.shared.flag(3), 7);
+        assert_eq!(test.posted_error(), CUDA_ERROR_NOT_SUPPORTED);
+        assert!(!test.has_ended());
+    }
+
+    /// A client that finds the error of a lost context must not have another call succeed.
+    #[test]
+    fn the_session_has_ended_before_a_mark_tells_that_the_context_is_lost() {
+        let faults = fails::<{ CUDA_ERROR_ILLEGAL_ADDRESS.0 }>;
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", faults as Function)]);
+        let mark = Mark {
+            stream: creates(&mut test),
+            slot: 3,
+            value: 7,
+        };
+        let gpu = test.shared.gpu.clone();
+        let failed = CUDA_ERROR_ILLEGAL_ADDRESS.into();
+        let error = test.session.mark_failed(&gpu, &mark, failed);
+        assert!(matches!(
+            error,
+            Err(CallError::Status(CUDA_ERROR_ILLEGAL_ADDRESS))
+        ));
+        assert!(test.has_ended(), "nothing else has told the client yet");
+        assert_eq!(test.posted_error(), CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert_eq!(test.session.shared.flag(3), 7);
+    }
+
+    #[test]
+    fn a_session_that_goes_on_in_the_next_server_has_its_mark_executed_there() {
+        let faults = fails::<{ CUDA_ERROR_ILLEGAL_ADDRESS.0 }>;
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", faults as Function)]);
+        let mark = Mark {
+            stream: creates(&mut test),
+            slot: 3,
+            value: 7,
+        };
+        // As with a keeper.
+        test.session.shared.description.set_bonds(Bonds::default());
+        let outcome = test.execute(Op::Mark, &mark, &[]);
+        assert!(
+            matches!(outcome, Err(Undone::Later)),
+            "it stays in the ring"
+        );
+        assert!(!test.has_ended());
+        assert_eq!(test.posted_error(), CUDA_SUCCESS);
+        assert_eq!(test.session.shared.flag(3), 0);
     }
 }

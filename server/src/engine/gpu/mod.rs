@@ -82,6 +82,37 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Of a driver, its devices and the reserved addresses of pinned memory; the first device has a context.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub fn new(
+        (driver, devices, arena): (Driver, Devices, HostArena),
+        printing: Printing,
+        keeping: Keeping,
+        (marks, launch_run): (MarkKind, usize),
+    ) -> Result<Gpu, CUresult> {
+        Ok(Gpu {
+            virtual_arena: VirtualArena::new(&driver),
+            flags: ServerFlags::new(&driver)?,
+            driver,
+            devices,
+            arena,
+            held_files: Rations::of_files(),
+            spare: Spare::default(),
+            health: Health::default(),
+            keeping,
+            calm: Default::default(),
+            printing,
+            graph_turns: GraphTurns::default(),
+            marks,
+            launch_run,
+            synchronizing: AtomicUsize::new(0),
+            tracing: AtomicBool::new(false),
+            streams: AtomicU32::new(0),
+        })
+    }
+
     /// The device of this ordinal.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use crate::engine::images::contents::WeakContent;
 use crate::engine::session::SessionShared;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUresult;
-use mpsshim_model::client::Suspect;
+use mpsshim_model::client::{EngineEvent, Suspect};
 use mpsshim_proto::segment::reached;
 use std::sync::Arc;
 
@@ -116,4 +116,51 @@ enum Fit {
     UnknownKernels,
     /// The kernel that the text names is in flight.
     Kernel,
+}
+
+impl Shared {
+    /// Handles the loss of a context: chooses the sessions that continue in the next server, and ends the others.
+    pub fn decide(&self, status: CUresult) {
+        let mut going_on = 0;
+        let mut ending = Vec::new();
+        let mut at_work = self.roster.leaving_at_work();
+        for session in self.roster.session_list() {
+            let is_at_rest = session.is_at_rest();
+            if is_at_rest && session.description.bonds().is_empty() {
+                session.description.set_outlives();
+                going_on += 1;
+                continue;
+            }
+            if !is_at_rest {
+                at_work.push(session.clone());
+            }
+            ending.push(session);
+        }
+        // This must happen before any client can see the status.
+        self.hand_out_text(status, &at_work);
+        let mut suspects = Vec::new();
+        for session in &at_work {
+            session.add_to(&mut suspects);
+        }
+        for session in ending {
+            session.end(status);
+            self.gpu.keeping.forget_session(session.info.session);
+        }
+        self.gpu.health.set_decided();
+        self.roster.tell(EngineEvent::Fault {
+            status: status.0,
+            going_on,
+            suspects,
+        });
+    }
+
+    /// Has [`Shared::decide`] called when a context is lost.
+    pub fn decide_on_loss(self: &Arc<Shared>) {
+        let deciding = Arc::downgrade(self);
+        self.gpu.health.on_loss(move |status| {
+            if let Some(shared) = deciding.upgrade() {
+                shared.decide(status);
+            }
+        });
+    }
 }
