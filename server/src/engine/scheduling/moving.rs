@@ -44,7 +44,7 @@ impl Shared {
             || !self.gpu.calm(side).is_still()
             || self.roster.shared_events.any_of(side)
             || self.is_blocked(Side::MAIN, Duration::ZERO);
-        // Offered instances and residents are given up first.
+        // Retained instances of the side are unloaded first, and pending decisions about instances are awaited.
         if used || self.images.assesses() || self.images.give_up_residents_of(side) {
             return;
         }

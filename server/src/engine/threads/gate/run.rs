@@ -27,11 +27,12 @@ use std::time::{Duration, Instant};
 
 /// How long submissions are held back by the first attempt to reach a quiescent point; doubled after each failure.
 const FIRST_MOMENT: Duration = Duration::from_millis(1);
-/// Upper limit of that time.
+/// Longest time for which one attempt holds submissions back.
 const LONGEST_MOMENT: Duration = Duration::from_millis(128);
 /// After a failed attempt, submissions run for this multiple of the time they were held back.
 const AFTER_VAIN: u32 = 9;
-/// The same multiple after a successful attempt, so that a client that loads continuously cannot starve the others.
+/// After a successful attempt, submissions run for this multiple of the time they were held back, so that a client that
+/// loads continuously cannot starve the others.
 const AFTER_CALLS: u32 = 4;
 /// Quiescent points that took longer are logged.
 const LONG_MOMENT: Duration = Duration::from_millis(5);
@@ -41,7 +42,8 @@ const LOOK: Duration = Duration::from_micros(100);
 const UNSURE: Duration = Duration::from_millis(250);
 /// A session that has waited longer moves to another side if work in flight continues for this long, too.
 const PATIENCE: Duration = Duration::from_millis(600);
-/// The same limit if the end of that work is unpredictable or known to be further away than [`PATIENCE`].
+/// How long a session waits before it moves to another side if the end of the work in flight is unpredictable or known
+/// to be further away than [`PATIENCE`].
 const PATIENCE_UNSURE: Duration = Duration::from_millis(50);
 /// Minimum interval between checks of whether a session can move: a check examines all of its objects.
 const STAYS: Duration = Duration::from_millis(100);
