@@ -12,7 +12,7 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 /// A linker of a session (`CUlinkState`).
 #[derive(Debug)]
 pub struct Link {
-    /// The driver's.
+    /// The driver's linker state.
     pub raw: CUlinkState,
     /// The only thread that may use it.
     pub thread: LinkThread,

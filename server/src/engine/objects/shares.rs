@@ -122,9 +122,9 @@ impl Sharing {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for an invalid or revoked handle, or one of another user;
-    /// `CUDA_ERROR_INVALID_CONTEXT` for a handle of this session; `CUDA_ERROR_ALREADY_MAPPED` if an earlier share of the
-    /// same address is still open; `CUDA_ERROR_OUT_OF_MEMORY` if too many ranges are open or the account exceeds its
-    /// limit.
+    /// `CUDA_ERROR_INVALID_CONTEXT` for a handle of this session; `CUDA_ERROR_ALREADY_MAPPED` if an earlier share of
+    /// the same address is still open; `CUDA_ERROR_OUT_OF_MEMORY` if too many ranges are open or the account exceeds
+    /// its limit.
     pub fn open(
         &mut self,
         shares: &Shares,

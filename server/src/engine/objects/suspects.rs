@@ -21,7 +21,7 @@ const MARK: u64 = u64::MAX - (1 << 32);
 
 /// Most launches and marks kept per session.
 const RECENT: usize = 128;
-/// Number of a session's images from which on unloaded ones are removed.
+/// A session's list of images is purged of unloaded images when it reaches this length, and at each doubling.
 const FEW_IMAGES: usize = 64;
 
 /// Recent launches of a session, readable by other threads.
